@@ -1,0 +1,49 @@
+"""What an error about a name says: what was given, the closest match, what would be valid."""
+
+import difflib
+from collections.abc import Iterable
+
+SHOWN = 12
+
+
+def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:
+    """The names most like `given`, best first.
+
+    A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`.
+
+    >>> closest("encoder.layr1", ["encoder.layer1", "encoder.layer2", "head"])
+    ['encoder.layer1', 'encoder.layer2']
+    """
+    valid = list(dict.fromkeys(valid))
+    whole = difflib.get_close_matches(given, valid, count, cutoff=0.5)
+    tails = {name: name.rpartition(".")[2] for name in valid}
+    near = difflib.get_close_matches(given.rpartition(".")[2], list(tails.values()), count, cutoff=0.6)
+    by_tail = [name for name in valid if tails[name] in near]
+    return list(dict.fromkeys([*whole, *by_tail]))[:count]
+
+
+def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
+    """The error for a name that is not one of `valid`.
+
+    >>> unknown("statistic", "men", ["mean", "std"])
+    ValueError("unknown statistic 'men'; did you mean 'mean'? Valid: mean, std.")
+    """
+    valid = list(valid)
+    near = closest(str(given), valid)
+    hint = f"; did you mean {_quoted(near)}?" if near else "."
+    return ValueError(f"unknown {kind} {given!r}{hint} Valid: {listed(valid)}.")
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names in one line, cut after a dozen.
+
+    >>> listed(["a", "b"])
+    'a, b'
+    """
+    names = list(names)
+    rest = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _quoted(names: list[str]) -> str:
+    return " or ".join(repr(name) for name in names)
