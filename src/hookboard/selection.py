@@ -1,0 +1,184 @@
+"""From patterns and types to modules: an ordered mapping of dotted names."""
+
+import pydoc
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torchmetrics import Metric
+
+from hookboard.suggest import closest, listed
+
+Patterns = str | Sequence[str]
+Types = str | type | Sequence[str | type]
+
+WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+PARAMETRIZATIONS = "parametrizations"
+
+
+def select(
+    root: nn.Module,
+    modules: Patterns | None = None,
+    types: Types | None = None,
+    *,
+    owning: Literal["forward", "parameters"] = "forward",
+) -> dict[str, nn.Module]:
+    """The submodules of `root` that the patterns and types name, in the model's own order.
+
+    Args:
+        root: the module whose submodules are selected; itself it is never selected.
+        modules: a pattern or several, over dotted names relative to `root`. `*` stays within one name, `**`
+            crosses dots, a leading `!` excludes, a leading `re:` is a regular expression that must match the
+            whole name. Left out: every leaf module that is no torchmetrics metric, or, with `types`, every
+            module of those types.
+        types: classes or class names (`Conv2d`, `torch.nn.Conv2d`); subclasses count, a leading `!` excludes.
+            With `modules`, both must hold.
+        owning: what a module must own to be worth selecting: a `forward` to hook, or `parameters` of its own
+            (then left-out `modules` means every module that owns some, leaf or not).
+
+    Returns:
+        Name to module. A module that is registered under several names appears under its first.
+
+    Raises:
+        ValueError: a pattern or a type matches nothing, or nothing is left of what they match.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU()))
+        >>> list(select(net, "**", types="Conv2d"))
+        ['0', '2.0']
+        >>> list(select(net, ["*", "!2"]))
+        ['0', '1']
+    """
+    named = dict(named_submodules(root))
+    wanted, unwanted = _split(_as_list(modules))
+    wanted_types, unwanted_types = _split(_as_list(types))
+
+    by_name = _matcher(wanted, lambda pattern: _names_matching(pattern, named))
+    by_type = _matcher(wanted_types, lambda kind: _names_of_type(kind, named))
+    dropped = (_matcher(unwanted, lambda pattern: _names_matching(pattern, named)) or set()) | (
+        _matcher(unwanted_types, lambda kind: _names_of_type(kind, named)) or set()
+    )
+
+    chosen = set(named) if by_name is None else by_name
+    if by_type is not None:
+        chosen = chosen & by_type
+    chosen = chosen - dropped
+    if by_name is None and by_type is None and owning == "forward":
+        chosen = {name for name in chosen if _is_leaf(name, named[name])}
+    kept = {name: module for name, module in named.items() if name in chosen and _owns(module, owning)}
+    if not kept:
+        raise ValueError(_nothing_left(modules, types, owning, [n for n in named if n in chosen], named))
+    return kept
+
+
+def named_submodules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every submodule but `root`, under the name its author gave it: without what wrappers put in between.
+
+    Where a wrapper and the module it wraps come to the same name, the module that is wrapped has it.
+    """
+    everything = dict(root.named_modules())
+    found: dict[str, nn.Module] = {}
+    for name, module in everything.items():
+        parts = name.split(".")
+        own = [part for i, part in enumerate(parts) if not _is_wrapping(parts, i, everything)]
+        if own and name:
+            found[".".join(own)] = module
+    yield from found.items()
+
+
+def _is_wrapping(parts: list[str], i: int, everything: dict[str, nn.Module]) -> bool:
+    if parts[i] in WRAPPERS:
+        return True
+    parent = everything.get(".".join(parts[:i]))
+    return parts[i] == "module" and isinstance(parent, DistributedDataParallel | DataParallel)
+
+
+def _as_list(given: Patterns | Types | None) -> list[str | type]:
+    if given is None:
+        return []
+    return [given] if isinstance(given, str | type) else list(given)
+
+
+def _split(given: list[str | type]) -> tuple[list[str | type], list[str | type]]:
+    """What is asked for, and what is excluded by a leading `!`."""
+    excluded: list[str | type] = [g[1:] for g in given if isinstance(g, str) and g.startswith("!")]
+    included = [g for g in given if not (isinstance(g, str) and g.startswith("!"))]
+    return included, excluded
+
+
+def _matcher(given: list[str | type], names_of: Callable[[str | type], set[str]]) -> set[str] | None:
+    """The names that any of `given` matches; None where nothing was given."""
+    return set().union(*map(names_of, given)) if given else None
+
+
+def _names_matching(pattern: str | type, named: dict[str, nn.Module]) -> set[str]:
+    if not isinstance(pattern, str):
+        raise ValueError(f"modules: {pattern!r} is no pattern; a class belongs in types=")
+    regex = _regex(pattern)
+    matched = {name for name in named if regex.fullmatch(name)}
+    if not matched:
+        near = closest(pattern.removeprefix("re:"), named)
+        hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
+        raise ValueError(f"modules: the pattern {pattern!r} matches no module{hint}. There are: {listed(named)}.")
+    return matched
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    if pattern.startswith("re:"):
+        try:
+            return re.compile(pattern.removeprefix("re:"))
+        except re.error as error:
+            raise ValueError(f"modules: {pattern!r} is not a regular expression: {error}") from error
+    # "**." in front of a name also stands for no module at all, as "**/" does in gitignore.
+    parts = re.split(r"(\*\*\.|\*\*|\*)", pattern)
+    meaning = {"**.": r"(?:.+\.)?", "**": r".*", "*": r"[^.]*"}
+    return re.compile("".join(meaning.get(part, re.escape(part)) for part in parts))
+
+
+def _names_of_type(kind: str | type, named: dict[str, nn.Module]) -> set[str]:
+    matched = {name for name, module in named.items() if _is_of_type(module, kind)}
+    if not matched:
+        present = sorted({type(module).__name__ for module in named.values()})
+        given = kind if isinstance(kind, str) else kind.__name__
+        near = closest(given, present)
+        hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
+        raise ValueError(f"types: no module is a {given!r}{hint}. There are: {listed(present)}.")
+    return matched
+
+
+def _is_of_type(module: nn.Module, kind: str | type) -> bool:
+    if isinstance(kind, type):
+        return isinstance(module, kind)
+    if "." not in kind:
+        return any(cls.__name__ == kind for cls in type(module).__mro__)
+    located = pydoc.locate(kind)
+    return isinstance(located, type) and isinstance(module, located)
+
+
+def _is_leaf(name: str, module: nn.Module) -> bool:
+    """Has no submodule of its own making, and is part of the model (not a metric, not a reparametrization)."""
+    inside_parametrization = PARAMETRIZATIONS in name.split(".")
+    children = [child for child, _ in module.named_children() if child != PARAMETRIZATIONS]
+    return not children and not inside_parametrization and not isinstance(module, Metric)
+
+
+def _owns(module: nn.Module, what: Literal["forward", "parameters"]) -> bool:
+    if what == "parameters":
+        return next(module.parameters(recurse=False), None) is not None
+    return getattr(type(module), "forward", None) is not nn.Module.forward
+
+
+def _nothing_left(
+    modules: Patterns | None, types: Types | None, owning: str, chosen: list[str], named: dict[str, nn.Module]
+) -> str:
+    given = ", ".join(
+        f"{key}={value!r}" for key, value in (("modules", modules), ("types", types)) if value is not None
+    )
+    if chosen:
+        kinds = [f"{name} ({type(named[name]).__name__})" for name in chosen]
+        lack = "a forward of its own to hook" if owning == "forward" else "a parameter of its own"
+        return f"{given or 'the model'} selects {listed(kinds)}, but none of them has {lack}."
+    everything = [f"{name} ({type(module).__name__})" for name, module in named.items()]
+    return f"{given or 'the default'} selects no module. There are: {listed(everything)}."
