@@ -1,0 +1,188 @@
+"""Named statistics: what each needs of the row and how it follows from it, and those that users add."""
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookboard.moments import Moments
+from hookboard.suggest import unknown
+
+DEFAULT = ("mean", "std", "abs_max", "zero_fraction", "nonfinite_count")
+
+
+class Formula(NamedTuple):
+    """A statistic that follows from the row."""
+
+    needs: frozenset[str]
+    value: Callable[[Moments], float]
+
+
+def _var(m: Moments) -> float:
+    return m.m2 / (m.count - 1) if m.count > 1 else 0.0
+
+
+def _square_sum(m: Moments) -> float:
+    return m.m2 + m.count * m.mean * m.mean
+
+
+def _formula(needs: str, value: Callable[[Moments], float], *, of_any: bool = True) -> Formula:
+    """A formula that is NaN where there is no finite value to take it of, unless it is a count."""
+    guarded = (lambda m: value(m) if m.count else math.nan) if of_any else value
+    return Formula(frozenset(needs.split()), guarded)
+
+
+FORMULAS: dict[str, Formula] = {
+    "mean": _formula("mean", lambda m: m.mean),
+    "std": _formula("mean m2", lambda m: math.sqrt(_var(m))),
+    "var": _formula("mean m2", _var),
+    "min": _formula("", lambda m: m.min),
+    "max": _formula("", lambda m: m.max),
+    "abs_max": _formula("", lambda m: max(abs(m.min), abs(m.max))),
+    "abs_mean": _formula("abs_sum", lambda m: m.abs_sum / m.count),
+    "rms": _formula("mean m2", lambda m: math.sqrt(_square_sum(m) / m.count)),
+    "l1": _formula("abs_sum", lambda m: m.abs_sum),
+    "l2": _formula("mean m2", lambda m: math.sqrt(_square_sum(m))),
+    "zero_fraction": _formula("zeros", lambda m: m.zeros / m.count),
+    "nonfinite_count": _formula("", lambda m: m.nonfinite, of_any=False),
+    "nan_count": _formula("", lambda m: m.nan, of_any=False),
+    "inf_count": _formula("", lambda m: m.posinf + m.neginf, of_any=False),
+}
+"""Every built-in statistic by name; the README has the formulas."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A statistic of your own.
+
+    It is measured on the whole tensor of each call, and the numbers of several calls, micro-batches and ranks are
+    merged by a rule that you state. Give it to `statistics=` beside the built-in names, or, from YAML, by the
+    dotted path of the place that holds it (`my_package.NEAR_ZERO`).
+
+    Args:
+        name: what stands in the tag; letters, digits and underscores.
+        measure: from a tensor of any shape and dtype, detached and on the model's device, to one number: a
+            tensor with one element (or a float). It runs inside the training step, so it should not call
+            `.item()` on an accelerator. NaN and infinities in the tensor are its own to handle.
+        merge: how the numbers of two calls become one. `mean` weighs each by the number of elements of its
+            tensor, `sum`, `min` and `max` do what they say.
+
+    Raises:
+        ValueError: the name is not one that a tag can hold, is a built-in's, or the rule is not one of the four.
+
+    Example:
+        >>> import torch
+        >>> near_zero = Statistic("near_zero", lambda x: (x.abs() < 0.05).float().mean(), merge="mean")
+        >>> near_zero.measure(torch.tensor([0.01, 1.0]))
+        tensor(0.5000)
+    """
+
+    name: str
+    measure: Callable[[Tensor], Tensor | float]
+    merge: Literal["mean", "sum", "min", "max"] = "mean"
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ValueError(f"Statistic name {self.name!r}: use letters, digits and underscores, as in 'near_zero'.")
+        if self.name in FORMULAS:
+            raise ValueError(f"Statistic name {self.name!r} is taken by a built-in statistic.")
+        if self.merge not in MERGE_RULES:
+            raise unknown("merge rule", self.merge, MERGE_RULES)
+
+
+MERGE_RULES = ("mean", "sum", "min", "max")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The statistics of one callback, resolved.
+
+    Args:
+        names: the built-in ones, in the order they were given.
+        own: those that the user brought.
+        wanted: the columns of the row that the built-in ones need.
+    """
+
+    names: tuple[str, ...]
+    own: tuple[Statistic, ...]
+    wanted: frozenset[str]
+
+    def values(self, moments: Moments, own: Sequence[float]) -> dict[str, float]:
+        """Every statistic of the plan by name, from a merged row and the merged numbers of the user's own."""
+        values = {name: FORMULAS[name].value(moments) for name in self.names}
+        values.update({statistic.name: value for statistic, value in zip(self.own, own, strict=True)})
+        return values
+
+
+def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Sequence[str] = ()) -> Plan:
+    """Resolve what was given as `statistics=`: built-in names, dotted paths and `Statistic` objects.
+
+    Args:
+        statistics: one or several.
+        also_valid: names that an error should list too: the caller knows how to measure them.
+
+    Raises:
+        ValueError: a name is no statistic's, or a path does not lead to a `Statistic`.
+    """
+    given = as_list(statistics)
+    own = [s if isinstance(s, Statistic) else _at_path(s, also_valid) for s in given if not _is_built_in(s)]
+    names = tuple(dict.fromkeys(s for s in given if isinstance(s, str) and s in FORMULAS))
+    wanted = frozenset[str]().union(*(FORMULAS[name].needs for name in names))
+    return Plan(names, tuple(own), wanted)
+
+
+def as_list(statistics: str | Statistic | Sequence[str | Statistic]) -> list[str | Statistic]:
+    """One statistic or several, as a list."""
+    return [statistics] if isinstance(statistics, str | Statistic) else list(statistics)
+
+
+def _is_built_in(statistic: str | Statistic) -> bool:
+    return isinstance(statistic, str) and statistic in FORMULAS
+
+
+def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
+    module, _, attribute = path.rpartition(".")
+    if not module:
+        raise unknown("statistic", path, [*FORMULAS, *also_valid])
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"statistic {path!r} cannot be imported: {error}") from error
+    if not isinstance(found, Statistic):
+        raise ValueError(f"statistic {path!r} is a {type(found).__name__}, not a hookboard.Statistic.")
+    return found
+
+
+def measure_own(own: Sequence[Statistic], tensor: Tensor) -> Tensor:
+    """The numbers of the user's statistics for one tensor, shape (len(own),), float64."""
+    numbers = [torch.as_tensor(s.measure(tensor), dtype=torch.float64, device=tensor.device) for s in own]
+    return torch.stack([number.reshape(()) for number in numbers])
+
+
+def merge_own(own: Sequence[Statistic], numbers: Tensor, weights: Tensor, owner: Tensor, owners: int) -> Tensor:
+    """Merge the numbers of several calls by each statistic's rule.
+
+    Args:
+        own: the statistics.
+        numbers: shape (n, len(own)), float64: one row for each call.
+        weights: shape (n,): how many elements the tensor of that call had.
+        owner: shape (n,), int64: which of the results each call goes into.
+        owners: how many results there are.
+
+    Returns:
+        Shape (owners, len(own)); NaN where nothing was measured.
+    """
+    merged = numbers.new_full((owners, len(own)), math.nan)
+    for i, statistic in enumerate(own):
+        column = merged[:, i]
+        if statistic.merge == "mean":
+            share = weights / weights.new_zeros(owners).index_add_(0, owner, weights)[owner]
+            column.scatter_reduce_(0, owner, numbers[:, i] * share, "sum", include_self=False)
+        else:
+            how = {"sum": "sum", "min": "amin", "max": "amax"}[statistic.merge]
+            column.scatter_reduce_(0, owner, numbers[:, i], how, include_self=False)
+    return merged

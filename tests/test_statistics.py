@@ -1,0 +1,92 @@
+import math
+
+import pytest
+import torch
+from oracle import normal
+
+from hookboard import Statistic
+from hookboard.moments import Moments
+from hookboard.statistics import FORMULAS, measure_own, merge_own, plan
+
+NEAR_ZERO = Statistic("near_zero", lambda x: (x.abs() < 0.1).double().mean(), merge="mean")
+NOT_A_STATISTIC = 3
+NOTHING = Moments(0, 0, 0, 0, 0, 0, 0, 0, math.inf, -math.inf)
+
+
+def merged(statistic, tensors):
+    """Measured on each tensor and merged as the calls of one site."""
+    numbers = torch.stack([measure_own([statistic], tensor) for tensor in tensors])
+    weights = torch.tensor([float(tensor.numel()) for tensor in tensors], dtype=torch.float64)
+    return merge_own([statistic], numbers, weights, torch.zeros(len(tensors), dtype=torch.long), 1).item()
+
+
+@pytest.mark.parametrize(
+    ("merge", "whole"),
+    [
+        ("mean", lambda x: x.double().mean().item()),
+        ("sum", lambda x: x.double().sum().item()),
+        ("min", lambda x: x.double().min().item()),
+        ("max", lambda x: x.double().max().item()),
+    ],
+)
+def test_a_statistic_of_ones_own_merges_unequal_calls_by_its_rule(merge, whole):
+    parts = [normal(3), normal(500), normal(20, mean=2.0)]
+    statistic = Statistic("mine", lambda x: getattr(x.double(), merge)(), merge=merge)
+    assert merged(statistic, parts) == pytest.approx(whole(torch.cat(parts)), rel=1e-12)
+
+
+def test_a_statistic_that_measured_nothing_is_nan():
+    numbers, weights = torch.empty(0, 1, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+    assert merge_own([NEAR_ZERO], numbers, weights, torch.empty(0, dtype=torch.long), 1).isnan().all()
+
+
+def test_a_statistic_may_return_a_plain_float():
+    assert merged(Statistic("size", lambda x: float(x.numel()), merge="sum"), [normal(3), normal(4)]) == 7
+
+
+def test_statistics_are_found_by_name_object_and_dotted_path():
+    found = plan(["mean", NEAR_ZERO, f"{__name__}.NEAR_ZERO"])
+    assert found.names == ("mean",)
+    assert found.own == (NEAR_ZERO, NEAR_ZERO)
+
+
+def test_one_statistic_may_stand_alone():
+    assert plan("rms").names == ("rms",)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("men", "unknown statistic 'men'; did you mean 'mean'.*Valid: mean, std, var"),
+        ("math.nothing", "'math.nothing' cannot be imported"),
+        ("no_such_package.thing", "'no_such_package.thing' cannot be imported"),
+        ("math.pi", "'math.pi' is a float, not a hookboard.Statistic"),
+    ],
+)
+def test_an_unknown_statistic_is_an_error_that_helps(given, message):
+    with pytest.raises(ValueError, match=message):
+        plan([given])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "near zero"}, "letters, digits and underscores"),
+        ({"name": "mean"}, "taken by a built-in"),
+        ({"name": "mine", "merge": "average"}, "unknown merge rule 'average'.*Valid: mean, sum, min, max"),
+    ],
+)
+def test_a_statistic_that_cannot_be_logged_is_an_error(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Statistic(measure=torch.mean, **arguments)
+
+
+def test_without_a_finite_value_counts_are_zero_and_the_rest_is_undefined():
+    values = plan(list(FORMULAS)).values(NOTHING, [])
+    counts = {"nonfinite_count", "nan_count", "inf_count"}
+    assert all(value == 0 if name in counts else math.isnan(value) for name, value in values.items())
+
+
+def test_default_statistics_read_no_sum_of_absolutes():
+    assert "abs_sum" not in plan(["mean", "std", "abs_max", "zero_fraction"]).wanted
+    assert plan(["nonfinite_count", "max"]).wanted == frozenset()
