@@ -1,0 +1,275 @@
+import copy
+import gc
+import io
+import pickle
+import warnings
+import weakref
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torchvision.models import resnet18
+
+from hookboard.nested import tensors_in
+from hookboard.selection import select
+from hookboard.sites import Site
+from hookboard.taps import Taps
+
+
+class Seen(dict):
+    """Keeps a copy of every tensor that passes, by site."""
+
+    def open(self, site):
+        return lambda tensor: self.setdefault(site, []).append(tensor.detach().clone())
+
+    def paths(self, role="output"):
+        return {site.path for site in self if site.role == role}
+
+
+def tapped(modules, roles=("output",)):
+    seen = Seen()
+    if isinstance(modules, nn.Module):
+        modules = select(modules)
+    taps = Taps(modules, roles, seen.open)
+    taps.attach()
+    taps.active = True
+    return taps, seen
+
+
+def hooks_on(model):
+    return [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks]
+
+
+@dataclass
+class Pair:
+    mean: Tensor
+    deviation: Tensor
+
+
+class Returns(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, *args, **kwargs):
+        return self.make(*args, **kwargs)
+
+
+def test_outputs_pass_as_they_were_before_an_in_place_operation():
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    _, seen = tapped(net)
+    x = torch.randn(3, 4)
+    net(x)
+    assert seen[Site("0", "output")][0].equal(net[0](x).detach())
+    assert seen[Site("0", "output")][0].min() < 0
+
+
+def test_inputs_pass_as_they_were_before_the_module_changed_them():
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    _, seen = tapped(net, ["input"])
+    net(torch.randn(3, 4))
+    assert seen[Site("1", "input")][0].min() < 0
+
+
+@pytest.mark.parametrize(
+    ("make", "paths"),
+    [
+        (lambda x: (x, x), {"m/0", "m/1"}),
+        (lambda x: [x], {"m/0"}),
+        (lambda x: {"logits": x, "state": (x,)}, {"m/logits", "m/state/0"}),
+        (lambda x: Pair(x, x), {"m/mean", "m/deviation"}),
+        (lambda x: x, {"m"}),
+    ],
+    ids=["tuple", "list", "dict", "dataclass", "tensor"],
+)
+def test_outputs_of_any_structure_are_opened(make, paths):
+    _, seen = tapped({"m": (module := Returns(make))}, ["output", "grad_output"])
+    output = module(torch.ones(2, requires_grad=True) * 1)
+    tensors = [site for site in seen if site.role == "output"]
+    sum(t.sum() for _, t in tensors_in(output)).backward()
+    assert seen.paths() == paths
+    assert seen.paths("grad_output") == paths
+    assert len(tensors) == len(paths)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "paths"),
+    [
+        ((torch.ones(1),), {}, {"m"}),
+        ((torch.ones(1), torch.ones(1)), {}, {"m/0", "m/1"}),
+        ((), {"x": torch.ones(1)}, {"m/x"}),
+        ((torch.ones(1),), {"mask": torch.ones(1)}, {"m/0", "m/mask"}),
+        (((torch.ones(1), torch.ones(1)),), {}, {"m/0", "m/1"}),
+    ],
+    ids=["one", "two", "keyword", "both", "tuple"],
+)
+def test_inputs_are_named_as_they_are_passed(args, kwargs, paths):
+    _, seen = tapped({"m": (module := Returns(lambda *a, **k: torch.ones(1)))}, ["input"])
+    module(*args, **kwargs)
+    assert seen.paths("input") == paths
+
+
+def test_a_module_called_several_times_passes_every_call():
+    linear = nn.Linear(2, 2)
+    _, seen = tapped({"shared": linear}, ["output", "grad_output"])
+    linear(linear(linear(torch.ones(1, 2)))).sum().backward()
+    assert len(seen[Site("shared", "output")]) == 3
+    assert len(seen[Site("shared", "grad_output")]) == 3
+
+
+def test_gradients_on_a_residual_network_with_in_place_relu_equal_autograd():
+    torch.manual_seed(0)
+    net = resnet18(num_classes=3)
+    twin = copy.deepcopy(net)
+    for module in twin.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False  # so that the outputs kept below are still what the modules returned
+    _, seen = tapped(net, ["grad_output"])
+    kept = {}
+    for name, module in select(twin, ["**", "!**.relu", "!layer*.*.bn2"]).items():  # a block adds to bn2's in place
+        module.register_forward_hook(lambda module, args, output, name=name: kept.update({name: output}))
+    x = torch.randn(2, 3, 32, 32)
+    net(x).square().sum().backward()
+    truth = torch.autograd.grad(twin(x).square().sum(), list(kept.values()))
+    assert len(kept) > 40
+    for name, true in zip(kept, truth, strict=True):
+        if (site := Site(name, "grad_output")) in seen:
+            assert seen[site][0].equal(true), name
+    assert len(seen) == len(select(net))
+
+
+def test_the_outputs_of_an_inactive_tap_pass_unseen():
+    net = nn.Sequential(nn.Linear(1, 1))
+    taps, seen = tapped(net, ["input", "output", "grad_output", "grad_input"])
+    taps.active = False
+    net(torch.ones(1, 1, requires_grad=True)).sum().backward()
+    assert not seen
+
+
+def test_detaching_leaves_no_hook_and_silences_graphs_that_live_on():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    taps, seen = tapped(net, ["output", "input", "grad_output", "grad_input"])
+    loss = net(torch.ones(1, 2, requires_grad=True)).sum()
+    taps.detach()
+    taps.detach()
+    seen.clear()
+    loss.backward()
+    assert not hooks_on(net)
+    assert not seen
+
+
+def test_hooks_of_others_stay():
+    linear = nn.Linear(1, 1)
+    linear.register_forward_hook(lambda *_: None)
+    taps, _ = tapped({"m": linear})
+    taps.detach()
+    assert len(linear._forward_hooks) == 1
+
+
+def test_no_tensor_outlives_the_step():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Flatten())
+    taps, _ = tapped(net, ["output", "input", "grad_output", "grad_input"])
+    x = torch.ones(1, 2, requires_grad=True)
+    y = net(x)
+    y.sum().backward()
+    alive = weakref.ref(y)
+    taps.settle()
+    del y
+    gc.collect()
+    assert alive() is None
+    assert not x._backward_hooks
+
+
+def test_an_output_that_is_a_parameter_keeps_no_hook_after_the_step():
+    weight = nn.Parameter(torch.ones(2))
+    taps, seen = tapped({"m": (module := Returns(lambda: weight))}, ["grad_output"])
+    module().sum().backward()
+    taps.settle()
+    assert len(seen[Site("m", "grad_output")]) == 1
+    assert not weight._backward_hooks
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_activation_passes_once(reentrant):
+    block = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+    _, seen = tapped(block, ["output", "grad_output"])
+    x = torch.ones(1, 2, requires_grad=True)
+    checkpoint(block, x, use_reentrant=reentrant).sum().backward()
+    assert {site.path: len(tensors) for site, tensors in seen.items() if site.role == "output"} == {
+        "0": 1,
+        "1": 1,
+        "2": 1,
+    }
+    assert {site.path: len(tensors) for site, tensors in seen.items() if site.role == "grad_output"} == {
+        "0": 1,
+        "1": 1,
+        "2": 1,
+    }
+
+
+def silent(modules, role, run):
+    taps, _ = tapped(modules, [role])
+    run()
+    return taps.why_silent("m", role)
+
+
+def test_why_a_module_was_silent_is_established():
+    linear, x = nn.Linear(1, 1), torch.ones(1, 1)
+    frozen = nn.Linear(1, 1).requires_grad_(False)
+    argmax, text = Returns(lambda x: x.argmax()), Returns(lambda x: "text")
+
+    def no_grad():
+        with torch.no_grad():
+            linear(x)
+
+    assert "was not called in this step" in silent({"m": linear}, "output", lambda: None)
+    assert "forward was called directly" in silent({"m": linear}, "output", lambda: linear.forward(x).sum().backward())
+    assert "under torch.no_grad()" in silent({"m": linear}, "grad_output", no_grad)
+    assert "frozen" in silent({"m": frozen}, "grad_output", lambda: frozen(x))
+    assert "int64, which carries no gradient" in silent({"m": argmax}, "grad_output", lambda: argmax(x))
+    assert "returned str, in which there is no tensor" in silent({"m": text}, "output", lambda: text(x))
+    assert "took no part" in silent({"m": linear}, "grad_output", lambda: linear(x))
+    assert "the input carries no gradient" in silent({"m": linear}, "grad_input", lambda: linear(x))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:.*torch.jit:FutureWarning")
+def test_a_scripted_module_is_said_to_be_one():
+    scripted = torch.jit.script(nn.Linear(1, 1))
+    assert "TorchScript" in silent({"m": scripted}, "output", lambda: scripted(torch.ones(1, 1)))
+
+
+def test_a_fault_in_opening_an_output_is_said_once_and_training_goes_on():
+    class Broken(dict):
+        def items(self):
+            raise RuntimeError("no items today")
+
+    _, seen = tapped({"m": (module := Returns(lambda: Broken()))})
+    with pytest.warns(UserWarning, match=r"module 'm' is switched off.*no items today"):
+        module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module()
+    assert not seen
+
+
+def test_a_copied_and_a_pickled_model_see_nothing():
+    net = nn.Sequential(nn.Linear(1, 1))
+    _, seen = tapped(net)
+    saved = io.BytesIO()
+    torch.save(net, saved)
+    saved.seek(0)
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(saved, weights_only=False)):
+        twin(torch.ones(1, 1))
+    assert not seen
+
+
+@pytest.mark.slow
+def test_a_compiled_module_is_left_alone():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    taps, seen = tapped(net, ["output", "grad_output"])
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    compiled(torch.ones(1, 2)).sum().backward()
+    assert not seen
+    assert "compiled" in taps.why_silent("0", "output")
