@@ -1,0 +1,65 @@
+"""What flows forward."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from lightning.pytorch import LightningModule
+
+from hookboard.callbacks.base import SiteLogger, Watch
+from hookboard.recorder import Recorder
+from hookboard.selection import select
+from hookboard.sites import resolve_roles
+from hookboard.statistics import DEFAULT, Statistic
+from hookboard.taps import Taps
+
+ActivationRole = Literal["output", "input"]
+
+
+class ActivationLogger(SiteLogger):
+    """Logs statistics, and histograms if asked, of what the selected modules return and take.
+
+    Everything that passes a module during one optimizer step counts as one set of numbers: all elements, all
+    calls, all micro-batches. Values are read in the forward hook, before a later in-place operation changes them.
+    Tags are `activation_<statistic>/<module>` for outputs and `input_<statistic>/<module>` for inputs,
+    `activations/<module>` and `inputs/<module>` for histograms; a module that takes or returns several tensors has
+    `/<index or key>` behind its name.
+
+    Args:
+        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within
+            one name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out:
+            every leaf module, or, with `types`, every module of those types.
+        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
+        roles: Which tensors of a module: `output`, `input`, or both.
+        every_n_steps: Measure and log every this many optimizer steps. Left out: the Trainer's
+            `log_every_n_steps`.
+        statistics: Names from `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count
+            nan_count inf_count`, and your own: a `hookboard.Statistic` or the dotted path of one.
+        histogram: Whether to log histograms too. They cost more than all statistics together.
+
+    Raises:
+        ValueError: At construction: an unknown statistic or role, or an `every_n_steps` below 1. At fit start: a
+            pattern or type that matches no module of the model.
+
+    Example:
+        >>> ActivationLogger("backbone.layer*.**", types="Conv2d", statistics=["std", "abs_max"]).modules
+        'backbone.layer*.**'
+    """
+
+    def __init__(
+        self,
+        modules: str | Sequence[str] | None = None,
+        *,
+        types: str | type | Sequence[str | type] | None = None,
+        roles: ActivationRole | Sequence[ActivationRole] = "output",
+        every_n_steps: int | None = None,
+        statistics: str | Sequence[str | Statistic] = DEFAULT,
+        histogram: bool = False,
+    ) -> None:
+        super().__init__(modules, types, every_n_steps, statistics, histogram)
+        self.roles = roles
+        resolve_roles(roles, get_args(ActivationRole))
+
+    def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
+        modules = select(pl_module, self.modules, self.types)
+        taps = Taps(modules, resolve_roles(self.roles, get_args(ActivationRole)), recorder.open)
+        return Watch(recorder, taps, parameters={}, sites=list(taps.expected()))

@@ -1,0 +1,122 @@
+"""What is learned, and how fast."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookboard.callbacks.base import SiteLogger, Watch
+from hookboard.parameters import own_parameters, stepped_by
+from hookboard.recorder import Reading, Recorder
+from hookboard.selection import select
+from hookboard.sites import Role, Site
+from hookboard.statistics import FORMULAS, Plan, Statistic, as_list, plan
+from hookboard.taps import Taps
+
+UPDATES = ("update_norm", "update_ratio")
+
+
+class ParameterLogger(SiteLogger):
+    """Logs statistics, and histograms if asked, of parameters, and how far the optimizer moved them.
+
+    Statistics are those of the parameter after the optimizer step. `update_norm` is the L2 norm of what the step
+    changed, `||after - before||`, whatever the optimizer, the learning rate, clipping and weight decay made of the
+    gradient; `update_ratio` is that over `||before||` (around 1e-3 in a healthy run is a common rule of thumb;
+    infinite for a parameter that was all zero). They need a copy of the watched parameters during a due step. Tags
+    are `parameter_<statistic>/<parameter>`, and `parameters/<parameter>` for histograms.
+
+    Args:
+        modules: Pattern or patterns over the dotted names of the modules that own the parameters, relative to the
+            LightningModule. `*` stays within one name, `**` crosses dots, a leading `!` excludes, a leading `re:`
+            is a regular expression. Left out: every module that owns parameters, or, with `types`, those of these
+            types.
+        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
+        every_n_steps: Measure and log every this many optimizer steps. Left out: the Trainer's
+            `log_every_n_steps`.
+        statistics: Names from `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count
+            nan_count inf_count update_norm update_ratio`, and your own: a `hookboard.Statistic` or the dotted path
+            of one.
+        histogram: Whether to log histograms too.
+
+    Raises:
+        ValueError: At construction: an unknown statistic, or an `every_n_steps` below 1. At fit start: a pattern
+            or type that matches no module, or none that owns a parameter.
+
+    Example:
+        >>> ParameterLogger("head", statistics=["l2", "update_ratio"]).statistics
+        ['l2', 'update_ratio']
+    """
+
+    def __init__(
+        self,
+        modules: str | Sequence[str] | None = None,
+        *,
+        types: str | type | Sequence[str | type] | None = None,
+        every_n_steps: int | None = None,
+        statistics: str | Sequence[str | Statistic] = ("mean", "std", "abs_max", *UPDATES),
+        histogram: bool = False,
+    ) -> None:
+        super().__init__(modules, types, every_n_steps, statistics, histogram)
+
+    @property
+    def _updates(self) -> list[str]:
+        return [name for name in UPDATES if name in as_list(self.statistics)]
+
+    def _plan(self) -> Plan:
+        plain = plan([s for s in as_list(self.statistics) if s not in UPDATES], also_valid=UPDATES)
+        needed = FORMULAS["l2"].needs if self._updates else frozenset()
+        return dataclasses.replace(plain, wanted=plain.wanted | needed)
+
+    def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
+        parameters = own_parameters(select(pl_module, self.modules, self.types, owning="parameters"))
+        roles: list[Role] = ["parameter", "parameter_update"] if self._updates else ["parameter"]
+        sites = [(name, role) for role in roles for name in parameters]
+        return Watch(recorder, Taps({}, (), recorder.open), parameters, sites)
+
+    def _before_optimizer_step(self, watch: Watch, optimizer: Optimizer) -> None:
+        if not self._updates:
+            return
+        for name, parameter in stepped_by(optimizer, watch.parameters).items():
+            # Of several steps in one batch the first decides what "before" is.
+            if name not in watch.before:
+                watch.before[name] = parameter.detach().clone()
+
+    def _after_optimizer_step(self, watch: Watch) -> None:
+        recorder = watch.recorder
+        for name, parameter in watch.parameters.items():
+            recorder.open(Site(name, "parameter"))(parameter)
+        for name, before in watch.before.items():
+            after = watch.parameters[name].detach()
+            recorder.open(Site(name, "parameter_before"), moments_only=True)(before)
+            recorder.open(Site(name, "parameter_update"), moments_only=True)(_difference(after, before))
+        watch.before.clear()
+
+    def _finish(self, readings: list[Reading]) -> list[Reading]:
+        norm_before = {
+            r.site.name: FORMULAS["l2"].value(r.moments) for r in readings if r.site.role == "parameter_before"
+        }
+        finished = []
+        for reading in readings:
+            if reading.site.role == "parameter_update":
+                norm = FORMULAS["l2"].value(reading.moments)
+                values = {"update_norm": norm, "update_ratio": _ratio(norm, norm_before[reading.site.name])}
+                reading = dataclasses.replace(reading, statistics={name: values[name] for name in self._updates})
+            if reading.site.role != "parameter_before":
+                finished.append(reading)
+        return finished
+
+
+def _difference(after: Tensor, before: Tensor) -> Tensor:
+    """In float32 at least: two neighbouring half-precision weights differ by less than their type resolves."""
+    wide = torch.promote_types(after.dtype, torch.float32)
+    return after.to(wide) - before.to(wide)
+
+
+def _ratio(norm: float, before: float) -> float:
+    if before:
+        return norm / before
+    return math.inf if norm else math.nan

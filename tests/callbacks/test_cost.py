@@ -1,0 +1,85 @@
+"""What a due step costs in transfers and events, and one that is not due in measurements."""
+
+import struct
+import warnings
+
+import pytest
+import torch
+from tensorboard.compat.proto.event_pb2 import Event
+from toys import Toy, batches, fit, mlp
+
+from hookboard import ActivationLogger, GradientLogger, ParameterLogger
+from hookboard.recorder import Recorder
+from hookboard.sites import Site
+from hookboard.statistics import plan
+
+
+def everything(**options):
+    return [
+        ActivationLogger(roles=["output", "input"], **options),
+        GradientLogger("net.2", roles=["grad_output", "grad_input", "parameter_grad"], **options),
+        ParameterLogger(**options),
+    ]
+
+
+def records(folder):
+    """Every event of the run, as it stands in the file."""
+    (path,) = folder.glob("events.*")
+    data = path.read_bytes()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        yield Event.FromString(data[12 : 12 + length])
+        data = data[length + 16 :]
+
+
+@pytest.mark.parametrize("histogram", [False, True])
+def test_one_event_for_each_callback_and_due_step_holds_all_its_values(tmp_path, histogram):
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 6), *everything(every_n_steps=2, histogram=histogram))
+    ours = [e for e in records(tmp_path) if any("/" in value.tag for value in e.summary.value)]
+    assert [event.step for event in ours] == [1, 1, 1, 3, 3, 3, 5, 5, 5]
+    assert min(len(event.summary.value) for event in ours) >= 20
+
+
+@pytest.mark.parametrize("histogram", [False, True])
+def test_one_transfer_for_each_callback_and_due_step(tmp_path, histogram, monkeypatch):
+    transfers = []
+    to_cpu = torch.Tensor.cpu
+
+    def counted(self, *args, **kwargs):
+        if self.dtype is torch.float64:  # Lightning brings its loss, in float32
+            transfers.append(self)
+        return to_cpu(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", counted)
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 6), *everything(every_n_steps=2, histogram=histogram))
+    assert len(transfers) == 3 * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_host_waits_once_for_each_flush():
+    recorder = Recorder(plan(["mean", "std", "abs_max", "l1", "zero_fraction"]), torch.device("cuda"), histogram=True)
+    observers = [recorder.open(Site(name, "output")) for name in "abc"]
+    tensors = [torch.randn(1000, device="cuda") for _ in observers]
+    for observe, tensor in zip(observers, tensors, strict=True):
+        observe(tensor)
+    recorder.flush()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            for observe, tensor in zip(observers, tensors, strict=True):
+                observe(tensor)
+            recorder.flush()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([w for w in waits if "synchroniz" in str(w.message)]) == 1
+
+
+def test_nothing_is_measured_when_no_step_is_due(tmp_path, monkeypatch):
+    def forbidden(*args):
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(Recorder, "_record", forbidden)
+    fit(tmp_path, Toy(mlp()), batches(4, 4), *everything(every_n_steps=100))

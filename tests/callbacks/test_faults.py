@@ -1,0 +1,119 @@
+"""A fault of ours or of a logger is said once; training goes on, and so does what else is logged."""
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from toys import Toy, batches, events, fit, mlp, scalars
+
+from hookboard import ActivationLogger, GradientLogger, Statistic
+
+
+def fails_on_odd_widths(x):
+    if x.shape[-1] % 2:
+        raise ValueError("an odd width")
+    return x.sum()
+
+
+def test_a_statistic_that_raises_switches_its_site_off(tmp_path):
+    mine = Statistic("mine", fails_on_odd_widths, merge="sum")
+    logger = ActivationLogger(every_n_steps=1, statistics=["mean", mine])
+    with pytest.warns(UserWarning, match="hookboard") as said:
+        run = fit(tmp_path, Toy(mlp()), batches(4, 4, 4), logger)
+    first, gap = (str(w.message) for w in said if "hookboard" in str(w.message))
+    assert "output of 'net.2' is switched off" in first
+    assert "ValueError: an odd width" in first
+    assert "net.2: output: switched off, as a warning above says" in gap
+    assert run.global_step == 3
+    found = scalars(tmp_path)
+    assert list(found["activation_mine/net.0"]) == [0, 1, 2]
+    assert "activation_mean/net.2" not in found
+
+
+class DiskIsFull(TensorBoardLogger):
+    """Writes nothing from the start of training on."""
+
+    training = False
+
+    @property
+    def experiment(self):
+        if self.training:
+            raise OSError("no space left")
+        return super().experiment
+
+    def log_metrics(self, metrics, step=None):
+        self.training = True
+
+    def save(self):
+        pass
+
+    def finalize(self, status):
+        pass
+
+
+def test_a_logger_that_raises_is_left_out_and_the_others_are_written(tmp_path):
+    full = DiskIsFull(tmp_path / "full", name=None, version="")
+    good = TensorBoardLogger(tmp_path / "good", name=None, version="")
+    with pytest.warns(UserWarning, match="hookboard") as said:
+        run = fit(tmp_path, Toy(mlp()), batches(*[4] * 4), ActivationLogger(every_n_steps=1), logger=[full, good])
+    (message,) = [str(w.message) for w in said if "hookboard" in str(w.message)]
+    assert "writing of ActivationLogger to DiskIsFull is switched off" in message
+    assert "no space left" in message
+    assert run.global_step == 4
+    assert list(scalars(tmp_path / "good")["activation_mean/net.0"]) == [0, 1, 2, 3]
+
+
+def test_a_logger_that_takes_no_histogram_gets_the_scalars_and_it_is_said_once(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr("hookboard.callbacks.base.rank_zero_info", lines.append)
+    logger = CSVLogger(tmp_path, name=None, version="")
+    fit(tmp_path, Toy(mlp()), batches(4, 4), ActivationLogger("net.0", every_n_steps=1, histogram=True), logger=logger)
+    assert lines == ["hookboard: ActivationLogger: CSVLogger takes no histograms; it gets the rest."]
+    header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert "activation_std/net.0" in header
+    assert len(rows) == 4, "ours and Lightning's at each of two steps"
+
+
+def test_a_fault_in_reading_a_step_ends_the_watch_alone(tmp_path, monkeypatch):
+    def broken(self):
+        raise RuntimeError("no flush today")
+
+    monkeypatch.setattr("hookboard.recorder.Recorder.flush", broken)
+    with pytest.warns(UserWarning, match="reading the step.*no flush today") as said:
+        run = fit(tmp_path, Toy(mlp()), batches(4, 4, 4), ActivationLogger(every_n_steps=1))
+    assert len([w for w in said if "hookboard" in str(w.message)]) == 1
+    assert run.global_step == 3
+
+
+@pytest.mark.filterwarnings("ignore:hookboard. ActivationLogger. 1 of 2 sites")
+def test_a_tensor_under_vmap_switches_the_site_off_alone(tmp_path):
+    class Mapped(Toy):
+        def training_step(self, batch):
+            torch.func.vmap(self.net[0])(batch)
+            return super().training_step(batch)
+
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    with pytest.warns(UserWarning, match=r"output of 'net\.0' is switched off"):
+        run = fit(tmp_path, Mapped(net), batches(4, 4), ActivationLogger(every_n_steps=1))
+    assert run.global_step == 2
+    assert list(scalars(tmp_path)["activation_mean/net.1"]) == [0, 1]
+
+
+def test_a_forward_under_inference_mode_is_measured_like_any_other(tmp_path):
+    class Teaches(Toy):
+        def training_step(self, batch):
+            with torch.inference_mode():
+                self.net(batch)
+            return super().training_step(batch)
+
+    logger = ActivationLogger("net.0", every_n_steps=1, histogram=True)
+    fit(tmp_path, Teaches(mlp()), batches(4, 4), logger)
+    assert logger.readings[0].moments.count == 2 * 4 * 8
+    assert len(events(tmp_path).Histograms("activations/net.0")) == 2
+
+
+def test_a_scaled_gradient_is_said_to_be_one(tmp_path):
+    from lightning.pytorch.plugins import MixedPrecision
+
+    scaled = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
+    with pytest.warns(UserWarning, match="grad_output carry the scale of the GradScaler"):
+        fit(tmp_path, Toy(mlp()), batches(4), GradientLogger(every_n_steps=1), plugins=[scaled])

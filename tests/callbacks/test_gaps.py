@@ -1,0 +1,192 @@
+"""What is selected and not measured is named once, with the cause."""
+
+import re
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toys import Toy, batches, events, fit, mlp, scalars
+
+from hookboard import ActivationLogger, GradientLogger, ParameterLogger
+
+SAID = "hookboard"
+
+
+def said_in(run):
+    """The warnings of ours in one run."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(w.message) for w in caught if str(w.message).startswith(SAID)]
+
+
+class Odd(nn.Module):
+    """Every way of not being measured."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(4, 4)
+        self.never_called = nn.Linear(4, 4)
+        self.called_directly = nn.Linear(4, 4)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.teacher = nn.Linear(4, 4)
+        self.attention = nn.MultiheadAttention(4, 1, batch_first=True)
+        self.argmax = ArgMax()
+        self.describe = Describe()
+        self.scripted = torch.jit.script(nn.Linear(4, 4))
+        self.empty = Empty()
+
+    def forward(self, x):
+        self.describe(self.argmax(self.frozen(x)))
+        with torch.no_grad():
+            self.teacher(x)
+        self.empty(x)
+        y = self.scripted(self.called_directly.forward(self.used(x)))
+        return self.attention(y[None], y[None], y[None])[0]
+
+
+class ArgMax(nn.Module):
+    def forward(self, x):
+        return x.argmax(-1)
+
+
+class Describe(nn.Module):
+    def forward(self, x):
+        return f"{x}"
+
+
+class Empty(nn.Module):
+    def forward(self, x):
+        return x[:0]
+
+
+def causes(message):
+    """Name to cause."""
+    lines = re.findall(r"\n  - (.*?): (\w+: .*)", message)
+    return {name: cause for names, cause in lines for name in names.split(", ")}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:.*torch.jit:FutureWarning")
+def test_every_gap_is_named_once_with_its_cause(tmp_path):
+    net = Odd()
+    forward = ActivationLogger(every_n_steps=1)
+    backward = GradientLogger(every_n_steps=1)
+    messages = said_in(lambda: fit(tmp_path, Toy(net), batches(4, 4, 4), forward, backward))
+    assert len(messages) == 2
+    in_forward, in_backward = map(causes, messages)
+
+    assert in_forward.keys() == {
+        "net.never_called",
+        "net.called_directly",
+        "net.attention.out_proj",
+        "net.describe",
+        "net.scripted",
+        "net.empty",
+    }
+    assert "was not called in this step" in in_forward["net.never_called"]
+    assert "its forward was called directly" in in_forward["net.called_directly"]
+    assert "as nn.MultiheadAttention does" in in_forward["net.attention.out_proj"]
+    assert "returned str, in which there is no tensor" in in_forward["net.describe"]
+    assert "TorchScript" in in_forward["net.scripted"]
+    assert "every tensor was empty" in in_forward["net.empty"]
+
+    assert "frozen" in in_backward["net.frozen"]
+    assert "under torch.no_grad()" in in_backward["net.teacher"]
+    assert "int64, which carries no gradient" in in_backward["net.argmax"]
+    assert "net.used" not in in_backward
+
+
+def test_a_net_without_gaps_says_nothing(tmp_path):
+    run = lambda: fit(  # noqa: E731
+        tmp_path, Toy(mlp()), batches(4), ActivationLogger(every_n_steps=1), GradientLogger(every_n_steps=1)
+    )
+    assert said_in(run) == []
+
+
+def test_parameters_without_a_gradient_or_an_update_are_named(tmp_path):
+    class TwoHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+        def forward(self, x):
+            return self.body(self.frozen(x))
+
+    class TrainsThatRequireIt(Toy):
+        def configure_optimizers(self):
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+    gradients = GradientLogger(roles="parameter_grad", every_n_steps=1)
+    model = TrainsThatRequireIt(TwoHeads())
+    of_gradients, of_updates = said_in(
+        lambda: fit(tmp_path, model, batches(4), gradients, ParameterLogger(every_n_steps=1))
+    )
+    assert causes(of_gradients).keys() == {f"net.{m}.{p}" for m in ("unused", "frozen") for p in ("weight", "bias")}
+    assert "frozen" in causes(of_gradients)["net.frozen.bias"]
+    assert "received no gradient" in causes(of_gradients)["net.unused.bias"]
+    assert causes(of_updates).keys() == {"net.frozen.weight", "net.frozen.bias"}
+
+
+@dataclass
+class Pair:
+    values: Tensor
+    indices: Tensor
+
+
+class Tops(nn.Module):
+    def forward(self, x):
+        return Pair(*x.topk(2))
+
+
+def test_what_a_module_returns_beside_floats_is_measured_too(tmp_path):
+    class Returns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 3, batch_first=True)
+            self.tops = Tops()
+            self.spectrum = Spectrum()
+            self.positive = Positive()
+
+        def forward(self, x):
+            y = self.lstm(input=x[None])[0]
+            pair = self.tops(y)
+            self.positive(y)
+            return self.spectrum(y).abs() + pair.values.sum()
+
+    class Spectrum(nn.Module):
+        def forward(self, x):
+            return torch.fft.fft(x)
+
+    class Positive(nn.Module):
+        def forward(self, x):
+            return x > 0
+
+    logger = ActivationLogger(every_n_steps=1, statistics=["mean", "zero_fraction"])
+    assert said_in(lambda: fit(tmp_path, Toy(Returns()), batches(4), logger)) == []
+    found = {tag.partition("/")[2] for tag in scalars(tmp_path) if "activation" in tag}
+    lstm = {"net.lstm/0", "net.lstm/1/0", "net.lstm/1/1"}
+    assert found == lstm | {"net.tops/values", "net.tops/indices", "net.spectrum", "net.positive"}
+    readings = {reading.site.path: reading.statistics for reading in logger.readings}
+    positive = readings["net.positive"]
+    assert positive["mean"] == pytest.approx(1 - positive["zero_fraction"])
+    assert readings["net.spectrum"]["mean"] > 0, "the modulus"
+
+
+@pytest.mark.parametrize("kind", ["no logger", "fast_dev_run"])
+def test_without_a_log_nothing_is_measured_and_one_line_says_so(tmp_path, kind, caplog, monkeypatch):
+    callback = ActivationLogger(every_n_steps=1)
+    lines = []
+    monkeypatch.setattr("hookboard.callbacks.base.rank_zero_info", lines.append)
+    options = {"fast_dev_run": True} if kind == "fast_dev_run" else {}
+    fit(tmp_path if options else None, Toy(mlp()), batches(4), callback, **options)
+    assert callback.readings == ()
+    assert len(lines) == 1
+    assert "ActivationLogger measures nothing" in lines[0]
+
+
+def test_histograms_of_an_event_file_stand_beside_scalars(tmp_path):
+    fit(tmp_path, Toy(mlp()), batches(4), ActivationLogger(every_n_steps=1, histogram=True))
+    assert set(events(tmp_path).Tags()["histograms"]) == {f"activations/net.{i}" for i in range(3)}

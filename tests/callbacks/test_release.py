@@ -1,0 +1,196 @@
+"""However a fit ends, nothing of ours stays behind."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from toys import Toy, batches, fit, hooked, mlp, scalars
+
+from hookboard import ActivationLogger, GradientLogger, ParameterLogger
+
+
+def loggers(**options):
+    return [
+        ActivationLogger(roles=["output", "input"], every_n_steps=1, **options),
+        GradientLogger("net.2", roles=["grad_output", "grad_input", "parameter_grad"], every_n_steps=1, **options),
+        ParameterLogger(every_n_steps=1, **options),
+    ]
+
+
+class Alive:
+    """Weak references to every activation that the network made."""
+
+    def __init__(self, net):
+        self.references = []
+        for module in net:
+            module.register_forward_hook(lambda m, a, output: self.references.append(weakref.ref(output)))
+
+    def count(self):
+        gc.collect()
+        return sum(reference() is not None for reference in self.references)
+
+
+class Fails(Toy):
+    """Raises where it is told to."""
+
+    def __init__(self, net, where, error):
+        super().__init__(net)
+        self.where, self.error = where, error
+
+    def fail_in(self, where):
+        if self.where == where:
+            raise self.error
+
+    def training_step(self, batch):
+        loss = super().training_step(batch)
+        self.fail_in("training_step")
+        return loss
+
+    def validation_step(self, batch):
+        self.net(batch)
+        self.fail_in("validation_step")
+
+    def configure_optimizers(self):
+        self.fail_in("configure_optimizers")
+        return super().configure_optimizers()
+
+    def on_train_start(self):
+        self.fail_in("on_train_start")
+
+
+class FailsIn(Callback):
+    def __init__(self, hook, error):
+        setattr(self, hook, self.fail)
+        self.error = error
+
+    def fail(self, *args, **kwargs):
+        raise self.error
+
+
+def assert_nothing_stays(model, callbacks, alive, own_hooks):
+    assert hooked(model) == own_hooks
+    assert all(callback._live is None for callback in callbacks)
+    assert alive.count() == 0
+
+
+@pytest.fixture
+def net():
+    return mlp()
+
+
+def test_after_a_fit(tmp_path, net):
+    alive, callbacks = Alive(net), loggers()
+    model = Toy(net)
+    own = hooked(model)
+    fit(tmp_path, model, batches(4, 4, 4), *callbacks)
+    assert len(alive.references) == 9
+    assert_nothing_stays(model, callbacks, alive, own)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("on purpose"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("where", ["training_step", "validation_step", "configure_optimizers", "on_train_start"])
+def test_after_a_failure_of_the_module(tmp_path, net, where, error):
+    alive, callbacks = Alive(net), loggers()
+    model = Fails(net, where, error)
+    own = hooked(model)
+    with pytest.raises((RuntimeError, SystemExit)):
+        fit(tmp_path, model, batches(4, 4), *callbacks, limit_val_batches=1, num_sanity_val_steps=0)
+    error.__traceback__ = None
+    assert_nothing_stays(model, callbacks, alive, own)
+
+
+@pytest.mark.parametrize("position", ["before", "behind"])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "setup",
+        "on_fit_start",
+        "on_train_start",
+        "on_train_batch_start",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_train_batch_end",
+        "on_train_epoch_end",
+        "on_train_end",
+        "on_fit_end",
+    ],
+)
+def test_after_a_failure_of_another_callback(tmp_path, net, hook, position):
+    alive, callbacks = Alive(net), loggers()
+    error = RuntimeError("on purpose")
+    others = [FailsIn(hook, error)]
+    model = Toy(net)
+    own = hooked(model)
+    in_order = others + callbacks if position == "before" else callbacks + others
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fit(tmp_path, model, batches(4, 4), *in_order)
+    error.__traceback__ = None
+    assert_nothing_stays(model, callbacks, alive, own)
+
+
+def test_after_a_configuration_that_fits_no_module(tmp_path, net):
+    callbacks = [ActivationLogger(every_n_steps=1), ActivationLogger("net.9")]
+    model = Toy(net)
+    with pytest.raises(ValueError, match=r"net\.9"):
+        fit(tmp_path, model, batches(4), *callbacks)
+    assert hooked(model) == []
+
+
+def test_what_was_logged_before_a_failure_is_kept(tmp_path, net):
+    class FailsThird(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 2:
+                raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError):
+        fit(tmp_path, Toy(net), batches(4, 4, 4, 4), ActivationLogger(every_n_steps=1), FailsThird())
+    assert list(scalars(tmp_path)["activation_std/net.0"]) == [0, 1, 2]
+
+
+def test_a_second_fit_with_the_same_callback_logs_again(tmp_path, net):
+    callback = ActivationLogger(every_n_steps=1)
+    for folder in ("first", "second"):
+        fit(tmp_path / folder, Toy(net), batches(4, 4), callback)
+        assert list(scalars(tmp_path / folder)["activation_std/net.0"]) == [0, 1]
+
+
+def test_two_callbacks_of_one_class_do_not_meet(tmp_path, net):
+    first = ActivationLogger("net.0", every_n_steps=1, statistics="max")
+    second = ActivationLogger("net.2", every_n_steps=2, statistics="min")
+    fit(tmp_path, Toy(net), batches(4, 4, 4, 4), first, second)
+    found = scalars(tmp_path)
+    assert list(found["activation_max/net.0"]) == [0, 1, 2, 3]
+    assert list(found["activation_min/net.2"]) == [1, 3]
+    assert {tag for tag in found if "/" in tag} == {"activation_max/net.0", "activation_min/net.2"}
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))], ids=["deepcopy", "pickle"])
+def test_a_callback_can_be_copied_while_it_is_attached(tmp_path, net, make):
+    callbacks = loggers()
+
+    class Copies(Callback):
+        twins = ()
+
+        def on_before_optimizer_step(self, *args):
+            self.twins = make(callbacks)
+
+    copies = Copies()
+    fit(tmp_path, Toy(net), batches(4), *callbacks, copies)
+    for callback, twin in zip(callbacks, copies.twins, strict=True):
+        assert twin._live is None
+        assert (twin.modules, twin.statistics) == (callback.modules, callback.statistics)
+
+
+def test_a_model_copied_while_it_is_watched_is_not_watched(tmp_path, net):
+    callback = ActivationLogger("net.0", every_n_steps=1)
+
+    class RunsACopy(Callback):
+        def on_before_backward(self, trainer, pl_module, loss):
+            copy.deepcopy(pl_module.net)(torch.randn(100, 4))
+
+    fit(tmp_path, Toy(net), batches(4), callback, RunsACopy())
+    assert callback.readings[0].moments.count == 4 * 8

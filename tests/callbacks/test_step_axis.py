@@ -1,0 +1,106 @@
+"""Every point stands at the step that Lightning's own logger writes, in the steps that are due."""
+
+import pytest
+import torch
+from toys import Toy, batches, fit, loader, mlp, scalars, trainer
+
+from hookboard import ActivationLogger, GradientLogger, ParameterLogger
+
+
+class Manual(Toy):
+    """One or two optimizers that the module steps itself."""
+
+    def __init__(self, net, optimizers):
+        super().__init__(net)
+        self.automatic_optimization = False
+        self.count = optimizers
+
+    def configure_optimizers(self):
+        parts = [self.net[0], self.net[2]] if self.count == 2 else [self.net]
+        return [torch.optim.SGD(part.parameters(), lr=0.01) for part in parts]
+
+    def training_step(self, batch):
+        optimizers = self.optimizers()
+        for optimizer in optimizers if self.count == 2 else [optimizers]:
+            optimizer.zero_grad()
+            self.manual_backward(self.net(batch).square().mean())
+            optimizer.step()
+        self.log("loss", batch.mean())
+
+
+def callbacks(every_n_steps=None):
+    return [
+        ActivationLogger(every_n_steps=every_n_steps),
+        GradientLogger(roles=["grad_output", "parameter_grad"], every_n_steps=every_n_steps),
+        ParameterLogger(every_n_steps=every_n_steps),
+    ]
+
+
+def assert_on_lightnings_axis(folder, model, data, **options):
+    fit(folder, model, data, *callbacks(), **options)
+    found = scalars(folder)
+    expected = list(found.pop("loss"))
+    found.pop("epoch")
+    assert expected
+    modules, parameters, statistics = 3, 4, 5
+    assert len(found) == (modules + modules + parameters + parameters) * statistics
+    for tag, points in found.items():
+        assert list(points) == expected, tag
+    return expected
+
+
+@pytest.mark.parametrize("log_every_n_steps", [1, 3])
+def test_of_automatic_optimization(tmp_path, log_every_n_steps):
+    steps = assert_on_lightnings_axis(
+        tmp_path, Toy(mlp()), batches(*[4] * 7), log_every_n_steps=log_every_n_steps, max_epochs=2
+    )
+    assert steps == list(range(log_every_n_steps - 1, 14, log_every_n_steps))
+
+
+def test_of_four_accumulated_batches(tmp_path):
+    steps = assert_on_lightnings_axis(
+        tmp_path, Toy(mlp()), batches(*[4] * 10), accumulate_grad_batches=4, max_epochs=2, log_every_n_steps=2
+    )
+    assert steps == [1, 3, 5]
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_of_manual_optimization(tmp_path, optimizers):
+    steps = assert_on_lightnings_axis(
+        tmp_path, Manual(mlp(), optimizers), batches(*[4] * 6), log_every_n_steps=2, max_epochs=1
+    )
+    assert steps == [1, 3, 5]
+
+
+def test_every_n_steps_counts_optimizer_steps(tmp_path):
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 12), *callbacks(3), accumulate_grad_batches=2)
+    assert list(scalars(tmp_path)["activation_mean/net.0"]) == [2, 5]
+
+
+def test_a_resumed_fit_goes_on_where_it_stopped(tmp_path):
+    first = fit(tmp_path / "first", Toy(mlp()), batches(*[4] * 5), *callbacks(2))
+    first.save_checkpoint(tmp_path / "last.ckpt")
+    second = trainer(tmp_path / "second", *callbacks(2), max_epochs=2)
+    data = loader(batches(*[4] * 5))
+    second.fit(Toy(mlp()), data, data, ckpt_path=tmp_path / "last.ckpt")
+    found = scalars(tmp_path / "second")
+    assert list(found["loss"]) == [5, 6, 7, 8, 9]
+    assert list(found["activation_mean/net.0"]) == [5, 7, 9]
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_step_without_a_loss_logs_what_there_is(tmp_path):
+    class SkipsSecond(Toy):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch)
+            return None if batch_idx == 1 else loss
+
+    fit(tmp_path, SkipsSecond(mlp()), batches(4, 4, 4), *callbacks(1))
+    found = scalars(tmp_path)
+    assert list(found["activation_mean/net.0"]) == [0, 1, 2]
+    assert list(found["gradient_mean/net.0"]) == [0, 2]
+
+
+def test_without_logging_steps_of_the_trainer_nothing_is_due(tmp_path):
+    fit(tmp_path, Toy(mlp()), batches(4, 4), *callbacks(), log_every_n_steps=0)
+    assert not [tag for tag in scalars(tmp_path) if "/" in tag]

@@ -1,0 +1,178 @@
+"""Every number that is logged equals a float64 computation over the raw tensors of its optimizer step."""
+
+import math
+
+import pytest
+import torch
+from oracle import assert_true, normal
+from torch import nn
+from toys import EachStep, Raw, Toy, batches, events, fit, mlp, scalars
+
+from hookboard import ActivationLogger, GradientLogger
+from hookboard.sites import KINDS
+from hookboard.statistics import FORMULAS
+
+ALL = tuple(FORMULAS)
+
+
+def assert_everything_logged_is_true(folder, model, data, rel=1e-6, **options):
+    """Both loggers, every role that a plain hook can keep, every step; in memory and in the event file."""
+    raw = Raw()
+    forward = ActivationLogger(roles=["output", "input"], every_n_steps=1, statistics=ALL)
+    backward = GradientLogger(roles=["grad_output", "parameter_grad"], every_n_steps=1, statistics=ALL)
+    kept = EachStep(forward), EachStep(backward)
+    fit(folder, model, data, raw, forward, backward, *kept, **options)
+    written = scalars(folder)
+    checked = 0
+    for step, tensors in enumerate(raw.steps[:-1]):
+        readings = {(r.site.role, r.site.name): r for each in kept for r in each.readings[step]}
+        assert readings.keys() == tensors.keys()
+        for (role, name), true in tensors.items():
+            assert_true(readings[role, name].statistics, true, rel)
+            logged = {s: written[f"{KINDS[role]}_{s}/{name}"][step] for s in ALL}
+            # An event holds float32.
+            rounded = {s: v for s, v in logged.items() if s != "mean" or not math.isclose(v, 0, abs_tol=1e-12)}
+            assert_true(rounded, true, max(rel, 2e-7))
+            checked += 1
+    assert checked
+
+
+class Repeats(nn.Module):
+    """Calls one layer three times."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+
+
+class Adds(nn.Module):
+    def __init__(self, offset, scale=1.0):
+        super().__init__()
+        self.offset, self.scale = offset, scale
+
+    def forward(self, x):
+        return x * self.scale + self.offset
+
+
+class Poisons(nn.Module):
+    def __init__(self, bad):
+        super().__init__()
+        self.bad = bad
+
+    def forward(self, x):
+        return x.index_fill(0, torch.tensor([3]), self.bad)
+
+
+class Casts(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x):
+        return x.to(self.dtype)
+
+
+def test_of_one_batch(tmp_path):
+    assert_everything_logged_is_true(tmp_path, Toy(mlp()), batches(16, 16))
+
+
+def test_of_a_convolutional_net_with_batch_norm_and_in_place_relu(tmp_path):
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 2))
+    assert_everything_logged_is_true(tmp_path, Toy(net), [normal(5, 1, 8, 8), normal(7, 1, 8, 8)])
+
+
+def test_of_four_accumulated_micro_batches_of_unequal_size(tmp_path):
+    data = batches(3, 17, 1, 40, 8, 2, 5, 30)
+    assert_everything_logged_is_true(tmp_path, Toy(mlp()), data, accumulate_grad_batches=4)
+
+
+def test_of_a_last_step_with_fewer_micro_batches(tmp_path):
+    assert_everything_logged_is_true(tmp_path, Toy(mlp()), batches(3, 5, 7, 2, 6), accumulate_grad_batches=4)
+
+
+def test_of_a_module_called_three_times(tmp_path):
+    assert_everything_logged_is_true(tmp_path, Toy(Repeats()), batches(6, 6))
+
+
+def test_of_values_around_ten_thousand(tmp_path):
+    net = nn.Sequential(nn.Linear(4, 8), Adds(1e4, 0.1))
+    assert_everything_logged_is_true(tmp_path, Toy(net), batches(64))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_of_values_that_are_not_finite(tmp_path, bad):
+    net = nn.Sequential(nn.Linear(4, 4), Poisons(bad), nn.Linear(4, 3))
+    assert_everything_logged_is_true(tmp_path, Toy(net, lambda y: y.nansum()), batches(16))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_of_half_precision_values(tmp_path, dtype):
+    net = nn.Sequential(nn.Linear(4, 64), Casts(dtype), nn.ReLU(), Casts(torch.float32), nn.Linear(64, 2))
+    assert_everything_logged_is_true(tmp_path, Toy(net), batches(32), rel=1e-6)
+
+
+def test_under_autocast(tmp_path):
+    assert_everything_logged_is_true(tmp_path, Toy(mlp()), batches(16, 16), precision="bf16-mixed")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("offset", [0.0, 1e4, math.nan])
+def test_on_a_gpu(tmp_path, offset):
+    middle = Poisons(offset) if math.isnan(offset) else Adds(offset, 0.1)
+    net = nn.Sequential(nn.Linear(4, 64), middle, nn.ReLU(inplace=True), nn.Linear(64, 3))
+    model = Toy(net, lambda y: y.nansum())
+    assert_everything_logged_is_true(tmp_path, model, batches(16, 300), accelerator="gpu", devices=1)
+
+
+@pytest.mark.slow
+def test_of_twenty_million_elements(tmp_path):
+    assert_everything_logged_is_true(tmp_path, Toy(nn.Linear(1, 1)), [torch.randn(20_000_000, 1)])
+
+
+def test_of_gradients_of_inputs(tmp_path):
+    x_seen = []
+
+    class Watched(nn.Linear):
+        def forward(self, x):
+            x.register_hook(lambda grad: x_seen.append(grad.clone()))
+            return super().forward(x)
+
+    net = nn.Sequential(nn.Linear(4, 4), Watched(4, 3))
+    logger = GradientLogger("net.1", roles="grad_input", every_n_steps=1, statistics=ALL)
+    fit(tmp_path, Toy(net), batches(5, 9), logger, EachStep(logger), accumulate_grad_batches=2)
+    (reading,) = logger.readings
+    assert len(x_seen) == 2
+    assert_true(reading.statistics, x_seen)
+
+
+def test_the_logged_gradient_is_that_of_the_loss_that_lightning_divides(tmp_path):
+    logger = GradientLogger("net.2", every_n_steps=1, statistics="abs_max")
+    (data,) = batches(8)
+    fit(tmp_path / "1", Toy(mlp(), lambda y: y.sum()), [data], logger)
+    whole = logger.readings[0].statistics["abs_max"]
+    fit(tmp_path / "2", Toy(mlp(), lambda y: y.sum()), [data, data], logger, accumulate_grad_batches=2)
+    assert (whole, logger.readings[0].statistics["abs_max"]) == (1.0, 0.5)
+
+
+def test_a_histogram_holds_every_finite_value_of_the_step(tmp_path):
+    logger = ActivationLogger("net.0", every_n_steps=1, histogram=True)
+    raw = Raw()
+    fit(tmp_path, Toy(mlp()), batches(8, 16, 8), raw, logger, accumulate_grad_batches=3)
+    (point,) = events(tmp_path).Histograms("activations/net.0")
+    values = torch.cat([t.flatten() for t in raw.steps[0]["output", "net.0"]]).double()
+    proto = point.histogram_value
+    assert point.step == 0
+    assert proto.num == sum(proto.bucket) == len(values)
+    assert (proto.min, proto.max) == (values.min().item(), values.max().item())
+    assert proto.sum == pytest.approx(values.sum().item(), rel=1e-9)
+    assert proto.sum_squares == pytest.approx(values.square().sum().item(), rel=1e-9)
+
+
+def test_activations_of_validation_are_not_counted(tmp_path):
+    logger = ActivationLogger("net.0", every_n_steps=1)
+    fit(tmp_path, Toy(mlp()), batches(8, 8), logger, limit_val_batches=2, num_sanity_val_steps=1, val_check_interval=1)
+    assert logger.readings[0].moments.count == 8 * 8

@@ -1,0 +1,83 @@
+"""The run is the same, bit for bit, with and without the callbacks."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet18
+from toys import Toy, fit, mlp
+
+from hookboard import ActivationLogger, GradientLogger, ParameterLogger
+
+
+class RecordsLoss(Toy):
+    def __init__(self, net):
+        super().__init__(net)
+        self.losses = []
+
+    def training_step(self, batch):
+        loss = super().training_step(batch)
+        self.losses.append(loss.detach().clone())
+        return loss
+
+
+def watching_everything(histogram):
+    every = {"every_n_steps": 1, "histogram": histogram}
+    return [
+        ActivationLogger("**", roles=["output", "input"], **every),
+        GradientLogger("**", roles=["grad_output", "grad_input", "parameter_grad"], **every),
+        ParameterLogger(**every),
+    ]
+
+
+def trained(folder, make_net, data, callbacks):
+    torch.manual_seed(0)
+    model = RecordsLoss(make_net())
+    run = fit(folder, model, data, *callbacks)
+    # Gradients are the last step's; SGD here has no momentum, so the weights hold all the rest.
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return model.state_dict(), gradients, model.losses, torch.get_rng_state(), run.global_step
+
+
+def assert_undisturbed(folder, make_net, data, histogram=True):
+    bare = trained(folder / "bare", make_net, data, [])
+    watched = trained(folder / "watched", make_net, data, watching_everything(histogram))
+    for kind in (0, 1):
+        assert bare[kind].keys() == watched[kind].keys()
+        for name, value in bare[kind].items():
+            assert value.equal(watched[kind][name]), name
+    assert torch.stack(bare[2]).equal(torch.stack(watched[2]))
+    assert bare[3].equal(watched[3])
+    assert bare[4] == watched[4]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:hookboard. GradientLogger. [0-9]+ of [0-9]+ sites:UserWarning")
+def test_twenty_steps_of_resnet18_with_every_module_watched(tmp_path):
+    generator = torch.Generator().manual_seed(1)
+    data = [torch.randn(2, 3, 32, 32, generator=generator) for _ in range(20)]
+    assert_undisturbed(tmp_path, lambda: resnet18(num_classes=10), data, histogram=False)
+
+
+@pytest.mark.filterwarnings("ignore:hookboard. GradientLogger. [0-9]+ of [0-9]+ sites:UserWarning")
+def test_dropout_draws_the_same_numbers(tmp_path):
+    data = list(torch.randn(5, 6, 4))
+    assert_undisturbed(tmp_path, lambda: nn.Sequential(mlp(), nn.Dropout(0.5), nn.Linear(3, 2)), data)
+
+
+class Attends(nn.Module):
+    """One tensor on many edges, inside and beside the module: the order in which gradients are added shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return x + self.attention(x, x, x, need_weights=False)[0] + torch.tanh(x) * x
+
+
+@pytest.mark.filterwarnings("ignore:hookboard. (Activation|Gradient)Logger. [0-9]+ of [0-9]+ sites:UserWarning")
+def test_gradients_that_are_sums_are_added_in_the_same_order(tmp_path):
+    data = list(torch.randn(5, 6, 3, 4))
+    assert_undisturbed(tmp_path, lambda: nn.Sequential(Attends(), Attends()), data)

@@ -1,0 +1,78 @@
+import torch
+from oracle import assert_true, normal
+
+from hookboard import Statistic
+from hookboard.recorder import Recorder
+from hookboard.sites import Site
+from hookboard.statistics import FORMULAS, plan
+
+A, B = Site("a", "output"), Site("b", "output")
+
+
+def recorder(*statistics, **options):
+    return Recorder(plan(statistics or tuple(FORMULAS)), torch.device("cpu"), **options)
+
+
+def test_all_tensors_of_a_site_make_one_reading():
+    mine = recorder()
+    parts = [normal(3, 4), normal(500), normal(7, mean=9.0)]
+    for part in parts:
+        mine.open(A)(part)
+    mine.open(B)(normal(10))
+    readings = {reading.site: reading for reading in mine.flush()}
+    assert_true(readings[A].statistics, parts)
+    assert_true(readings[B].statistics, [normal(10)])
+
+
+def test_a_flush_forgets_what_it_returned():
+    mine = recorder(histogram=True)
+    mine.open(A)(normal(10))
+    mine.flush()
+    assert mine.flush() == []
+    mine.open(A)(normal(20))
+    (reading,) = mine.flush()
+    assert_true(reading.statistics, [normal(20)])
+    assert reading.histogram.counts.sum() == 20
+
+
+def test_more_calls_than_the_buffer_was_made_for_are_kept():
+    mine = recorder()
+    parts = list(normal(1000, 3))
+    for part in parts:
+        mine.open(A)(part)
+    (reading,) = mine.flush()
+    assert_true(reading.statistics, parts)
+
+
+def test_a_statistic_of_ones_own_stands_beside_the_built_in_ones():
+    near_zero = Statistic("near_zero", lambda x: (x.abs() < 0.5).double().mean(), merge="mean")
+    mine = recorder("max", near_zero)
+    parts = [normal(10), normal(1000)]
+    for part in parts:
+        mine.open(A)(part)
+    (reading,) = mine.flush()
+    whole = torch.cat(parts)
+    assert reading.statistics.keys() == {"max", "near_zero"}
+    assert abs(reading.statistics["near_zero"] - (whole.abs() < 0.5).double().mean().item()) < 1e-12
+
+
+def test_columns_that_were_not_asked_for_are_not_a_number():
+    mine = recorder("max")
+    mine.open(A)(normal(10))
+    (reading,) = mine.flush()
+    assert reading.moments.mean != reading.moments.mean
+    assert reading.moments.count == 10
+
+
+def test_a_graph_is_neither_built_nor_kept():
+    mine = recorder()
+    x = torch.ones(3, requires_grad=True)
+    mine.open(A)(x * 2)
+    assert all(not row.requires_grad for row in mine._rows._blocks)
+
+
+def test_an_empty_tensor_gives_an_empty_reading():
+    mine = recorder()
+    mine.open(A)(torch.empty(0, 3))
+    (reading,) = mine.flush()
+    assert reading.is_empty

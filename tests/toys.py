@@ -1,0 +1,150 @@
+"""Tiny things to train, a Trainer that says nothing, and what can be read back of a run."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+EVERYTHING = {"scalars": 0, "histograms": 0, "images": 0, "tensors": 0}
+
+
+def mean_square(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+class Toy(LightningModule):
+    """Trains any network on batches of inputs by the mean square of its output or another loss, and logs that loss."""
+
+    def __init__(self, net: nn.Module, loss: Callable[[Tensor], Tensor] | None = None):
+        super().__init__()
+        self.net = net
+        self.loss = loss or mean_square
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        loss = self.loss(self.net(batch))
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Tensor) -> None:
+        self.net(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
+
+
+def batches(*sizes: int, width: int = 4) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, width, generator=generator) for size in sizes]
+
+
+def trainer(folder: Path | None, *callbacks: Callback, **options: Any) -> Trainer:
+    return Trainer(
+        **{
+            "accelerator": "cpu",
+            "max_epochs": 1,
+            "log_every_n_steps": 1,
+            "logger": TensorBoardLogger(folder, name=None, version="") if folder else False,
+            "limit_val_batches": 0,
+            "enable_checkpointing": False,
+            "enable_model_summary": False,
+            "enable_progress_bar": False,
+            "callbacks": list(callbacks),
+            **options,
+        }
+    )
+
+
+def loader(data: Sequence[Tensor]) -> DataLoader[Tensor]:
+    return DataLoader(data, batch_size=None)
+
+
+def fit(
+    folder: Path | None, model: LightningModule, data: Sequence[Tensor], *callbacks: Callback, **options: Any
+) -> Trainer:
+    run = trainer(folder, *callbacks, **options)
+    run.fit(model, loader(data), loader(data))
+    return run
+
+
+def events(folder: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(folder), size_guidance=EVERYTHING)
+    accumulator.Reload()
+    return accumulator
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Tag to step to value."""
+    found = events(folder)
+    return {tag: {e.step: e.value for e in found.Scalars(tag)} for tag in found.Tags()["scalars"]}
+
+
+def hooked(model: nn.Module) -> list[str]:
+    """The modules that hold any hook."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    ]
+
+
+class Raw(Callback):
+    """The raw tensors of every optimizer step, by plain hooks of its own: what the oracle computes from."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[tuple[str, str], list[Tensor]]] = [defaultdict(list)]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        def keep(name: str) -> Callable[..., None]:
+            def before(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+                self.steps[-1]["input", name].append(args[0].detach().clone())
+
+            def after(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+                self.steps[-1]["output", name].append(output.detach().clone())
+                if output.requires_grad:
+                    output.register_hook(lambda grad: self.steps[-1]["grad_output", name].append(grad.clone()))
+
+            return before, after
+
+        self.handles = []
+        for name, module in pl_module.named_modules():
+            if name and not list(module.children()):
+                before, after = keep(name)
+                self.handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        for name, parameter in pl_module.named_parameters():
+            self.steps[-1]["parameter_grad", name].append(parameter.grad.clone())
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if not trainer.fit_loop._should_accumulate():
+            self.steps.append(defaultdict(list))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+class EachStep(Callback):
+    """Keeps what a callback read at every step; must stand behind it in the list."""
+
+    def __init__(self, watched: Any) -> None:
+        self.watched = watched
+        self.readings: list[tuple[Any, ...]] = []
+        self.last: Any = ()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        if self.watched.readings is not self.last:
+            self.last = self.watched.readings
+            self.readings.append(self.last)
