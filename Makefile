@@ -2,7 +2,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: test test-fast lint clean
+.PHONY: demo demo-text test test-fast lint bench clean
+
+demo: $(INSTALLED)  ## train on handwritten digits, then look at it in TensorBoard
+	$(BIN)/python examples/digits.py fit --config configs/digits.yaml
+	@printf '\nTo look inside, run\n\n    $(BIN)/tensorboard --logdir logs/digits\n\n'
+
+demo-text: $(INSTALLED)  ## the same with a character transformer
+	$(BIN)/python examples/char_transformer.py fit --config configs/char_transformer.yaml
+	@printf '\nTo look inside, run\n\n    $(BIN)/tensorboard --logdir logs/char_transformer\n\n'
 
 test: $(INSTALLED)  ## the whole suite
 	$(BIN)/python -m pytest
@@ -15,9 +23,13 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+bench: $(INSTALLED)  ## what it costs, as ratios to the bare step
+	$(BIN)/python benchmarks/overhead.py
+
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[examples]' --group dev
 	@touch $@
 
 clean:

@@ -1,0 +1,88 @@
+"""The examples as a person runs them, from the command line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toys import events, scalars
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+def run(example, *arguments):
+    command = [sys.executable, f"examples/{example}.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+def fit(example, folder, *arguments, config=None):
+    config = config or f"configs/{example}.yaml"
+    return run(example, "fit", "--config", str(config), "--trainer.logger.init_args.save_dir", str(folder), *arguments)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """One whole training on the digits; the folder of its log."""
+    folder = tmp_path_factory.mktemp("digits")
+    done = fit("digits", folder, "--trainer.enable_progress_bar", "false")
+    assert done.returncode == 0, done.stderr
+    return folder / "digits" / "version_0"
+
+
+def test_the_digits_are_learned(digits):
+    assert max(scalars(digits)["val_accuracy"].values()) > 0.95
+
+
+def test_every_watched_module_has_scalars_and_histograms(digits):
+    found = events(digits).Tags()
+    modules = {tag.partition("/")[2] for tag in found["scalars"] if tag.startswith("activation_std/")}
+    assert {"stem.conv", "stem.norm", "stem.relu", "blocks.0.conv1", "blocks.2.relu2", "head"} <= modules
+    assert {tag for tag in found["histograms"] if tag.startswith("activations/")} == {
+        f"activations/{m}" for m in modules
+    }
+    gradients = {tag.partition("/")[2] for tag in found["scalars"] if tag.startswith("gradient_std/")}
+    assert {"stem.conv", "stem.relu", "blocks.2.conv2", "head"} <= gradients
+    assert "stem.norm" not in gradients
+    assert {f"gradients/{module}" for module in gradients} <= set(found["histograms"])
+    assert {"parameter_update_ratio/head.weight", "parameter_gradient_std/head.weight"} <= set(found["scalars"])
+    assert {"parameters/head.weight", "parameter_gradients/head.weight"} <= set(found["histograms"])
+
+
+def test_the_saved_config_runs_again(digits, tmp_path):
+    done = fit("digits", tmp_path, "--trainer.max_epochs", "1", config=digits / "config.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "activation_std/head" in scalars(tmp_path / "digits" / "version_0")
+
+
+def test_the_config_can_be_printed():
+    done = run("digits", "fit", "--config", "configs/digits.yaml", "--print_config")
+    assert done.returncode == 0, done.stderr
+    assert "class_path: hookboard.GradientLogger" in done.stdout
+
+
+def test_the_help_of_a_callback_is_its_docstring():
+    done = run("digits", "fit", "--trainer.callbacks.help", "hookboard.ActivationLogger")
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "Measure and log every this many optimizer steps" in text
+    assert "a leading `re:` is a regular expression" in text
+
+
+def test_a_typo_in_a_pattern_fails_with_the_closest_names(tmp_path):
+    config = (ROOT / "configs/digits.yaml").read_text().replace('"stem.*"', "stem.cnv")
+    (tmp_path / "typo.yaml").write_text(config)
+    done = fit("digits", tmp_path, config=tmp_path / "typo.yaml")
+    assert done.returncode != 0
+    assert "the pattern 'stem.cnv' matches no module; the closest are 'stem.conv'" in done.stderr
+    assert "Epoch" not in done.stdout
+
+
+def test_the_character_transformer_trains(tmp_path):
+    done = fit("char_transformer", tmp_path, "--trainer.max_steps", "60", "--trainer.enable_progress_bar", "false")
+    assert done.returncode == 0, done.stderr
+    found = scalars(tmp_path / "char_transformer" / "version_0")
+    watched = {tag.partition("/")[2] for tag in found if tag.startswith("activation_")}
+    assert any("attention" in name for name in watched)
+    assert any("norm" in name for name in watched)
