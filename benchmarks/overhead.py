@@ -1,0 +1,211 @@
+"""What watching a network costs, as a ratio to the bare training step, side by side in one process.
+
+    python benchmarks/overhead.py                   ResNet-18, batch 16, 3x64x64, every leaf module
+    python benchmarks/overhead.py --histogram       with histograms on
+    python benchmarks/overhead.py --peers           with the other tools that are installed
+
+One Trainer trains one network. The variants take turns of a few steps, in an order drawn anew for each round, so
+that a drift of the machine's speed and the placement of the network in memory meet all of them alike; the first
+step of a turn, which attaches the hooks, does not count. Printed is the ratio of the median step to the median bare
+step, and beside it how that ratio spreads from round to round.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import logging
+import platform
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from torchvision.models import resnet18
+
+from hookboard import ActivationLogger, GradientLogger
+
+BATCH = 16
+NEVER = 10**9
+
+
+class Classifier(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = resnet18(num_classes=10)
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        return nn.functional.cross_entropy(self.net(images), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+
+class SameBatch(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        batch = torch.randn(BATCH, 3, 64, 64), torch.randint(10, (BATCH,))
+        return itertools.repeat(batch)
+
+
+class HooksByHand(Callback):
+    """The usual answer: six statistics of every output and its gradient, `.item()` and `add_scalar` each."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.handles = [
+            module.register_forward_hook(self.hook(name, trainer))
+            for name, module in pl_module.named_modules()
+            if not list(module.children())
+        ]
+
+    def hook(self, name: str, trainer: Trainer) -> Callable[..., None]:
+        writer = trainer.loggers[0].experiment
+
+        def log(kind: str, tensor: Tensor) -> None:
+            values = {
+                "mean": tensor.mean(),
+                "std": tensor.std(),
+                "min": tensor.min(),
+                "max": tensor.max(),
+                "norm": tensor.norm(),
+                "zero_fraction": (tensor == 0).float().mean(),
+            }
+            for statistic, value in values.items():
+                writer.add_scalar(f"{kind}_{statistic}/{name}", value.item(), trainer.global_step)
+
+        def forward(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            log("activation", output.detach())
+            if output.requires_grad:
+                output.register_hook(lambda grad: log("gradient", grad))
+
+        return forward
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+class Turns(Callback):
+    """Gives each variant's callbacks turns of a few steps of one fit, and times the steps.
+
+    A step is timed from the start of its batch to the start of the next, which holds all that it costs.
+    """
+
+    def __init__(self, variants: Mapping[str, list[Callback]], rounds: int, steps: int) -> None:
+        self.variants = variants
+        self.medians: dict[str, list[float]] = {name: [] for name in variants}
+        self.steps = steps
+        shuffled = random.Random(0)
+        turns = [shuffled.sample(list(variants), len(variants)) for _ in range(rounds + 1)]
+        self.waiting = list(itertools.chain.from_iterable(turns))
+        self.total_steps = len(self.waiting) * (steps + 1) + 1
+        self.active: list[Callback] = []
+        self.starts: list[float] = []
+        self.name = ""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self.starts.append(time.perf_counter())
+        if not self.name or len(self.starts) == self.steps + 2:
+            self._next_turn(trainer, pl_module)
+        for callback in self.active:
+            callback.on_train_batch_start(trainer, pl_module, *args)
+
+    def _next_turn(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.name:
+            seconds = [end - start for start, end in itertools.pairwise(self.starts)]
+            self.medians[self.name].append(statistics.median(seconds[1:]))
+        for callback in self.active:
+            callback.teardown(trainer, pl_module, "fit")
+        self.active = []
+        if self.waiting:
+            self.name = self.waiting.pop(0)
+            self.active = self.variants[self.name]
+        for callback in self.active:
+            callback.on_fit_start(trainer, pl_module)
+        self.starts = [time.perf_counter()]
+
+    def on_after_backward(self, *args: Any) -> None:
+        for callback in self.active:
+            callback.on_after_backward(*args)
+
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        for callback in self.active:
+            callback.on_before_optimizer_step(*args)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        for callback in self.active:
+            callback.on_train_batch_end(*args)
+
+
+def variants(histogram: bool, by_hand: bool, peers: bool) -> dict[str, list[Callback]]:
+    def watching(every_n_steps: int) -> list[Callback]:
+        return [
+            ActivationLogger(every_n_steps=every_n_steps, histogram=histogram),
+            GradientLogger(every_n_steps=every_n_steps, histogram=histogram),
+        ]
+
+    chosen: dict[str, list[Callback]] = {
+        "bare step": [],
+        "hookboard, never due": watching(NEVER),
+        "hookboard, due on every step": watching(1),
+    }
+    if by_hand:
+        chosen["hooks by hand, on every step"] = [HooksByHand()]
+    if peers:
+        from peers import PEERS
+
+        chosen |= {name: [make()] for name, (package, make) in PEERS.items() if importlib.util.find_spec(package)}
+    return chosen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30, help="turns of each variant")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps in each turn")
+    parser.add_argument("--histogram", action="store_true", help="with histograms")
+    parser.add_argument("--no-by-hand", action="store_true", help="leave out the hooks written by hand")
+    parser.add_argument("--peers", action="store_true", help="with the other tools of the group 'peers'")
+    args = parser.parse_args()
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    turns = Turns(variants(args.histogram, not args.no_by_hand, args.peers), args.rounds, args.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            max_steps=turns.total_steps,
+            accelerator="cpu",
+            callbacks=[turns],
+            logger=TensorBoardLogger(folder),
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+        )
+        trainer.fit(Classifier(), DataLoader(SameBatch(), batch_size=None))
+
+    print(
+        f"ResNet-18, batch {BATCH}, 3x64x64, every leaf module; torch {torch.__version__}, lightning "
+        f"{lightning.__version__}, {platform.machine()}, {torch.get_num_threads()} threads; "
+        f"{args.rounds} rounds of {args.steps} steps"
+    )
+    bare = turns.medians["bare step"][1:]
+    for name, with_warm_up in turns.medians.items():
+        seconds = with_warm_up[1:]
+        low, middle, high = statistics.quantiles([s / b for s, b in zip(seconds, bare, strict=True)], n=4)
+        print(
+            f"{name:30} {statistics.median(seconds) / statistics.median(bare):6.3f}  "
+            f"(by round: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}; "
+            f"{1e3 * statistics.median(seconds):.1f} ms)"
+        )
+
+
+if __name__ == "__main__":
+    main()
