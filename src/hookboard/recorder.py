@@ -17,6 +17,9 @@ from hookboard.values import real_values
 
 WIDTH = len(FIELDS)
 
+ELEMENTS = [FIELDS.index(field) for field in ("count", "nan", "posinf", "neginf")]
+"""The columns that add up to the number of elements."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -53,6 +56,7 @@ class Recorder:
         self._plan = plan
         self._wanted = plan.wanted | ({"mean", "m2"} if histogram else set())
         self._scratch = Scratch()
+        self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._wanted]
         self._rows = _RowBuffer(WIDTH + len(plan.own), device)
         self._observers: dict[Site, Callable[[Tensor], None]] = {}
         self._histogram = histogram
@@ -117,12 +121,14 @@ class Recorder:
         if not measured:
             return []
         merged, counts = self._to_host()
+        merged[:, self._not_measured] = math.nan
+        lines = merged.tolist()
         readings = []
         for index, site in enumerate(self._observers):
             if index not in measured:
                 continue
-            moments = self._moments(merged[index, :WIDTH].tolist())
-            statistics = self._plan.values(moments, merged[index, WIDTH:].tolist())
+            moments = Moments(*lines[index][:WIDTH])
+            statistics = self._plan.values(moments, lines[index][WIDTH:])
             histogram = None
             if index in counts:
                 histogram = histograms.histogram(counts[index], moments.min, moments.max)
@@ -133,21 +139,19 @@ class Recorder:
         """The merged rows, one for each site, and the histograms' counts: in one transfer."""
         rows, owner = self._rows.take()
         sites = len(self._observers)
-        moments, own = rows[:, :WIDTH], rows[:, WIDTH:]
-        elements = moments[:, [0, 5, 6, 7]].sum(1)
-        merged = torch.cat(
-            [merge(moments, owner, sites), merge_own(self._plan.own, own, elements, owner, sites)], dim=1
-        )
-        packed = torch.cat([merged.flatten(), *(counts.double() for counts in self._counts.values())])
-        for counts in self._counts.values():
-            counts.zero_()
-        host = packed.cpu().numpy()
+        merged = merge(rows[:, :WIDTH], owner, sites)
+        if self._plan.own:
+            elements = rows[:, ELEMENTS].sum(1)
+            own = merge_own(self._plan.own, rows[:, WIDTH:], elements, owner, sites)
+            merged = torch.cat([merged, own], dim=1)
+        packed = merged
+        if self._counts:
+            packed = torch.cat([merged.flatten(), *(counts.double() for counts in self._counts.values())])
+            for counts in self._counts.values():
+                counts.zero_()
+        host = packed.cpu().numpy().ravel()
         bins = host[merged.numel() :].reshape(-1, histograms.BINS)
         return host[: merged.numel()].reshape(merged.shape), dict(zip(self._counts, bins, strict=True))
-
-    def _moments(self, row: list[float]) -> Moments:
-        not_measured = REQUESTABLE - self._wanted
-        return Moments(*(math.nan if f in not_measured else v for f, v in zip(FIELDS, row, strict=True)))
 
 
 class _RowBuffer:
@@ -181,8 +185,8 @@ class _RowBuffer:
         self.owners.append(owner)
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """The rows and their owners, copied; the buffer is empty afterwards."""
-        rows = torch.cat(self._blocks)[: len(self.owners)]
+        """The rows and their owners, to be used before the next is appended; the buffer is empty afterwards."""
+        rows = (torch.cat(self._blocks) if len(self._blocks) > 1 else self._blocks[0])[: len(self.owners)]
         owner = torch.tensor(self.owners, dtype=torch.long).to(self.device, non_blocking=True)
         self.owners.clear()
         return rows, owner

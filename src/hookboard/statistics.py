@@ -114,7 +114,8 @@ class Plan:
     def values(self, moments: Moments, own: Sequence[float]) -> dict[str, float]:
         """Every statistic of the plan by name, from a merged row and the merged numbers of the user's own."""
         values = {name: FORMULAS[name].value(moments) for name in self.names}
-        values.update({statistic.name: value for statistic, value in zip(self.own, own, strict=True)})
+        if self.own:
+            values.update({statistic.name: value for statistic, value in zip(self.own, own, strict=True)})
         return values
 
 

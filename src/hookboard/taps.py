@@ -146,7 +146,7 @@ class _ModuleTap:
             return
         try:
             self.called = True
-            outputs = list(tensors_in(output))
+            outputs = [("", output)] if isinstance(output, Tensor) else list(tensors_in(output))
             if not outputs:
                 nothing = f"the module returned {type(output).__name__}, in which there is no tensor"
                 self.causes |= dict.fromkeys(self.roles & {"output", "grad_output"}, nothing)
