@@ -33,8 +33,8 @@ class StandardLibraryText(LightningDataModule):
         self,
         train_modules: Sequence[str] = ("argparse", "difflib", "doctest", "inspect", "pickle", "tarfile", "typing"),
         val_modules: Sequence[str] = ("statistics", "textwrap"),
-        context_length: int = 128,
-        batch_size: int = 32,
+        context_length: int = 64,
+        batch_size: int = 64,
         num_workers: int = 0,
     ) -> None:
         super().__init__()
@@ -115,10 +115,10 @@ class CharTransformer(LightningModule):
     def __init__(
         self,
         num_blocks: int = 3,
-        d_model: int = 96,
+        d_model: int = 64,
         num_heads: int = 4,
-        max_length: int = 128,
-        learning_rate: float = 2e-3,
+        max_length: int = 64,
+        learning_rate: float = 5e-3,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()

@@ -91,7 +91,7 @@ class Recorder:
             if is_off:
                 return
             try:
-                self._record(index, tensor.detach(), own, counts)
+                self._record(index, tensor.detach() if tensor.requires_grad else tensor, own, counts)
             except Exception as error:
                 is_off = True
                 self._off.add((site.name, site.role))
