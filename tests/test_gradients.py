@@ -162,6 +162,18 @@ def test_other_uses_of_the_input_are_not_counted(on):
     torch.testing.assert_close(mine, torch.ones(4, 3) @ linear.weight)
 
 
+def test_a_way_to_the_input_that_is_older_than_the_call_is_not_the_modules(on):
+    x = torch.tensor([0.5], requires_grad=True) * 1
+    hidden = x.sin()
+
+    class ReadsHidden(nn.Module):
+        def forward(self, x):
+            return x * hidden
+
+    (mine,) = input_gradient(ReadsHidden(), x, on, loss=lambda y: y.sum())
+    assert mine.equal(hidden.detach())
+
+
 def test_an_in_place_module_passes_back_to_the_value_before(on):
     w = torch.tensor([[-1.0, 2.0]], requires_grad=True)
     (mine,) = input_gradient(nn.ReLU(inplace=True), w * 1, on)
