@@ -28,6 +28,9 @@ BLOCK = 1 << 20
 DEVICE_BLOCK = 1 << 26
 """Elements measured at once elsewhere: bounds the memory of the temporaries."""
 
+MOST_VIEWS = 1000
+"""Sizes for which the scratch memory keeps its slices."""
+
 CANCELLATION = 1e-6
 """Where the variance is a smaller part than this of the mean square, it is computed again about the mean."""
 
@@ -64,6 +67,8 @@ class Scratch:
         """An uninitialized CPU tensor of this size, valid until the next call for the same purpose."""
         view = self._views.get((purpose, dtype, size))
         if view is None:
+            if len(self._views) >= MOST_VIEWS:  # sequences of ever new lengths
+                self._views.clear()
             view = self._views[purpose, dtype, size] = self._buffer(purpose, dtype, size)[:size]
         return view
 

@@ -104,8 +104,6 @@ class SiteLogger(Callback, ABC):
         """The configuration and the last readings; a copy watches nothing until a fit of its own starts."""
         return self.__dict__ | {"_live": None}
 
-    # -- lifecycle ---------------------------------------------------------------------------------------------
-
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Select, resolve and attach.
 
@@ -182,8 +180,6 @@ class SiteLogger(Callback, ABC):
         except Exception as error:
             self._let_go()
             warn_switched_off(f"{self._name} ({doing})", error)
-
-    # -- what a due step leaves behind -------------------------------------------------------------------------
 
     def _write(self, watch: Watch, step: int) -> None:
         entry = Entry(step)
