@@ -169,7 +169,7 @@ class _RowBuffer:
         with torch.inference_mode(False):
             block = torch.empty(capacity, self._width, dtype=torch.float64, device=self.device)
         self._blocks.append(block)
-        # Floats go into a numpy row in a tenth of the time that they need to become a tensor.
+        # A numpy row takes floats as they are; a tensor row would need them made into a tensor first.
         self._slots.extend(block.numpy() if self.device.type == "cpu" else block.unbind())
 
     def append(self, owner: int, moments: Row, own: Tensor | None) -> None:

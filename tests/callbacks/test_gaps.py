@@ -99,10 +99,8 @@ def test_every_gap_is_named_once_with_its_cause(tmp_path):
 
 
 def test_a_net_without_gaps_says_nothing(tmp_path):
-    run = lambda: fit(  # noqa: E731
-        tmp_path, Toy(mlp()), batches(4), ActivationLogger(every_n_steps=1), GradientLogger(every_n_steps=1)
-    )
-    assert said_in(run) == []
+    loggers = ActivationLogger(every_n_steps=1), GradientLogger(every_n_steps=1)
+    assert said_in(lambda: fit(tmp_path, Toy(mlp()), batches(4), *loggers)) == []
 
 
 def test_parameters_without_a_gradient_or_an_update_are_named(tmp_path):

@@ -104,3 +104,18 @@ def test_a_step_without_a_loss_logs_what_there_is(tmp_path):
 def test_without_logging_steps_of_the_trainer_nothing_is_due(tmp_path):
     fit(tmp_path, Toy(mlp()), batches(4, 4), *callbacks(), log_every_n_steps=0)
     assert not [tag for tag in scalars(tmp_path) if "/" in tag]
+
+
+def test_an_epoch_that_is_cut_short_leaves_no_tap_open(tmp_path):
+    logger = ActivationLogger("net.0", every_n_steps=1)
+    open_at_epoch_end = []
+
+    class CutsShort(Toy):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if batch_idx == 1 else None
+
+        def on_train_epoch_end(self):
+            open_at_epoch_end.append(logger._live.taps.active)
+
+    fit(tmp_path, CutsShort(mlp()), batches(4, 4, 4), logger)
+    assert open_at_epoch_end == [False]

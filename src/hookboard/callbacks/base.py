@@ -159,6 +159,11 @@ class SiteLogger(Callback, ABC):
                 self._name_gaps(watch, readings, _logged_step(trainer))
                 watch.gaps_are_named = True
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close the taps: an epoch that the module itself cuts short has no end of its last batch."""
+        if self._live is not None:
+            self._live.taps.active = False
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Detach: Lightning does not call `teardown` after a failure."""
         self._let_go()
