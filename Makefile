@@ -26,7 +26,7 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)  ## what it costs, as ratios to the bare step
 	$(BIN)/python benchmarks/overhead.py
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml setup.py src/hookboard/_native.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '.[examples]' --group dev

@@ -14,15 +14,22 @@ def statistics(row, names=tuple(FORMULAS)):
 
 
 def on_cpu(values, wanted=REQUESTABLE):
-    return measure(values.flatten(), 0, wanted, Scratch())
+    return measure(values, 0, wanted, Scratch())
+
+
+def without_a_compiler(values, wanted=REQUESTABLE):
+    """The way of an installation that has no compiled kernel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moments, "_native", None)
+        return on_cpu(values, wanted)
 
 
 def on_device(values, wanted=REQUESTABLE):
     """The way of an accelerator, which is the same code on any device."""
-    return moments._measure_on_device(values.flatten(), wanted)
+    return moments._measure_on_device(values, wanted)
 
 
-either_way = pytest.mark.parametrize("measured", [on_cpu, on_device])
+every_way = pytest.mark.parametrize("measured", [on_cpu, without_a_compiler, on_device])
 
 MANY_VALUES = {
     "standard normal": normal(5000),
@@ -50,26 +57,41 @@ MANY_VALUES = {
 }
 
 
-@either_way
+@every_way
 @pytest.mark.parametrize("values", MANY_VALUES.values(), ids=MANY_VALUES)
 def test_every_statistic_equals_float64_truth(measured, values):
     assert_true(statistics(measured(values)), [values])
 
 
-@either_way
+@every_way
 def test_an_empty_tensor_counts_nothing(measured):
     row = torch.as_tensor(measured(torch.empty(0))).tolist()
     assert row == [0] * 8 + [math.inf, -math.inf]
 
 
-def test_blocks_of_a_long_tensor_merge_to_the_truth():
-    values = torch.cat([normal(BLOCK), normal(BLOCK, mean=50.0), torch.tensor([math.nan, 0.0, 1.0])])
-    assert_true(statistics(on_cpu(values)), [values])
+@every_way
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_blocks_of_a_long_tensor_merge_to_the_truth(measured, dtype):
+    values = torch.cat([normal(BLOCK), normal(BLOCK, mean=50.0), torch.tensor([math.nan, 0.0, 1.0])]).to(dtype)
+    assert_true(statistics(measured(values)), [values])
+
+
+@every_way
+def test_gaps_between_values_are_not_measured(measured):
+    values = normal(1000)
+    assert_true(statistics(measured(values[::2])), [values[::2]])
 
 
 @pytest.mark.slow
-def test_twenty_million_elements_are_exact():
+@every_way
+def test_twenty_million_elements_are_exact(measured):
     values = torch.randn(20_000_000, generator=torch.Generator().manual_seed(0)).relu_()
+    assert_true(statistics(measured(values)), [values])
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 4095, 4096, 4097, 8200])
+def test_the_kernel_is_right_at_the_borders_of_its_lanes_and_chunks(length):
+    values = normal(length).relu()
     assert_true(statistics(on_cpu(values)), [values])
 
 
@@ -109,10 +131,10 @@ def test_a_thousand_micro_batches_at_a_large_mean_keep_their_variance():
     assert_true(statistics(merged[0]), [whole])
 
 
-@either_way
-def test_only_what_is_wanted_is_measured(measured):
-    row = torch.as_tensor(measured(normal(100), frozenset()))
-    assert row[[1, 2, 3, 4]].tolist() == [0, 0, 0, 0]
+@every_way
+def test_the_sum_of_magnitudes_is_only_taken_where_it_is_wanted(measured):
+    row = torch.as_tensor(measured(normal(100), frozenset({"mean"})))
+    assert row[FIELDS.index("abs_sum")] == 0
 
 
 def test_no_value_is_read_back_by_the_host_on_the_way_of_a_device():

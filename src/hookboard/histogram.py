@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.moments import BLOCK, Scratch
+from hookboard.moments import BLOCK, Scratch, _native
 
 MANTISSA_BITS = 4
 """Sixteen bins for each power of two: none is wider than 1/16 of its value (TensorBoard's own grow by 1/10)."""
@@ -46,9 +46,12 @@ def count_into(counts: Tensor, values: Tensor, implicit_zeros: int, scratch: Scr
     """
     for block in values.split(BLOCK):
         if counts.device.type == "cpu":
-            single = block
+            single = block.contiguous()
             if block.dtype is not torch.float32:
                 single = scratch.take("single", torch.float32, block.numel()).copy_(block)
+            if _native is not None:
+                _native.count_into(counts.data_ptr(), single.data_ptr(), single.numel())
+                continue
             bins = scratch.take("bins", torch.int32, block.numel())
             torch.bitwise_right_shift(single.view(torch.int32), SHIFT, out=bins)
             counts += torch.bincount(bins.bitwise_and_(BINS - 1), minlength=BINS)
@@ -71,7 +74,7 @@ def _bin_edges() -> tuple[np.ndarray, np.ndarray]:
 _ORDER, _EDGES = _bin_edges()
 
 
-def histogram(counts: np.ndarray, low: float, high: float, resolution: int = 128) -> Histogram:
+def histogram(counts: np.ndarray, low: float, high: float, resolution: int = 64) -> Histogram:
     """The histogram behind the counts, ready to be written.
 
     Neighbouring bins are joined until each is at least `1 / resolution` of the range wide: a chart cannot show the

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+try:
+    from hookboard import _native
+except ImportError:  # there was no C compiler when hookboard was installed
+    _native = None  # type: ignore[assignment]
+
 FIELDS = ("count", "mean", "m2", "abs_sum", "zeros", "nan", "posinf", "neginf", "min", "max")
 """The columns of a row.
 
@@ -16,14 +21,14 @@ abs_sum: the sum of absolute values. zeros: how many are 0. min, max: inf and -i
 """
 
 REQUESTABLE = frozenset({"mean", "m2", "abs_sum", "zeros"})
-"""Columns that cost a read of their own and are only filled where a statistic needs them."""
+"""Columns that may cost a read of their own and need not be filled where no statistic needs them."""
 
 SUMS = frozenset({"mean", "m2", "abs_sum"})
 
 Row = list[float] | Tensor
 
 BLOCK = 1 << 18
-"""Elements measured at once on the CPU: fewer cost more calls, more drive the model's own data out of the cache."""
+"""Elements that torch measures at once on the CPU: fewer cost more calls, more drive the model out of the cache."""
 
 DEVICE_BLOCK = 1 << 26
 """Elements measured at once elsewhere: bounds the memory of the temporaries."""
@@ -91,16 +96,16 @@ def measure(values: Tensor, implicit_zeros: int, wanted: frozenset[str], scratch
     Args:
         values: shape (n,), any real dtype.
         implicit_zeros: zeros that belong to the tensor but are not in `values`.
-        wanted: those of `REQUESTABLE` to fill; the others are left 0.
+        wanted: those of `REQUESTABLE` to fill; the others may be left 0.
         scratch: memory to work in.
 
     Returns:
         The columns in the order of `FIELDS`: as floats, or, off the CPU, as a float64 tensor on the device.
     """
     if values.device.type == "cpu":
-        if not implicit_zeros and values.numel() <= BLOCK:
-            return _measure_on_cpu(values, wanted, scratch)
-        rows = [_measure_on_cpu(block, wanted, scratch) for block in values.split(BLOCK)]
+        is_one_pass = values.numel() <= BLOCK or (_native is not None and values.dtype is torch.float32)
+        blocks = [values] if is_one_pass else values.split(BLOCK)
+        rows = [_measure_on_cpu(block, wanted, scratch) for block in blocks]
         if implicit_zeros:
             rows.append(_row(count=implicit_zeros, zeros=implicit_zeros, low=0.0, high=0.0))
         return rows[0] if len(rows) == 1 else _merge_all(torch.tensor(rows, dtype=torch.float64)).tolist()
@@ -157,6 +162,8 @@ def _measure_on_cpu(block: Tensor, wanted: frozenset[str], scratch: Scratch) -> 
     if not block.numel():
         return _row()
     block = _as_float(block, scratch)
+    if _native is not None and block.dtype is torch.float32:
+        return _native.measure(block.data_ptr(), block.numel(), "abs_sum" in wanted)
     low, high = (extreme.item() for extreme in torch.aminmax(block))
     if math.isfinite(low) and math.isfinite(high):
         return _measure_finite(block, low, high, wanted, scratch)
@@ -166,9 +173,9 @@ def _measure_on_cpu(block: Tensor, wanted: frozenset[str], scratch: Scratch) -> 
 
 
 def _as_float(block: Tensor, scratch: Scratch) -> Tensor:
-    """The block as float32 or float64, whichever holds its values."""
+    """The block without gaps as float32 or float64, whichever holds its values."""
     if block.dtype in (torch.float32, torch.float64):
-        return block
+        return block.contiguous()
     dtype = torch.float32 if block.dtype.is_floating_point else torch.float64
     return scratch.take("float", dtype, block.numel()).copy_(block)
 

@@ -19,7 +19,7 @@ def real_values(tensor: Tensor) -> tuple[Tensor, int]:
     (tensor([2.]), 3)
     """
     if tensor.layout is torch.strided and not (tensor.is_complex() or tensor.is_nested or tensor.is_quantized):
-        return _flat(tensor), 0
+        return _flat(tensor.resolve_neg()), 0
     whole = tensor.numel()
     if tensor.is_quantized:
         tensor = tensor.dequantize()
