@@ -26,7 +26,7 @@ def without_a_compiler(values, wanted=REQUESTABLE):
 
 def on_device(values, wanted=REQUESTABLE):
     """The way of an accelerator, which is the same code on any device."""
-    return moments._measure_on_device(values, wanted)
+    return moments.measure_without_waiting(values, wanted)
 
 
 every_way = pytest.mark.parametrize("measured", [on_cpu, without_a_compiler, on_device])

@@ -56,10 +56,21 @@ def count_into(counts: Tensor, values: Tensor, implicit_zeros: int, scratch: Scr
             torch.bitwise_right_shift(single.view(torch.int32), SHIFT, out=bins)
             counts += torch.bincount(bins.bitwise_and_(BINS - 1), minlength=BINS)
         else:
-            # bincount would make the host wait for the device.
-            bins = (block.float().view(torch.int32) >> SHIFT) & (BINS - 1)
-            counts.index_add_(0, bins, counts.new_ones(1).expand(len(bins)))
+            count_without_waiting(counts, block, 1)
     counts[0] += implicit_zeros
+
+
+def count_without_waiting(counts: Tensor, values: Tensor, weight: Tensor | int) -> None:
+    """Add the bins of `values`, of any shape, by tensor operations of which the host reads nothing back.
+
+    Args:
+        counts: shape (BINS,), int64, changed in place.
+        values: real, of any dtype and shape.
+        weight: what each value adds to its bin.
+    """
+    # bincount would make the host wait for the device.
+    bins = (values.float().reshape(-1).view(torch.int32) >> SHIFT) & (BINS - 1)
+    counts.index_add_(0, bins, (counts.new_ones(1) * weight).expand(bins.numel()))
 
 
 def _bin_edges() -> tuple[np.ndarray, np.ndarray]:

@@ -25,6 +25,9 @@ REQUESTABLE = frozenset({"mean", "m2", "abs_sum", "zeros"})
 
 SUMS = frozenset({"mean", "m2", "abs_sum"})
 
+EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
+"""The row of no values."""
+
 Row = list[float] | Tensor
 
 BLOCK = 1 << 18
@@ -109,7 +112,7 @@ def measure(values: Tensor, implicit_zeros: int, wanted: frozenset[str], scratch
         if implicit_zeros:
             rows.append(_row(count=implicit_zeros, zeros=implicit_zeros, low=0.0, high=0.0))
         return rows[0] if len(rows) == 1 else _merge_all(torch.tensor(rows, dtype=torch.float64)).tolist()
-    device_rows = [_measure_on_device(block, wanted) for block in values.split(DEVICE_BLOCK)]
+    device_rows = [measure_without_waiting(block, wanted) for block in values.split(DEVICE_BLOCK)]
     if implicit_zeros:
         zeros = _row(count=implicit_zeros, zeros=implicit_zeros, low=0.0, high=0.0)
         device_rows.append(torch.tensor(zeros, dtype=torch.float64, device=values.device))
@@ -146,6 +149,21 @@ def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
     return merged
 
 
+def merge_pair(one: Tensor, other: Tensor) -> Tensor:
+    """Merge two rows of shape (len(FIELDS),), by `merge`'s formula for two parts.
+
+    It works in place of `merge` inside a compiled graph, where it melts into the kernels that measure.
+    """
+    count = one[0] + other[0]
+    share = other[0] / count.clamp(min=1)
+    away = other[1] - one[1]
+    mean = one[1] + away * share
+    m2 = one[2] + other[2] + away.square() * one[0] * share
+    sums = one[3:8] + other[3:8]
+    extremes = torch.stack([torch.minimum(one[8], other[8]), torch.maximum(one[9], other[9])])
+    return torch.cat([torch.stack([count, mean, m2]), sums, extremes])
+
+
 def _row(
     count: float = 0,
     mean: float = 0,
@@ -160,7 +178,7 @@ def _row(
 
 def _measure_on_cpu(block: Tensor, wanted: frozenset[str], scratch: Scratch) -> list[float]:
     if not block.numel():
-        return _row()
+        return list(EMPTY)
     block = _as_float(block, scratch)
     if _native is not None and block.dtype is torch.float32:
         return _native.measure(block.data_ptr(), block.numel(), "abs_sum" in wanted)
@@ -203,9 +221,13 @@ def _measure_finite(block: Tensor, low: float, high: float, wanted: frozenset[st
     return _row(count, mean, m2, abs_sum, zeros, low, high)
 
 
-def _measure_on_device(block: Tensor, wanted: frozenset[str]) -> Tensor:
+def measure_without_waiting(block: Tensor, wanted: frozenset[str]) -> Tensor:
+    """The row of a real tensor of any shape, by plain tensor operations of which the host reads nothing back.
+
+    It serves accelerators, where reading back would make the host wait, and compiled graphs, which it would break.
+    """
     if not block.numel():
-        return torch.tensor(_row(), dtype=torch.float64, device=block.device)
+        return torch.tensor(EMPTY, dtype=torch.float64, device=block.device)
     if not block.dtype.is_floating_point:
         block = block.double()
     elif block.dtype is not torch.float64:

@@ -1,7 +1,7 @@
 """The rows of all sites: gathered on the device, merged, and brought to the host in one transfer."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hookboard import histogram as histograms
+from hookboard.compiled import Measuring, Slots, Traced
 from hookboard.histogram import Histogram
 from hookboard.moments import FIELDS, REQUESTABLE, Moments, Row, Scratch, measure, merge
 from hookboard.sites import Role, Site, warn_switched_off
@@ -58,6 +59,8 @@ class Recorder:
         self._scratch = Scratch()
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._wanted]
         self._rows = _RowBuffer(WIDTH + len(plan.own), device)
+        self._measuring = Measuring(self._wanted, plan.own)
+        self._traced = Traced((), self._measuring, device, histogram=histogram)
         self._observers: dict[Site, Callable[[Tensor], None]] = {}
         self._histogram = histogram
         self._counts: dict[int, Tensor] = {}
@@ -99,6 +102,12 @@ class Recorder:
 
         return observe
 
+    def trace(self, sites: Collection[tuple[str, Role]]) -> dict[tuple[str, Role], Slots]:
+        """The rows of these modules and roles for the compiled graphs that measure them; to be asked for once."""
+        with torch.inference_mode(False):
+            self._traced = Traced(sites, self._measuring, self._rows.device, histogram=self._histogram)
+        return self._traced.slots
+
     def is_off(self, name: str, role: Role) -> bool:
         """Whether measuring this role of this module or parameter has failed."""
         return (name, role) in self._off
@@ -117,41 +126,60 @@ class Recorder:
         Returns:
             A reading for every site that measured a tensor, in the order the sites were opened.
         """
-        measured = set(self._rows.owners)
-        if not measured:
+        measured = {site for index, site in enumerate(self._observers) if index in set(self._rows.owners)}
+        if not (measured or Traced.most_tensors()):
             return []
-        merged, counts = self._to_host()
-        merged[:, self._not_measured] = math.nan
-        lines = merged.tolist()
         readings = []
-        for index, site in enumerate(self._observers):
-            if index not in measured:
+        for site, row, bins in self._to_host():
+            if site not in measured and not row[ELEMENTS].any():
                 continue
-            moments = Moments(*lines[index][:WIDTH])
-            statistics = self._plan.values(moments, lines[index][WIDTH:])
-            histogram = None
-            if index in counts:
-                histogram = histograms.histogram(counts[index], moments.min, moments.max)
-            readings.append(Reading(site, moments, statistics, histogram))
+            row[self._not_measured] = math.nan
+            numbers = row.tolist()
+            moments = Moments(*numbers[:WIDTH])
+            histogram = None if bins is None else histograms.histogram(bins, moments.min, moments.max)
+            readings.append(Reading(site, moments, self._plan.values(moments, numbers[WIDTH:]), histogram))
         return readings
 
-    def _to_host(self) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-        """The merged rows, one for each site, and the histograms' counts: in one transfer."""
+    def _to_host(self) -> list[tuple[Site, np.ndarray, np.ndarray | None]]:
+        """The merged row of each site, and its bins where there are some: in one transfer."""
+        most = Traced.most_tensors()
         rows, owner = self._rows.take()
-        sites = len(self._observers)
-        merged = merge(rows[:, :WIDTH], owner, sites)
+        rows = torch.cat([self._merged(rows, owner, len(self._observers)), self._traced.rows(most)])
+        layouts = self._traced.layouts(most)
+        counts = [*self._counts.values(), *self._traced.counts(most)]
+        host = torch.cat([rows.flatten(), layouts, *(each.double() for each in counts)]).cpu().numpy()
+        for each in self._counts.values():
+            each.zero_()
+        if most:
+            self._traced.clear()
+
+        table, numbers, bins = np.split(host, np.cumsum([rows.numel(), layouts.numel()]))
+        table = table.reshape(rows.shape)
+        sites = [*self._observers, *self._traced.named(numbers, most)]
+        counted = [*(sites[index] for index in self._counts), *self._traced.counted(numbers, most)]
+        bins_of = _summed(zip(counted, bins.reshape(-1, histograms.BINS), strict=True))
+        if len(set(sites)) < len(sites):  # a module that ran compiled and not, in one step
+            whole = list(dict.fromkeys(sites))
+            into = torch.tensor([whole.index(site) for site in sites])
+            table, sites = self._merged(torch.from_numpy(table), into, len(whole)).numpy(), whole
+        return [(site, row, bins_of.get(site)) for site, row in zip(sites, table, strict=True)]
+
+    def _merged(self, rows: Tensor, owner: Tensor, owners: int) -> Tensor:
+        """The rows of each owner as one; those of nothing merge with nothing."""
+        elements = rows[:, ELEMENTS].sum(1)
+        owner = owner.where(elements != 0, owners)
+        merged = merge(rows[:, :WIDTH], owner, owners + 1)
         if self._plan.own:
-            elements = rows[:, ELEMENTS].sum(1)
-            own = merge_own(self._plan.own, rows[:, WIDTH:], elements, owner, sites)
+            own = merge_own(self._plan.own, rows[:, WIDTH:], elements, owner, owners + 1)
             merged = torch.cat([merged, own], dim=1)
-        packed = merged
-        if self._counts:
-            packed = torch.cat([merged.flatten(), *(counts.double() for counts in self._counts.values())])
-            for counts in self._counts.values():
-                counts.zero_()
-        host = packed.cpu().numpy().ravel()
-        bins = host[merged.numel() :].reshape(-1, histograms.BINS)
-        return host[: merged.numel()].reshape(merged.shape), dict(zip(self._counts, bins, strict=True))
+        return merged[:owners]
+
+
+def _summed(counts: Iterable[tuple[Site, np.ndarray]]) -> dict[Site, np.ndarray]:
+    found: dict[Site, np.ndarray] = {}
+    for site, bins in counts:
+        found[site] = found[site] + bins if site in found else bins
+    return found
 
 
 class _RowBuffer:

@@ -90,11 +90,8 @@ class Statistic:
             raise ValueError(f"Statistic name {self.name!r}: use letters, digits and underscores, as in 'near_zero'.")
         if self.name in FORMULAS:
             raise ValueError(f"Statistic name {self.name!r} is taken by a built-in statistic.")
-        if self.merge not in MERGE_RULES:
-            raise unknown("merge rule", self.merge, MERGE_RULES)
-
-
-MERGE_RULES = ("mean", "sum", "min", "max")
+        if self.merge not in IDENTITY:
+            raise unknown("merge rule", self.merge, list(IDENTITY))
 
 
 @dataclass(frozen=True)
@@ -162,6 +159,31 @@ def measure_own(own: Sequence[Statistic], tensor: Tensor) -> Tensor:
     """The numbers of the user's statistics for one tensor, shape (len(own),), float64."""
     numbers = [torch.as_tensor(s.measure(tensor), dtype=torch.float64, device=tensor.device) for s in own]
     return torch.stack([number.reshape(()) for number in numbers])
+
+
+IDENTITY = {"mean": 0.0, "sum": 0.0, "min": math.inf, "max": -math.inf}
+"""What a number merges with and stays as it is."""
+
+
+def merge_own_pair(own: Sequence[Statistic], one: Tensor, other: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
+    """`merge_own` for two calls, as plain tensor operations for a compiled graph.
+
+    Args:
+        own: the statistics.
+        one: shape (len(own),), float64; where nothing was measured yet, each rule's `IDENTITY`.
+        other: the same of another call.
+        weights: how many elements the tensors of the two had.
+    """
+    merged = []
+    for i, statistic in enumerate(own):
+        a, b = one[i], other[i]
+        if statistic.merge == "mean":
+            merged.append((a * weights[0] + b * weights[1]) / (weights[0] + weights[1]).clamp(min=1))
+        elif statistic.merge == "sum":
+            merged.append(a + b)
+        else:
+            merged.append(torch.minimum(a, b) if statistic.merge == "min" else torch.maximum(a, b))
+    return torch.stack(merged)
 
 
 def merge_own(own: Sequence[Statistic], numbers: Tensor, weights: Tensor, owner: Tensor, owners: int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hookboard.compiled import Slots, TracedTap, in_backward
 from hookboard.gradients import (
     Edges,
     InputGradients,
@@ -28,13 +29,23 @@ class Taps:
         roles: from `input`, `output`, `grad_input`, `grad_output`.
         open_site: called with a site when its first tensor is about to pass; returns what that tensor and all
             later ones of the site are shown to, as they are: an observer that keeps one detaches it.
+        trace: called with all modules and roles; returns the rows that compiled graphs write to in place of
+            observers. Left out: compiled modules are left as they are.
     """
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], roles: Collection[Role], open_site: Callable[[Site], Observer]
+        self,
+        modules: Mapping[str, nn.Module],
+        roles: Collection[Role],
+        open_site: Callable[[Site], Observer],
+        trace: Callable[[Collection[tuple[str, Role]]], Mapping[tuple[str, Role], Slots]] | None = None,
     ) -> None:
         self._switch = Switch()
-        self._taps = {name: _ModuleTap(name, roles, open_site, self._switch) for name in modules}
+        slots = trace([(name, role) for name in modules for role in roles]) if trace else {}
+        self._taps = {}
+        for name in modules:
+            traced = TracedTap(self._switch, {role: slots[name, role] for role in roles}) if slots else None
+            self._taps[name] = _ModuleTap(name, roles, open_site, self._switch, traced)
         self._modules = dict(modules)
         self._roles = tuple(roles)
         self._handles: list[RemovableHandle] = []
@@ -89,24 +100,30 @@ class Taps:
 
 
 def _why_not_called(module: nn.Module) -> str:
+    graph = (
+        "it runs inside a function that was compiled and run before the fit (torch.compiler.reset() before it helps)"
+    )
     if any(p.grad is not None for p in module.parameters(recurse=False)):
         return (
-            "the module was not called, yet its parameters received a gradient: its forward was called directly, it "
-            "runs inside a compiled module, or its parent uses its weights itself (as nn.MultiheadAttention does)"
+            "the module was not called, yet its parameters received a gradient: its forward was called directly, "
+            f"{graph}, or its parent uses its weights itself (as nn.MultiheadAttention does)"
         )
-    return (
-        "the module was not called in this step (a direct call of its forward, and a call inside a compiled "
-        "module, bypass hooks)"
-    )
+    return f"the module was not called in this step (or its forward was called directly, or {graph})"
 
 
 class _ModuleTap:
     """The hooks of one module. It holds no tensor beyond the call that it is in."""
 
     def __init__(
-        self, name: str, roles: Collection[Role], open_site: Callable[[Site], Observer] | None, switch: Switch
+        self,
+        name: str,
+        roles: Collection[Role],
+        open_site: Callable[[Site], Observer] | None,
+        switch: Switch,
+        traced: TracedTap | None = None,
     ) -> None:
         self.name = name
+        self.traced = traced
         self.roles = frozenset(roles)
         self.called = False
         self.causes: dict[Role, str] = {}
@@ -121,13 +138,15 @@ class _ModuleTap:
         # A copied or unpickled model has the hook, but none of the life behind it.
         return _ModuleTap, ("", (), None, Switch())
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The forward pre-hook: an in-place module changes its input, so the input is read here."""
-        if torch.compiler.is_compiling() or not self._switch.on or not self.roles:
-            return
+        if torch.compiler.is_compiling():
+            return None if self.traced is None else self.traced.before(module, args, kwargs)
+        if not self._switch.on or not self.roles:
+            return None
         try:
             inputs = list(_inputs(args, kwargs))
-            if "input" in self.roles and not _in_backward():
+            if "input" in self.roles and not in_backward():
                 for path, tensor in inputs:
                     self._observer("input", path)(tensor)
                 if not inputs:
@@ -139,18 +158,21 @@ class _ModuleTap:
                     self.causes["grad_input"] = _why_no_gradient_of("input", [tensor for _, tensor in inputs])
         except Exception as error:
             self._give_up(error)
+        return None
 
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-        """The forward hook. Returns nothing: what it returned would replace the output."""
-        if torch.compiler.is_compiling() or not self._switch.on or not self.roles:
-            return
+    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> Any:
+        """The forward hook. What it returns would replace the output: nothing, but inside a graph."""
+        if torch.compiler.is_compiling():
+            return None if self.traced is None else self.traced.after(output)
+        if not self._switch.on or not self.roles:
+            return None
         try:
             self.called = True
             outputs = [("", output)] if isinstance(output, Tensor) else list(tensors_in(output))
             if not outputs:
                 nothing = f"the module returned {type(output).__name__}, in which there is no tensor"
                 self.causes |= dict.fromkeys(self.roles & {"output", "grad_output"}, nothing)
-            if "output" in self.roles and not _in_backward():
+            if "output" in self.roles and not in_backward():
                 for path, tensor in outputs:
                     self._observer("output", path)(tensor)
             if "grad_output" in self.roles:
@@ -160,6 +182,7 @@ class _ModuleTap:
                 self._watch_input_gradients([tensor for _, tensor in outputs])
         except Exception as error:
             self._give_up(error)
+        return None
 
     def settle(self) -> None:
         for gradients in self._input_gradients:
@@ -212,8 +235,3 @@ def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str
     named: dict[object, object] = dict(enumerate(args))
     named.update(kwargs)
     return tensors_in(named)
-
-
-def _in_backward() -> bool:
-    """Whether this forward is the recomputation of a checkpointed one: its activations were seen before."""
-    return torch._C._current_graph_task_id() != -1

@@ -61,5 +61,5 @@ class ActivationLogger(SiteLogger):
 
     def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
         modules = select(pl_module, self.modules, self.types)
-        taps = Taps(modules, resolve_roles(self.roles, get_args(ActivationRole)), recorder.open)
+        taps = Taps(modules, resolve_roles(self.roles, get_args(ActivationRole)), recorder.open, recorder.trace)
         return Watch(recorder, taps, parameters={}, sites=list(taps.expected()))

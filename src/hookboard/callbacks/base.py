@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from hookboard.compiled import forget_graphs
 from hookboard.parameters import why_silent
 from hookboard.recorder import Reading, Recorder
 from hookboard.schedule import is_due
@@ -125,6 +126,7 @@ class SiteLogger(Callback, ABC):
         watch.every_n_steps = _log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
         watch.loggers = list(trainer.loggers)
         self._live = watch
+        forget_graphs(pl_module)
         watch.taps.attach()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -78,7 +78,9 @@ class GradientLogger(SiteLogger):
     def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
         roles = resolve_roles(self.roles, get_args(GradientRole))
         hooked = [role for role in roles if role != "parameter_grad"]
-        taps = Taps(select(pl_module, self.modules, self.types) if hooked else {}, hooked, recorder.open)
+        taps = Taps(
+            select(pl_module, self.modules, self.types) if hooked else {}, hooked, recorder.open, recorder.trace
+        )
         parameters = {}
         if "parameter_grad" in roles:
             parameters = own_parameters(select(pl_module, self.modules, self.types, owning="parameters"))

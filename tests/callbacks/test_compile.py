@@ -1,0 +1,107 @@
+import warnings
+
+import pytest
+import torch
+from toys import EachStep, Toy, batches, fit, mlp
+
+from hookboard import ActivationLogger, GradientLogger
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+    ),
+]
+BACKEND = {"backend": "aot_eager"}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def plain():
+    return Toy(mlp())
+
+
+def compiled_attribute():
+    model = plain()
+    model.net = torch.compile(model.net, **BACKEND)
+    return model
+
+
+def compiled_in_place():
+    model = plain()
+    model.net.compile(**BACKEND)
+    return model
+
+
+def compiled_one_by_one():
+    model = plain()
+    for module in model.net:
+        module.compile(**BACKEND)
+    return model
+
+
+def compiled_module():
+    return torch.compile(plain(), **BACKEND)
+
+
+def compiled_training_step():
+    model = plain()
+    model.training_step = torch.compile(model.training_step, **BACKEND)
+    return model
+
+
+STYLES = [compiled_attribute, compiled_in_place, compiled_one_by_one, compiled_module, compiled_training_step]
+
+
+def watched(folder, model, **options):
+    """The values of every due step of one fit, with every second step due."""
+    callbacks = [ActivationLogger(every_n_steps=2), GradientLogger(every_n_steps=2)]
+    kept = [EachStep(callback) for callback in callbacks]
+    fit(folder, model, batches(*[4] * 8), *callbacks, *kept, **options)
+    return [{reading.site: reading.statistics for reading in readings} for one in kept for readings in one.readings]
+
+
+@pytest.mark.parametrize("make", STYLES)
+def test_every_site_is_logged_on_every_due_step(tmp_path, make):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*nothing to measure")
+        found = watched(tmp_path, make())
+    expected = watched(tmp_path / "eager", plain())
+    assert len(found) == len(expected) == 8
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        for site in theirs:
+            assert mine[site] == pytest.approx(theirs[site], rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("make", STYLES)
+def test_a_second_fit_of_a_compiled_model_is_logged_too(tmp_path, make):
+    model = make()
+    watched(tmp_path / "first", model)
+    again = watched(tmp_path / "second", model)
+    assert len(again) == 8
+    assert all(len(values) == 3 for values in again)
+
+
+@pytest.mark.parametrize("make", STYLES)
+def test_a_model_that_was_compiled_and_run_before_the_fit_is_measured_all_the_same(tmp_path, make):
+    model = make()
+    inner = getattr(model, "_orig_mod", model)
+    for data in batches(4, 4):
+        inner.net(data).sum().backward()
+    found = watched(tmp_path, model)
+    assert len(found) == 8
+    assert all(len(values) == 3 for values in found)
+
+
+def test_after_the_fit_a_compiled_model_runs_without_hooks(tmp_path):
+    model = compiled_attribute()
+    watched(tmp_path, model)
+    x = batches(4)[0].requires_grad_()
+    assert type(model.net(x).grad_fn).__name__ == "CompiledFunctionBackward"
+    assert not any(module._forward_hooks for module in model.modules())

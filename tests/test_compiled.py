@@ -1,0 +1,230 @@
+import pytest
+import torch
+from oracle import assert_true
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from hookboard import Statistic
+from hookboard.recorder import Recorder
+from hookboard.selection import select
+from hookboard.statistics import FORMULAS, plan
+from hookboard.taps import Taps
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+NAMES = tuple(FORMULAS)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+def cnn():
+    torch.manual_seed(0)
+    convolution = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3)]
+    return nn.Sequential(*convolution, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8 * 4 * 4, 5))
+
+
+class Block(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.up = nn.Linear(width, 2 * width)
+        self.gelu = nn.GELU()
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        q, k, v = self.attention(self.norm(x)).chunk(3, -1)
+        x = x + nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.down(self.gelu(self.up(x)))
+
+
+class Transformer(nn.Module):
+    def __init__(self, depth=2, **checkpointing):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(11, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+        self.head = nn.Linear(8, 11)
+        self.checkpointing = checkpointing
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, **self.checkpointing) if self.checkpointing else block(x)
+        return self.head(x)
+
+
+def images(step):
+    return torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+
+
+def text(step):
+    return torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(step))
+
+
+def train(net, make_input, steps, *, roles=("output", "grad_output"), run=None, statistics=NAMES, histogram=False):
+    """Every due step's readings, and the weights afterwards; every second step is due."""
+    recorder = Recorder(plan(statistics), torch.device("cpu"), histogram=histogram)
+    taps = Taps(select(net), roles, recorder.open, recorder.trace)
+    taps.attach()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    readings = []
+    for step in range(steps):
+        taps.active = step % 2 == 1
+        optimizer.zero_grad()
+        (net if run is None else run)(make_input(step)).square().mean().backward()
+        optimizer.step()
+        taps.settle()
+        if taps.active:
+            readings.append({reading.site: reading for reading in recorder.flush()})
+    taps.detach()
+    return readings, [p.detach().clone() for p in net.parameters()]
+
+
+def assert_equal_readings(found, expected, rel=1e-5):
+    assert len(found) == len(expected) > 0
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        for site, reading in theirs.items():
+            other = mine[site].statistics
+            scale = reading.statistics.get("abs_max", 1.0)
+            for name, value in reading.statistics.items():
+                close = pytest.approx(value, rel=rel, abs=rel * scale if name == "mean" else 0, nan_ok=True)
+                assert other[name] == close, (site, name)
+
+
+@pytest.mark.parametrize(
+    ("make", "make_input"), [(cnn, images), (Transformer, text)], ids=["CNN with in-place ReLU", "transformer"]
+)
+def test_a_compiled_graph_measures_what_eager_does(make, make_input):
+    roles = ("output", "input", "grad_output")
+    expected, weights = train(make(), make_input, 20, roles=roles)
+    net = make()
+    compiled = torch.compile(net, fullgraph=True)
+    found, compiled_weights = train(net, make_input, 20, roles=roles, run=compiled)
+    assert_equal_readings(found, expected)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] <= 2
+    for mine, theirs in zip(compiled_weights, weights, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_sixteen_equal_blocks_share_their_graphs():
+    def compiled(depth):
+        net = Transformer(depth)
+        for block in net.blocks:
+            block.compile(fullgraph=True, backend="aot_eager")
+        return net
+
+    bare = compiled(16)
+    for step in range(2):
+        bare(text(step)).square().mean().backward()
+    graphs_without = counters["stats"]["unique_graphs"]
+    torch.compiler.reset()
+    counters.clear()
+    found, _ = train(compiled(16), text, 6)
+    assert counters["stats"]["unique_graphs"] <= 2 * graphs_without
+    assert not counters["graph_break"]
+    expected, _ = train(Transformer(16), text, 6)
+    assert_equal_readings(found, expected)
+
+
+CHECKPOINTING = {
+    "reentrant": {"use_reentrant": True},
+    "non-reentrant": {"use_reentrant": False},
+    "without early stop": {"use_reentrant": False, "early_stop": False},
+    "random state not kept": {"use_reentrant": False, "preserve_rng_state": False},
+}
+
+
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING.values(), ids=CHECKPOINTING)
+@pytest.mark.parametrize("how", ["eager", "compiled around", "compiled inside"])
+def test_checkpointing_changes_no_count_and_no_value(checkpointing, how):
+    expected, _ = train(Transformer(), text, 4)
+    net, run = Transformer(**checkpointing), None
+    if how == "compiled around":
+        run = torch.compile(net, backend="aot_eager")
+    elif how == "compiled inside":
+        for block in net.blocks:
+            block.compile(fullgraph=True, backend="aot_eager")
+    found, _ = train(net, text, 4, run=run)
+    assert_equal_readings(found, expected)
+
+
+class Several(nn.Module):
+    def forward(self, x, *, shift):
+        return {"sum": x + shift, "parts": (x.relu(), [shift * x])}
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 4)
+        self.several = Several()
+
+    def forward(self, x):
+        out = self.several(self.first(x), shift=x)
+        return out["sum"] + out["parts"][0] + out["parts"][1][0]
+
+
+def rows_of_four(step):
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+
+
+@pytest.mark.parametrize("histogram", [False, True])
+def test_several_tensors_and_ones_own_statistics_are_measured_under_their_names(histogram):
+    large = Statistic("large", lambda x: (x.abs() > 1).double().mean(), merge="mean")
+    most = Statistic("most", lambda x: x.double().max(), merge="max")
+    options = {"roles": ("output", "input", "grad_output", "grad_input"), "statistics": [*NAMES, large, most]}
+    expected, _ = train(Branching(), rows_of_four, 4, histogram=histogram, **options)
+    net = Branching()
+    run = torch.compile(net, fullgraph=True, backend="aot_eager")
+    found, _ = train(net, rows_of_four, 4, run=run, histogram=histogram, **options)
+    assert {site.path for site in expected[0] if site.role == "output"} >= {"several/sum", "several/parts/1/0"}
+    assert_equal_readings(found, expected)
+    if histogram:
+        site = next(site for site in expected[0] if site.path == "first" and site.role == "output")
+        mine, theirs = found[0][site].histogram, expected[0][site].histogram
+        assert mine.counts.tolist() == theirs.counts.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_autocast_and_accumulation_inside_a_graph_keep_the_numbers_true(dtype):
+    net = cnn()
+    recorder = Recorder(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net, "6"), ("output",), recorder.open, recorder.trace)
+    taps.attach()
+    taps.active = True
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    outputs = []
+    for step in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+            outputs.append(compiled(images(step)))
+    (reading,) = recorder.flush()
+    taps.detach()
+    assert outputs[0].dtype is dtype
+    assert_true(reading.statistics, outputs)
+
+
+def test_nan_inside_a_graph_is_counted_and_left_out():
+    net = nn.Sequential(nn.Identity())
+    recorder = Recorder(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net), ("output",), recorder.open, recorder.trace)
+    taps.attach()
+    taps.active = True
+    values = torch.tensor([1.0, float("nan"), float("inf"), -2.0, 0.0])
+    torch.compile(net, fullgraph=True)(values)
+    (reading,) = recorder.flush()
+    taps.detach()
+    assert_true(reading.statistics, [values])
