@@ -61,10 +61,17 @@ class Measuring:
     Args:
         wanted: the columns of the row that are needed, as for `moments.measure`.
         own: the user's statistics.
+        scale: what a GradScaler has multiplied the gradients of modules with, shape (); None without one.
     """
 
     wanted: frozenset[str]
     own: tuple[Statistic, ...]
+    scale: Tensor | None = None
+
+
+def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
+    """A gradient without the scale, in float32 at least: half precision, which needs the scale, would lose it."""
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale
 
 
 class Slots:
@@ -94,6 +101,8 @@ class Slots:
             tensor = tensor.abs()
         if not tensor.numel():
             return
+        if self.is_gradient and self.measuring.scale is not None:
+            tensor = unscaled(tensor, self.measuring.scale)
         row, own = self.rows[k], self.measuring.own
         fresh = measure_without_waiting(tensor, self.measuring.wanted)
         merged = merge_pair(row[:WIDTH], fresh)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookboard import histogram as histograms
-from hookboard.compiled import Measuring, Slots, Traced
+from hookboard.compiled import Measuring, Slots, Traced, unscaled
 from hookboard.histogram import Histogram
 from hookboard.moments import FIELDS, REQUESTABLE, Moments, Row, Scratch, measure, merge
 from hookboard.sites import Role, Site, warn_switched_off
@@ -31,12 +31,15 @@ class Reading:
         moments: of all tensors that passed the site during the step, as if they were one.
         statistics: name to value, as they are logged.
         histogram: of the finite values, where histograms are on.
+        overflowed: whether the gradients of the step were too large for their type under the scale of a GradScaler,
+            which then skips the step. `statistics` holds the counts of such a step, and NaN for all else.
     """
 
     site: Site
     moments: Moments
     statistics: dict[str, float]
     histogram: Histogram | None
+    overflowed: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -87,6 +90,7 @@ class Recorder:
             with torch.inference_mode(False):
                 counts = torch.zeros(histograms.BINS, dtype=torch.long, device=self._rows.device)
             self._counts[index] = counts
+        is_scaled = site.role in ("grad_output", "grad_input")
         is_off = False
 
         def observe(tensor: Tensor) -> None:
@@ -94,7 +98,10 @@ class Recorder:
             if is_off:
                 return
             try:
-                self._record(index, tensor.detach() if tensor.requires_grad else tensor, own, counts)
+                tensor = tensor.detach() if tensor.requires_grad else tensor
+                if is_scaled and self._measuring.scale is not None:
+                    tensor = unscaled(tensor, self._measuring.scale)
+                self._record(index, tensor, own, counts)
             except Exception as error:
                 is_off = True
                 self._off.add((site.name, site.role))
@@ -108,6 +115,13 @@ class Recorder:
             self._traced = Traced(sites, self._measuring, self._rows.device, histogram=self._histogram)
         return self._traced.slots
 
+    def set_scale(self, scale: Tensor) -> None:
+        """From now on the gradients of modules come multiplied with `scale`, of shape ()."""
+        if self._measuring.scale is None:
+            self._measuring.scale = scale.detach().clone()
+        else:
+            self._measuring.scale.copy_(scale)
+
     def is_off(self, name: str, role: Role) -> bool:
         """Whether measuring this role of this module or parameter has failed."""
         return (name, role) in self._off
@@ -120,8 +134,12 @@ class Recorder:
             histograms.count_into(counts, values, implicit_zeros, self._scratch)
         self._rows.append(index, row, numbers)
 
-    def flush(self) -> list[Reading]:
+    def flush(self, next_scale: Tensor | None = None) -> list[Reading]:
         """Merge what was measured since the last flush and forget it.
+
+        Args:
+            next_scale: the scale that the GradScaler has chosen for the next step: less than the last one where
+                gradients have overflowed.
 
         Returns:
             A reading for every site that measured a tensor, in the order the sites were opened.
@@ -130,30 +148,40 @@ class Recorder:
         if not (measured or Traced.most_tensors()):
             return []
         readings = []
-        for site, row, bins in self._to_host():
+        table, overflowed = self._to_host(next_scale)
+        for site, row, bins in table:
             if site not in measured and not row[ELEMENTS].any():
                 continue
             row[self._not_measured] = math.nan
             numbers = row.tolist()
             moments = Moments(*numbers[:WIDTH])
             histogram = None if bins is None else histograms.histogram(bins, moments.min, moments.max)
-            readings.append(Reading(site, moments, self._plan.values(moments, numbers[WIDTH:]), histogram))
+            values = self._plan.values(moments, numbers[WIDTH:])
+            if overflowed:
+                values, histogram = _counts_alone(values, moments), None
+            readings.append(Reading(site, moments, values, histogram, overflowed))
         return readings
 
-    def _to_host(self) -> list[tuple[Site, np.ndarray, np.ndarray | None]]:
-        """The merged row of each site, and its bins where there are some: in one transfer."""
+    def _to_host(self, next_scale: Tensor | None) -> tuple[list[tuple[Site, np.ndarray, np.ndarray | None]], bool]:
+        """The merged row of each site, its bins where there are some, and whether the step overflowed.
+
+        All in one transfer.
+        """
         most = Traced.most_tensors()
         rows, owner = self._rows.take()
         rows = torch.cat([self._merged(rows, owner, len(self._observers)), self._traced.rows(most)])
         layouts = self._traced.layouts(most)
         counts = [*self._counts.values(), *self._traced.counts(most)]
-        host = torch.cat([rows.flatten(), layouts, *(each.double() for each in counts)]).cpu().numpy()
+        overflowed = rows.new_zeros(1)
+        if next_scale is not None and self._measuring.scale is not None:
+            overflowed += next_scale < self._measuring.scale
+        host = torch.cat([overflowed, rows.flatten(), layouts, *(each.double() for each in counts)]).cpu().numpy()
         for each in self._counts.values():
             each.zero_()
         if most:
             self._traced.clear()
 
-        table, numbers, bins = np.split(host, np.cumsum([rows.numel(), layouts.numel()]))
+        table, numbers, bins = np.split(host[1:], np.cumsum([rows.numel(), layouts.numel()]))
         table = table.reshape(rows.shape)
         sites = [*self._observers, *self._traced.named(numbers, most)]
         counted = [*(sites[index] for index in self._counts), *self._traced.counted(numbers, most)]
@@ -162,7 +190,7 @@ class Recorder:
             whole = list(dict.fromkeys(sites))
             into = torch.tensor([whole.index(site) for site in sites])
             table, sites = self._merged(torch.from_numpy(table), into, len(whole)).numpy(), whole
-        return [(site, row, bins_of.get(site)) for site, row in zip(sites, table, strict=True)]
+        return [(site, row, bins_of.get(site)) for site, row in zip(sites, table, strict=True)], bool(host[0])
 
     def _merged(self, rows: Tensor, owner: Tensor, owners: int) -> Tensor:
         """The rows of each owner as one; those of nothing merge with nothing."""
@@ -173,6 +201,12 @@ class Recorder:
             own = merge_own(self._plan.own, rows[:, WIDTH:], elements, owner, owners + 1)
             merged = torch.cat([merged, own], dim=1)
         return merged[:owners]
+
+
+def _counts_alone(values: dict[str, float], moments: Moments) -> dict[str, float]:
+    """The statistics of a step that overflowed: nobody shall take them for those of a step that was made."""
+    counts = {"nonfinite_count": moments.nonfinite}
+    return {name: value if name.endswith("_count") else math.nan for name, value in values.items()} | counts
 
 
 def _summed(counts: Iterable[tuple[Site, np.ndarray]]) -> dict[Site, np.ndarray]:

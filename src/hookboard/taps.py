@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.compiled import Slots, TracedTap, in_backward
+from hookboard.compiled import Slots, Traced, TracedTap, in_backward
 from hookboard.gradients import (
     Edges,
     InputGradients,
@@ -95,7 +95,10 @@ class Taps:
         if role in tap.causes:
             return tap.causes[role]
         if not tap.called:
-            return _why_not_called(module)
+            cause = _why_not_called(module)
+            if role == "grad_input" and Traced.most_tensors():
+                cause += "; or, in a compiled graph, its input needs no gradient or is changed in place by it"
+            return cause
         return "no gradient arrived: the output took no part in what was back-propagated"
 
 

@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from toys import Toy, batches, events, fit, mlp, scalars
 
-from hookboard import ActivationLogger, GradientLogger, Statistic
+from hookboard import ActivationLogger, Statistic
 
 
 def fails_on_odd_widths(x):
@@ -109,11 +109,3 @@ def test_a_forward_under_inference_mode_is_measured_like_any_other(tmp_path):
     fit(tmp_path, Teaches(mlp()), batches(4, 4), logger)
     assert logger.readings[0].moments.count == 2 * 4 * 8
     assert len(events(tmp_path).Histograms("activations/net.0")) == 2
-
-
-def test_a_scaled_gradient_is_said_to_be_one(tmp_path):
-    from lightning.pytorch.plugins import MixedPrecision
-
-    scaled = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
-    with pytest.warns(UserWarning, match="grad_output carry the scale of the GradScaler"):
-        fit(tmp_path, Toy(mlp()), batches(4), GradientLogger(every_n_steps=1), plugins=[scaled])

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -35,6 +36,7 @@ class Watch:
         every_n_steps: the cadence in force.
         loggers: those that are written to.
         before: the parameters as they were before the optimizer stepped, during a due step.
+        scaler: what scales the loss, and with it the gradients.
     """
 
     recorder: Recorder
@@ -47,6 +49,7 @@ class Watch:
     is_due: bool = False
     gaps_are_named: bool = False
     refused: set[str] = field(default_factory=set)
+    scaler: GradScaler | None = None
 
 
 class SiteLogger(Callback, ABC):
@@ -96,6 +99,10 @@ class SiteLogger(Callback, ABC):
 
     def _after_optimizer_step(self, watch: Watch) -> None:
         """Measure what is there only after the steps of all optimizers."""
+
+    def _flush(self, watch: Watch) -> list[Reading]:
+        """The readings of the step."""
+        return watch.recorder.flush()
 
     def _finish(self, readings: list[Reading]) -> list[Reading]:
         """What follows from the readings of several sites together."""
@@ -154,7 +161,7 @@ class SiteLogger(Callback, ABC):
             return
         with self._shielded("reading the step"):
             self._after_optimizer_step(watch)
-            readings = self._finish(watch.recorder.flush())
+            readings = self._finish(self._flush(watch))
             self.readings = tuple(reading for reading in readings if not reading.is_empty)
             self._write(watch, _logged_step(trainer))
             if not watch.gaps_are_named:

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hookboard.callbacks.base import SiteLogger, Watch
 from hookboard.parameters import own_parameters, stepped_by
-from hookboard.recorder import Recorder
+from hookboard.recorder import Reading, Recorder
 from hookboard.selection import select
 from hookboard.sites import Role, Site, resolve_roles
 from hookboard.statistics import DEFAULT, Statistic
@@ -25,7 +27,9 @@ class GradientLogger(SiteLogger):
     been divided by k. `grad_output` is the gradient with respect to what a module returned, `grad_input` what the
     module passes back to its inputs (where an input also goes elsewhere, as into a residual branch, that is this
     module's part of its gradient), `parameter_grad` the gradient of each of its parameters when the optimizer
-    steps, accumulated and unscaled, before Lightning clips it. Tags are `gradient_<statistic>/<module>`,
+    steps, accumulated and unscaled, before Lightning clips it. The scale of a GradScaler is divided out. A step whose
+    gradients overflowed, which the scaler skips, is logged with its counts and `nonfinite_count`, and NaN for all else
+    (a triangle in TensorBoard). Tags are `gradient_<statistic>/<module>`,
     `input_gradient_<statistic>/<module>` and `parameter_gradient_<statistic>/<parameter>`; `gradients/`,
     `input_gradients/` and `parameter_gradients/` for histograms.
 
@@ -66,14 +70,23 @@ class GradientLogger(SiteLogger):
         resolve_roles(roles, get_args(GradientRole))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Select, resolve and attach; see `SiteLogger`. Says so where the gradients will carry a scale."""
+        """Select, resolve and attach; see `SiteLogger`."""
         super().on_fit_start(trainer, pl_module)
-        scaled = {"grad_output", "grad_input"} & set(resolve_roles(self.roles, get_args(GradientRole)))
-        if scaled and getattr(trainer.precision_plugin, "scaler", None) is not None:
-            rank_zero_warn(
-                f"hookboard: {self._name}: {' and '.join(sorted(scaled))} carry the scale of the GradScaler "
-                "(parameter_grad does not)."
-            )
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if self._live is not None and scaler is not None and scaler.is_enabled():
+            self._live.scaler = scaler
+            # Compiled graphs are to find it there: they would be compiled anew when it comes.
+            self._live.recorder.set_scale(torch.ones((), device=pl_module.device))
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Note the scale that this backward pass carries."""
+        watch = self._live
+        if watch is not None and watch.is_due and watch.scaler is not None:
+            with self._shielded("reading the scale of the gradients"):
+                watch.recorder.set_scale(_scale_of(watch.scaler))
+
+    def _flush(self, watch: Watch) -> list[Reading]:
+        return watch.recorder.flush(None if watch.scaler is None else _scale_of(watch.scaler))
 
     def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
         roles = resolve_roles(self.roles, get_args(GradientRole))
@@ -91,3 +104,10 @@ class GradientLogger(SiteLogger):
         for name, parameter in stepped_by(optimizer, watch.parameters).items():
             if parameter.grad is not None:
                 watch.recorder.open(Site(name, "parameter_grad"))(parameter.grad)
+
+
+def _scale_of(scaler: GradScaler) -> Tensor:
+    # get_scale() would make the host wait for the device.
+    scale = scaler._scale
+    assert scale is not None, "the scaler has not scaled a loss yet"
+    return scale
