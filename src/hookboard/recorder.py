@@ -12,7 +12,8 @@ from hookboard import histogram as histograms
 from hookboard.compiled import Measuring, Slots, Traced, unscaled
 from hookboard.histogram import Histogram
 from hookboard.moments import FIELDS, REQUESTABLE, Moments, Row, Scratch, measure, merge
-from hookboard.sites import Role, Site, warn_switched_off
+from hookboard.ranks import Ranks, own_part
+from hookboard.sites import MOMENTS_ONLY, Role, Site, warn_switched_off
 from hookboard.statistics import Plan, Statistic, measure_own, merge_own
 from hookboard.values import real_values
 
@@ -54,9 +55,19 @@ class Recorder:
         plan: the statistics to measure.
         device: where the rows are kept.
         histogram: whether to count histograms too.
+        ranks: the processes that train this model together; None where there is one.
+        sync: whether they merge what they measured: then every one of them must call each flush.
     """
 
-    def __init__(self, plan: Plan, device: torch.device, *, histogram: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        device: torch.device,
+        *,
+        histogram: bool = False,
+        ranks: Ranks | None = None,
+        sync: bool = True,
+    ) -> None:
         self._plan = plan
         self._wanted = plan.wanted | ({"mean", "m2"} if histogram else set())
         self._scratch = Scratch()
@@ -66,30 +77,27 @@ class Recorder:
         self._traced = Traced((), self._measuring, device, histogram=histogram)
         self._observers: dict[Site, Callable[[Tensor], None]] = {}
         self._histogram = histogram
-        self._counts: dict[int, Tensor] = {}
+        self._counts: dict[Site, Tensor] = {}
+        self._ranks = ranks
+        self._sync = sync and ranks is not None
+        self._agreed: tuple[list[Site], int] = ([], 0)
+        self._has_failed = False
         self._off: set[tuple[str, Role]] = set()
 
-    def open(self, site: Site, *, moments_only: bool = False) -> Callable[[Tensor], None]:
+    def open(self, site: Site) -> Callable[[Tensor], None]:
         """The function that measures a tensor of this site; the site is added when it is first asked for.
 
         If measuring fails, that function says so once, and from then on does nothing.
-
-        Args:
-            site: what the tensors belong to.
-            moments_only: leave out the user's own statistics and the histogram.
         """
         if site not in self._observers:
-            self._observers[site] = self._add(site, moments_only)
+            self._observers[site] = self._add(site)
         return self._observers[site]
 
-    def _add(self, site: Site, moments_only: bool) -> Callable[[Tensor], None]:
+    def _add(self, site: Site) -> Callable[[Tensor], None]:
         index = len(self._observers)
-        own = () if moments_only else self._plan.own
-        counts = None
-        if self._histogram and not moments_only:
-            with torch.inference_mode(False):
-                counts = torch.zeros(histograms.BINS, dtype=torch.long, device=self._rows.device)
-            self._counts[index] = counts
+        own = () if site.role in MOMENTS_ONLY else self._plan.own
+        counts = self._counts_of(site) if self._has_histogram(site) else None
+        is_replicated = site.role.startswith("parameter")
         is_scaled = site.role in ("grad_output", "grad_input")
         is_off = False
 
@@ -99,6 +107,11 @@ class Recorder:
                 return
             try:
                 tensor = tensor.detach() if tensor.requires_grad else tensor
+                if self._ranks is not None:
+                    part = own_part(tensor, is_replicated=is_replicated, rank=self._ranks.rank, is_merged=self._sync)
+                    if part is None:
+                        return
+                    tensor = part
                 if is_scaled and self._measuring.scale is not None:
                     tensor = unscaled(tensor, self._measuring.scale)
                 self._record(index, tensor, own, counts)
@@ -108,6 +121,15 @@ class Recorder:
                 warn_switched_off(f"{site.role} of {site.path!r}", error)
 
         return observe
+
+    def _has_histogram(self, site: Site) -> bool:
+        return self._histogram and site.role not in MOMENTS_ONLY
+
+    def _counts_of(self, site: Site) -> Tensor:
+        if site not in self._counts:
+            with torch.inference_mode(False):
+                self._counts[site] = torch.zeros(histograms.BINS, dtype=torch.long, device=self._rows.device)
+        return self._counts[site]
 
     def trace(self, sites: Collection[tuple[str, Role]]) -> dict[tuple[str, Role], Slots]:
         """The rows of these modules and roles for the compiled graphs that measure them; to be asked for once."""
@@ -122,8 +144,13 @@ class Recorder:
         else:
             self._measuring.scale.copy_(scale)
 
+    def give_up(self) -> bool:
+        """Whether this rank must stay until the next flush, which tells the others that it measures no more."""
+        stays, self._has_failed = self._sync and not self._has_failed, True
+        return stays
+
     def is_off(self, name: str, role: Role) -> bool:
-        """Whether measuring this role of this module or parameter has failed."""
+        """Whether measuring this role of this module or parameter has failed, on any rank."""
         return (name, role) in self._off
 
     def _record(self, index: int, tensor: Tensor, own: tuple[Statistic, ...], counts: Tensor | None) -> None:
@@ -142,14 +169,20 @@ class Recorder:
                 gradients have overflowed.
 
         Returns:
-            A reading for every site that measured a tensor, in the order the sites were opened.
+            A reading for every site that measured a tensor, on any rank if they merge.
+
+        Raises:
+            RuntimeError: a rank has given up: the ranks can no longer merge.
         """
         measured = {site for index, site in enumerate(self._observers) if index in set(self._rows.owners)}
-        if not (measured or Traced.most_tensors()):
+        if not (measured or Traced.most_tensors() or self._sync):
             return []
         readings = []
         table, overflowed = self._to_host(next_scale)
         for site, row, bins in table:
+            if math.isnan(row[0]):  # it failed, here or on another rank: the rest is not the whole
+                self._off.add((site.name, site.role))
+                continue
             if site not in measured and not row[ELEMENTS].any():
                 continue
             row[self._not_measured] = math.nan
@@ -167,30 +200,71 @@ class Recorder:
 
         All in one transfer.
         """
-        most = Traced.most_tensors()
+        local = list(self._observers)
         rows, owner = self._rows.take()
-        rows = torch.cat([self._merged(rows, owner, len(self._observers)), self._traced.rows(most)])
-        layouts = self._traced.layouts(most)
-        counts = [*self._counts.values(), *self._traced.counts(most)]
+        merged = self._merged(rows, owner, len(local) + 1)  # the last is the empty row
+        for index, site in enumerate(local):
+            if self.is_off(site.name, site.role):
+                merged[index] = math.nan
         overflowed = rows.new_zeros(1)
         if next_scale is not None and self._measuring.scale is not None:
             overflowed += next_scale < self._measuring.scale
-        host = torch.cat([overflowed, rows.flatten(), layouts, *(each.double() for each in counts)]).cpu().numpy()
+
+        while True:
+            sites, most = self._agreed if self._sync else (local, Traced.most_tensors())
+            rows = torch.cat([_in_order(merged, local, sites), self._traced.rows(most)])
+            layouts = self._traced.layouts(most)
+            counted = [site for site in sites if self._has_histogram(site)]
+            bins = [*map(self._counts_of, counted), *self._traced.counts(most)]
+            counts = torch.cat(bins).double() if bins else rows.new_empty(0)
+            status = overflowed.new_zeros(1)
+            if self._sync:
+                status += math.nan if self._has_failed else not self._agreed_on(local)
+            packed = [status, overflowed, layouts, rows.flatten(), counts]
+            if self._sync:
+                packed = self._over_ranks(packed, rows.shape)
+            host = torch.cat(packed).cpu().numpy()
+            if math.isnan(host[0]):
+                self._has_failed = True
+                raise RuntimeError("another rank has stopped measuring")
+            if not host[0]:
+                break
+            self._agree(local)
+
         for each in self._counts.values():
             each.zero_()
         if most:
             self._traced.clear()
-
-        table, numbers, bins = np.split(host[1:], np.cumsum([rows.numel(), layouts.numel()]))
+        numbers, table, all_bins = np.split(host[2:], np.cumsum([layouts.numel(), rows.numel()]))
         table = table.reshape(rows.shape)
-        sites = [*self._observers, *self._traced.named(numbers, most)]
-        counted = [*(sites[index] for index in self._counts), *self._traced.counted(numbers, most)]
-        bins_of = _summed(zip(counted, bins.reshape(-1, histograms.BINS), strict=True))
+        counted += self._traced.counted(numbers, most)
+        sites = [*sites, *self._traced.named(numbers, most)]
+        bins_of = _summed(zip(counted, all_bins.reshape(-1, histograms.BINS), strict=True))
         if len(set(sites)) < len(sites):  # a module that ran compiled and not, in one step
             whole = list(dict.fromkeys(sites))
             into = torch.tensor([whole.index(site) for site in sites])
             table, sites = self._merged(torch.from_numpy(table), into, len(whole)).numpy(), whole
-        return [(site, row, bins_of.get(site)) for site, row in zip(sites, table, strict=True)], bool(host[0])
+        return [(site, row, bins_of.get(site)) for site, row in zip(sites, table, strict=True)], bool(host[1])
+
+    def _agreed_on(self, sites: list[Site]) -> bool:
+        return set(sites) <= set(self._agreed[0]) and Traced.most_tensors() <= self._agreed[1]
+
+    def _agree(self, sites: list[Site]) -> None:
+        """Have all ranks lay out their rows alike: only what lies in the same place can be merged."""
+        assert self._ranks is not None
+        items = self._ranks.union([*self._agreed[0], *sites, Traced.most_tensors()])
+        known = [item for item in items if isinstance(item, Site)]
+        self._agreed = known, max(item for item in items if isinstance(item, int))
+
+    def _over_ranks(self, packed: list[Tensor], shape: torch.Size) -> list[Tensor]:
+        """The same parts of all ranks together."""
+        assert self._ranks is not None
+        *mine, counts = packed
+        each, counts = self._ranks.gather_and_sum(torch.cat(mine), counts)
+        status, overflowed, layouts, rows = each.split([part.numel() for part in mine], dim=1)
+        owner = torch.arange(shape[0], device=rows.device).repeat(self._ranks.size)
+        merged = self._merged(rows.reshape(-1, shape[1]), owner, shape[0])
+        return [status.sum(0), overflowed.amax(0), layouts.amax(0), merged.flatten(), counts]
 
     def _merged(self, rows: Tensor, owner: Tensor, owners: int) -> Tensor:
         """The rows of each owner as one; those of nothing merge with nothing."""
@@ -201,6 +275,15 @@ class Recorder:
             own = merge_own(self._plan.own, rows[:, WIDTH:], elements, owner, owners + 1)
             merged = torch.cat([merged, own], dim=1)
         return merged[:owners]
+
+
+def _in_order(rows: Tensor, given: list[Site], wanted: list[Site]) -> Tensor:
+    """The rows of the given sites, and behind them the empty one, as those of the wanted sites."""
+    if given == wanted:
+        return rows[:-1]
+    place = {site: index for index, site in enumerate(given)}
+    order = torch.tensor([place.get(site, len(given)) for site in wanted], dtype=torch.long, device=rows.device)
+    return rows[order]
 
 
 def _counts_alone(values: dict[str, float], moments: Moments) -> dict[str, float]:

@@ -29,6 +29,10 @@ KINDS: dict[str, str] = {
 }
 
 
+MOMENTS_ONLY: frozenset[Role] = frozenset({"parameter_before", "parameter_update"})
+"""Roles that serve the norm of an update: they have neither a histogram nor the user's own statistics."""
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """One tensor slot that is watched.

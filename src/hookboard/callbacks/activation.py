@@ -35,6 +35,8 @@ class ActivationLogger(SiteLogger):
         statistics: Names from `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count
             nan_count inf_count`, and your own: a `hookboard.Statistic` or the dotted path of one.
         histogram: Whether to log histograms too. They cost more than all statistics together.
+        sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
+            Otherwise rank 0 logs its own.
 
     Raises:
         ValueError: At construction: an unknown statistic or role, or an `every_n_steps` below 1. At fit start: a
@@ -54,8 +56,9 @@ class ActivationLogger(SiteLogger):
         every_n_steps: int | None = None,
         statistics: str | Sequence[str | Statistic] = DEFAULT,
         histogram: bool = False,
+        sync_dist: bool = True,
     ) -> None:
-        super().__init__(modules, types, every_n_steps, statistics, histogram)
+        super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
         self.roles = roles
         resolve_roles(roles, get_args(ActivationRole))
 

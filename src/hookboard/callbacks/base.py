@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from hookboard.compiled import forget_graphs
 from hookboard.parameters import why_silent
+from hookboard.ranks import Ranks
 from hookboard.recorder import Reading, Recorder
 from hookboard.schedule import is_due
 from hookboard.sites import Role, warn_switched_off
@@ -69,6 +70,7 @@ class SiteLogger(Callback, ABC):
         every_n_steps: int | None,
         statistics: str | Sequence[str | Statistic],
         histogram: bool,
+        sync_dist: bool,
     ) -> None:
         super().__init__()
         is_count = isinstance(every_n_steps, int) and not isinstance(every_n_steps, bool)
@@ -82,6 +84,7 @@ class SiteLogger(Callback, ABC):
         self.every_n_steps = every_n_steps
         self.statistics = statistics
         self.histogram = histogram
+        self.sync_dist = sync_dist
         self.readings = ()
         self._live: Watch | None = None
         self._plan()
@@ -120,16 +123,15 @@ class SiteLogger(Callback, ABC):
         """
         self._let_go()
         self.readings = ()
-        recorder = Recorder(self._plan(), pl_module.device, histogram=self.histogram)
+        ranks = Ranks() if trainer.world_size > 1 else None
+        recorder = Recorder(self._plan(), pl_module.device, histogram=self.histogram, ranks=ranks, sync=self.sync_dist)
         watch = self._watch(pl_module, recorder)
         reason = _why_not_measured(trainer, pl_module)
         if reason:
             rank_zero_info(f"hookboard: {self._name} measures nothing: {reason}.")
             return
-        if not trainer.is_global_zero:
+        if not (self.sync_dist or trainer.is_global_zero):
             return
-        if trainer.world_size > 1:
-            rank_zero_info(f"hookboard: {self._name} measures rank 0 alone.")
         watch.every_n_steps = _log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
         watch.loggers = list(trainer.loggers)
         self._live = watch
@@ -159,11 +161,15 @@ class SiteLogger(Callback, ABC):
         watch.taps.settle()
         if trainer.fit_loop.epoch_loop._should_accumulate():
             return
-        with self._shielded("reading the step"):
+        with self._shielded("measuring after the optimizer step"):
             self._after_optimizer_step(watch)
+        if self._live is None:
+            return
+        with self._shielded("reading the step"):
             readings = self._finish(self._flush(watch))
             self.readings = tuple(reading for reading in readings if not reading.is_empty)
-            self._write(watch, _logged_step(trainer))
+            if trainer.is_global_zero:
+                self._write(watch, _logged_step(trainer))
             if not watch.gaps_are_named:
                 self._name_gaps(watch, readings, _logged_step(trainer))
                 watch.gaps_are_named = True
@@ -189,10 +195,12 @@ class SiteLogger(Callback, ABC):
     @contextmanager
     def _shielded(self, doing: str) -> Iterator[None]:
         """A fault of ours ends the watch, never the training."""
+        watch = self._live
         try:
             yield
         except Exception as error:
-            self._let_go()
+            if watch is None or not watch.recorder.give_up():
+                self._let_go()
             warn_switched_off(f"{self._name} ({doing})", error)
 
     def _write(self, watch: Watch, step: int) -> None:

@@ -41,6 +41,8 @@ class ParameterLogger(SiteLogger):
             nan_count inf_count update_norm update_ratio`, and your own: a `hookboard.Statistic` or the dotted path
             of one.
         histogram: Whether to log histograms too.
+        sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
+            Otherwise rank 0 logs its own.
 
     Raises:
         ValueError: At construction: an unknown statistic, or an `every_n_steps` below 1. At fit start: a pattern
@@ -59,8 +61,9 @@ class ParameterLogger(SiteLogger):
         every_n_steps: int | None = None,
         statistics: str | Sequence[str | Statistic] = ("mean", "std", "abs_max", *UPDATES),
         histogram: bool = False,
+        sync_dist: bool = True,
     ) -> None:
-        super().__init__(modules, types, every_n_steps, statistics, histogram)
+        super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
 
     @property
     def _updates(self) -> list[str]:
@@ -91,8 +94,8 @@ class ParameterLogger(SiteLogger):
             recorder.open(Site(name, "parameter"))(parameter)
         for name, before in watch.before.items():
             after = watch.parameters[name].detach()
-            recorder.open(Site(name, "parameter_before"), moments_only=True)(before)
-            recorder.open(Site(name, "parameter_update"), moments_only=True)(_difference(after, before))
+            recorder.open(Site(name, "parameter_before"))(before)
+            recorder.open(Site(name, "parameter_update"))(_difference(after, before))
         watch.before.clear()
 
     def _finish(self, readings: list[Reading]) -> list[Reading]:

@@ -1,0 +1,120 @@
+"""Two real processes must log what one process logs on the data of both."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from toys import scalars
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).with_name("train.py")
+STEPS = 3
+
+
+def run(folder, strategy, devices, sync="sync"):
+    """The readings of each rank: for every step, by site."""
+    command = [sys.executable, str(SCRIPT), strategy, str(devices), sync, str(folder / strategy)]
+    environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    saved = [torch.load(folder / f"{strategy}.{rank}", weights_only=False) for rank in range(devices)]
+    return [[{reading.site: reading for reading in step} for step in steps] for steps in saved]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def one(folder):
+    return run(folder, "auto", 1)[0]
+
+
+@pytest.fixture(scope="module", params=["ddp_find_unused_parameters_true", "ddp_spawn_find_unused_parameters_true"])
+def two(folder, request):
+    return run(folder, request.param, 2)
+
+
+def assert_same(mine, theirs, scale=1.0):
+    for name, expected in theirs.statistics.items():
+        power = 2 if name == "var" else 0 if name.endswith(("_fraction", "_count", "_zero")) else 1
+        rounding = 1e-7 * abs(theirs.statistics.get("abs_max", 0.0))
+        if name == "update_norm":
+            assert mine.statistics[name] == expected
+        else:
+            expected = expected * scale**power
+            assert mine.statistics[name] == pytest.approx(expected, rel=1e-6, abs=rounding, nan_ok=True), name
+
+
+def test_every_statistic_is_that_of_one_process_on_the_data_of_both(one, two):
+    assert len(one) == len(two[0]) == STEPS
+    for mine, theirs in zip(two[0], one, strict=True):
+        of_data = [site for site in theirs if site.role != "parameter_grad"]
+        assert {site.role for site in of_data} >= {"output", "input", "grad_output", "grad_input", "parameter"}
+        assert set(mine) - set(of_data) == {site for site in mine if site.role == "parameter_grad"}
+        for site in of_data:
+            assert_same(mine[site], theirs[site])
+            assert mine[site].moments.count == theirs[site].moments.count
+
+
+def test_a_branch_that_one_rank_takes_alone_is_logged(two):
+    ran = [{site.path for site in step if site.name == "net.branch"} for step in two[0]]
+    assert ran[0] == set()
+    assert "net.branch/0" in ran[1]
+
+
+def test_the_gradient_of_a_parameter_is_the_mean_over_the_ranks_and_counts_once(one, two):
+    for mine, theirs in zip(two[0], one, strict=True):
+        sites = [site for site in theirs if site.role == "parameter_grad" and "branch" not in site.name]
+        assert len(sites) == 4
+        for site in sites:
+            assert mine[site].statistics["l2"] == pytest.approx(theirs[site].statistics["l2"] / 2, rel=1e-5)
+            assert mine[site].moments.count == theirs[site].moments.count
+
+
+def test_histograms_add_up(one, two):
+    for mine, theirs in zip(two[0], one, strict=True):
+        for site, reading in theirs.items():
+            if site.role == "output":
+                assert mine[site].histogram.counts.sum() == reading.histogram.counts.sum()
+
+
+def test_every_rank_has_the_same_readings(two):
+    for mine, theirs in zip(*two, strict=True):
+        assert mine.keys() == theirs.keys()
+        for site in mine:
+            assert mine[site].statistics == pytest.approx(theirs[site].statistics, nan_ok=True)
+
+
+def test_only_rank_zero_writes(folder, two):
+    for events in folder.glob("*.events"):
+        assert len(list(events.glob("events.*"))) == 1
+        assert set(scalars(events)["activation_mean/net.first"]) == {0, 1, 2}
+
+
+def test_without_sync_dist_rank_zero_logs_its_own(folder, one):
+    (zero, other) = run(folder, "ddp_find_unused_parameters_true", 2, "alone")
+    assert [len(step) > 0 for step in zero] == [True] * STEPS
+    assert [len(step) for step in other] == [0] * STEPS
+    counts = [
+        reading.moments.count
+        for step in zero
+        for site, reading in step.items()
+        if (site.path, site.role) == ("net.first", "output")
+    ]
+    assert counts == [8 * 3, 8 * 4, 8 * 2]
+
+
+def test_a_fault_on_one_rank_hangs_nobody_and_leaves_no_part_of_a_number(folder):
+    steps, _ = run(folder, "ddp_find_unused_parameters_true", 2, "faults")
+    parameters = [any(site.role == "parameter" for site in step) for step in steps]
+    assert parameters[0]
+    for step in steps[1:]:
+        names = {site.name for site in step if site.role == "output"}
+        assert "net.first" in names
+        assert "net.last" not in names

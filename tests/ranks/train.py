@@ -1,0 +1,130 @@
+"""Trains a toy on any strategy and saves what rank 0 read: python train.py STRATEGY DEVICES sync|alone|faults FILE."""
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from hookboard import ActivationLogger, GradientLogger, ParameterLogger, Statistic
+from hookboard.statistics import FORMULAS
+
+SIZES = {0: [3, 4, 2], 1: [5, 1, 6]}
+"""Rows of each rank's batches."""
+
+
+def near_zero(x: Tensor) -> Tensor:
+    return (x.abs() < 0.5).double().mean()
+
+
+NEAR_ZERO = Statistic("near_zero", near_zero, merge="mean")
+
+
+class Branches(nn.Module):
+    """Rank 1 alone takes the branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 8)
+        self.relu = nn.ReLU(inplace=True)
+        self.branch = nn.LSTM(8, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ordinary, special = x[x[:, 0] < 100], x[x[:, 0] >= 100]
+        y = self.relu(self.first(torch.cat([ordinary, special]) % 100))
+        if len(special):
+            y = torch.cat([y[: len(ordinary)], self.branch(y[len(ordinary) :])[0]])
+        return self.last(y)
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Branches()
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return self.net(batch).square().sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class Batches(IterableDataset):
+    """Those of this rank, or of both ranks as one batch."""
+
+    def __init__(self, together: bool) -> None:
+        self.together = together
+
+    def __iter__(self):
+        for step in range(3):
+            parts = []
+            for rank, sizes in SIZES.items():
+                generator = torch.Generator().manual_seed(10 * step + rank)
+                parts.append(torch.rand(sizes[step], 4, generator=generator) + 100 * (rank if step else 0))
+            mine = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+            yield torch.cat(parts) if self.together else parts[mine]
+
+
+def main(strategy: str, devices: int, how: str, file: str) -> None:
+    warnings.simplefilter("ignore")
+    sync = how != "alone"
+    statistics = [*FORMULAS, NEAR_ZERO]
+    options = {"statistics": statistics, "histogram": True, "sync_dist": sync}
+    callbacks: list[Any] = [
+        ActivationLogger(roles=["output", "input"], **options),
+        GradientLogger(roles=["grad_output", "grad_input", "parameter_grad"], **options),
+        ParameterLogger(statistics=[*statistics, "update_norm"], histogram=True, sync_dist=sync),
+    ]
+    if how == "faults":
+        callbacks = [Faulty(), ActivationLogger(statistics=["mean", Statistic("faulty", fails_on_rank_one)])]
+    trainer = Trainer(
+        strategy=strategy,
+        devices=devices,
+        accelerator="cpu",
+        max_epochs=1,
+        log_every_n_steps=1,
+        callbacks=[*callbacks, Save(callbacks, file)],
+        logger=TensorBoardLogger(file + ".events", name=None, version=""),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(Model(), DataLoader(Batches(together=devices == 1), batch_size=None))
+
+
+class Faulty(ParameterLogger):
+    """Breaks on rank 1 in the second step."""
+
+    def _after_optimizer_step(self, watch: Any) -> None:
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps == 2 and torch.distributed.get_rank() == 1:
+            raise RuntimeError("broken on purpose")
+        super()._after_optimizer_step(watch)
+
+
+def fails_on_rank_one(x: Tensor) -> float:
+    if torch.distributed.get_rank() == 1 and x.shape[-1] == 3:
+        raise RuntimeError("broken on purpose")
+    return 0.0
+
+
+class Save(Callback):
+    def __init__(self, watched, file: str) -> None:
+        self.watched, self.file, self.steps = watched, file, []
+
+    def on_train_batch_end(self, *args) -> None:
+        self.steps.append([reading for callback in self.watched for reading in callback.readings])
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        torch.save(self.steps, f"{self.file}.{trainer.global_rank}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])
