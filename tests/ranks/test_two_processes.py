@@ -15,9 +15,9 @@ SCRIPT = Path(__file__).with_name("train.py")
 STEPS = 3
 
 
-def run(folder, strategy, devices, sync="sync"):
+def run(folder, strategy, devices, how="sync"):
     """The readings of each rank: for every step, by site."""
-    command = [sys.executable, str(SCRIPT), strategy, str(devices), sync, str(folder / strategy)]
+    command = [sys.executable, str(SCRIPT), strategy, str(devices), how, str(folder / strategy)]
     environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -40,15 +40,10 @@ def two(folder, request):
     return run(folder, request.param, 2)
 
 
-def assert_same(mine, theirs, scale=1.0):
-    for name, expected in theirs.statistics.items():
-        power = 2 if name == "var" else 0 if name.endswith(("_fraction", "_count", "_zero")) else 1
-        rounding = 1e-7 * abs(theirs.statistics.get("abs_max", 0.0))
-        if name == "update_norm":
-            assert mine.statistics[name] == expected
-        else:
-            expected = expected * scale**power
-            assert mine.statistics[name] == pytest.approx(expected, rel=1e-6, abs=rounding, nan_ok=True), name
+def assert_same(mine, theirs, rel=1e-6):
+    rounding = 1e-7 * abs(theirs.statistics.get("abs_max", 0.0))
+    assert mine.statistics == pytest.approx(theirs.statistics, rel=rel, abs=rounding, nan_ok=True)
+    assert mine.moments.count == theirs.moments.count
 
 
 def test_every_statistic_is_that_of_one_process_on_the_data_of_both(one, two):
@@ -59,7 +54,6 @@ def test_every_statistic_is_that_of_one_process_on_the_data_of_both(one, two):
         assert set(mine) - set(of_data) == {site for site in mine if site.role == "parameter_grad"}
         for site in of_data:
             assert_same(mine[site], theirs[site])
-            assert mine[site].moments.count == theirs[site].moments.count
 
 
 def test_a_branch_that_one_rank_takes_alone_is_logged(two):
@@ -118,3 +112,19 @@ def test_a_fault_on_one_rank_hangs_nobody_and_leaves_no_part_of_a_number(folder)
         names = {site.name for site in step if site.role == "output"}
         assert "net.first" in names
         assert "net.last" not in names
+
+
+def test_sharded_parameters_are_measured_as_a_whole(tmp_path):
+    whole = run(tmp_path, "auto", 1, "sharded")[0]
+    sharded, _ = run(tmp_path, "fsdp", 2, "sharded")
+    assert len(sharded) == STEPS
+    for mine, theirs in zip(sharded, whole, strict=True):
+        assert mine.keys() == theirs.keys()
+        for site, reading in theirs.items():
+            if site.role == "parameter_grad":
+                assert mine[site].statistics["l2"] == pytest.approx(reading.statistics["l2"] / 2, rel=1e-5)
+                assert mine[site].moments.count == reading.moments.count
+            else:
+                assert_same(mine[site], reading, rel=1e-5)
+        moved = [reading for site, reading in mine.items() if site.role == "parameter_update"]
+        assert all(reading.statistics["update_norm"] > 0 for reading in moved)

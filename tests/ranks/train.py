@@ -1,4 +1,7 @@
-"""Trains a toy on any strategy and saves what rank 0 read: python train.py STRATEGY DEVICES sync|alone|faults FILE."""
+"""Trains a toy on any strategy and saves what each rank read.
+
+python train.py STRATEGY DEVICES sync|alone|faults|sharded FILE
+"""
 
 import sys
 import warnings
@@ -7,7 +10,9 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, IterableDataset
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger, Statistic
@@ -25,34 +30,42 @@ NEAR_ZERO = Statistic("near_zero", near_zero, merge="mean")
 
 
 class Branches(nn.Module):
-    """Rank 1 alone takes the branch."""
+    """Rank 1 alone takes the branch, where there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_branch: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.Linear(4, 8)
         self.relu = nn.ReLU(inplace=True)
-        self.branch = nn.LSTM(8, 8)
+        self.branch = nn.LSTM(8, 8) if has_branch else None
         self.last = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         ordinary, special = x[x[:, 0] < 100], x[x[:, 0] >= 100]
         y = self.relu(self.first(torch.cat([ordinary, special]) % 100))
-        if len(special):
+        if len(special) and self.branch is not None:
             y = torch.cat([y[: len(ordinary)], self.branch(y[len(ordinary) :])[0]])
         return self.last(y)
 
 
 class Model(LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, has_branch: bool, lr: float) -> None:
         super().__init__()
-        self.net = Branches()
+        self.net = Branches(has_branch)
+        self.lr = lr
+
+    def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            mesh = self.device_mesh["data_parallel"]
+            fully_shard(self.net.first, mesh=mesh)
+            fully_shard(self.net, mesh=mesh)
 
     def training_step(self, batch: Tensor) -> Tensor:
         return self.net(batch).square().sum()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
+        # The mean of the ranks' gradients is half of their sum, which one process has.
+        return torch.optim.SGD(self.parameters(), lr=self.lr * self.trainer.world_size)
 
 
 class Batches(IterableDataset):
@@ -84,7 +97,7 @@ def main(strategy: str, devices: int, how: str, file: str) -> None:
     if how == "faults":
         callbacks = [Faulty(), ActivationLogger(statistics=["mean", Statistic("faulty", fails_on_rank_one)])]
     trainer = Trainer(
-        strategy=strategy,
+        strategy=ModelParallelStrategy(devices, 1) if strategy == "fsdp" else strategy,
         devices=devices,
         accelerator="cpu",
         max_epochs=1,
@@ -96,7 +109,8 @@ def main(strategy: str, devices: int, how: str, file: str) -> None:
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-    trainer.fit(Model(), DataLoader(Batches(together=devices == 1), batch_size=None))
+    model = Model(has_branch=how != "sharded", lr=0.01 if how == "sharded" else 0.0)
+    trainer.fit(model, DataLoader(Batches(together=devices == 1), batch_size=None))
 
 
 class Faulty(ParameterLogger):
