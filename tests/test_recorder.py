@@ -76,3 +76,31 @@ def test_an_empty_tensor_gives_an_empty_reading():
     mine.open(A)(torch.empty(0, 3))
     (reading,) = mine.flush()
     assert reading.is_empty
+
+
+class Alone:
+    """The ranks of a run with one process, which counts what they exchange."""
+
+    size, rank, exchanges, agreements = 1, 0, 0, 0
+
+    def gather_and_sum(self, mine, summed):
+        self.exchanges += 1
+        return mine[None], summed
+
+    def union(self, mine):
+        self.agreements += 1
+        return list(dict.fromkeys(mine))
+
+
+def test_ranks_exchange_once_for_each_flush_unless_a_site_is_new():
+    ranks = Alone()
+    mine = recorder(ranks=ranks, histogram=True)
+    exchanges = []
+    for sites in ([A], [A], [A, B], [B], []):
+        for site in sites:
+            mine.open(site)(normal(10))
+        before = ranks.exchanges
+        assert [reading.site for reading in mine.flush()] == sites
+        exchanges.append(ranks.exchanges - before)
+    assert exchanges == [2, 1, 2, 1, 1]
+    assert ranks.agreements == 2

@@ -61,3 +61,11 @@ def test_a_jagged_tensor_gives_its_values():
     values, zeros = real_values(jagged)
     assert values.tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
     assert zeros == 0
+
+
+def test_a_view_that_is_negated_only_when_read_has_its_sign():
+    conjugated = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    assert conjugated.is_neg()
+    values, _ = real_values(conjugated)
+    assert not values.is_neg()
+    assert values.tolist() == [-2.0, 4.0]

@@ -15,16 +15,13 @@ from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 
 from hookboard.histogram import BINS, count_without_waiting
-from hookboard.moments import EMPTY, FIELDS, measure_without_waiting, merge_pair
+from hookboard.moments import EMPTY, WIDTH, elements_in, measure_without_waiting, merge_pair
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.sites import Role, Site
 from hookboard.statistics import IDENTITY, Statistic, measure_own, merge_own_pair
 
 MOST_TENSORS = 8
 """Tensors of one role that a compiled module may have: their rows are there before it is traced."""
-
-WIDTH = len(FIELDS)
-
 
 _LIBRARY = torch.library.Library("hookboard", "DEF")
 _LIBRARY.define("is_recomputed(Tensor row) -> Tensor")
@@ -35,7 +32,7 @@ def _is_recomputed(row: Tensor) -> Tensor:
     return torch.tensor(in_backward())
 
 
-@torch.library.register_fake("hookboard::is_recomputed", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+@torch.library.register_fake("hookboard::is_recomputed", lib=_LIBRARY)  # type: ignore[untyped-decorator]  # torch has no types for it
 def _(row: Tensor) -> Tensor:
     return torch.empty((), dtype=torch.bool, device="cpu")
 
@@ -107,7 +104,7 @@ class Slots:
         fresh = measure_without_waiting(tensor, self.measuring.wanted)
         merged = merge_pair(row[:WIDTH], fresh)
         if own:
-            elements = (row[0] + row[5:8].sum(), fresh[0] + fresh[5:8].sum())
+            elements = (elements_in(row), elements_in(fresh))
             merged = torch.cat([merged, merge_own_pair(own, row[WIDTH:], measure_own(own, tensor), elements)])
         if self.is_gradient:
             row.copy_(merged)
@@ -176,7 +173,7 @@ def _show_gradients(slots: Slots, value: Any, named: object) -> Any:
         position += 1
         if not tensor.requires_grad or position >= MOST_TENSORS:
             return tensor
-        return _GradientTap.apply(tensor, slots, position)  # type: ignore[no-any-return]
+        return _GradientTap.apply(tensor, slots, position)  # type: ignore[no-any-return]  # apply is untyped
 
     return map_tensors(tap, value)
 
@@ -203,7 +200,7 @@ class _GradientTap(torch.autograd.Function):
 _LAYOUTS: dict[int, tuple[str, ...]] = {}
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it
 def _number_of(paths: tuple[str, ...]) -> int:
     number = 0 if paths == ("",) else zlib.crc32("\n".join(paths).encode()) + 1
     _LAYOUTS[number] = paths

@@ -20,6 +20,8 @@ mean, m2: the mean, and the sum of squared differences from it.
 abs_sum: the sum of absolute values. zeros: how many are 0. min, max: inf and -inf where count is 0.
 """
 
+WIDTH = len(FIELDS)
+
 REQUESTABLE = frozenset({"mean", "m2", "abs_sum", "zeros"})
 """Columns that may cost a read of their own and need not be filled where no statistic needs them."""
 
@@ -41,6 +43,11 @@ MOST_VIEWS = 1000
 
 CANCELLATION = 1e-6
 """Where the variance is a smaller part than this of the mean square, it is computed again about the mean."""
+
+
+def elements_in(rows: Tensor) -> Tensor:
+    """How many values each row speaks of, finite or not; shape (..., at least WIDTH) to (...)."""
+    return rows[..., 0] + rows[..., 5:8].sum(-1)
 
 
 @dataclass(frozen=True, slots=True)

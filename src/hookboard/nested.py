@@ -42,7 +42,8 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(value, **{str(key): map_tensors(change, item) for key, item in _items(value)})
     if isinstance(value, Mapping):
-        return type(value)({key: map_tensors(change, item) for key, item in value.items()})  # type: ignore[call-arg]
+        changed = {key: map_tensors(change, item) for key, item in value.items()}
+        return type(value)(changed)  # type: ignore[call-arg]  # no Mapping promises it, all common ones take it
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*[map_tensors(change, item) for item in value])
     if isinstance(value, tuple | list):

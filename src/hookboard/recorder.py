@@ -11,16 +11,11 @@ from torch import Tensor
 from hookboard import histogram as histograms
 from hookboard.compiled import Measuring, Slots, Traced, unscaled
 from hookboard.histogram import Histogram
-from hookboard.moments import FIELDS, REQUESTABLE, Moments, Row, Scratch, measure, merge
+from hookboard.moments import FIELDS, REQUESTABLE, WIDTH, Moments, Row, Scratch, elements_in, measure, merge
 from hookboard.ranks import Ranks, own_part
 from hookboard.sites import MOMENTS_ONLY, Role, Site, warn_switched_off
 from hookboard.statistics import Plan, Statistic, measure_own, merge_own
 from hookboard.values import real_values
-
-WIDTH = len(FIELDS)
-
-ELEMENTS = [FIELDS.index(field) for field in ("count", "nan", "posinf", "neginf")]
-"""The columns that add up to the number of elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +64,10 @@ class Recorder:
         sync: bool = True,
     ) -> None:
         self._plan = plan
-        self._wanted = plan.wanted | ({"mean", "m2"} if histogram else set())
+        self._measuring = Measuring(plan.wanted | ({"mean", "m2"} if histogram else set()), plan.own)
         self._scratch = Scratch()
-        self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._wanted]
+        self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._measuring.wanted]
         self._rows = _RowBuffer(WIDTH + len(plan.own), device)
-        self._measuring = Measuring(self._wanted, plan.own)
         self._traced = Traced((), self._measuring, device, histogram=histogram)
         self._observers: dict[Site, Callable[[Tensor], None]] = {}
         self._histogram = histogram
@@ -82,7 +76,7 @@ class Recorder:
         self._sync = sync and ranks is not None
         self._agreed: tuple[list[Site], int] = ([], 0)
         self._has_failed = False
-        self._off: set[tuple[str, Role]] = set()
+        self._off: set[Site] = set()
 
     def open(self, site: Site) -> Callable[[Tensor], None]:
         """The function that measures a tensor of this site; the site is added when it is first asked for.
@@ -99,11 +93,9 @@ class Recorder:
         counts = self._counts_of(site) if self._has_histogram(site) else None
         is_replicated = site.role.startswith("parameter")
         is_scaled = site.role in ("grad_output", "grad_input")
-        is_off = False
 
         def observe(tensor: Tensor) -> None:
-            nonlocal is_off
-            if is_off:
+            if site in self._off:
                 return
             try:
                 tensor = tensor.detach() if tensor.requires_grad else tensor
@@ -116,8 +108,7 @@ class Recorder:
                     tensor = unscaled(tensor, self._measuring.scale)
                 self._record(index, tensor, own, counts)
             except Exception as error:
-                is_off = True
-                self._off.add((site.name, site.role))
+                self._off.add(site)
                 warn_switched_off(f"{site.role} of {site.path!r}", error)
 
         return observe
@@ -151,11 +142,11 @@ class Recorder:
 
     def is_off(self, name: str, role: Role) -> bool:
         """Whether measuring this role of this module or parameter has failed, on any rank."""
-        return (name, role) in self._off
+        return any((site.name, site.role) == (name, role) for site in self._off)
 
     def _record(self, index: int, tensor: Tensor, own: tuple[Statistic, ...], counts: Tensor | None) -> None:
         values, implicit_zeros = real_values(tensor)
-        row = measure(values, implicit_zeros, self._wanted, self._scratch)
+        row = measure(values, implicit_zeros, self._measuring.wanted, self._scratch)
         numbers = measure_own(own, tensor) if own else None
         if counts is not None:
             histograms.count_into(counts, values, implicit_zeros, self._scratch)
@@ -174,16 +165,17 @@ class Recorder:
         Raises:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
-        measured = {site for index, site in enumerate(self._observers) if index in set(self._rows.owners)}
+        owners = set(self._rows.owners)
+        measured = {site for index, site in enumerate(self._observers) if index in owners}
         if not (measured or Traced.most_tensors() or self._sync):
             return []
         readings = []
         table, overflowed = self._to_host(next_scale)
         for site, row, bins in table:
             if math.isnan(row[0]):  # it failed, here or on another rank: the rest is not the whole
-                self._off.add((site.name, site.role))
+                self._off.add(site)
                 continue
-            if site not in measured and not row[ELEMENTS].any():
+            if site not in measured and not elements_in(torch.from_numpy(row)):
                 continue
             row[self._not_measured] = math.nan
             numbers = row.tolist()
@@ -204,7 +196,7 @@ class Recorder:
         rows, owner = self._rows.take()
         merged = self._merged(rows, owner, len(local) + 1)  # the last is the empty row
         for index, site in enumerate(local):
-            if self.is_off(site.name, site.role):
+            if site in self._off:
                 merged[index] = math.nan
         overflowed = rows.new_zeros(1)
         if next_scale is not None and self._measuring.scale is not None:
@@ -268,7 +260,7 @@ class Recorder:
 
     def _merged(self, rows: Tensor, owner: Tensor, owners: int) -> Tensor:
         """The rows of each owner as one; those of nothing merge with nothing."""
-        elements = rows[:, ELEMENTS].sum(1)
+        elements = elements_in(rows)
         owner = owner.where(elements != 0, owners)
         merged = merge(rows[:, :WIDTH], owner, owners + 1)
         if self._plan.own:
