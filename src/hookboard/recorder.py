@@ -11,10 +11,11 @@ from torch import Tensor
 from hookboard import histogram as histograms
 from hookboard.compiled import Measuring, Slots, Traced, unscaled
 from hookboard.histogram import Histogram
-from hookboard.moments import FIELDS, REQUESTABLE, WIDTH, Moments, Row, Scratch, elements_in, measure, merge
+from hookboard.moments import FIELDS, REQUESTABLE, WIDTH, Moments, Scratch, elements_in, measure
 from hookboard.ranks import Ranks, own_part
+from hookboard.rows import RowBuffer, merge_rows
 from hookboard.sites import MOMENTS_ONLY, Role, Site, warn_switched_off
-from hookboard.statistics import Plan, Statistic, measure_own, merge_own
+from hookboard.statistics import Plan, Statistic, measure_own
 from hookboard.values import real_values
 
 
@@ -67,7 +68,7 @@ class Recorder:
         self._measuring = Measuring(plan.wanted | ({"mean", "m2"} if histogram else set()), plan.own)
         self._scratch = Scratch()
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._measuring.wanted]
-        self._rows = _RowBuffer(WIDTH + len(plan.own), device)
+        self._rows = RowBuffer(plan.own, device)
         self._traced = Traced((), self._measuring, device, histogram=histogram)
         self._observers: dict[Site, Callable[[Tensor], None]] = {}
         self._histogram = histogram
@@ -194,7 +195,7 @@ class Recorder:
         """
         local = list(self._observers)
         rows, owner = self._rows.take()
-        merged = self._merged(rows, owner, len(local) + 1)  # the last is the empty row
+        merged = merge_rows(rows, owner, len(local) + 1, self._plan.own)  # the last is the empty row
         for index, site in enumerate(local):
             if site in self._off:
                 merged[index] = math.nan
@@ -235,7 +236,8 @@ class Recorder:
         if len(set(sites)) < len(sites):  # a module that ran compiled and not, in one step
             whole = list(dict.fromkeys(sites))
             into = torch.tensor([whole.index(site) for site in sites])
-            table, sites = self._merged(torch.from_numpy(table), into, len(whole)).numpy(), whole
+            table = merge_rows(torch.from_numpy(table), into, len(whole), self._plan.own).numpy()
+            sites = whole
         return [(site, row, bins_of.get(site)) for site, row in zip(sites, table, strict=True)], bool(host[1])
 
     def _agreed_on(self, sites: list[Site]) -> bool:
@@ -255,18 +257,8 @@ class Recorder:
         each, counts = self._ranks.gather_and_sum(torch.cat(mine), counts)
         status, overflowed, layouts, rows = each.split([part.numel() for part in mine], dim=1)
         owner = torch.arange(shape[0], device=rows.device).repeat(self._ranks.size)
-        merged = self._merged(rows.reshape(-1, shape[1]), owner, shape[0])
+        merged = merge_rows(rows.reshape(-1, shape[1]), owner, shape[0], self._plan.own)
         return [status.sum(0), overflowed.amax(0), layouts.amax(0), merged.flatten(), counts]
-
-    def _merged(self, rows: Tensor, owner: Tensor, owners: int) -> Tensor:
-        """The rows of each owner as one; those of nothing merge with nothing."""
-        elements = elements_in(rows)
-        owner = owner.where(elements != 0, owners)
-        merged = merge(rows[:, :WIDTH], owner, owners + 1)
-        if self._plan.own:
-            own = merge_own(self._plan.own, rows[:, WIDTH:], elements, owner, owners + 1)
-            merged = torch.cat([merged, own], dim=1)
-        return merged[:owners]
 
 
 def _in_order(rows: Tensor, given: list[Site], wanted: list[Site]) -> Tensor:
@@ -289,41 +281,3 @@ def _summed(counts: Iterable[tuple[Site, np.ndarray]]) -> dict[Site, np.ndarray]
     for site, bins in counts:
         found[site] = found[site] + bins if site in found else bins
     return found
-
-
-class _RowBuffer:
-    """Rows in the order they came, in preallocated memory on the device that grows by doubling."""
-
-    def __init__(self, width: int, device: torch.device, capacity: int = 256) -> None:
-        self.device = device
-        self.owners: list[int] = []
-        self._width = width
-        self._blocks: list[Tensor] = []
-        self._slots: list[Tensor | np.ndarray] = []
-        self._grow(capacity)
-
-    def _grow(self, capacity: int) -> None:
-        with torch.inference_mode(False):
-            block = torch.empty(capacity, self._width, dtype=torch.float64, device=self.device)
-        self._blocks.append(block)
-        # A numpy row takes floats as they are; a tensor row would need them made into a tensor first.
-        self._slots.extend(block.numpy() if self.device.type == "cpu" else block.unbind())
-
-    def append(self, owner: int, moments: Row, own: Tensor | None) -> None:
-        if len(self.owners) == len(self._slots):
-            self._grow(len(self._slots))
-        slot = self._slots[len(self.owners)]
-        if isinstance(slot, Tensor):
-            slot[:WIDTH] = torch.as_tensor(moments, dtype=torch.float64)
-        else:
-            slot[:WIDTH] = moments
-        if self._width > WIDTH:
-            slot[WIDTH:] = math.nan if own is None else own
-        self.owners.append(owner)
-
-    def take(self) -> tuple[Tensor, Tensor]:
-        """The rows and their owners, to be used before the next is appended; the buffer is empty afterwards."""
-        rows = (torch.cat(self._blocks) if len(self._blocks) > 1 else self._blocks[0])[: len(self.owners)]
-        owner = torch.tensor(self.owners, dtype=torch.long).to(self.device, non_blocking=True)
-        self.owners.clear()
-        return rows, owner

@@ -1,0 +1,92 @@
+"""Rows as they come in, each with its owner, and merged by owner."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookboard.moments import WIDTH, Row, elements_in, merge
+from hookboard.statistics import Statistic, merge_own
+
+MOST_ROWS = 4096
+"""Rows that are kept apart. Of more, as a whole validation loop gives, each owner's are merged before the next."""
+
+
+def merge_rows(rows: Tensor, owner: Tensor, owners: int, own: Sequence[Statistic]) -> Tensor:
+    """The rows of each owner as one.
+
+    Args:
+        rows: shape (n, WIDTH + len(own)), float64; those of nothing merge with nothing.
+        owner: shape (n,), int64: which of the results each row goes into.
+        owners: how many results there are.
+        own: the user's statistics, which stand behind the moments.
+
+    Returns:
+        Shape (owners, WIDTH + len(own)).
+    """
+    elements = elements_in(rows)
+    owner = owner.where(elements != 0, owners)
+    merged = merge(rows[:, :WIDTH], owner, owners + 1)
+    if own:
+        merged = torch.cat([merged, merge_own(own, rows[:, WIDTH:], elements, owner, owners + 1)], dim=1)
+    return merged[:owners]
+
+
+class RowBuffer:
+    """Rows in the order they came, in preallocated memory on the device.
+
+    Args:
+        own: the user's statistics, which stand behind the moments.
+        device: where the rows are kept.
+        capacity: for how many rows there is memory at first.
+    """
+
+    def __init__(self, own: Sequence[Statistic], device: torch.device, capacity: int = 256) -> None:
+        self.device = device
+        self.owners: list[int] = []
+        self._own = own
+        self._blocks: list[Tensor] = []
+        self._slots: list[Tensor | np.ndarray] = []
+        self._grow(capacity)
+
+    def append(self, owner: int, moments: Row, own: Tensor | None) -> None:
+        """Keep a row; its own statistics are NaN where none are given."""
+        if len(self.owners) == len(self._slots):
+            self._make_room()
+        slot = self._slots[len(self.owners)]
+        if isinstance(slot, Tensor):
+            slot[:WIDTH] = torch.as_tensor(moments, dtype=torch.float64)
+        else:
+            slot[:WIDTH] = moments
+        if self._own:
+            slot[WIDTH:] = math.nan if own is None else own
+        self.owners.append(owner)
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        """The rows and their owners, to be used before the next is appended; the buffer is empty afterwards."""
+        rows = (torch.cat(self._blocks) if len(self._blocks) > 1 else self._blocks[0])[: len(self.owners)]
+        owner = torch.tensor(self.owners, dtype=torch.long).to(self.device, non_blocking=True)
+        self.owners.clear()
+        return rows, owner
+
+    def _make_room(self) -> None:
+        if len(self.owners) >= MOST_ROWS:
+            self._merge_in_place()
+        if len(self.owners) > len(self._slots) // 2:
+            self._grow(len(self._slots))
+
+    def _merge_in_place(self) -> None:
+        distinct = sorted(set(self.owners))
+        merged = merge_rows(*self.take(), distinct[-1] + 1, self._own)
+        for slot, index in zip(self._slots, distinct, strict=False):
+            slot[:] = merged[index]
+        self.owners.extend(distinct)
+
+    def _grow(self, capacity: int) -> None:
+        with torch.inference_mode(False):
+            block = torch.empty(capacity, WIDTH + len(self._own), dtype=torch.float64, device=self.device)
+        self._blocks.append(block)
+        # A numpy row takes floats as they are; a tensor row would need them made into a tensor first.
+        self._slots.extend(block.numpy() if self.device.type == "cpu" else block.unbind())

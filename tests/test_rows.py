@@ -1,0 +1,46 @@
+import pytest
+import torch
+from oracle import assert_true, normal
+
+from hookboard import Statistic
+from hookboard.moments import Moments, Scratch, measure
+from hookboard.rows import MOST_ROWS, RowBuffer, merge_rows
+from hookboard.statistics import FORMULAS
+
+CPU = torch.device("cpu")
+WANTED = frozenset({"mean", "m2", "abs_sum", "zeros"})
+CALLS = 3 * MOST_ROWS
+
+
+@pytest.fixture(scope="module")
+def filled():
+    """A buffer that two sites have filled many times over, one of them with nothing now and then."""
+    peak = Statistic("peak", lambda x: x.max(), merge="max")
+    buffer, parts = RowBuffer([peak], CPU), list(normal(CALLS, 5, mean=3.0))
+    for index, part in enumerate(parts):
+        buffer.append(7, measure(part, 0, WANTED, Scratch()), part.max())
+        if index % 3 == 0:
+            buffer.append(2, measure(part[:0], 0, WANTED, Scratch()), None)
+    memory = sum(len(block) for block in buffer._blocks)
+    return merge_rows(*buffer.take(), 8, [peak]), parts, memory
+
+
+def test_rows_that_were_merged_on_the_way_are_as_true_as_rows_that_were_kept(filled):
+    merged, parts, _ = filled
+    moments = Moments(*merged[7, :-1].tolist())
+    assert_true({name: formula.value(moments) for name, formula in FORMULAS.items()}, parts)
+
+
+def test_a_statistic_of_ones_own_is_merged_on_the_way_too(filled):
+    merged, parts, _ = filled
+    assert merged[7, -1] == torch.stack(parts).max()
+
+
+def test_rows_of_nothing_stay_nothing(filled):
+    merged, _, _ = filled
+    assert merged[2, 0] == 0
+
+
+def test_memory_is_bounded_however_many_calls_there_are(filled):
+    _, _, memory = filled
+    assert memory == MOST_ROWS
