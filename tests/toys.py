@@ -35,6 +35,11 @@ class Toy(LightningModule):
     def validation_step(self, batch: Tensor) -> None:
         self.net(batch)
 
+    test_step = validation_step
+
+    def predict_step(self, batch: Tensor) -> Tensor:
+        return self.net(batch)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01)
 

@@ -14,7 +14,7 @@ from hookboard.histogram import Histogram
 from hookboard.moments import FIELDS, REQUESTABLE, WIDTH, Moments, Scratch, elements_in, measure
 from hookboard.ranks import Ranks, own_part
 from hookboard.rows import RowBuffer, merge_rows
-from hookboard.sites import MOMENTS_ONLY, Role, Site, warn_switched_off
+from hookboard.sites import MOMENTS_ONLY, Role, Site, Stage, warn_switched_off
 from hookboard.statistics import Plan, Statistic, measure_own
 from hookboard.values import real_values
 
@@ -28,6 +28,7 @@ class Reading:
         moments: of all tensors that passed the site during the step, as if they were one.
         statistics: name to value, as they are logged.
         histogram: of the finite values, where histograms are on.
+        stage: in which the tensors passed.
         overflowed: whether the gradients of the step were too large for their type under the scale of a GradScaler,
             which then skips the step. `statistics` holds the counts of such a step, and NaN for all else.
     """
@@ -36,6 +37,7 @@ class Reading:
     moments: Moments
     statistics: dict[str, float]
     histogram: Histogram | None
+    stage: Stage = "train"
     overflowed: bool = False
 
     @property
@@ -50,6 +52,7 @@ class Recorder:
     Args:
         plan: the statistics to measure.
         device: where the rows are kept.
+        stage: in which it measures.
         histogram: whether to count histograms too.
         ranks: the processes that train this model together; None where there is one.
         sync: whether they merge what they measured: then every one of them must call each flush.
@@ -60,10 +63,12 @@ class Recorder:
         plan: Plan,
         device: torch.device,
         *,
+        stage: Stage = "train",
         histogram: bool = False,
         ranks: Ranks | None = None,
         sync: bool = True,
     ) -> None:
+        self.stage: Stage = stage
         self._plan = plan
         self._measuring = Measuring(plan.wanted | ({"mean", "m2"} if histogram else set()), plan.own)
         self._scratch = Scratch()
@@ -185,7 +190,7 @@ class Recorder:
             values = self._plan.values(moments, numbers[WIDTH:])
             if overflowed:
                 values, histogram = _counts_alone(values, moments), None
-            readings.append(Reading(site, moments, values, histogram, overflowed))
+            readings.append(Reading(site, moments, values, histogram, self.stage, overflowed))
         return readings
 
     def _to_host(self, next_scale: Tensor | None) -> tuple[list[tuple[Site, np.ndarray, np.ndarray | None]], bool]:

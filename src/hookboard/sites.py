@@ -1,11 +1,8 @@
 """What is watched, and under which tag it appears."""
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-from hookboard.suggest import unknown
 
 Role = Literal[
     "input",
@@ -17,6 +14,9 @@ Role = Literal[
     "parameter_before",
     "parameter_update",
 ]
+
+Stage = Literal["train", "validate", "test", "predict"]
+"""Where a model runs, in Lightning's terms."""
 
 KINDS: dict[str, str] = {
     "output": "activation",
@@ -52,39 +52,27 @@ class Site:
         """The part of a tag that stands behind the first slash."""
         return f"{self.name}/{self.index}" if self.index else self.name
 
-    def scalar_tag(self, statistic: str) -> str:
+    def scalar_tag(self, statistic: str, stage: Stage = "train") -> str:
         """The tag of one statistic.
 
         >>> Site("encoder.lstm", "output", "1/0").scalar_tag("std")
         'activation_std/encoder.lstm/1/0'
+        >>> Site("head", "output").scalar_tag("std", "validate")
+        'validate_activation_std/head'
         """
-        return f"{KINDS[self.role]}_{statistic}/{self.path}"
+        return f"{_prefix(stage)}{KINDS[self.role]}_{statistic}/{self.path}"
 
-    def histogram_tag(self) -> str:
+    def histogram_tag(self, stage: Stage = "train") -> str:
         """The tag of the histogram.
 
         >>> Site("head", "grad_output").histogram_tag()
         'gradients/head'
         """
-        return f"{KINDS[self.role]}s/{self.path}"
+        return f"{_prefix(stage)}{KINDS[self.role]}s/{self.path}"
 
 
-def resolve_roles(given: str | Sequence[str], valid: Sequence[Role]) -> list[Role]:
-    """The roles that were given, as a list in the order of `valid`.
-
-    Raises:
-        ValueError: none is given, or one is not among `valid`.
-
-    >>> resolve_roles("input", ["output", "input"])
-    ['input']
-    """
-    roles = [given] if isinstance(given, str) else list(given)
-    for role in roles:
-        if role not in valid:
-            raise unknown("role", role, valid)
-    if not roles:
-        raise ValueError(f"roles={given!r} watches nothing. Valid: {', '.join(valid)}.")
-    return [role for role in valid if role in roles]
+def _prefix(stage: Stage) -> str:
+    return "" if stage == "train" else f"{stage}_"
 
 
 def warn_switched_off(what: str, error: Exception) -> None:

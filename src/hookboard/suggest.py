@@ -1,7 +1,10 @@
 """What an error about a name says: what was given, the closest match, what would be valid."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=str)
 
 SHOWN = 12
 
@@ -32,6 +35,24 @@ def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
     near = closest(str(given), valid)
     hint = f"; did you mean {_quoted(near)}?" if near else "."
     return ValueError(f"unknown {kind} {given!r}{hint} Valid: {listed(valid)}.")
+
+
+def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> list[Name]:
+    """The names that were given for an option that takes one or several, in the order of `valid`.
+
+    Raises:
+        ValueError: none is given, or one is not among `valid`.
+
+    >>> chosen("roles", "input", ["output", "input"])
+    ['input']
+    """
+    names = [given] if isinstance(given, str) else list(given)
+    for name in names:
+        if name not in valid:
+            raise unknown(option.removesuffix("s"), name, valid)
+    if not names:
+        raise ValueError(f"{option}={given!r} watches nothing. Valid: {', '.join(valid)}.")
+    return [name for name in valid if name in names]
 
 
 def listed(names: Iterable[str]) -> str:

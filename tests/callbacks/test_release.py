@@ -73,7 +73,7 @@ class FailsIn(Callback):
 
 def assert_nothing_stays(model, callbacks, alive, own_hooks):
     assert hooked(model) == own_hooks
-    assert all(callback._live is None for callback in callbacks)
+    assert all(not callback._live for callback in callbacks)
     assert alive.count() == 0
 
 
@@ -181,7 +181,7 @@ def test_a_callback_can_be_copied_while_it_is_attached(tmp_path, net, make):
     copies = Copies()
     fit(tmp_path, Toy(net), batches(4), *callbacks, copies)
     for callback, twin in zip(callbacks, copies.twins, strict=True):
-        assert twin._live is None
+        assert not twin._live
         assert (twin.modules, twin.statistics) == (callback.modules, callback.statistics)
 
 

@@ -115,7 +115,7 @@ def test_an_epoch_that_is_cut_short_leaves_no_tap_open(tmp_path):
             return -1 if batch_idx == 1 else None
 
         def on_train_epoch_end(self):
-            open_at_epoch_end.append(logger._live.taps.active)
+            open_at_epoch_end.append(logger._live["train"].taps.active)
 
     fit(tmp_path, CutsShort(mlp()), batches(4, 4, 4), logger)
     assert open_at_epoch_end == [False]

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,14 +16,25 @@ SCRIPT = Path(__file__).with_name("train.py")
 STEPS = 3
 
 
+class Kept(NamedTuple):
+    """What one rank has read."""
+
+    steps: list
+    validation: dict
+
+
 def run(folder, strategy, devices, how="sync"):
-    """The readings of each rank: for every step, by site."""
+    """The readings of each rank, by site."""
     command = [sys.executable, str(SCRIPT), strategy, str(devices), how, str(folder / strategy)]
     environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     saved = [torch.load(folder / f"{strategy}.{rank}", weights_only=False) for rank in range(devices)]
-    return [[{reading.site: reading for reading in step} for step in steps] for steps in saved]
+    return [Kept([by_site(step) for step in steps], by_site(validation)) for steps, validation in saved]
+
+
+def by_site(readings):
+    return {reading.site: reading for reading in readings}
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +59,8 @@ def assert_same(mine, theirs, rel=1e-6):
 
 
 def test_every_statistic_is_that_of_one_process_on_the_data_of_both(one, two):
-    assert len(one) == len(two[0]) == STEPS
-    for mine, theirs in zip(two[0], one, strict=True):
+    assert len(one.steps) == len(two[0].steps) == STEPS
+    for mine, theirs in zip(two[0].steps, one.steps, strict=True):
         of_data = [site for site in theirs if site.role != "parameter_grad"]
         assert {site.role for site in of_data} >= {"output", "input", "grad_output", "grad_input", "parameter"}
         assert set(mine) - set(of_data) == {site for site in mine if site.role == "parameter_grad"}
@@ -57,13 +69,13 @@ def test_every_statistic_is_that_of_one_process_on_the_data_of_both(one, two):
 
 
 def test_a_branch_that_one_rank_takes_alone_is_logged(two):
-    ran = [{site.path for site in step if site.name == "net.branch"} for step in two[0]]
+    ran = [{site.path for site in step if site.name == "net.branch"} for step in two[0].steps]
     assert ran[0] == set()
     assert "net.branch/0" in ran[1]
 
 
 def test_the_gradient_of_a_parameter_is_the_mean_over_the_ranks_and_counts_once(one, two):
-    for mine, theirs in zip(two[0], one, strict=True):
+    for mine, theirs in zip(two[0].steps, one.steps, strict=True):
         sites = [site for site in theirs if site.role == "parameter_grad" and "branch" not in site.name]
         assert len(sites) == 4
         for site in sites:
@@ -71,15 +83,22 @@ def test_the_gradient_of_a_parameter_is_the_mean_over_the_ranks_and_counts_once(
             assert mine[site].moments.count == theirs[site].moments.count
 
 
+def test_a_validation_loop_is_read_as_one_process_reads_it(one, two):
+    for rank in two:
+        assert rank.validation.keys() == one.validation.keys() != set()
+        for site, reading in one.validation.items():
+            assert_same(rank.validation[site], reading)
+
+
 def test_histograms_add_up(one, two):
-    for mine, theirs in zip(two[0], one, strict=True):
+    for mine, theirs in zip(two[0].steps, one.steps, strict=True):
         for site, reading in theirs.items():
             if site.role == "output":
                 assert mine[site].histogram.counts.sum() == reading.histogram.counts.sum()
 
 
 def test_every_rank_has_the_same_readings(two):
-    for mine, theirs in zip(*two, strict=True):
+    for mine, theirs in zip(two[0].steps, two[1].steps, strict=True):
         assert mine.keys() == theirs.keys()
         for site in mine:
             assert mine[site].statistics == pytest.approx(theirs[site].statistics, nan_ok=True)
@@ -93,11 +112,11 @@ def test_only_rank_zero_writes(folder, two):
 
 def test_without_sync_dist_rank_zero_logs_its_own(folder, one):
     (zero, other) = run(folder, "ddp_find_unused_parameters_true", 2, "alone")
-    assert [len(step) > 0 for step in zero] == [True] * STEPS
-    assert [len(step) for step in other] == [0] * STEPS
+    assert [len(step) > 0 for step in zero.steps] == [True] * STEPS
+    assert [len(step) for step in other.steps] == [0] * STEPS
     counts = [
         reading.moments.count
-        for step in zero
+        for step in zero.steps
         for site, reading in step.items()
         if (site.path, site.role) == ("net.first", "output")
     ]
@@ -105,7 +124,7 @@ def test_without_sync_dist_rank_zero_logs_its_own(folder, one):
 
 
 def test_a_fault_on_one_rank_hangs_nobody_and_leaves_no_part_of_a_number(folder):
-    steps, _ = run(folder, "ddp_find_unused_parameters_true", 2, "faults")
+    steps = run(folder, "ddp_find_unused_parameters_true", 2, "faults")[0].steps
     parameters = [any(site.role == "parameter" for site in step) for step in steps]
     assert parameters[0]
     for step in steps[1:]:
@@ -115,8 +134,8 @@ def test_a_fault_on_one_rank_hangs_nobody_and_leaves_no_part_of_a_number(folder)
 
 
 def test_sharded_parameters_are_measured_as_a_whole(tmp_path):
-    whole = run(tmp_path, "auto", 1, "sharded")[0]
-    sharded, _ = run(tmp_path, "fsdp", 2, "sharded")
+    whole = run(tmp_path, "auto", 1, "sharded")[0].steps
+    sharded = run(tmp_path, "fsdp", 2, "sharded")[0].steps
     assert len(sharded) == STEPS
     for mine, theirs in zip(sharded, whole, strict=True):
         assert mine.keys() == theirs.keys()

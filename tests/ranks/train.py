@@ -63,6 +63,9 @@ class Model(LightningModule):
     def training_step(self, batch: Tensor) -> Tensor:
         return self.net(batch).square().sum()
 
+    def validation_step(self, batch: Tensor) -> None:
+        self.net(batch)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # The mean of the ranks' gradients is half of their sum, which one process has.
         return torch.optim.SGD(self.parameters(), lr=self.lr * self.trainer.world_size)
@@ -90,7 +93,7 @@ def main(strategy: str, devices: int, how: str, file: str) -> None:
     statistics = [*FORMULAS, NEAR_ZERO]
     options = {"statistics": statistics, "histogram": True, "sync_dist": sync}
     callbacks: list[Any] = [
-        ActivationLogger(roles=["output", "input"], **options),
+        ActivationLogger(roles=["output", "input"], stages=["train", "validate"], **options),
         GradientLogger(roles=["grad_output", "grad_input", "parameter_grad"], **options),
         ParameterLogger(statistics=[*statistics, "update_norm"], histogram=True, sync_dist=sync),
     ]
@@ -108,9 +111,11 @@ def main(strategy: str, devices: int, how: str, file: str) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
+        num_sanity_val_steps=0,
     )
     model = Model(has_branch=how != "sharded", lr=0.01 if how == "sharded" else 0.0)
-    trainer.fit(model, DataLoader(Batches(together=devices == 1), batch_size=None))
+    data = DataLoader(Batches(together=devices == 1), batch_size=None)
+    trainer.fit(model, data, data)
 
 
 class Faulty(ParameterLogger):
@@ -131,13 +136,17 @@ def fails_on_rank_one(x: Tensor) -> float:
 
 class Save(Callback):
     def __init__(self, watched, file: str) -> None:
-        self.watched, self.file, self.steps = watched, file, []
+        self.watched, self.file = watched, file
+        self.steps, self.validation = [], []
 
     def on_train_batch_end(self, *args) -> None:
         self.steps.append([reading for callback in self.watched for reading in callback.readings])
 
+    def on_validation_end(self, *args) -> None:
+        self.validation = [r for callback in self.watched for r in callback.readings if r.stage == "validate"]
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        torch.save(self.steps, f"{self.file}.{trainer.global_rank}")
+        torch.save((self.steps, self.validation), f"{self.file}.{trainer.global_rank}")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ from typing import Literal, get_args
 
 from lightning.pytorch import LightningModule
 
-from hookboard.callbacks.base import SiteLogger, Watch
+from hookboard.callbacks.base import SiteLogger
+from hookboard.callbacks.watch import Watch
 from hookboard.recorder import Recorder
 from hookboard.selection import select
-from hookboard.sites import resolve_roles
+from hookboard.sites import Stage
 from hookboard.statistics import DEFAULT, Statistic
+from hookboard.suggest import chosen
 from hookboard.taps import Taps
 
 ActivationRole = Literal["output", "input"]
@@ -22,7 +24,8 @@ class ActivationLogger(SiteLogger):
     calls, all micro-batches. Values are read in the forward hook, before a later in-place operation changes them.
     Tags are `activation_<statistic>/<module>` for outputs and `input_<statistic>/<module>` for inputs,
     `activations/<module>` and `inputs/<module>` for histograms; a module that takes or returns several tensors has
-    `/<index or key>` behind its name.
+    `/<index or key>` behind its name. Tags of other stages than training begin with the stage:
+    `validate_activation_std/<module>`.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within
@@ -37,9 +40,11 @@ class ActivationLogger(SiteLogger):
         histogram: Whether to log histograms too. They cost more than all statistics together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
+        stages: Where to watch: `train`, `validate`, `test`, `predict`, or several. `validate` is watched within a fit
+            and in `Trainer.validate`. An evaluation gives one reading of each site, over all batches of its loop.
 
     Raises:
-        ValueError: At construction: an unknown statistic or role, or an `every_n_steps` below 1. At fit start: a
+        ValueError: At construction: an unknown statistic, role or stage, or an `every_n_steps` below 1. At fit start: a
             pattern or type that matches no module of the model.
 
     Example:
@@ -57,12 +62,13 @@ class ActivationLogger(SiteLogger):
         statistics: str | Sequence[str | Statistic] = DEFAULT,
         histogram: bool = False,
         sync_dist: bool = True,
+        stages: Stage | Sequence[Stage] = "train",
     ) -> None:
-        super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
+        super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist, stages)
         self.roles = roles
-        resolve_roles(roles, get_args(ActivationRole))
+        chosen("roles", roles, get_args(ActivationRole))
 
     def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
         modules = select(pl_module, self.modules, self.types)
-        taps = Taps(modules, resolve_roles(self.roles, get_args(ActivationRole)), recorder.open, recorder.trace)
+        taps = Taps(modules, chosen("roles", self.roles, get_args(ActivationRole)), recorder.open, recorder.trace)
         return Watch(recorder, taps, parameters={}, sites=list(taps.expected()))

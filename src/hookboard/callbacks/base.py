@@ -1,67 +1,37 @@
 """The life that all callbacks which log readings share: watch, measure the due steps, write, let go."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
-from torch.amp import GradScaler
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from hookboard.callbacks.watch import Watch
 from hookboard.compiled import forget_graphs
-from hookboard.parameters import why_silent
 from hookboard.ranks import Ranks
 from hookboard.recorder import Reading, Recorder
 from hookboard.schedule import is_due
-from hookboard.sites import Role, warn_switched_off
+from hookboard.sites import Stage, warn_switched_off
 from hookboard.statistics import Plan, Statistic, plan
-from hookboard.taps import Taps
+from hookboard.suggest import chosen
 from hookboard.writers import Entry, write
 
 
-@dataclass
-class Watch:
-    """What a callback holds during one fit, and lets go of after it.
-
-    Args:
-        recorder: measures what the taps and the parameters show.
-        taps: the hooks on modules.
-        parameters: the parameters that are watched, by name.
-        sites: what should have been measured after a due step.
-        every_n_steps: the cadence in force.
-        loggers: those that are written to.
-        before: the parameters as they were before the optimizer stepped, during a due step.
-        scaler: what scales the loss, and with it the gradients.
-    """
-
-    recorder: Recorder
-    taps: Taps
-    parameters: dict[str, Parameter]
-    sites: list[tuple[str, Role]]
-    every_n_steps: int = 0
-    loggers: list[Logger] = field(default_factory=list)
-    before: dict[str, Tensor] = field(default_factory=dict)
-    is_due: bool = False
-    gaps_are_named: bool = False
-    refused: set[str] = field(default_factory=set)
-    scaler: GradScaler | None = None
-
-
 class SiteLogger(Callback, ABC):
-    """Base of the callbacks: one watch from fit start to teardown, one flush for each due step.
+    """Base of the callbacks: one watch for each stage, from fit start to teardown, and one flush for each due step.
+
+    Evaluation, which is validation, testing and prediction, has one flush for each of its loops.
 
     A subclass says what is watched (`_watch`) and, where hooks on modules do not show it, measures it before or
     after the optimizer's step.
     """
 
     readings: tuple[Reading, ...]
-    """The merged readings of the last due step; empty before the first."""
+    """The merged readings of the last due step or, where evaluation is watched, of its last loop."""
 
     def __init__(
         self,
@@ -71,6 +41,7 @@ class SiteLogger(Callback, ABC):
         statistics: str | Sequence[str | Statistic],
         histogram: bool,
         sync_dist: bool,
+        stages: Stage | Sequence[Stage] = "train",
     ) -> None:
         super().__init__()
         is_count = isinstance(every_n_steps, int) and not isinstance(every_n_steps, bool)
@@ -85,9 +56,11 @@ class SiteLogger(Callback, ABC):
         self.statistics = statistics
         self.histogram = histogram
         self.sync_dist = sync_dist
+        self.stages = stages
         self.readings = ()
-        self._live: Watch | None = None
+        self._live: dict[str, Watch] = {}
         self._plan()
+        _resolved(stages)
 
     def _plan(self) -> Plan:
         """The statistics, resolved; raises ValueError where they cannot be."""
@@ -113,7 +86,7 @@ class SiteLogger(Callback, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration and the last readings; a copy watches nothing until a fit of its own starts."""
-        return self.__dict__ | {"_live": None}
+        return self.__dict__ | {"_live": {}}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Select, resolve and attach.
@@ -121,63 +94,107 @@ class SiteLogger(Callback, ABC):
         Raises:
             ValueError: the configuration fits no module of this model.
         """
+        self._attach(trainer, pl_module, {"train", "validate"})
+
+    def _attach(self, trainer: Trainer, pl_module: LightningModule, running: Set[str]) -> None:
+        """Attach to the stages that are wanted and run; the others are resolved all the same, to find mistakes."""
         self._let_go()
         self.readings = ()
         ranks = Ranks() if trainer.world_size > 1 else None
-        recorder = Recorder(self._plan(), pl_module.device, histogram=self.histogram, ranks=ranks, sync=self.sync_dist)
-        watch = self._watch(pl_module, recorder)
+        watches = {}
+        for stage in _resolved(self.stages):
+            recorder = Recorder(
+                self._plan(),
+                pl_module.device,
+                stage=stage,
+                histogram=self.histogram,
+                ranks=ranks,
+                sync=self.sync_dist,
+            )
+            watches[stage] = self._watch(pl_module, recorder)
         reason = _why_not_measured(trainer, pl_module)
         if reason:
             rank_zero_info(f"hookboard: {self._name} measures nothing: {reason}.")
             return
         if not (self.sync_dist or trainer.is_global_zero):
             return
-        watch.every_n_steps = _log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
-        watch.loggers = list(trainer.loggers)
-        self._live = watch
-        forget_graphs(pl_module)
-        watch.taps.attach()
+        self._live = {stage: watch for stage, watch in watches.items() if stage in running}
+        if self._live:
+            forget_graphs(pl_module)
+        for watch in self._live.values():
+            watch.every_n_steps = _log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
+            watch.loggers = list(trainer.loggers)
+            watch.taps.attach()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Open the taps, if the optimizer step that this batch belongs to is due."""
-        if self._live is not None:
-            self._live.is_due = is_due(_logged_step(trainer), self._live.every_n_steps)
-            self._live.taps.active = self._live.is_due
+        watch = self._live.get("train")
+        if watch is not None:
+            watch.taps.active = watch.is_due = is_due(_logged_step(trainer), watch.every_n_steps)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Measure what this optimizer is about to use."""
-        if self._live is not None and self._live.is_due:
-            with self._shielded("measuring before the optimizer step"):
-                self._before_optimizer_step(self._live, optimizer)
+        watch = self._live.get("train")
+        if watch is not None and watch.is_due:
+            with self._shielded(watch, "measuring before the optimizer step"):
+                self._before_optimizer_step(watch, optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Close the taps; after the optimizer step, merge and write what the step's batches have shown."""
-        watch = self._live
+        watch = self._live.get("train")
         if watch is None or not watch.is_due:
             return
         watch.taps.active = False
         watch.taps.settle()
         if trainer.fit_loop.epoch_loop._should_accumulate():
             return
-        with self._shielded("measuring after the optimizer step"):
+        with self._shielded(watch, "measuring after the optimizer step"):
             self._after_optimizer_step(watch)
-        if self._live is None:
-            return
-        with self._shielded("reading the step"):
-            readings = self._finish(self._flush(watch))
-            self.readings = tuple(reading for reading in readings if not reading.is_empty)
-            if trainer.is_global_zero:
-                self._write(watch, _logged_step(trainer))
-            if not watch.gaps_are_named:
-                self._name_gaps(watch, readings, _logged_step(trainer))
-                watch.gaps_are_named = True
+        if "train" in self._live:
+            self._log(trainer, watch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the taps: an epoch that the module itself cuts short has no end of its last batch."""
-        if self._live is not None:
-            self._live.taps.active = False
+        if "train" in self._live:
+            self._live["train"].taps.active = False
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Attach, where evaluation runs by itself and not within a fit."""
+        if trainer.state.fn != TrainerFn.FITTING and _stage(trainer) in _resolved(self.stages):
+            self._attach(trainer, pl_module, {_stage(trainer)})
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Open the taps."""
+        if (watch := self._live.get(_stage(trainer))) is not None:
+            watch.taps.active = True
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Close the taps."""
+        if (watch := self._live.get(_stage(trainer))) is not None:
+            watch.taps.active = False
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Merge and write what all batches of the loop have shown."""
+        if (watch := self._live.get(_stage(trainer))) is not None:
+            self._log(trainer, watch)
+
+    # One life for the three loops that evaluate.
+    on_test_start = on_predict_start = on_validation_start
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+    on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Detach: Lightning does not call `teardown` after a failure."""
@@ -188,27 +205,39 @@ class SiteLogger(Callback, ABC):
         self._let_go()
 
     def _let_go(self) -> None:
-        watch, self._live = self._live, None
-        if watch is not None:
+        live, self._live = self._live, {}
+        for watch in live.values():
             watch.taps.detach()
 
     @contextmanager
-    def _shielded(self, doing: str) -> Iterator[None]:
+    def _shielded(self, watch: Watch, doing: str) -> Iterator[None]:
         """A fault of ours ends the watch, never the training."""
-        watch = self._live
         try:
             yield
         except Exception as error:
-            if watch is None or not watch.recorder.give_up():
-                self._let_go()
+            if not watch.recorder.give_up():
+                watch.taps.detach()
+                self._live.pop(watch.recorder.stage, None)
             warn_switched_off(f"{self._name} ({doing})", error)
+
+    def _log(self, trainer: Trainer, watch: Watch) -> None:
+        stage = watch.recorder.stage
+        with self._shielded(watch, "reading the step" if stage == "train" else f"reading the {stage} loop"):
+            readings = self._finish(self._flush(watch))
+            self.readings = tuple(reading for reading in readings if not reading.is_empty)
+            if trainer.is_global_zero:
+                self._write(watch, _logged_step(trainer))
+            if not watch.gaps_are_named:
+                self._name_gaps(watch, readings, _logged_step(trainer))
+                watch.gaps_are_named = True
 
     def _write(self, watch: Watch, step: int) -> None:
         entry = Entry(step)
         for reading in self.readings:
-            entry.scalars.update({reading.site.scalar_tag(k): v for k, v in reading.statistics.items()})
+            site, stage = reading.site, reading.stage
+            entry.scalars.update({site.scalar_tag(k, stage): v for k, v in reading.statistics.items()})
             if reading.histogram is not None:
-                entry.histograms[reading.site.histogram_tag()] = reading
+                entry.histograms[site.histogram_tag(stage)] = reading
         for logger in list(watch.loggers):
             name = type(logger).__name__
             try:
@@ -224,27 +253,17 @@ class SiteLogger(Callback, ABC):
 
     def _name_gaps(self, watch: Watch, readings: Sequence[Reading], step: int) -> None:
         """One warning about everything that was selected and not measured, grouped by cause."""
-        measured = {(r.site.name, r.site.role): r for r in readings}
         causes: dict[str, list[str]] = {}
-        for name, role in watch.sites:
-            reading = measured.get((name, role))
-            if reading is not None and not reading.is_empty:
-                continue
-            if reading is not None:
-                cause = "every tensor was empty"
-            elif watch.recorder.is_off(name, role):
-                cause = "switched off, as a warning above says"
-            elif name in watch.parameters:
-                cause = why_silent(watch.parameters[name])
-            else:
-                cause = watch.taps.why_silent(name, role)
+        for name, role, cause in watch.gaps(readings):
             causes.setdefault(f"{role}: {cause}", []).append(name)
         if not causes:
             return
         lines = [f"\n  - {', '.join(names)}: {cause}" for cause, names in causes.items()]
         gaps = sum(map(len, causes.values()))
+        stage = watch.recorder.stage
+        where = f"at step {step}" if stage == "train" else f"in the {stage} loop at step {step}"
         rank_zero_warn(
-            f"hookboard: {self._name}: {gaps} of {len(watch.sites)} sites had nothing to measure at step {step} "
+            f"hookboard: {self._name}: {gaps} of {len(watch.sites)} sites had nothing to measure {where} "
             f"(this is said once):{''.join(lines)}"
         )
 
@@ -253,12 +272,23 @@ class SiteLogger(Callback, ABC):
         return type(self).__name__
 
 
+def _resolved(stages: Stage | Sequence[Stage]) -> list[Stage]:
+    return chosen("stages", stages, get_args(Stage))
+
+
 def _logged_step(trainer: Trainer) -> int:
     """The value that Lightning's loggers write for the optimizer step that the current batch belongs to.
 
     `global_step` is not it: it counts every optimizer's step, and has already moved on when a batch ends.
     """
     return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def _stage(trainer: Trainer) -> str:
+    """What runs now, in Lightning's terms: one of `Stage`, or the sanity check before a fit."""
+    stage = trainer.state.stage
+    assert stage is not None, "no loop runs"
+    return stage.value
 
 
 def _log_every_n_steps(trainer: Trainer) -> int:

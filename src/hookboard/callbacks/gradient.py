@@ -9,12 +9,14 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from hookboard.callbacks.base import SiteLogger, Watch
+from hookboard.callbacks.base import SiteLogger
+from hookboard.callbacks.watch import Watch
 from hookboard.parameters import own_parameters, stepped_by
 from hookboard.recorder import Reading, Recorder
 from hookboard.selection import select
-from hookboard.sites import Role, Site, resolve_roles
+from hookboard.sites import Role, Site
 from hookboard.statistics import DEFAULT, Statistic
+from hookboard.suggest import chosen
 from hookboard.taps import Taps
 
 GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
@@ -70,29 +72,30 @@ class GradientLogger(SiteLogger):
     ) -> None:
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
         self.roles = roles
-        resolve_roles(roles, get_args(GradientRole))
+        chosen("roles", roles, get_args(GradientRole))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Select, resolve and attach; see `SiteLogger`."""
         super().on_fit_start(trainer, pl_module)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if self._live is not None and scaler is not None and scaler.is_enabled():
-            self._live.scaler = scaler
+        watch = self._live.get("train")
+        if watch is not None and scaler is not None and scaler.is_enabled():
+            watch.scaler = scaler
             # Compiled graphs are to find it there: they would be compiled anew when it comes.
-            self._live.recorder.set_scale(torch.ones((), device=pl_module.device))
+            watch.recorder.set_scale(torch.ones((), device=pl_module.device))
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Note the scale that this backward pass carries."""
-        watch = self._live
+        watch = self._live.get("train")
         if watch is not None and watch.is_due and watch.scaler is not None:
-            with self._shielded("reading the scale of the gradients"):
+            with self._shielded(watch, "reading the scale of the gradients"):
                 watch.recorder.set_scale(_scale_of(watch.scaler))
 
     def _flush(self, watch: Watch) -> list[Reading]:
         return watch.recorder.flush(None if watch.scaler is None else _scale_of(watch.scaler))
 
     def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
-        roles = resolve_roles(self.roles, get_args(GradientRole))
+        roles = chosen("roles", self.roles, get_args(GradientRole))
         hooked = [role for role in roles if role != "parameter_grad"]
         taps = Taps(
             select(pl_module, self.modules, self.types) if hooked else {}, hooked, recorder.open, recorder.trace

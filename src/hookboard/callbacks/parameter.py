@@ -9,7 +9,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookboard.callbacks.base import SiteLogger, Watch
+from hookboard.callbacks.base import SiteLogger
+from hookboard.callbacks.watch import Watch
 from hookboard.parameters import own_parameters, stepped_by
 from hookboard.recorder import Reading, Recorder
 from hookboard.selection import select

@@ -1,0 +1,59 @@
+"""What a callback holds while a stage is watched, and what it finds missing in it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lightning.pytorch.loggers import Logger
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.nn import Parameter
+
+from hookboard.parameters import why_silent
+from hookboard.recorder import Reading, Recorder
+from hookboard.sites import Role
+from hookboard.taps import Taps
+
+
+@dataclass
+class Watch:
+    """What a callback holds while a stage is watched, and lets go of afterwards.
+
+    Args:
+        recorder: measures what the taps and the parameters show.
+        taps: the hooks on modules.
+        parameters: the parameters that are watched, by name.
+        sites: what should have been measured after a due step.
+        every_n_steps: the cadence in force.
+        loggers: those that are written to.
+        before: the parameters as they were before the optimizer stepped, during a due step.
+        scaler: what scales the loss, and with it the gradients.
+    """
+
+    recorder: Recorder
+    taps: Taps
+    parameters: dict[str, Parameter]
+    sites: list[tuple[str, Role]]
+    every_n_steps: int = 0
+    loggers: list[Logger] = field(default_factory=list)
+    before: dict[str, Tensor] = field(default_factory=dict)
+    is_due: bool = False
+    gaps_are_named: bool = False
+    refused: set[str] = field(default_factory=set)
+    scaler: GradScaler | None = None
+
+    def gaps(self, readings: Sequence[Reading]) -> Iterator[tuple[str, Role, str]]:
+        """What should have been measured and was not: name, role and cause."""
+        measured = {(r.site.name, r.site.role): r for r in readings}
+        for name, role in self.sites:
+            reading = measured.get((name, role))
+            if reading is None:
+                yield name, role, self._why_silent(name, role)
+            elif reading.is_empty:
+                yield name, role, "every tensor was empty"
+
+    def _why_silent(self, name: str, role: Role) -> str:
+        if self.recorder.is_off(name, role):
+            return "switched off, as a warning above says"
+        if name in self.parameters:
+            return why_silent(self.parameters[name])
+        return self.taps.why_silent(name, role)
