@@ -105,3 +105,31 @@ def test_after_the_fit_a_compiled_model_runs_without_hooks(tmp_path):
     x = batches(4)[0].requires_grad_()
     assert type(model.net(x).grad_fn).__name__ == "CompiledFunctionBackward"
     assert not any(module._forward_hooks for module in model.modules())
+
+
+class CallsACompiledFunction(Toy):
+    """Its network runs inside a function that is compiled once for all models."""
+
+    def training_step(self, batch):
+        return run_compiled(self.net, batch).square().mean()
+
+
+@torch.compile(**BACKEND)
+def run_compiled(net, x):
+    return net(x)
+
+
+def test_a_function_compiled_and_run_before_the_fit_is_named_with_what_to_do(tmp_path):
+    model = CallsACompiledFunction(mlp())
+    run_compiled(model.net, batches(4)[0]).sum().backward()
+    with pytest.warns(
+        UserWarning, match=r"(?s)3 of 3 sites.*net\.0, net\.2: .*reset\(\) before.*net\.1: .*reset\(\) before"
+    ):
+        fit(tmp_path, model, batches(4, 4), ActivationLogger())
+
+
+def test_what_the_warning_about_a_compiled_function_says_does_help(tmp_path):
+    model = CallsACompiledFunction(mlp())
+    run_compiled(model.net, batches(4)[0]).sum().backward()
+    torch.compiler.reset()
+    assert [len(values) for values in watched(tmp_path, model)] == [3] * 8

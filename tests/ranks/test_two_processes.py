@@ -133,9 +133,14 @@ def test_a_fault_on_one_rank_hangs_nobody_and_leaves_no_part_of_a_number(folder)
         assert "net.last" not in names
 
 
-def test_sharded_parameters_are_measured_as_a_whole(tmp_path):
-    whole = run(tmp_path, "auto", 1, "sharded")[0].steps
-    sharded = run(tmp_path, "fsdp", 2, "sharded")[0].steps
+@pytest.fixture(scope="module")
+def whole(folder):
+    """Of a model that learns."""
+    return run(folder, "auto", 1, "sharded")[0].steps
+
+
+def test_sharded_parameters_are_measured_as_a_whole(folder, whole):
+    sharded = run(folder, "fsdp", 2, "sharded")[0].steps
     assert len(sharded) == STEPS
     for mine, theirs in zip(sharded, whole, strict=True):
         assert mine.keys() == theirs.keys()
@@ -147,3 +152,25 @@ def test_sharded_parameters_are_measured_as_a_whole(tmp_path):
                 assert_same(mine[site], reading, rel=1e-5)
         moved = [reading for site, reading in mine.items() if site.role == "parameter_update"]
         assert all(reading.statistics["update_norm"] > 0 for reading in moved)
+
+
+@pytest.fixture(scope="module")
+def tensor_parallel(folder):
+    return run(folder, "tensor", 2, "sharded")[0].steps
+
+
+def test_what_tensor_parallelism_splits_is_measured_as_a_whole(tensor_parallel, whole):
+    assert len(tensor_parallel) == STEPS
+    for mine, theirs in zip(tensor_parallel, whole, strict=True):
+        assert mine.keys() == theirs.keys()
+        for site, reading in theirs.items():
+            if site.name != "net.squash":
+                assert_same(mine[site], reading, rel=1e-4)
+
+
+def test_what_tensor_parallel_ranks_hold_as_equal_plain_tensors_counts_on_each(tensor_parallel, whole):
+    for mine, theirs in zip(tensor_parallel, whole, strict=True):
+        for site, reading in theirs.items():
+            if site.name == "net.squash":
+                assert mine[site].statistics["mean"] == pytest.approx(reading.statistics["mean"], rel=1e-4)
+                assert mine[site].moments.count == 2 * reading.moments.count

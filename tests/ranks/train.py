@@ -1,6 +1,8 @@
 """Trains a toy on any strategy and saves what each rank read.
 
 python train.py STRATEGY DEVICES sync|alone|faults|sharded FILE
+
+STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism).
 """
 
 import sys
@@ -13,6 +15,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, IterableDataset
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger, Statistic
@@ -35,6 +39,7 @@ class Branches(nn.Module):
     def __init__(self, has_branch: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.squash = nn.Tanh()
         self.first = nn.Linear(4, 8)
         self.relu = nn.ReLU(inplace=True)
         self.branch = nn.LSTM(8, 8) if has_branch else None
@@ -42,7 +47,7 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         ordinary, special = x[x[:, 0] < 100], x[x[:, 0] >= 100]
-        y = self.relu(self.first(torch.cat([ordinary, special]) % 100))
+        y = self.relu(self.first(self.squash(torch.cat([ordinary, special]) % 100)))
         if len(special) and self.branch is not None:
             y = torch.cat([y[: len(ordinary)], self.branch(y[len(ordinary) :])[0]])
         return self.last(y)
@@ -55,20 +60,27 @@ class Model(LightningModule):
         self.lr = lr
 
     def configure_model(self) -> None:
-        if isinstance(self.trainer.strategy, ModelParallelStrategy):
-            mesh = self.device_mesh["data_parallel"]
-            fully_shard(self.net.first, mesh=mesh)
-            fully_shard(self.net, mesh=mesh)
+        if not isinstance(self.trainer.strategy, ModelParallelStrategy):
+            return
+        tensor, data = self.device_mesh["tensor_parallel"], self.device_mesh["data_parallel"]
+        if tensor.size() > 1:
+            # What `first` returns is a plain tensor, half of the whole; what `last` returns is a DTensor.
+            plan = {"first": ColwiseParallel(), "last": RowwiseParallel(use_local_output=False)}
+            parallelize_module(self.net, tensor, plan)
+            self.net.relu.inplace = False  # torch forbids it behind what `first` returns
+        else:
+            fully_shard(self.net.first, mesh=data)
+            fully_shard(self.net, mesh=data)
 
     def training_step(self, batch: Tensor) -> Tensor:
-        return self.net(batch).square().sum()
+        y = self.net(batch)
+        return (y.to_local() if isinstance(y, DTensor) else y).square().sum()
 
     def validation_step(self, batch: Tensor) -> None:
         self.net(batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        # The mean of the ranks' gradients is half of their sum, which one process has.
-        return torch.optim.SGD(self.parameters(), lr=self.lr * self.trainer.world_size)
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
 class Batches(IterableDataset):
@@ -99,8 +111,12 @@ def main(strategy: str, devices: int, how: str, file: str) -> None:
     ]
     if how == "faults":
         callbacks = [Faulty(), ActivationLogger(statistics=["mean", Statistic("faulty", fails_on_rank_one)])]
+    strategies: dict[str, Any] = {
+        "fsdp": ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
+        "tensor": ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2),
+    }
     trainer = Trainer(
-        strategy=ModelParallelStrategy(devices, 1) if strategy == "fsdp" else strategy,
+        strategy=strategies.get(strategy, strategy),
         devices=devices,
         accelerator="cpu",
         max_epochs=1,
@@ -113,8 +129,11 @@ def main(strategy: str, devices: int, how: str, file: str) -> None:
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
     )
-    model = Model(has_branch=how != "sharded", lr=0.01 if how == "sharded" else 0.0)
-    data = DataLoader(Batches(together=devices == 1), batch_size=None)
+    together = devices == 1 or strategy == "tensor"
+    # The mean of the ranks' gradients is half of their sum, which one process has.
+    lr = 0.01 if together else 0.02
+    model = Model(has_branch=how != "sharded", lr=lr if how == "sharded" else 0.0)
+    data = DataLoader(Batches(together), batch_size=None)
     trainer.fit(model, data, data)
 
 
