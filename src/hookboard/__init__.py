@@ -1,6 +1,13 @@
 """See inside the model you train: Lightning callbacks that put what flows through its layers on TensorBoard."""
 
-from hookboard.callbacks import ActivationLogger, GradientLogger, ParameterLogger
+from hookboard.callbacks import (
+    ActivationLogger,
+    CAMLogger,
+    FeatureMapLogger,
+    GradientLogger,
+    KernelLogger,
+    ParameterLogger,
+)
 from hookboard.histogram import Histogram
 from hookboard.moments import Moments
 from hookboard.recorder import Reading
@@ -11,8 +18,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ActivationLogger",
+    "CAMLogger",
+    "FeatureMapLogger",
     "GradientLogger",
     "Histogram",
+    "KernelLogger",
     "Moments",
     "ParameterLogger",
     "Reading",

@@ -10,7 +10,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
-from hookboard.callbacks.watch import Watch
+from hookboard.callbacks.trainer import (
+    check_every_n_steps,
+    is_accumulating,
+    is_fast_dev_run,
+    log_every_n_steps,
+    logged_step,
+    running_stage,
+)
+from hookboard.callbacks.watch import Watch, listed_gaps
 from hookboard.compiled import forget_graphs
 from hookboard.ranks import Ranks
 from hookboard.recorder import Reading, Recorder
@@ -18,7 +26,7 @@ from hookboard.schedule import is_due
 from hookboard.sites import Stage, warn_switched_off
 from hookboard.statistics import Plan, Statistic, plan
 from hookboard.suggest import chosen
-from hookboard.writers import Entry, write
+from hookboard.writers import Entry, Loggers
 
 
 class SiteLogger(Callback, ABC):
@@ -44,12 +52,7 @@ class SiteLogger(Callback, ABC):
         stages: Stage | Sequence[Stage] = "train",
     ) -> None:
         super().__init__()
-        is_count = isinstance(every_n_steps, int) and not isinstance(every_n_steps, bool)
-        if every_n_steps is not None and (not is_count or every_n_steps < 1):
-            raise ValueError(
-                f"every_n_steps={every_n_steps!r}: give a whole number of optimizer steps, 1 or more, or leave it "
-                "out to follow the Trainer's log_every_n_steps."
-            )
+        check_every_n_steps(every_n_steps, "to follow the Trainer's log_every_n_steps")
         self.modules = modules
         self.types = types
         self.every_n_steps = every_n_steps
@@ -122,15 +125,15 @@ class SiteLogger(Callback, ABC):
         if self._live:
             forget_graphs(pl_module)
         for watch in self._live.values():
-            watch.every_n_steps = _log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
-            watch.loggers = list(trainer.loggers)
+            watch.every_n_steps = log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
+            watch.loggers = Loggers(trainer.loggers, self._name)
             watch.taps.attach()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Open the taps, if the optimizer step that this batch belongs to is due."""
         watch = self._live.get("train")
         if watch is not None:
-            watch.taps.active = watch.is_due = is_due(_logged_step(trainer), watch.every_n_steps)
+            watch.taps.active = watch.is_due = is_due(logged_step(trainer), watch.every_n_steps)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Measure what this optimizer is about to use."""
@@ -148,7 +151,7 @@ class SiteLogger(Callback, ABC):
             return
         watch.taps.active = False
         watch.taps.settle()
-        if trainer.fit_loop.epoch_loop._should_accumulate():
+        if is_accumulating(trainer):
             return
         with self._shielded(watch, "measuring after the optimizer step"):
             self._after_optimizer_step(watch)
@@ -162,14 +165,14 @@ class SiteLogger(Callback, ABC):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach, where evaluation runs by itself and not within a fit."""
-        if trainer.state.fn != TrainerFn.FITTING and _stage(trainer) in _resolved(self.stages):
-            self._attach(trainer, pl_module, {_stage(trainer)})
+        if trainer.state.fn != TrainerFn.FITTING and running_stage(trainer) in _resolved(self.stages):
+            self._attach(trainer, pl_module, {running_stage(trainer)})
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Open the taps."""
-        if (watch := self._live.get(_stage(trainer))) is not None:
+        if (watch := self._live.get(running_stage(trainer))) is not None:
             watch.taps.active = True
 
     def on_validation_batch_end(
@@ -182,12 +185,12 @@ class SiteLogger(Callback, ABC):
         dataloader_idx: int = 0,
     ) -> None:
         """Close the taps."""
-        if (watch := self._live.get(_stage(trainer))) is not None:
+        if (watch := self._live.get(running_stage(trainer))) is not None:
             watch.taps.active = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Merge and write what all batches of the loop have shown."""
-        if (watch := self._live.get(_stage(trainer))) is not None:
+        if (watch := self._live.get(running_stage(trainer))) is not None:
             self._log(trainer, watch)
 
     # One life for the three loops that evaluate.
@@ -226,9 +229,9 @@ class SiteLogger(Callback, ABC):
             readings = self._finish(self._flush(watch))
             self.readings = tuple(reading for reading in readings if not reading.is_empty)
             if trainer.is_global_zero:
-                self._write(watch, _logged_step(trainer))
+                self._write(watch, logged_step(trainer))
             if not watch.gaps_are_named:
-                self._name_gaps(watch, readings, _logged_step(trainer))
+                self._name_gaps(watch, readings, logged_step(trainer))
                 watch.gaps_are_named = True
 
     def _write(self, watch: Watch, step: int) -> None:
@@ -238,33 +241,18 @@ class SiteLogger(Callback, ABC):
             entry.scalars.update({site.scalar_tag(k, stage): v for k, v in reading.statistics.items()})
             if reading.histogram is not None:
                 entry.histograms[site.histogram_tag(stage)] = reading
-        for logger in list(watch.loggers):
-            name = type(logger).__name__
-            try:
-                refused = write(logger, entry)
-            except Exception as error:
-                watch.loggers.remove(logger)
-                warn_switched_off(f"writing of {self._name} to {name}", error)
-                continue
-            for what in refused:
-                if f"{name} {what}" not in watch.refused:
-                    watch.refused.add(f"{name} {what}")
-                    rank_zero_info(f"hookboard: {self._name}: {name} takes no {what}; it gets the rest.")
+        watch.loggers.write(entry)
 
     def _name_gaps(self, watch: Watch, readings: Sequence[Reading], step: int) -> None:
         """One warning about everything that was selected and not measured, grouped by cause."""
-        causes: dict[str, list[str]] = {}
-        for name, role, cause in watch.gaps(readings):
-            causes.setdefault(f"{role}: {cause}", []).append(name)
-        if not causes:
+        gaps = list(watch.gaps(readings))
+        if not gaps:
             return
-        lines = [f"\n  - {', '.join(names)}: {cause}" for cause, names in causes.items()]
-        gaps = sum(map(len, causes.values()))
         stage = watch.recorder.stage
         where = f"at step {step}" if stage == "train" else f"in the {stage} loop at step {step}"
         rank_zero_warn(
-            f"hookboard: {self._name}: {gaps} of {len(watch.sites)} sites had nothing to measure {where} "
-            f"(this is said once):{''.join(lines)}"
+            f"hookboard: {self._name}: {len(gaps)} of {len(watch.sites)} sites had nothing to measure {where} "
+            f"(this is said once):{listed_gaps(gaps)}"
         )
 
     @property
@@ -276,27 +264,8 @@ def _resolved(stages: Stage | Sequence[Stage]) -> list[Stage]:
     return chosen("stages", stages, get_args(Stage))
 
 
-def _logged_step(trainer: Trainer) -> int:
-    """The value that Lightning's loggers write for the optimizer step that the current batch belongs to.
-
-    `global_step` is not it: it counts every optimizer's step, and has already moved on when a batch ends.
-    """
-    return trainer.fit_loop.epoch_loop._batches_that_stepped
-
-
-def _stage(trainer: Trainer) -> str:
-    """What runs now, in Lightning's terms: one of `Stage`, or the sanity check before a fit."""
-    stage = trainer.state.stage
-    assert stage is not None, "no loop runs"
-    return stage.value
-
-
-def _log_every_n_steps(trainer: Trainer) -> int:
-    return trainer.log_every_n_steps  # type: ignore[attr-defined, no-any-return]  # set outside its __init__
-
-
 def _why_not_measured(trainer: Trainer, pl_module: LightningModule) -> str | None:
-    if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set outside its __init__
+    if is_fast_dev_run(trainer):
         return "fast_dev_run has no log to write to"
     if not trainer.loggers:
         return "the Trainer has no logger"

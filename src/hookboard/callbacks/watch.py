@@ -1,9 +1,8 @@
 """What a callback holds while a stage is watched, and what it finds missing in it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn import Parameter
@@ -12,6 +11,7 @@ from hookboard.parameters import why_silent
 from hookboard.recorder import Reading, Recorder
 from hookboard.sites import Role
 from hookboard.taps import Taps
+from hookboard.writers import Loggers
 
 
 @dataclass
@@ -34,11 +34,10 @@ class Watch:
     parameters: dict[str, Parameter]
     sites: list[tuple[str, Role]]
     every_n_steps: int = 0
-    loggers: list[Logger] = field(default_factory=list)
+    loggers: Loggers = field(default_factory=lambda: Loggers([], ""))
     before: dict[str, Tensor] = field(default_factory=dict)
     is_due: bool = False
     gaps_are_named: bool = False
-    refused: set[str] = field(default_factory=set)
     scaler: GradScaler | None = None
 
     def gaps(self, readings: Sequence[Reading]) -> Iterator[tuple[str, Role, str]]:
@@ -57,3 +56,11 @@ class Watch:
         if name in self.parameters:
             return why_silent(self.parameters[name])
         return self.taps.why_silent(name, role)
+
+
+def listed_gaps(gaps: Iterable[tuple[str, Role, str]]) -> str:
+    """The gaps grouped by their causes, each group in a line of its own."""
+    causes: dict[str, list[str]] = {}
+    for name, role, cause in gaps:
+        causes.setdefault(f"{role}: {cause}", []).append(name)
+    return "".join(f"\n  - {', '.join(names)}: {cause}" for cause, names in causes.items())

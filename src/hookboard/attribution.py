@@ -1,0 +1,283 @@
+"""What a layer returned for a few samples, and the gradient of a class's score with respect to it."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hookboard.nested import map_tensors, tensors_in
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module: the shapes of the first tensors that it took and returned, if any."""
+
+    name: str
+    module: nn.Module
+    given: Shape | None
+    returned: Shape | None
+
+
+@dataclass(frozen=True)
+class Classification:
+    """A call that turned pictures into class scores.
+
+    Args:
+        module: what was called.
+        args: its arguments for the first samples, in copies.
+        kwargs: the same.
+        calls: those of the modules within it, in the order in which they ended.
+        count: how many samples there are.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    calls: Sequence[Call]
+    count: int
+
+    @property
+    def pictures(self) -> Tensor | None:
+        """The first argument of shape (n, channels, height, width)."""
+        return next((t for _, t in tensors_in((self.args, self.kwargs)) if t.ndim == 4), None)
+
+
+class ClassificationTap:
+    """Hooks on all modules of a model, which look for the outermost call that returns class scores.
+
+    Args:
+        model: what is to be called.
+        samples: how many samples are kept of the call's arguments.
+    """
+
+    def __init__(self, model: nn.Module, samples: int) -> None:
+        self.found: Classification | None = None
+        self.error: Exception | None = None
+        self._model = model
+        self._samples = samples
+        self._handles: list[RemovableHandle] = []
+        self._depth = 0
+        self._calls: list[Call] = []
+        self._given: tuple[int, Any] | None = None
+
+    def attach(self) -> None:
+        """Hook every module."""
+        for name, module in self._model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            before = module.register_forward_pre_hook(self._before, with_kwargs=True)
+            after = module.register_forward_hook(self._after(name), with_kwargs=True, always_call=True)
+            self._handles += [before, after]
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._depth += 1
+        if self._depth > 1 or self.found or self.error:
+            return
+        try:
+            self._calls = []
+            self._given = self._first_samples((args, kwargs))
+        except Exception as error:
+            self.error = error
+
+    def _first_samples(self, given: Any) -> tuple[int, Any] | None:
+        count = next((len(t) for _, t in tensors_in(given) if t.ndim), None)
+        if count is None:
+            return None
+
+        def first(tensor: Tensor) -> Tensor:
+            return tensor[: self._samples].clone() if tensor.ndim and len(tensor) == count else tensor
+
+        # What is made under inference_mode could not be saved for a gradient.
+        with torch.inference_mode(False):
+            return count, map_tensors(first, given)
+
+    def _after(self, name: str) -> Callable[..., None]:
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+            self._depth -= 1
+            if self.found or self.error:
+                return
+            try:
+                self._calls.append(Call(name, module, _first_shape((args, kwargs)), _first_shape(output)))
+                if self._depth == 0 and self._given is not None and _scores_in(output, self._given[0]) is not None:
+                    args, kwargs = self._given[1]
+                    self.found = Classification(module, args, kwargs, self._calls, min(self._given[0], self._samples))
+            except Exception as error:
+                self.error = error
+
+        return after
+
+
+def _first_shape(value: object) -> Shape | None:
+    return next((tuple(tensor.shape) for _, tensor in tensors_in(value)), None)
+
+
+def _scores_in(output: object, count: int) -> Tensor | None:
+    """The class scores in what a model returned: its first tensor of shape (count, classes)."""
+    return next((t for _, t in tensors_in(output) if t.ndim == 2 and len(t) == count and t.is_floating_point()), None)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A tensor of maps inside a model: what a module returns, or, of `is_input`, the first tensor that it takes."""
+
+    name: str
+    module: nn.Module
+    is_input: bool = False
+
+
+def last_layer(calls: Sequence[Call]) -> Layer:
+    """The last tensor in which places still have a meaning, as class-activation maps want it.
+
+    It is the last that has the size of the last convolution's output, so that what normalizes and rectifies it is in
+    it. In a transformer it is what its last attention takes: behind that only the class token may count.
+
+    Raises:
+        ValueError: no module of the model returned maps.
+    """
+    convolutions = [
+        k
+        for k, call in enumerate(calls)
+        if isinstance(call.module, nn.Conv2d) and call.returned is not None and math.prod(call.returned[2:]) > 1
+    ]
+    attentions = [
+        k
+        for k, call in enumerate(calls)
+        if "attention" in type(call.module).__name__.lower() and call.given is not None and len(call.given) in (3, 4)
+    ]
+    last = -1
+    if convolutions:
+        size = (calls[convolutions[-1]].returned or ())[2:]
+        last = max(k for k, call in enumerate(calls) if len(call.returned or ()) == 4 and call.returned[2:] == size)  # type: ignore[index]  # it has four
+    if attentions and attentions[-1] > last:
+        call = calls[attentions[-1]]
+        return Layer(call.name, call.module, is_input=True)
+    if last < 0:
+        raise ValueError("no module of it returned maps with more than one place: name a layer with `modules`")
+    return Layer(calls[last].name, calls[last].module)
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What is known of a layer for some samples.
+
+    Args:
+        activation: what the layer returned.
+        gradient: of the scores of `classes` with respect to it, each sample's own; None if it was not asked for.
+        scores: shape (n, number of classes).
+        classes: the class of each sample, shape (n,).
+        pooled: what went into the linear layer that made the scores, shape (n, features); None if none did.
+        weight: that layer's weights for each sample's class, shape (n, features).
+    """
+
+    activation: Tensor
+    gradient: Tensor | None
+    scores: Tensor
+    classes: Tensor
+    pooled: Tensor | None
+    weight: Tensor | None
+
+
+def attribute(
+    call: Classification, layer: Layer, choose: Callable[[Tensor], Tensor], *, with_gradient: bool
+) -> Attribution:
+    """Call the model once more on the few samples, in the modes that its modules are in, and leave no trace of it.
+
+    Args:
+        call: what is called, and with what.
+        layer: where to read.
+        choose: from the scores, shape (n, classes), to the class of each sample, shape (n,).
+        with_gradient: whether the gradient is wanted.
+
+    Raises:
+        ValueError: the layer was not called, or the scores do not depend on it.
+    """
+    linear = [c.module for c in call.calls if isinstance(c.module, nn.Linear)]
+    held: list[Tensor] = []
+    pooled: list[Tensor] = []
+    with undisturbed(call.module):
+        handles = [_hold(layer, held)]
+        if linear:
+            handles.append(linear[-1].register_forward_pre_hook(lambda _, args: pooled.append(args[0].detach())))
+        try:
+            output = call.module(*call.args, **call.kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not held:
+            raise ValueError(f"module {layer.name!r} took part in no call of the model, or with no tensor")
+        scores = _scores_in(output, call.count)
+        if scores is None:
+            raise ValueError("the model did not return class scores again")
+        classes = choose(scores.detach())
+        gradient = _gradient(scores, classes, held[-1], layer.name) if with_gradient else None
+        weight = linear[-1].weight.detach()[classes] if linear and len(linear[-1].weight) == scores.shape[1] else None
+    activation, scores = held[-1].detach(), scores.detach()
+    return Attribution(activation, gradient, scores, classes, pooled[-1] if pooled else None, weight)
+
+
+def _gradient(scores: Tensor, classes: Tensor, held: Tensor, name: str) -> Tensor:
+    score = scores.gather(1, classes[:, None]).sum()
+    gradient = torch.autograd.grad(score, held, allow_unused=True)[0] if score.requires_grad else None
+    if gradient is None:
+        raise ValueError(f"the class scores do not depend on module {name!r}, or it runs under torch.no_grad()")
+    return gradient
+
+
+def _hold(layer: Layer, held: list[Tensor]) -> RemovableHandle:
+    """Cut the graph at the layer: from there on gradients are wanted, and the copy may be changed in place."""
+
+    def cut(tensor: Tensor) -> Tensor:
+        held.append(tensor.detach().requires_grad_())
+        return held[-1].clone()
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        first = next((t for _, t in tensors_in(output) if t.is_floating_point()), None)
+        return None if first is None else _exchange(output, first, cut(first))
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        first = next((t for _, t in tensors_in((args, kwargs)) if t.is_floating_point()), None)
+        return None if first is None else _exchange((args, kwargs), first, cut(first))
+
+    if layer.is_input:
+        return layer.module.register_forward_pre_hook(before, with_kwargs=True)
+    return layer.module.register_forward_hook(after)
+
+
+def _exchange(value: Any, old: Tensor, new: Tensor) -> Any:
+    return map_tensors(lambda tensor: new if tensor is old else tensor, value)
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Gradients are on inside, compiled code runs eagerly; random state and buffers are afterwards as they were."""
+    random_states = _collect_rng_states()
+    with torch.inference_mode(False), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+        before = [
+            (owner, name, buffer, buffer.detach().clone(), None if buffer.is_inference() else buffer._version)
+            for owner in module.modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is not None
+        ]
+        try:
+            yield
+        finally:
+            _set_rng_states(random_states)
+            for owner, name, buffer, values, version in before:
+                owner._buffers[name] = buffer
+                if version is None or buffer._version != version:
+                    with torch.no_grad():
+                        buffer.copy_(values)

@@ -1,0 +1,210 @@
+"""Pictures of where a class was seen."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from hookboard.attribution import Attribution, ClassificationTap, Layer, attribute, last_layer
+from hookboard.callbacks.pictures import PictureLogger, Session
+from hookboard.images.cam import METHODS, Method, cam
+from hookboard.images.feature_maps import maps_in
+from hookboard.images.overlay import overlays, unnormalized
+from hookboard.images.picture import Picture
+from hookboard.nested import tensors_in
+from hookboard.selection import select
+from hookboard.suggest import unknown
+
+Stage = Literal["validate", "test", "predict"]
+
+
+TITLES: dict[str, str] = {
+    "grad_cam": "Grad-CAM",
+    "grad_cam++": "Grad-CAM++",
+    "layer_cam": "LayerCAM",
+    "xgrad_cam": "XGrad-CAM",
+    "hires_cam": "HiResCAM",
+    "eigen_cam": "Eigen-CAM",
+    "cam": "CAM",
+}
+
+OF_GRADIENTS = frozenset(METHODS) - {"eigen_cam"}
+
+
+class CAMLogger(PictureLogger):
+    """Logs class-activation maps: which places of a picture speak for a class, by what a layer returned there.
+
+    It takes the first samples of one batch of an evaluation. When the loop has ended, when nothing else is watched, it
+    calls the model again on these few, in the modes that its modules are in, with gradients, and leaves random state
+    and buffers as they were. A sample has one row: the picture, the map, both together, the prediction and the label.
+    The score of a class is its logit, so that a map is not of the loss. Tags are `cam/<module>/<method>`.
+
+    The model is the outermost module that is called with pictures of shape (n, channels, height, width) and returns
+    class scores of shape (n, classes). Labels are the first integers of shape (n,) in the batch.
+
+    Args:
+        modules: Pattern or patterns over dotted names of the layers to look at, relative to the LightningModule. Left
+            out: the last that has the size of the last convolution's output, or, in a transformer, what its last
+            attention takes, without the class token.
+        method: `grad_cam`, `grad_cam++`, `layer_cam`, `xgrad_cam`, `hires_cam`, `eigen_cam` (of no class), or `cam`,
+            which needs a linear head on the globally averaged layer. `hookboard.images.cam` has the papers.
+        target: Of which class: the `predicted` one, the `label`, or the number of a class.
+        stage: `validate`, `test` or `predict`.
+        samples: How many samples, from the first of the batch.
+        batch_idx: Which batch of the loop.
+        mean: What had been subtracted from each channel of a picture, to show it as it was. Left out, with `std`: each
+            picture is drawn from its least to its greatest value.
+        std: What each channel had then been divided by.
+        classes: Names of the classes in the order of the scores.
+        size: Pixels that a side of a picture may take.
+        every_n_steps: At most one picture in this many optimizer steps. Left out: 10 times the Trainer's
+            `log_every_n_steps`.
+
+    Raises:
+        ValueError: At construction: an unknown option, a number below 1, or `mean` without `std`. At fit start: a
+            pattern that matches no module of the model.
+
+    Example:
+        >>> CAMLogger(method="layer_cam", target="label").method
+        'layer_cam'
+    """
+
+    def __init__(
+        self,
+        modules: str | Sequence[str] | None = None,
+        *,
+        method: Method = "grad_cam",
+        target: Literal["predicted", "label"] | int = "predicted",
+        stage: Stage = "validate",
+        samples: int = 4,
+        batch_idx: int = 0,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        classes: Sequence[str] | None = None,
+        size: int = 160,
+        every_n_steps: int | None = None,
+    ) -> None:
+        super().__init__(stage, batch_idx, every_n_steps, samples=samples, size=size)
+        if method not in get_args(Method):
+            raise unknown("method", method, get_args(Method))
+        if isinstance(target, str) and target not in ("predicted", "label"):
+            raise unknown("target", target, ["predicted", "label"])
+        if stage not in get_args(Stage):
+            raise unknown("stage", stage, get_args(Stage))
+        if (mean is None) != (std is None):
+            raise ValueError(f"mean={mean!r}, std={std!r}: give both, or neither.")
+        self.modules = modules
+        self.method = method
+        self.target = target
+        self.samples = samples
+        self.mean = mean
+        self.std = std
+        self.classes = classes
+        self.size = size
+
+    def _resolve(self, pl_module: LightningModule) -> list[Layer] | None:
+        if self.modules is None:
+            return None
+        return [Layer(name, module) for name, module in select(pl_module, self.modules).items()]
+
+    def _begin(self, pl_module: LightningModule, batch: Any, session: Session, until_end: ExitStack) -> "_Taken":
+        tap = ClassificationTap(pl_module, self.samples)
+        until_end.callback(tap.detach)
+        tap.attach()
+        return _Taken(tap, _labels_in(batch, self.samples))
+
+    def _finish(self, trainer: Trainer, session: Session) -> dict[str, Picture]:
+        taken: _Taken | None = session.taken
+        if taken is None:
+            return {}
+        call = taken.tap.found
+        if call is None or call.pictures is None:
+            raise taken.tap.error or ValueError(
+                "no module was called with pictures (n, channels, height, width) and returned class scores (n, "
+                "classes): call the classifier as one module, as in self(images)"
+            )
+        pictures = {}
+        for layer in session.watched or [last_layer(call.calls)]:
+            with trainer.precision_plugin.forward_context():
+                seen = attribute(call, layer, self._chooser(taken.labels), with_gradient=self.method in OF_GRADIENTS)
+            pictures[f"cam/{layer.name}/{self.method}"] = overlays(
+                unnormalized(call.pictures, self.mean, self.std),
+                self._maps(layer, seen),
+                [self._beside(k, seen, taken.labels) for k in range(call.count)],
+                f"{TITLES[self.method]} at {'the input of ' if layer.is_input else ''}{layer.name} ("
+                f"{self._source(session)}): picture, map (dark: nothing, light: its greatest value), both together",
+                size=self.size,
+            )
+        return pictures
+
+    def _chooser(self, labels: Tensor | None) -> Callable[[Tensor], Tensor]:
+        def choose(scores: Tensor) -> Tensor:
+            if self.target == "predicted":
+                return scores.argmax(dim=1)
+            if isinstance(self.target, int):
+                if not 0 <= self.target < scores.shape[1]:
+                    raise ValueError(f"target={self.target}: the model has classes 0 to {scores.shape[1] - 1}")
+                return torch.full((len(scores),), self.target, device=scores.device)
+            if labels is None:
+                raise ValueError("target='label': the batch holds no integers of shape (n,)")
+            return labels.to(scores.device)
+
+        return choose
+
+    def _maps(self, layer: Layer, seen: Attribution) -> Tensor:
+        activation = _as_maps(seen.activation, layer)
+        if self.method != "cam":
+            gradient = activation if seen.gradient is None else _as_maps(seen.gradient, layer)
+            return METHODS[self.method](activation, gradient)
+        if seen.pooled is not None and seen.weight is not None and seen.pooled.shape == activation.shape[:2]:
+            # Some models rectify what the layer returns by a function, not a module, before they pool it.
+            for features in (activation, activation.relu()):
+                if _is_close(features.mean(dim=(2, 3)), seen.pooled.float()):
+                    return cam(features, seen.weight.float())
+        raise ValueError(f"CAM needs a linear head on the global average of {layer.name!r}: take method='grad_cam'")
+
+    def _beside(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
+        def named(number: Tensor) -> str:
+            index = int(number)
+            return self.classes[index] if self.classes and 0 <= index < len(self.classes) else str(index)
+
+        shares = seen.scores[k].float().softmax(dim=0)
+        best = shares.argmax()
+        lines = [f"predicted {named(best)} ({100 * shares[best]:.0f} %)"]
+        if labels is not None:
+            lines.append(f"label {named(labels[k])}")
+        lines.append("map of no class" if self.method == "eigen_cam" else f"map of {named(seen.classes[k])}")
+        return "\n".join(lines)
+
+
+@dataclass
+class _Taken:
+    """What one batch gives: the call of the model, and the labels."""
+
+    tap: ClassificationTap
+    labels: Tensor | None
+
+
+def _labels_in(batch: Any, samples: int) -> Tensor | None:
+    for _, tensor in tensors_in(batch):
+        if tensor.ndim == 1 and not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor[:samples].long().clone()
+    return None
+
+
+def _as_maps(tensor: Tensor, layer: Layer) -> Tensor:
+    """In float32, shape (n, channels, height, width)."""
+    tensor = tensor.float()
+    if layer.is_input and tensor.ndim == 4:
+        return tensor.movedim(-1, 1)
+    if tensor.ndim == 3 and getattr(layer.module, "batch_first", True) is False:
+        tensor = tensor.transpose(0, 1)
+    return maps_in(tensor, layer.module, of_images=True).values
+
+
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).norm() <= 1e-2 * other.norm())

@@ -1,0 +1,181 @@
+"""Pictures of what flows forward."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from hookboard.callbacks.pictures import PictureLogger, Session
+from hookboard.callbacks.watch import listed_gaps
+from hookboard.gradients import Observer
+from hookboard.images.feature_maps import Order, Shown, feature_maps, maps_in, shown
+from hookboard.images.picture import Picture
+from hookboard.nested import tensors_in
+from hookboard.selection import named_submodules, select
+from hookboard.sites import Site, Stage
+from hookboard.suggest import unknown
+from hookboard.taps import Taps
+
+MOST_MODULES = 16
+"""Modules that are shown where none is named."""
+
+
+class FeatureMapLogger(PictureLogger):
+    """Logs pictures of what the selected modules return, for a few samples.
+
+    In validation they are the first samples of one batch, which is the same in every epoch unless the loader shuffles:
+    pictures of different steps show the same input. Each picture has a row for each sample and a tile for each channel.
+    Of volumes the middle slice is shown; tokens of images as maps, without the class token; other sequences positions
+    by features; vectors as lines; attention weights, where a module returns them, a tile for each head. A module that
+    is called several times shows its first call. Tags are `feature_maps/<module>`.
+
+    Args:
+        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out, with
+            `types` left out too: convolutions and transformer blocks, 16 of them evenly from first to last where
+            there are more.
+        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
+        stage: `train`, `validate`, `test` or `predict`. Left out: validation, or training where a fit has none.
+        samples: How many samples, from the first of the batch.
+        batch_idx: Which batch of the loop; in training it is the last before the optimizer step.
+        channels: How many channels at most.
+        order: The first channels (`channel`), which are the same at every step, or the strongest (`strongest`) by the
+            mean of their absolute values.
+        normalize: From which range of values each map is drawn: its own (`map`), that of all maps in the picture
+            (`layer`), or a fixed one (`[low, high]`).
+        size: Pixels that a side of a map may take. Smaller maps are enlarged by a whole factor, larger ones averaged.
+        every_n_steps: At most one picture in this many optimizer steps. Left out: 10 times the Trainer's
+            `log_every_n_steps`.
+
+    Raises:
+        ValueError: At construction: an unknown option, or a number below 1. At fit start: a pattern or type that
+            matches no module of the model.
+
+    Example:
+        >>> FeatureMapLogger("backbone.layer*", order="strongest").order
+        'strongest'
+    """
+
+    def __init__(
+        self,
+        modules: str | Sequence[str] | None = None,
+        *,
+        types: str | type | Sequence[str | type] | None = None,
+        stage: Stage | None = None,
+        samples: int = 2,
+        batch_idx: int = 0,
+        channels: int = 16,
+        order: Order = "channel",
+        normalize: Literal["map", "layer"] | tuple[float, float] = "map",
+        size: int = 48,
+        every_n_steps: int | None = None,
+    ) -> None:
+        super().__init__(stage, batch_idx, every_n_steps, samples=samples, channels=channels, size=size)
+        if order not in ("channel", "strongest"):
+            raise unknown("order", order, ["channel", "strongest"])
+        if isinstance(normalize, str) and normalize not in ("map", "layer"):
+            raise unknown("normalize", normalize, ["map", "layer"])
+        self.modules = modules
+        self.types = types
+        self.samples = samples
+        self.channels = channels
+        self.order = order
+        self.normalize = normalize
+        self.size = size
+
+    def _resolve(self, pl_module: LightningModule) -> dict[str, nn.Module]:
+        if self.modules is not None or self.types is not None:
+            return select(pl_module, self.modules, self.types)
+        found = {name: module for name, module in named_submodules(pl_module) if _is_worth_showing(module)}
+        found = found or select(pl_module)
+        if len(found) <= MOST_MODULES:
+            return found
+        rank_zero_info(
+            f"hookboard: {self._name} shows {MOST_MODULES} of {len(found)} modules, evenly from first to last; name "
+            "others with `modules` or `types`."
+        )
+        names = list(found)
+        last = MOST_MODULES - 1
+        return {name: found[name] for name in (names[round(k * (len(names) - 1) / last)] for k in range(last + 1))}
+
+    def _begin(self, pl_module: LightningModule, batch: Any, session: Session, until_end: ExitStack) -> "_Taken":
+        taken = _Taken(any(tensor.ndim >= 4 for _, tensor in tensors_in(batch)))
+
+        def open_site(site: Site) -> Observer:
+            module = session.watched[site.name]
+
+            def keep_first(tensor: Tensor) -> None:
+                if site not in taken.shown and site not in taken.refused:
+                    self._keep(taken, site, tensor, module)
+
+            return keep_first
+
+        taken.taps = Taps(session.watched, ["output"], open_site)
+        until_end.callback(taken.taps.detach)
+        taken.taps.attach()
+        taken.taps.active = True
+        return taken
+
+    def _keep(self, taken: "_Taken", site: Site, tensor: Tensor, module: nn.Module) -> None:
+        is_attention = isinstance(module, nn.MultiheadAttention) and site.index == "1"
+        if getattr(module, "batch_first", True) is False and not is_attention and tensor.ndim == 3:
+            tensor = tensor.transpose(0, 1)
+        tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        try:
+            maps = maps_in(tensor[: self.samples], module, of_images=taken.of_images, is_attention=is_attention)
+        except (ValueError, IndexError) as error:
+            taken.refused[site] = str(error)
+            return
+        taken.shown[site] = shown(maps, channels=self.channels, order=self.order, size=self.size)
+
+    def _end(self, session: Session) -> dict[str, Picture]:
+        taken: _Taken = session.taken
+        if session.is_first:
+            self._name_gaps(taken)
+        pictures = {
+            f"feature_maps/{site.path}": feature_maps(
+                part, f"{site.path} ({self._source(session)})", normalize=self.normalize, size=self.size
+            )
+            for site, part in taken.shown.items()
+            if part.values.numel()
+        }
+        session.taken = None
+        return pictures
+
+    def _name_gaps(self, taken: "_Taken") -> None:
+        assert taken.taps is not None
+        seen = {site.name for site in taken.shown}
+        refused = {site.name: cause for site, cause in taken.refused.items()}
+        gaps = [
+            (name, role, refused.get(name) or taken.taps.why_silent(name, role))
+            for name, role in taken.taps.expected()
+            if name not in seen
+        ]
+        if gaps:
+            rank_zero_warn(f"hookboard: {self._name}: {len(gaps)} modules have no picture:{listed_gaps(gaps)}")
+
+
+@dataclass
+class _Taken:
+    """What the hooks of one batch have kept."""
+
+    of_images: bool
+    shown: dict[Site, Shown] = field(default_factory=dict)
+    refused: dict[Site, str] = field(default_factory=dict)
+    taps: Taps | None = None
+
+
+def _is_worth_showing(module: nn.Module) -> bool:
+    """A convolution, or a block of a transformer: what holds an attention and is none."""
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return True
+    return not _is_attention(module) and any(map(_is_attention, module.children()))
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return "attention" in type(module).__name__.lower()

@@ -1,0 +1,96 @@
+"""Pictures of what convolutions have learned."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from hookboard.callbacks.pictures import PictureLogger, Session
+from hookboard.images.kernels import kernel_picture, part_shown
+from hookboard.images.picture import Picture
+from hookboard.selection import select
+
+
+class KernelLogger(PictureLogger):
+    """Logs pictures of the kernels of convolutions, and beside them how they have changed since the fit started.
+
+    Kernels that meet three channels are drawn in colour, as they meet an RGB picture. Of others each row is a kernel
+    and each column one of its input channels. Grey is 0. Tags are `kernels/<module>`.
+
+    Args:
+        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
+            convolution whose kernels are larger than one pixel, or, with `types`, every module of those types.
+        types: Class names (`Conv2d`, `torch.nn.Conv2d`) or classes; subclasses count, a leading `!` excludes.
+        kernels: How many kernels of a module, from its first, at most.
+        channels: How many input channels of a kernel, from its first, at most.
+        size: Pixels that a side of a kernel may take: it is enlarged by a whole factor.
+        every_n_steps: One picture in this many optimizer steps. Left out: 10 times the Trainer's `log_every_n_steps`.
+
+    Raises:
+        ValueError: At construction: a number below 1. At fit start: a pattern or type that matches no module of the
+            model, or a module that is no convolution.
+
+    Example:
+        >>> KernelLogger("backbone.conv1").modules
+        'backbone.conv1'
+    """
+
+    def __init__(
+        self,
+        modules: str | Sequence[str] | None = None,
+        *,
+        types: str | type | Sequence[str | type] | None = None,
+        kernels: int = 16,
+        channels: int = 8,
+        size: int = 24,
+        every_n_steps: int | None = None,
+    ) -> None:
+        super().__init__("train", 0, every_n_steps, kernels=kernels, channels=channels, size=size)
+        self.modules = modules
+        self.types = types
+        self.kernels = kernels
+        self.channels = channels
+        self.size = size
+
+    def _resolve(self, pl_module: LightningModule) -> "dict[str, _Watched]":
+        found = {
+            name: module
+            for name, module in select(pl_module, self.modules, self.types).items()
+            if isinstance(module, nn.modules.conv._ConvNd)
+        }
+        if self.modules is None and self.types is None:
+            found = {name: module for name, module in found.items() if max(module.kernel_size) > 1}
+        if not found:
+            raise ValueError(
+                f"KernelLogger(modules={self.modules!r}, types={self.types!r}) shows the kernels of convolutions, and "
+                "there is none among these modules."
+            )
+        return {name: _Watched(module.weight) for name, module in found.items()}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep what the fit starts with: by now a checkpoint has been loaded."""
+        if self._session is not None:
+            with self._shielded("copying the first kernels"):
+                for watched in self._session.watched.values():
+                    watched.first = self._part(watched.weight)
+
+    def _part(self, weight: Tensor) -> Tensor:
+        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        return part_shown(whole, kernels=self.kernels, channels=self.channels)
+
+    def _end(self, session: Session) -> dict[str, Picture]:
+        return {
+            f"kernels/{name}": kernel_picture(
+                self._part(watched.weight), watched.first, name, watched.weight.shape, size=self.size
+            )
+            for name, watched in session.watched.items()
+        }
+
+
+@dataclass
+class _Watched:
+    weight: Tensor
+    first: Tensor | None = None

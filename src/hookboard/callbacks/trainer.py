@@ -1,0 +1,44 @@
+"""What a Trainer knows and does not tell by a public name, and what all callbacks ask of it alike."""
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+
+def logged_step(trainer: Trainer) -> int:
+    """The value that Lightning's loggers write for the optimizer step that the current batch belongs to.
+
+    `global_step` is not it: it counts every optimizer's step, and has already moved on when a batch ends.
+    """
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def is_accumulating(trainer: Trainer) -> bool:
+    """Whether the optimizer step that the current batch belongs to is still to come."""
+    return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def running_stage(trainer: Trainer) -> str:
+    """What runs now, in Lightning's terms: one of `Stage`, or the sanity check before a fit."""
+    stage = trainer.state.stage
+    assert stage is not None, "no loop runs"
+    return stage.value
+
+
+def log_every_n_steps(trainer: Trainer) -> int:
+    """The Trainer's own cadence; 0 where it logs nothing."""
+    return trainer.log_every_n_steps  # type: ignore[attr-defined, no-any-return]  # set outside its __init__
+
+
+def is_fast_dev_run(trainer: Trainer) -> bool:
+    """Whether it only tries out a few batches, and its logger swallows everything."""
+    return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set outside its __init__
+
+
+def check_every_n_steps(given: Any, otherwise: str) -> None:
+    """Raise ValueError where a cadence is no number of steps; `otherwise` says what leaving it out does."""
+    is_count = isinstance(given, int) and not isinstance(given, bool)
+    if given is not None and (not is_count or given < 1):
+        raise ValueError(
+            f"every_n_steps={given!r}: give a whole number of optimizer steps, 1 or more, or leave it out {otherwise}."
+        )

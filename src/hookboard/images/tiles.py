@@ -1,0 +1,79 @@
+"""Many small maps in one picture: their size, their range, their places."""
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hookboard.images.colour import PAPER, Pixels
+
+Normalize = Literal["map", "layer"] | tuple[float, float]
+"""From which range of values each map is drawn: its own, that of all maps of the layer, or a fixed one."""
+
+GAP = 2
+"""Pixels between two tiles."""
+
+
+def shrink(maps: Tensor, size: int) -> Tensor:
+    """Maps of shape (n, channels, height, width) with at most `size` pixels a side, by averaging over areas."""
+    height, width = maps.shape[-2:]
+    factor = max(height, width) / size
+    if factor <= 1:
+        return maps
+    to = (max(1, round(height / factor)), max(1, round(width / factor)))
+    return torch.nn.functional.interpolate(maps, size=to, mode="area")
+
+
+def enlarge(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """Pixels of shape (..., height, width), repeated as often as fits into `size` pixels a side."""
+    times = max(1, size // max(pixels.shape[-2:]))
+    return pixels.repeat(times, axis=-2).repeat(times, axis=-1)
+
+
+def scaled(maps: np.ndarray, normalize: Normalize) -> tuple[np.ndarray, str]:
+    """Maps of shape (n, channels, height, width) with their values from 0 to 1, and the range in words.
+
+    Non-finite values are left as they are and take no part in the range. A map without a range of its own is drawn as
+    0 where it is zero everywhere, as a dead channel is, and as 0.5 otherwise.
+    """
+    finite = np.where(np.isfinite(maps), maps, np.nan)
+    if normalize == "map":
+        low, high = _range(finite, axis=(-2, -1))
+        words = "each map from its own least to its greatest value"
+    elif normalize == "layer":
+        low, high = _range(finite, axis=None)
+        words = f"from {low.item():.3g} to {high.item():.3g}"
+    else:
+        low, high = (np.full((1,) * maps.ndim, bound) for bound in normalize)
+        words = f"from {normalize[0]:g} to {normalize[1]:g}, cut off there"
+    flat = np.where(low == 0, 0.0, 0.5)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = np.where(high > low, (maps - low) / (high - low), flat)
+    return np.where(np.isfinite(maps), values, np.nan), words
+
+
+def _range(finite: np.ndarray, axis: tuple[int, ...] | None) -> tuple[np.ndarray, np.ndarray]:
+    # Where a map has no finite value there is nothing to draw, and any range will do.
+    nothing = np.isnan(finite).all(axis=axis, keepdims=True)
+    low = np.where(np.isnan(finite), np.inf, finite).min(axis=axis, keepdims=True)
+    high = np.where(np.isnan(finite), -np.inf, finite).max(axis=axis, keepdims=True)
+    return np.where(nothing, 0.0, low), np.where(nothing, 1.0, high)
+
+
+def grid(tiles: Pixels) -> Pixels:
+    """Tiles in rows and columns as one picture, with paper between them.
+
+    Args:
+        tiles: shape (rows, columns, height, width) or (rows, columns, height, width, 3), uint8.
+
+    Returns:
+        Shape (height, width) or (height, width, 3).
+    """
+    rows, columns, height, width, *colours = tiles.shape
+    framed: Pixels = np.full((rows, columns, height + GAP, width + GAP, *colours), PAPER, dtype=np.uint8)
+    framed[:, :, :height, :width] = tiles
+    order = (0, 2, 1, 3, *range(4, tiles.ndim))
+    pixels: Pixels = framed.transpose(order).reshape(rows * (height + GAP), columns * (width + GAP), *colours)
+    return pixels

@@ -1,0 +1,234 @@
+import io
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from hookboard.images import tiles
+from hookboard.images.colour import LEVELS, NO_VALUE, PALETTE, PAPER, indices
+from hookboard.images.feature_maps import feature_maps, maps_in, shown
+from hookboard.images.kernels import kernel_picture, part_shown
+from hookboard.images.overlay import overlays, unnormalized
+from hookboard.images.picture import Picture
+
+RELU, CONV1D = nn.ReLU(), nn.Conv1d(1, 1, 1)
+
+
+def picture_of(tensor, *, module=RELU, of_images=True, channels=16, order="channel", normalize="map", size=48):
+    maps = maps_in(tensor, module, of_images=of_images)
+    part = shown(maps, channels=channels, order=order, size=size)
+    return feature_maps(part, "net.conv", normalize=normalize, size=size)
+
+
+def tile(picture, row, column, size=48):
+    """The palette indices of one tile, one for each pixel of the map."""
+    top, left = row * (size + tiles.GAP), column * (size + tiles.GAP)
+    return picture.pixels[top : top + size, left : left + size]
+
+
+def test_the_colours_are_those_of_inferno():
+    levels = matplotlib.colormaps["inferno"](np.linspace(0, 1, LEVELS))[:, :3] * 255
+    assert np.abs(PALETTE[:LEVELS] - levels).max() < 7
+
+
+def test_lightness_rises_with_the_value():
+    luminance = PALETTE[:LEVELS] @ np.array([0.2126, 0.7152, 0.0722])
+    assert (np.diff(luminance) > -1).all()
+    assert luminance[-1] > 240
+
+
+def test_a_tile_holds_its_map_and_nothing_else():
+    tensor = torch.arange(2 * 3 * 4 * 4.0).view(2, 3, 4, 4)
+    picture = picture_of(tensor)
+    assert picture.pixels.shape == (2 * 50, 3 * 50)
+    expected = indices(np.arange(16).reshape(4, 4) / 15).repeat(12, 0).repeat(12, 1)
+    for row in range(2):
+        for column in range(3):
+            assert (tile(picture, row, column) == expected).all()
+
+
+def test_what_is_drawn_can_be_read_back_from_the_file():
+    picture = picture_of(torch.randn(2, 4, 8, 8))
+    data, width, height = picture.encode()
+    read = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert read.shape == (height, width, 3)
+    rows, columns = picture.pixels.shape
+    assert (read[-rows:, :columns] == PALETTE[picture.pixels]).all()
+
+
+def test_a_photo_can_be_read_back_within_what_jpeg_loses():
+    y, x = np.mgrid[:100, :120]
+    pixels = np.stack([y * 2, x * 2, 200 - y], axis=-1).astype(np.uint8)
+    data, *_ = Picture(pixels, "a slope", is_photo=True).encode()
+    read = np.asarray(Image.open(io.BytesIO(data)))
+    inside = slice(16, -16)  # a block of JPEG mixes what lies on both sides of an edge
+    assert np.abs(read[-100:, :120].astype(int) - pixels)[inside, inside].max() < 8
+
+
+def test_ranges_of_a_layer_and_fixed_ones_keep_maps_comparable():
+    tensor = torch.tensor([[[[0.0]], [[1.0]], [[4.0]]]])
+    of_layer = picture_of(tensor, normalize="layer")
+    assert [tile(of_layer, 0, k)[0, 0] for k in range(3)] == [0, round(0.25 * (LEVELS - 1)), LEVELS - 1]
+    assert "from 0 to 4" in of_layer.caption
+    fixed = picture_of(tensor, normalize=(0, 2))
+    assert [tile(fixed, 0, k)[0, 0] for k in range(3)] == [0, round(0.5 * (LEVELS - 1)), LEVELS - 1]
+
+
+def test_what_is_not_finite_is_drawn_in_a_colour_of_its_own_and_counted():
+    tensor = torch.rand(1, 2, 4, 4)
+    tensor[0, 0, 0, 0], tensor[0, 1, 1, 1] = torch.nan, torch.inf
+    picture = picture_of(tensor)
+    assert tile(picture, 0, 0)[0, 0] == tile(picture, 0, 1)[12, 12] == NO_VALUE
+    assert (picture.pixels == NO_VALUE).sum() == 2 * 12 * 12
+    assert "cyan: NaN or infinite (2 pixels)" in picture.caption
+
+
+def test_a_map_of_nothing_but_nan_is_drawn_whole():
+    assert (tile(picture_of(torch.full((1, 2, 4, 4), torch.nan)), 0, 1) == NO_VALUE).all()
+
+
+@pytest.mark.parametrize(("value", "level"), [(0.0, 0.0), (3.0, 0.5), (-3.0, 0.5)])
+def test_a_constant_map_is_dark_only_where_it_is_zero(value, level):
+    assert (tile(picture_of(torch.full((1, 1, 4, 4), value)), 0, 0) == round(level * (LEVELS - 1))).all()
+
+
+def test_a_map_of_one_pixel_is_large_enough_to_be_seen():
+    assert picture_of(torch.rand(1, 2, 1, 1)).pixels.shape == (50, 100)
+
+
+def test_of_many_channels_some_are_shown_and_the_caption_says_so():
+    picture = picture_of(torch.rand(1, 2048, 2, 2))
+    assert picture.pixels.shape == (50, 16 * 50)
+    assert "the first 16 of 2048 channels" in picture.caption
+
+
+def test_the_strongest_channels_come_first_whatever_their_sign():
+    tensor = torch.zeros(2, 5, 3, 3)
+    tensor[:, 1], tensor[:, 3], tensor[0, 4] = 1.0, -2.0, torch.nan
+    picture = picture_of(tensor, channels=2, order="strongest")
+    assert "the strongest of 5 channels: 3 1" in picture.caption
+
+
+def test_large_maps_are_averaged_over_areas():
+    values = torch.arange(96 * 96.0).view(1, 1, 96, 96).repeat(1, 2, 1, 1)
+    part = shown(maps_in(values, RELU, of_images=True), channels=2, order="channel", size=48)
+    assert part.values.shape == (1, 2, 48, 48)
+    assert part.values[0, 0, 0, 0] == values[0, 0, :2, :2].mean()
+
+
+@pytest.mark.parametrize(
+    ("shape", "module", "of_images", "expected", "words"),
+    [
+        ((2, 8, 5, 5), RELU, True, (2, 8, 5, 5), ""),
+        ((2, 5, 5, 8), RELU, True, (2, 8, 5, 5), ""),
+        ((2, 5, 7, 8), nn.Linear(8, 8), True, (2, 8, 5, 7), ""),
+        ((2, 7, 7, 5), nn.Conv2d(7, 7, 1), True, (2, 7, 7, 5), ""),
+        ((2, 8, 6, 5, 5), RELU, True, (2, 8, 5, 5), "slice 3 of 6"),
+        ((2, 8, 30), CONV1D, True, (2, 1, 8, 30), "channels by positions"),
+        ((2, 49, 8), RELU, True, (2, 8, 7, 7), "patches"),
+        ((2, 50, 8), RELU, True, (2, 8, 7, 7), "patches, without the class token"),
+        ((2, 49, 8), RELU, False, (2, 1, 49, 8), "positions by features"),
+        ((2, 51, 8), RELU, True, (2, 1, 51, 8), "positions by features"),
+        ((2, 8), RELU, True, (2, 1, 1, 8), "features from left to right"),
+    ],
+)
+def test_any_output_has_a_picture(shape, module, of_images, expected, words):
+    maps = maps_in(torch.rand(shape), module, of_images=of_images)
+    assert (tuple(maps.values.shape), maps.words) == (expected, words)
+
+
+def test_tokens_become_the_map_that_their_places_make():
+    image = torch.rand(1, 8, 3, 3)
+    tokens = torch.cat([torch.rand(1, 1, 8), image.flatten(2).transpose(1, 2)], dim=1)
+    assert torch.equal(maps_in(tokens, RELU, of_images=True).values, image)
+
+
+def test_attention_has_a_tile_for_each_head():
+    weights = torch.rand(2, 4, 6, 6)
+    assert maps_in(weights, RELU, of_images=False, is_attention=True).values.shape == (2, 4, 6, 6)
+    assert maps_in(weights[:, 0], RELU, of_images=False, is_attention=True).values.shape == (2, 1, 6, 6)
+
+
+def test_what_is_shown_does_not_change_with_the_tensor():
+    tensor = torch.rand(2, 3, 4, 4)
+    part = shown(maps_in(tensor, RELU, of_images=True), channels=3, order="channel", size=48)
+    before = part.values.clone()
+    tensor.zero_()
+    assert torch.equal(part.values, before)
+
+
+def kernels(*shape, change=0.0, size=24):
+    torch.manual_seed(0)
+    weight = torch.randn(shape)
+    before = part_shown(weight, kernels=16, channels=8)
+    now = part_shown(weight + change, kernels=16, channels=8)
+    return now, kernel_picture(now, before, "conv", weight.shape, size=size)
+
+
+def test_kernels_of_three_channels_are_in_colour():
+    now, picture = kernels(4, 3, 2, 2)
+    most = now.abs().max()
+    expected = (0.5 + 0.5 * now[1, :, 0, 1] / most) * 255
+    assert picture.pixels[2, 24 + tiles.GAP + 14].tolist() == pytest.approx(expected.tolist(), abs=0.6)
+    assert "in colour" in picture.caption
+
+
+def test_other_kernels_have_a_tile_for_each_channel():
+    now, picture = kernels(4, 5, 3, 3)
+    expected = ((0.5 + 0.5 * now[2, 3, 1, 1] / now.abs().max()) * 255).item()
+    pixel = picture.pixels[2 * 26 + 12, 3 * 26 + 12]
+    assert pixel.tolist() == pytest.approx([expected] * 3, abs=0.6)
+
+
+def test_the_right_half_is_the_change_and_grey_where_there_is_none():
+    _, still = kernels(4, 3, 2, 2)
+    half = still.pixels.shape[1] // 2
+    inside = still.pixels[:20, half + 20 : half + 30]
+    assert (inside == 128).all()
+    _, moved = kernels(4, 3, 2, 2, change=0.25)
+    assert "change since the fit started, within ±0.25" in moved.caption
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 5), (40, 20, 3, 3), (4, 2, 3, 3, 3), (4, 6, 1, 1), (1, 1, 1), (5, 3, 7, 7)])
+def test_kernels_of_any_shape_have_a_picture(shape):
+    _, picture = kernels(*shape)
+    assert picture.image().size[0] >= 360
+
+
+def test_a_kernel_of_nan_is_drawn():
+    weight = torch.full((2, 2, 3, 3), torch.nan)
+    picture = kernel_picture(weight, weight, "conv", weight.shape, size=24)
+    assert picture.pixels[5, 5].tolist() == [0, 200, 220]
+    assert "cyan" in picture.caption
+
+
+def test_a_picture_is_shown_as_it_was_before_it_was_normalized():
+    original = torch.rand(2, 3, 8, 8)
+    mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.1]
+    normalized = (original - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+    shown_again = torch.from_numpy(unnormalized(normalized, mean, std)).permute(0, 3, 1, 2)
+    assert torch.allclose(shown_again / 255, original, atol=1 / 255)
+
+
+def test_an_overlay_has_the_picture_the_map_and_both_in_one_row():
+    inputs = np.zeros((2, 16, 16, 3), np.uint8)
+    inputs[0] = 200
+    maps = torch.zeros(2, 1, 1)
+    maps[0] = 5.0
+    pixels = overlays(inputs, maps, ["one", "two"], "caption", size=64).pixels
+    lightest, darkest = PALETTE[LEVELS - 1].astype(int), PALETTE[0].astype(int)
+    assert pixels[30, 30].tolist() == [200] * 3
+    assert pixels[30, 66 + 30].tolist() == lightest.tolist()
+    assert np.abs(pixels[30, 132 + 30] - (200 + lightest) / 2).max() <= 1
+    assert pixels[66 + 30, 66 + 30].tolist() == darkest.tolist()
+
+
+def test_a_long_caption_is_broken_into_lines_of_the_pictures_width():
+    short = Picture(np.zeros((10, 400), np.uint8), "short").image()
+    long = Picture(np.zeros((10, 400), np.uint8), "many words " * 30).image()
+    assert short.size[0] == long.size[0] == 400
+    assert long.size[1] > short.size[1] + 50
+    assert short.getpixel((399, short.size[1] - 11)) == PAPER
