@@ -1,7 +1,8 @@
 """Tiny things to train, a Trainer that says nothing, and what can be read back of a run."""
 
+import struct
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -87,6 +89,16 @@ def events(folder: Path) -> EventAccumulator:
     accumulator = EventAccumulator(str(folder), size_guidance=EVERYTHING)
     accumulator.Reload()
     return accumulator
+
+
+def records(folder: Path) -> Iterator[Event]:
+    """Every event of the run, as it stands in the file."""
+    (path,) = folder.glob("events.*")
+    data = path.read_bytes()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        yield Event.FromString(data[12 : 12 + length])
+        data = data[length + 16 :]
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookboard.nested import map_tensors, tensors_in
+from hookboard.selection import named_submodules
 
 Shape = tuple[int, ...]
 
@@ -70,7 +71,7 @@ class ClassificationTap:
 
     def attach(self) -> None:
         """Hook every module."""
-        for name, module in self._model.named_modules():
+        for name, module in [("", self._model), *named_submodules(self._model)]:
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             before = module.register_forward_pre_hook(self._before, with_kwargs=True)
@@ -267,7 +268,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
     random_states = _collect_rng_states()
     with torch.inference_mode(False), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         before = [
-            (owner, name, buffer, buffer.detach().clone(), None if buffer.is_inference() else buffer._version)
+            (owner, name, buffer, buffer.detach().clone())
             for owner in module.modules()
             for name, buffer in owner._buffers.items()
             if buffer is not None
@@ -276,8 +277,9 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
             yield
         finally:
             _set_rng_states(random_states)
-            for owner, name, buffer, values, version in before:
+            for owner, name, buffer, values in before:
                 owner._buffers[name] = buffer
-                if version is None or buffer._version != version:
+                # Batch norm changes its buffers without a new version.
+                if not torch.equal(buffer, values):
                     with torch.no_grad():
                         buffer.copy_(values)

@@ -1,12 +1,10 @@
 """What a due step costs in transfers and events, and one that is not due in measurements."""
 
-import struct
 import warnings
 
 import pytest
 import torch
-from tensorboard.compat.proto.event_pb2 import Event
-from toys import Toy, batches, fit, mlp
+from toys import Toy, batches, fit, mlp, records
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
 from hookboard.recorder import Recorder
@@ -20,16 +18,6 @@ def everything(**options):
         GradientLogger("net.2", roles=["grad_output", "grad_input", "parameter_grad"], **options),
         ParameterLogger(**options),
     ]
-
-
-def records(folder):
-    """Every event of the run, as it stands in the file."""
-    (path,) = folder.glob("events.*")
-    data = path.read_bytes()
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        yield Event.FromString(data[12 : 12 + length])
-        data = data[length + 16 :]
 
 
 @pytest.mark.parametrize("histogram", [False, True])

@@ -17,6 +17,7 @@ from hookboard.callbacks.trainer import (
     log_every_n_steps,
     logged_step,
     running_stage,
+    without_trainer,
 )
 from hookboard.callbacks.watch import Watch, listed_gaps
 from hookboard.compiled import forget_graphs
@@ -89,7 +90,7 @@ class SiteLogger(Callback, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration and the last readings; a copy watches nothing until a fit of its own starts."""
-        return self.__dict__ | {"_live": {}}
+        return without_trainer(self.__dict__) | {"_live": {}}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Select, resolve and attach.

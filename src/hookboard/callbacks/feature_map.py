@@ -136,7 +136,7 @@ class FeatureMapLogger(PictureLogger):
     def _end(self, session: Session) -> dict[str, Picture]:
         taken: _Taken = session.taken
         if session.is_first:
-            self._name_gaps(taken)
+            self._name_gaps(taken, session)
         pictures = {
             f"feature_maps/{site.path}": feature_maps(
                 part, f"{site.path} ({self._source(session)})", normalize=self.normalize, size=self.size
@@ -147,7 +147,7 @@ class FeatureMapLogger(PictureLogger):
         session.taken = None
         return pictures
 
-    def _name_gaps(self, taken: "_Taken") -> None:
+    def _name_gaps(self, taken: "_Taken", session: Session) -> None:
         assert taken.taps is not None
         seen = {site.name for site in taken.shown}
         refused = {site.name: cause for site, cause in taken.refused.items()}
@@ -157,7 +157,8 @@ class FeatureMapLogger(PictureLogger):
             if name not in seen
         ]
         if gaps:
-            rank_zero_warn(f"hookboard: {self._name}: {len(gaps)} modules have no picture:{listed_gaps(gaps)}")
+            count = f"{len(gaps)} out of {len(session.watched)} modules"
+            rank_zero_warn(f"hookboard: {self._name}: no picture of {count}:{listed_gaps(gaps)}")
 
 
 @dataclass

@@ -19,6 +19,7 @@ from hookboard.callbacks.trainer import (
     log_every_n_steps,
     logged_step,
     running_stage,
+    without_trainer,
 )
 from hookboard.images.picture import Picture
 from hookboard.schedule import is_due
@@ -94,7 +95,7 @@ class PictureLogger(Callback, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration; a copy shows nothing until a fit of its own starts."""
-        return self.__dict__ | {"_session": None}
+        return without_trainer(self.__dict__) | {"_session": None}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Resolve.

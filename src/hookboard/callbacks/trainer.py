@@ -35,6 +35,11 @@ def is_fast_dev_run(trainer: Trainer) -> bool:
     return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set outside its __init__
 
 
+def without_trainer(state: dict[str, Any]) -> dict[str, Any]:
+    """A callback's attributes without those that Lightning sets on it, which hold the whole model."""
+    return {name: value for name, value in state.items() if name not in ("log", "log_dict")}
+
+
 def check_every_n_steps(given: Any, otherwise: str) -> None:
     """Raise ValueError where a cadence is no number of steps; `otherwise` says what leaving it out does."""
     is_count = isinstance(given, int) and not isinstance(given, bool)

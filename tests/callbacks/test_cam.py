@@ -1,0 +1,273 @@
+"""CAMLogger in a validation: the right layer, the right class, the right map."""
+
+import random
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+from toys import events, fit, trainer
+
+from hookboard import CAMLogger, FeatureMapLogger, KernelLogger
+from hookboard.images.cam import METHODS
+
+VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
+
+
+def cnn():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(3, 6, 3, padding=1),
+            norm1=nn.BatchNorm2d(6),
+            relu1=nn.ReLU(inplace=True),
+            drop=nn.Dropout2d(0.3),
+            conv2=nn.Conv2d(6, 8, 3, padding=1),
+            relu2=nn.ReLU(inplace=True),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flat=nn.Flatten(),
+            head=nn.Linear(8, 5),
+        )
+    )
+
+
+class Classifier(LightningModule):
+    def __init__(self, net, lr=0.05):
+        super().__init__()
+        self.net = net
+        self.lr = lr
+
+    def forward(self, pictures):
+        return self.net(pictures)
+
+    def training_step(self, batch):
+        pictures, labels = batch
+        return nn.functional.cross_entropy(self(pictures), labels)
+
+    def validation_step(self, batch):
+        pictures, labels = batch
+        self.log("val_loss", nn.functional.cross_entropy(self(pictures), labels))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+
+
+def data(count=2, size=4):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(size, 3, 8, 8, generator=generator), torch.randint(5, (size,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+class Keeps(CAMLogger):
+    """Keeps what it has drawn."""
+
+    def _maps(self, layer, seen):
+        self.layer, self.seen, self.maps = layer, seen, super()._maps(layer, seen)
+        return self.maps
+
+    def _beside(self, k, seen, labels):
+        self.texts = [*getattr(self, "texts", []), super()._beside(k, seen, labels)]
+        return self.texts[-1]
+
+
+def grad_cam_by_hand(net, pictures, classes):
+    """With the layer called outside of the network, and nothing hooked."""
+    with torch.no_grad():
+        a = net[:6](pictures)
+    a.requires_grad_()
+    scores = net[6:](a * 1.0)
+    (g,) = torch.autograd.grad(sum(scores[n, k] for n, k in enumerate(classes)), a)
+    return (g.mean((2, 3), keepdim=True) * a).sum(1).relu().detach()
+
+
+def shown_by(callback, net=None, folder=None, batches=None, **options):
+    model = Classifier(net or cnn())
+    fit(folder, model, batches or data(), callback, **VALIDATED, **options)
+    return model
+
+
+@pytest.mark.parametrize("target", ["predicted", "label", 3])
+def test_the_map_is_that_of_the_class_that_was_asked_for(tmp_path, target):
+    callback = Keeps(target=target, every_n_steps=1)
+    net = shown_by(callback, folder=tmp_path).net.eval()
+    pictures, labels = data()[0]
+    classes = {"predicted": net(pictures).argmax(1), "label": labels, 3: torch.full((4,), 3)}[target]
+    assert callback.seen.classes.tolist() == classes.tolist()
+    assert torch.allclose(callback.maps, grad_cam_by_hand(net, pictures, classes), atol=1e-6)
+    assert callback.maps.std() > 0
+
+
+def test_cam_takes_the_weights_of_the_head(tmp_path):
+    callback = Keeps(method="cam", target=2, every_n_steps=1)
+    net = shown_by(callback, folder=tmp_path).net.eval()
+    pictures, _ = data()[0]
+    expected = torch.einsum("c,nchw->nhw", net.head.weight[2], net[:6](pictures))
+    assert torch.allclose(callback.maps, expected, atol=1e-6)
+
+
+def test_the_layer_is_found_behind_what_rectifies_the_last_convolution(tmp_path):
+    callback = Keeps(every_n_steps=1)
+    shown_by(callback, folder=tmp_path)
+    assert callback.layer.name == "net.relu2"
+
+
+@pytest.mark.parametrize("method", ["cam", *METHODS])
+def test_every_method_has_a_picture_that_says_what_it_is(tmp_path, method):
+    shown_by(CAMLogger(method=method, every_n_steps=1), folder=tmp_path)
+    found = events(tmp_path)
+    assert found.Tags()["images"] == [f"cam/net.relu2/{method}"]
+    described = found.summary_metadata[f"cam/net.relu2/{method}"].summary_description
+    assert "at net.relu2 (validation batch 0)" in described
+
+
+def test_layers_that_are_named_have_a_picture_each(tmp_path):
+    shown_by(CAMLogger(["net.conv1", "net.relu2"], every_n_steps=1), folder=tmp_path)
+    assert sorted(events(tmp_path).Tags()["images"]) == ["cam/net.conv1/grad_cam", "cam/net.relu2/grad_cam"]
+
+
+def test_prediction_and_label_stand_beside_each_sample(tmp_path):
+    callback = Keeps(target="label", classes=["ant", "bee", "cat", "dog", "eel"], samples=2, every_n_steps=1)
+    model = shown_by(callback, folder=tmp_path)
+    pictures, labels = data()[0]
+    shares = model.net.eval()(pictures).softmax(1)
+    names = callback.classes
+    for k, text in enumerate(callback.texts):
+        best = shares[k].argmax()
+        label = names[labels[k]]
+        assert text == f"predicted {names[best]} ({100 * shares[k, best]:.0f} %)\nlabel {label}\nmap of {label}"
+    assert len(callback.texts) == 2
+
+
+def test_frozen_weights_do_not_keep_the_gradient_from_the_layer(tmp_path):
+    net = cnn()
+    for module in net[:6]:
+        module.requires_grad_(False)
+    callback = Keeps(every_n_steps=1)
+    shown_by(callback, net, tmp_path)
+    assert callback.maps.std() > 0
+
+
+class UnderNoGrad(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = cnn()
+
+    def forward(self, pictures):
+        with torch.no_grad():
+            return self.net(pictures)
+
+
+class ReturnsMaps(nn.Module):
+    """As a model for segmentation does."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Conv2d(3, 5, 1)
+
+    def forward(self, pictures):
+        return self.net(pictures)
+
+
+@pytest.mark.parametrize(
+    ("net", "callback", "message"),
+    [
+        (
+            UnderNoGrad,
+            CAMLogger("net.net.relu2"),
+            "scores do not depend on module 'net.net.relu2', or it runs under",
+        ),
+        (ReturnsMaps, CAMLogger(), r"no module was called with pictures .* call the classifier as one module"),
+        (cnn, CAMLogger(target=5), "target=5: the model has classes 0 to 4"),
+        (cnn, CAMLogger("net.conv1", method="cam"), "CAM needs a linear head on the global average of 'net.conv1'"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), CAMLogger(), "returned maps with more than one place"),
+    ],
+    ids=["no_grad", "no scores", "no such class", "no linear head", "no maps"],
+)
+def test_where_no_map_can_be_had_one_sentence_says_why_and_the_run_goes_on(tmp_path, net, callback, message):
+    class OnlyCalls(Classifier):
+        def validation_step(self, batch):
+            self(batch[0])
+
+    run, model = trainer(tmp_path, callback, **VALIDATED), OnlyCalls(net())
+    with pytest.warns(UserWarning, match=message) as said:
+        run.validate(model, torch.utils.data.DataLoader(data(), batch_size=None))
+    assert len([warning for warning in said if "hookboard" in str(warning.message)]) == 1
+
+
+class EveryState(Callback):
+    """Everything that a callback could disturb, after every batch and validation."""
+
+    def __init__(self):
+        self.states = []
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.keep(pl_module)
+
+    def on_validation_end(self, trainer, pl_module):
+        self.keep(pl_module)
+
+    def keep(self, model):
+        tensors = [*model.state_dict().values(), *(p.grad for p in model.parameters() if p.grad is not None)]
+        self.states.append(
+            (
+                [tensor.clone() for tensor in tensors],
+                [module.training for module in model.modules()],
+                [parameter.requires_grad for parameter in model.parameters()],
+                torch.get_rng_state(),
+                random.getstate(),
+                np.random.get_state()[1].tolist(),
+            )
+        )
+
+
+class DropsInValidation(Classifier):
+    """Leaves dropout and batch norm in training mode in validation: both change when they run."""
+
+    def on_validation_model_eval(self):
+        self.net.eval()
+        self.net.drop.train()
+        self.net.norm1.train()
+
+
+def test_twenty_steps_with_pictures_of_everything_leave_every_bit_as_it_was(tmp_path):
+    def states(folder, *callbacks):
+        torch.manual_seed(7)
+        random.seed(7)
+        np.random.seed(7)
+        every = EveryState()
+        run = trainer(folder, *callbacks, every, max_epochs=1, val_check_interval=1, **VALIDATED)
+        loader = torch.utils.data.DataLoader(data(20), batch_size=None, shuffle=True)
+        run.fit(DropsInValidation(cnn()), loader, torch.utils.data.DataLoader(data(2), batch_size=None))
+        return every.states
+
+    pictures = [
+        FeatureMapLogger(every_n_steps=1),
+        FeatureMapLogger(stage="train", order="strongest", every_n_steps=1),
+        KernelLogger(every_n_steps=1),
+        CAMLogger(every_n_steps=1),
+        CAMLogger(method="eigen_cam", every_n_steps=1),
+    ]
+    with_pictures, without = states(tmp_path, *pictures), states(None)
+    assert len(events(tmp_path).Images("cam/net.relu2/grad_cam")) == 20
+    assert len(with_pictures) == len(without) == 40
+    for mine, theirs in zip(with_pictures, without, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine[0], theirs[0], strict=True))
+        assert mine[1:3] == theirs[1:3]
+        assert torch.equal(mine[3], theirs[3])
+        assert mine[4:] == theirs[4:]
+
+
+def test_a_model_that_fails_when_it_is_called_again_ends_the_maps_alone(tmp_path):
+    class FailsAgain(nn.Sequential):
+        def forward(self, pictures):
+            if torch.is_grad_enabled() and not self.training:
+                raise RuntimeError("not again")
+            return super().forward(pictures)
+
+    net = FailsAgain(OrderedDict(cnn().named_children()))
+    with pytest.warns(UserWarning, match="CAMLogger .making pictures. is switched off.*not again"):
+        shown_by(CAMLogger(every_n_steps=1), net, tmp_path)

@@ -1,0 +1,349 @@
+"""What FeatureMapLogger and KernelLogger write, when, and what they leave alone."""
+
+import copy
+import io
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, Logger
+from PIL import Image
+from torch import nn
+from toys import Toy, batches, events, fit, hooked, loader, mlp, records, trainer
+
+from hookboard import CAMLogger, FeatureMapLogger, KernelLogger
+from hookboard.images.colour import PALETTE
+from hookboard.images.feature_maps import feature_maps, maps_in, shown
+
+VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
+
+
+def pictures_of(count, size=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, 3, 8, 8, generator=generator) for _ in range(count)]
+
+
+def cnn():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Conv2d(4, 5, 3),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(5, 3),
+    )
+
+
+def ours(warnings_that_came):
+    return [warning for warning in warnings_that_came if "hookboard" in str(warning.message)]
+
+
+def pixels(event):
+    return np.asarray(Image.open(io.BytesIO(event.encoded_image_string)).convert("RGB"))
+
+
+def images(folder):
+    """Tag to step to RGB pixels."""
+    found = events(folder)
+    return {tag: {event.step: pixels(event) for event in found.Images(tag)} for tag in found.Tags()["images"]}
+
+
+def test_the_picture_in_the_file_is_that_of_what_the_module_returned(tmp_path):
+    net, raw = cnn(), []
+    net[4].register_forward_hook(lambda module, args, output: raw.append((module.training, output.clone())))
+    fit(tmp_path, Toy(net), pictures_of(3), FeatureMapLogger("net.4", every_n_steps=1), **VALIDATED)
+    first_validated = next(output for training, output in raw if not training)
+    part = shown(maps_in(first_validated[:2], net[4], of_images=True), channels=16, order="channel", size=48)
+    expected = PALETTE[feature_maps(part, "net.4", normalize="map", size=48).pixels]
+    ((step, found),) = images(tmp_path)["feature_maps/net.4"].items()
+    assert step == 2
+    height, width = expected.shape[:2]
+    assert (found[-height:, :width] == expected).all()
+
+
+def test_pictures_of_every_validation_show_the_same_samples(tmp_path):
+    seen = []
+
+    class Keeps(FeatureMapLogger):
+        def _end(self, session):
+            seen.append(session.taken.shown)
+            return super()._end(session)
+
+    model = Toy(cnn())
+    model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=0.0)
+    model.net[1].momentum = 0.0
+    fit(tmp_path, model, pictures_of(2), Keeps("net.0", every_n_steps=1), max_epochs=2, **VALIDATED)
+    (first,), (second,) = (kept.values() for kept in seen)
+    assert torch.equal(first.values, second.values)
+
+
+def test_in_training_pictures_come_with_the_due_steps(tmp_path):
+    callback = FeatureMapLogger("net.0", stage="train", every_n_steps=3)
+    fit(tmp_path, Toy(cnn()), pictures_of(7), callback)
+    assert list(images(tmp_path)["feature_maps/net.0"]) == [2, 5]
+
+
+def test_without_a_validation_the_training_batch_is_shown(tmp_path):
+    fit(tmp_path, Toy(cnn()), pictures_of(2), FeatureMapLogger("net.0", every_n_steps=1))
+    assert list(images(tmp_path)["feature_maps/net.0"]) == [0, 1]
+
+
+def test_a_validation_is_shown_when_enough_steps_have_passed_since_the_last(tmp_path):
+    callback = FeatureMapLogger("net.0", every_n_steps=3)
+    fit(tmp_path, Toy(cnn()), pictures_of(2), callback, max_epochs=5, **VALIDATED)
+    assert list(images(tmp_path)["feature_maps/net.0"]) == [1, 5, 9]
+
+
+def test_by_default_pictures_come_ten_times_less_often_than_numbers(tmp_path):
+    fit(tmp_path, Toy(cnn()), pictures_of(21), KernelLogger(), log_every_n_steps=1)
+    assert list(images(tmp_path)["kernels/net.0"]) == [9, 19]
+
+
+def test_the_sanity_check_is_not_shown(tmp_path):
+    callback = FeatureMapLogger("net.0", every_n_steps=1)
+    fit(tmp_path, Toy(cnn()), pictures_of(2), callback, limit_val_batches=1.0, num_sanity_val_steps=2)
+    assert list(images(tmp_path)["feature_maps/net.0"]) == [1]
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_an_evaluation_by_itself_is_shown(tmp_path, stage):
+    run = trainer(tmp_path, FeatureMapLogger("net.0", stage=stage, batch_idx=1), limit_val_batches=1.0)
+    getattr(run, stage)(Toy(cnn()), loader(pictures_of(3)))
+    assert list(images(tmp_path)) == ["feature_maps/net.0"]
+
+
+def test_kernels_are_shown_after_the_optimizer_has_stepped_beside_their_change(tmp_path):
+    net = cnn()
+    before = net[0].weight.detach().clone()
+    fit(tmp_path, Toy(net), pictures_of(2), KernelLogger("net.0", every_n_steps=2))
+    change = (net[0].weight - before).abs().max().item()
+    found = events(tmp_path).summary_metadata["kernels/net.0"].summary_description
+    assert f"change since the fit started, within ±{change:.3g}" in found
+    assert f"now, within ±{net[0].weight.abs().max().item():.3g}" in found
+
+
+def test_by_default_convolutions_are_shown_and_kernels_of_one_pixel_are_not(tmp_path):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.ReLU())
+    callbacks = [FeatureMapLogger(every_n_steps=1), KernelLogger(every_n_steps=1)]
+    fit(tmp_path, Toy(net), pictures_of(1), *callbacks)
+    assert sorted(images(tmp_path)) == ["feature_maps/net.0", "feature_maps/net.1", "kernels/net.0"]
+
+
+def test_of_many_convolutions_sixteen_are_shown_from_first_to_last(tmp_path):
+    net = nn.Sequential(*[nn.Conv2d(3, 3, 1) for _ in range(40)])
+    fit(tmp_path, Toy(net), pictures_of(1), FeatureMapLogger(every_n_steps=1))
+    shown_modules = [int(tag.rpartition(".")[2]) for tag in images(tmp_path)]
+    assert len(shown_modules) == 16
+    assert (min(shown_modules), max(shown_modules)) == (0, 39)
+
+
+def test_attention_weights_are_shown_where_a_module_returns_them(tmp_path):
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x, average_attn_weights=False)[0]
+
+    data = [torch.randn(2, 5, 4)]
+    fit(tmp_path, Toy(Attends()), data, FeatureMapLogger("net.attention", every_n_steps=1))
+    found = events(tmp_path)
+    assert sorted(found.Tags()["images"]) == ["feature_maps/net.attention/0", "feature_maps/net.attention/1"]
+    described = found.summary_metadata["feature_maps/net.attention/1"].summary_description
+    assert "all 2 channels in order, 5x5, attention weights" in described
+
+
+def test_a_module_without_a_picture_is_named_once_with_the_cause(tmp_path):
+    class Skips(nn.Sequential):
+        def forward(self, x):
+            return self[0](x)
+
+    net = Skips(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    callback = FeatureMapLogger(every_n_steps=1)
+    with pytest.warns(
+        UserWarning, match=r"no picture of 1 out of 2 modules:\n  - net\.1: output: the module was not"
+    ) as said:
+        fit(tmp_path, Toy(net), pictures_of(3), callback)
+    assert len(ours(said)) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FeatureMapLogger(order="strong"), "unknown order 'strong'; did you mean 'strongest'"),
+        (lambda: FeatureMapLogger(normalize="maps"), "unknown normalize 'maps'; did you mean 'map'"),
+        (lambda: FeatureMapLogger(stage="valid"), "unknown stage 'valid'; did you mean 'validate'"),
+        (lambda: FeatureMapLogger(samples=0), "samples=0"),
+        (lambda: KernelLogger(every_n_steps=0), "every_n_steps=0"),
+        (lambda: CAMLogger(method="gradcam"), "unknown method 'gradcam'; did you mean 'grad_cam'"),
+        (lambda: CAMLogger(target="labels"), "unknown target 'labels'; did you mean 'label'"),
+        (lambda: CAMLogger(stage="train"), "unknown stage 'train'. Valid: validate, test, predict"),
+        (lambda: CAMLogger(mean=[0.5]), "mean=.0.5., std=None: give both"),
+    ],
+)
+def test_a_mistake_is_answered_at_construction(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (FeatureMapLogger("net.99"), r"'net\.99' matches no module"),
+        (KernelLogger("net.99"), r"'net\.99' matches no module"),
+        (KernelLogger("net.8"), "there is none among these"),
+        (CAMLogger("net.99"), r"'net\.99' matches no module"),
+    ],
+)
+def test_a_mistake_about_modules_is_answered_when_the_fit_starts(tmp_path, callback, message):
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, Toy(cnn()), pictures_of(1), callback, **VALIDATED)
+
+
+def test_a_logger_without_pictures_is_named_once(tmp_path):
+    with pytest.warns(UserWarning, match="KernelLogger: CSVLogger takes no pictures") as said:
+        fit(
+            tmp_path,
+            Toy(cnn()),
+            pictures_of(3),
+            KernelLogger(every_n_steps=1),
+            logger=CSVLogger(tmp_path, name=None, version=""),
+        )
+    assert len(ours(said)) == 1
+
+
+class TakesImages(Logger):
+    """Has the image method of Lightning's WandbLogger."""
+
+    name, version = "takes_images", 0
+
+    def __init__(self):
+        super().__init__()
+        self.images = []
+
+    def log_metrics(self, metrics, step=None):
+        pass
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+    def log_image(self, key, images, step=None, caption=None):
+        self.images.append((key, step, images[0].mode, caption[0]))
+
+
+def test_another_logger_gets_pictures_through_its_own_method(tmp_path):
+    logger = TakesImages()
+    fit(tmp_path, Toy(cnn()), pictures_of(2), KernelLogger("net.0", every_n_steps=2), logger=logger)
+    ((key, step, mode, caption),) = logger.images
+    assert (key, step, mode) == ("kernels/net.0", 1, "RGB")
+    assert caption.startswith("net.0: 4 kernels of 3x3x3, in colour")
+
+
+def test_one_event_holds_all_pictures_of_a_step(tmp_path):
+    fit(tmp_path, Toy(cnn()), pictures_of(2), FeatureMapLogger(["net.0", "net.4"], every_n_steps=1))
+    counts = [sum(value.HasField("image") for value in event.summary.value) for event in records(tmp_path)]
+    assert [count for count in counts if count] == [2, 2]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("on purpose"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("where", ["training_step", "validation_step"])
+def test_however_a_run_ends_no_hook_stays(tmp_path, where, error):
+    model = Toy(cnn())
+    before = getattr(model, where)
+
+    def fails(batch):
+        before(batch)
+        raise error
+
+    setattr(model, where, fails)
+    stage = "train" if where == "training_step" else "validate"
+    callbacks = [FeatureMapLogger(stage=stage, every_n_steps=1), CAMLogger(every_n_steps=1)]
+    with pytest.raises((RuntimeError, SystemExit)):
+        fit(tmp_path, model, pictures_of(2), *callbacks, **VALIDATED)
+    assert hooked(model) == []
+    assert all(callback._session is None for callback in callbacks)
+
+
+def test_hooks_are_there_during_the_shown_batch_alone(tmp_path):
+    counts = []
+
+    class Counts(Toy):
+        def validation_step(self, batch):
+            counts.append(len(hooked(self)))
+            return super().validation_step(batch)
+
+    callbacks = [FeatureMapLogger("net.0", batch_idx=1, every_n_steps=1), CAMLogger(batch_idx=1, every_n_steps=1)]
+    fit(tmp_path, Counts(cnn()), pictures_of(3), *callbacks, **VALIDATED)
+    assert [count > 0 for count in counts] == [False, True, False]
+
+
+def test_a_fault_ends_the_pictures_and_not_the_run(tmp_path, monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("no colours today")
+
+    monkeypatch.setattr("hookboard.callbacks.feature_map.feature_maps", broken)
+    with pytest.warns(UserWarning, match="FeatureMapLogger .making pictures. is switched off.*no colours") as said:
+        run = fit(tmp_path, Toy(cnn()), pictures_of(3), FeatureMapLogger(every_n_steps=1))
+    assert len(ours(said)) == 1
+    assert run.global_step == 3
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))], ids=["deepcopy", "pickle"])
+def test_a_callback_can_be_copied_during_a_batch(tmp_path, make):
+    callbacks = [FeatureMapLogger(every_n_steps=1), KernelLogger(every_n_steps=1), CAMLogger(every_n_steps=1)]
+    twins = []
+
+    class Copies(Toy):
+        def validation_step(self, batch):
+            super().validation_step(batch)
+            twins.extend(make(callbacks))
+
+    fit(tmp_path, Copies(cnn()), pictures_of(1), *callbacks, **VALIDATED)
+    assert [twin._session for twin in twins] == [None] * 3
+
+
+def test_one_sample_is_enough(tmp_path):
+    callbacks = [FeatureMapLogger(every_n_steps=1), CAMLogger(every_n_steps=1)]
+    model = Toy(cnn().eval())
+    data = pictures_of(2, size=2)
+    run = trainer(tmp_path, *callbacks, limit_val_batches=1.0)
+    run.validate(model, loader([data[0][:1]]))
+    assert len(images(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("callback", [FeatureMapLogger(), KernelLogger(), CAMLogger()], ids=lambda c: type(c).__name__)
+def test_without_a_logger_nothing_is_done(callback):
+    fit(None, Toy(cnn()), pictures_of(1), callback, **VALIDATED)
+    assert callback._session is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("compiled", ["attribute", "in_place"])
+def test_a_compiled_model_is_shown_in_validation_all_the_same(tmp_path, compiled):
+    torch.compiler.reset()
+    model = Toy(cnn())
+    if compiled == "attribute":
+        model.net = torch.compile(model.net, backend="aot_eager")
+    else:
+        model.net.compile(backend="aot_eager")
+    callbacks = [FeatureMapLogger(every_n_steps=1), CAMLogger(every_n_steps=1)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="hookboard")
+        fit(tmp_path, model, pictures_of(2), *callbacks, max_epochs=2, **VALIDATED)
+    torch.compiler.reset()
+    found = images(tmp_path)
+    assert sorted(found) == ["cam/net.5/grad_cam", "feature_maps/net.0", "feature_maps/net.4"]
+    assert all(list(steps) == [1, 3] for steps in found.values())
+
+
+def test_vectors_and_sequences_have_pictures_too(tmp_path):
+    fit(tmp_path, Toy(mlp()), batches(4), FeatureMapLogger(every_n_steps=1))
+    assert len(images(tmp_path)) == 3
