@@ -166,7 +166,7 @@ def test_a_module_without_a_picture_is_named_once_with_the_cause(tmp_path):
             return self[0](x)
 
     net = Skips(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
-    callback = FeatureMapLogger(every_n_steps=1)
+    callback = FeatureMapLogger(types="Conv2d", every_n_steps=1)
     with pytest.warns(
         UserWarning, match=r"no picture of 1 out of 2 modules:\n  - net\.1: output: the module was not"
     ) as said:

@@ -156,7 +156,9 @@ class FeatureMapLogger(PictureLogger):
             for name, role in taken.taps.expected()
             if name not in seen
         ]
-        if gaps:
+        # Of modules that nobody named, as auxiliary heads are, some may stay silent.
+        is_named = self.modules is not None or self.types is not None
+        if gaps and (is_named or not taken.shown):
             count = f"{len(gaps)} out of {len(session.watched)} modules"
             rank_zero_warn(f"hookboard: {self._name}: no picture of {count}:{listed_gaps(gaps)}")
 

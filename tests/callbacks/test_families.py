@@ -1,0 +1,81 @@
+"""torchvision's models, of random weights, have pictures without a word about their layers."""
+
+import pytest
+import torch
+import torchvision.models as zoo
+from lightning.pytorch import LightningModule
+from toys import events, trainer
+
+from hookboard import CAMLogger, FeatureMapLogger
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The default weight initialization")]
+
+FAMILIES = {
+    "alexnet": ("features.11", 64),
+    "convnext_tiny": ("features", 64),
+    "densenet121": ("features", 64),
+    "efficientnet_b0": ("features", 64),
+    "efficientnet_v2_s": ("features", 64),
+    "googlenet": ("inception5b", 64),
+    "inception_v3": ("Mixed_7c", 128),
+    "maxvit_t": ("blocks.3", 224),
+    "mnasnet0_5": ("layers", 64),
+    "mobilenet_v2": ("features", 64),
+    "mobilenet_v3_small": ("features", 64),
+    "regnet_y_400mf": ("trunk_output", 64),
+    "resnet18": ("layer4", 64),
+    "resnext50_32x4d": ("layer4", 64),
+    "shufflenet_v2_x0_5": ("conv5", 64),
+    "squeezenet1_0": ("classifier.2", 64),
+    "swin_t": ("features.7.1.attn", 64),
+    "swin_v2_t": ("features.7.1.attn", 64),
+    "vgg11": ("features.19", 64),
+    "vit_b_32": ("encoder.layers.encoder_layer_11.self_attention", 224),
+    "wide_resnet50_2": ("layer4", 64),
+}
+"""For each family one of its models: the layer that its maps are of, and the size of a picture."""
+
+
+class Calls(LightningModule):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def validation_step(self, batch):
+        self.net(batch[0])
+
+
+def shown(folder, net, data, *callbacks):
+    run = trainer(folder, *callbacks, limit_val_batches=1.0)
+    run.validate(Calls(net), torch.utils.data.DataLoader(data, batch_size=None))
+    return events(folder).Tags()["images"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_classifier_has_feature_maps_and_a_class_activation_map(tmp_path, family):
+    layer, size = FAMILIES[family]
+    torch.manual_seed(0)
+    net = getattr(zoo, family)()
+    tags = shown(
+        tmp_path, net, [(torch.randn(2, 3, size, size), torch.tensor([1, 2]))], FeatureMapLogger(), CAMLogger()
+    )
+    (cam,) = [tag for tag in tags if tag.startswith("cam/")]
+    assert cam == f"cam/net.{layer}/grad_cam"
+    assert 1 <= len(tags) - 1 <= 16
+
+
+def test_a_model_for_segmentation_has_feature_maps_and_is_told_why_no_class_activation_map(tmp_path):
+    net = zoo.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)
+    with pytest.warns(UserWarning, match="CAMLogger .* no module was called with pictures"):
+        tags = shown(tmp_path, net, [(torch.randn(2, 3, 64, 64),)], FeatureMapLogger(), CAMLogger())
+    assert len(tags) == 16
+
+
+def test_a_model_for_detection_has_feature_maps_and_is_told_why_no_class_activation_map(tmp_path):
+    make = zoo.detection.fasterrcnn_mobilenet_v3_large_320_fpn
+    net = make(weights=None, weights_backbone=None, min_size=64, max_size=64)
+    with pytest.warns(UserWarning, match="CAMLogger .* no module was called with pictures"):
+        tags = shown(
+            tmp_path, net, [([torch.rand(3, 64, 64), torch.rand(3, 48, 64)],)], FeatureMapLogger(), CAMLogger()
+        )
+    assert len(tags) == 16
