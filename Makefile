@@ -25,6 +25,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)  ## what it costs, as ratios to the bare step
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/pictures.py
 
 $(INSTALLED): pyproject.toml setup.py src/hookboard/_native.c
 	$(PYTHON) -m venv .venv

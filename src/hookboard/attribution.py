@@ -12,9 +12,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookboard.nested import map_tensors, tensors_in
+from hookboard.ranks import whole
 from hookboard.selection import named_submodules
 
 Shape = tuple[int, ...]
+
+MOST_CHANNELS = 16
+"""Of a picture, one of many spectral bands among them; what has more is a feature map."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Classification:
-    """A call that turned pictures into class scores.
+    """A call that turned pictures of shape (n, channels, height, width) into class scores.
 
     Args:
         module: what was called.
@@ -46,13 +50,15 @@ class Classification:
     count: int
 
     @property
-    def pictures(self) -> Tensor | None:
-        """The first argument of shape (n, channels, height, width)."""
-        return next((t for _, t in tensors_in((self.args, self.kwargs)) if t.ndim == 4), None)
+    def pictures(self) -> Tensor:
+        """Shape (n, channels, height, width)."""
+        pictures = _pictures_in((self.args, self.kwargs))
+        assert pictures is not None
+        return pictures
 
 
 class ClassificationTap:
-    """Hooks on all modules of a model, which look for the outermost call that returns class scores.
+    """Hooks on all modules of a model, which look for the outermost call that turns pictures into class scores.
 
     Args:
         model: what is to be called.
@@ -65,9 +71,9 @@ class ClassificationTap:
         self._model = model
         self._samples = samples
         self._handles: list[RemovableHandle] = []
-        self._depth = 0
+        self._entered: list[tuple[int, int, Any]] = []
         self._calls: list[Call] = []
-        self._given: tuple[int, Any] | None = None
+        self._depth_of_found = 0
 
     def attach(self) -> None:
         """Hook every module."""
@@ -85,41 +91,47 @@ class ClassificationTap:
         self._handles.clear()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._depth += 1
-        if self._depth > 1 or self.found or self.error:
-            return
-        try:
-            self._calls = []
-            self._given = self._first_samples((args, kwargs))
-        except Exception as error:
-            self.error = error
+        if self.error is None:
+            try:
+                pictures = _pictures_in((args, kwargs))
+                count = 0 if pictures is None else len(pictures)
+                given = self._first_samples((args, kwargs), count) if count else None
+                self._entered.append((len(self._calls), count, given))
+            except Exception as error:
+                self.error = error
 
-    def _first_samples(self, given: Any) -> tuple[int, Any] | None:
-        count = next((len(t) for _, t in tensors_in(given) if t.ndim), None)
-        if count is None:
-            return None
-
+    def _first_samples(self, given: Any, count: int) -> Any:
         def first(tensor: Tensor) -> Tensor:
             return tensor[: self._samples].clone() if tensor.ndim and len(tensor) == count else tensor
 
         # What is made under inference_mode could not be saved for a gradient.
         with torch.inference_mode(False):
-            return count, map_tensors(first, given)
+            return map_tensors(first, given)
 
     def _after(self, name: str) -> Callable[..., None]:
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-            self._depth -= 1
-            if self.found or self.error:
-                return
-            try:
-                self._calls.append(Call(name, module, _first_shape((args, kwargs)), _first_shape(output)))
-                if self._depth == 0 and self._given is not None and _scores_in(output, self._given[0]) is not None:
-                    args, kwargs = self._given[1]
-                    self.found = Classification(module, args, kwargs, self._calls, min(self._given[0], self._samples))
-            except Exception as error:
-                self.error = error
+            if self.error is None:
+                try:
+                    self._leave(name, module, (args, kwargs), output)
+                except Exception as error:
+                    self.error = error
 
         return after
+
+    def _leave(self, name: str, module: nn.Module, given: Any, output: object) -> None:
+        start, count, first = self._entered.pop()
+        self._calls.append(Call(name, module, _first_shape(given), _first_shape(output)))
+        depth = len(self._entered)
+        is_outer = self.found is None or depth < self._depth_of_found
+        if count and is_outer and _scores_in(output, count) is not None:
+            self._depth_of_found = depth
+            args, kwargs = first
+            self.found = Classification(module, args, kwargs, self._calls[start:], min(count, self._samples))
+
+
+def _pictures_in(given: object) -> Tensor | None:
+    """The first tensor of shape (n, channels, height, width) with few enough channels for a picture."""
+    return next((t for _, t in tensors_in(given) if t.ndim == 4 and t.shape[1] <= MOST_CHANNELS), None)
 
 
 def _first_shape(value: object) -> Shape | None:
@@ -225,7 +237,8 @@ def attribute(
             raise ValueError("the model did not return class scores again")
         classes = choose(scores.detach())
         gradient = _gradient(scores, classes, held[-1], layer.name) if with_gradient else None
-        weight = linear[-1].weight.detach()[classes] if linear and len(linear[-1].weight) == scores.shape[1] else None
+        is_head = bool(linear) and len(linear[-1].weight) == scores.shape[1]
+        weight = whole(linear[-1].weight.detach())[classes] if is_head else None
     activation, scores = held[-1].detach(), scores.detach()
     return Attribution(activation, gradient, scores, classes, pooled[-1] if pooled else None, weight)
 

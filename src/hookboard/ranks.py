@@ -73,5 +73,11 @@ def own_part(tensor: Tensor, *, is_replicated: bool, rank: int, is_merged: bool)
     return _arrived(tensor.to_local())
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor as one process would have it; of a DTensor every rank must ask."""
+    full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return _arrived(full)
+
+
 def _arrived(tensor: Tensor) -> Tensor:
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from toys import scalars
+from toys import events, scalars
 
 pytestmark = pytest.mark.slow
 
@@ -24,11 +24,13 @@ class Kept(NamedTuple):
 
 
 def run(folder, strategy, devices, how="sync"):
-    """The readings of each rank, by site."""
+    """The readings of each rank, by site; none of a run that shows pictures."""
     command = [sys.executable, str(SCRIPT), strategy, str(devices), how, str(folder / strategy)]
     environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    if how == "pictures":
+        return []
     saved = [torch.load(folder / f"{strategy}.{rank}", weights_only=False) for rank in range(devices)]
     return [Kept([by_site(step) for step in steps], by_site(validation)) for steps, validation in saved]
 
@@ -105,9 +107,9 @@ def test_every_rank_has_the_same_readings(two):
 
 
 def test_only_rank_zero_writes(folder, two):
-    for events in folder.glob("*.events"):
-        assert len(list(events.glob("events.*"))) == 1
-        assert set(scalars(events)["activation_mean/net.first"]) == {0, 1, 2}
+    for log in folder.glob("*.events"):
+        assert len(list(log.glob("events.*"))) == 1
+        assert set(scalars(log)["activation_mean/net.first"]) == {0, 1, 2}
 
 
 def test_without_sync_dist_rank_zero_logs_its_own(folder, one):
@@ -174,3 +176,18 @@ def test_what_tensor_parallel_ranks_hold_as_equal_plain_tensors_counts_on_each(t
             if site.name == "net.squash":
                 assert mine[site].statistics["mean"] == pytest.approx(reading.statistics["mean"], rel=1e-4)
                 assert mine[site].moments.count == 2 * reading.moments.count
+
+
+def pictures(folder):
+    """Tag to the bytes of the picture of every step."""
+    found = events(folder)
+    return {tag: [event.encoded_image_string for event in found.Images(tag)] for tag in found.Tags()["images"]}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_pictures_of_two_processes_on_the_same_batches_are_those_of_one(tmp_path, strategy):
+    run(tmp_path, "auto", 1, "pictures")
+    run(tmp_path, strategy, 2, "pictures")
+    alone, together = (pictures(tmp_path / f"{name}.events") for name in ("auto", strategy))
+    assert sorted(alone) == ["cam/net.1/grad_cam", "feature_maps/net.0", "kernels/net.0"]
+    assert together == alone

@@ -1,6 +1,6 @@
 """Trains a toy on any strategy and saves what each rank read.
 
-python train.py STRATEGY DEVICES sync|alone|faults|sharded FILE
+python train.py STRATEGY DEVICES sync|alone|faults|sharded|pictures FILE
 
 STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism).
 """
@@ -19,7 +19,15 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, IterableDataset
 
-from hookboard import ActivationLogger, GradientLogger, ParameterLogger, Statistic
+from hookboard import (
+    ActivationLogger,
+    CAMLogger,
+    FeatureMapLogger,
+    GradientLogger,
+    KernelLogger,
+    ParameterLogger,
+    Statistic,
+)
 from hookboard.statistics import FORMULAS
 
 SIZES = {0: [3, 4, 2], 1: [5, 1, 6]}
@@ -83,6 +91,31 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
+class Pictures(LightningModule):
+    """A classifier of the same pictures on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+        )
+
+    def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            fully_shard(self.net[0], mesh=self.device_mesh["data_parallel"])
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch), torch.zeros(len(batch), dtype=torch.long))
+
+    def validation_step(self, batch: Tensor) -> None:
+        self.net(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
 class Batches(IterableDataset):
     """Those of this rank, or of both ranks as one batch."""
 
@@ -111,6 +144,8 @@ def main(strategy: str, devices: int, how: str, file: str) -> None:
     ]
     if how == "faults":
         callbacks = [Faulty(), ActivationLogger(statistics=["mean", Statistic("faulty", fails_on_rank_one)])]
+    if how == "pictures":
+        callbacks = [FeatureMapLogger(every_n_steps=1), KernelLogger(every_n_steps=1), CAMLogger(every_n_steps=1)]
     strategies: dict[str, Any] = {
         "fsdp": ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
         "tensor": ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2),
@@ -121,7 +156,7 @@ def main(strategy: str, devices: int, how: str, file: str) -> None:
         accelerator="cpu",
         max_epochs=1,
         log_every_n_steps=1,
-        callbacks=[*callbacks, Save(callbacks, file)],
+        callbacks=callbacks if how == "pictures" else [*callbacks, Save(callbacks, file)],
         logger=TensorBoardLogger(file + ".events", name=None, version=""),
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -129,6 +164,11 @@ def main(strategy: str, devices: int, how: str, file: str) -> None:
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
     )
+    if how == "pictures":
+        generator = torch.Generator().manual_seed(0)
+        pictures = DataLoader([torch.rand(2, 3, 8, 8, generator=generator) for _ in range(3)], batch_size=None)
+        trainer.fit(Pictures(), pictures, pictures)
+        return
     together = devices == 1 or strategy == "tensor"
     # The mean of the ranks' gradients is half of their sum, which one process has.
     lr = 0.01 if together else 0.02

@@ -19,7 +19,7 @@ from hookboard.nested import tensors_in
 from hookboard.selection import select
 from hookboard.suggest import unknown
 
-Stage = Literal["validate", "test", "predict"]
+EvaluationStage = Literal["validate", "test", "predict"]
 
 
 TITLES: dict[str, str] = {
@@ -61,7 +61,7 @@ class CAMLogger(PictureLogger):
         std: What each channel had then been divided by.
         classes: Names of the classes in the order of the scores.
         size: Pixels that a side of a picture may take.
-        every_n_steps: At most one picture in this many optimizer steps. Left out: 10 times the Trainer's
+        every_n_steps: At most one picture in this many optimizer steps. Left out: 20 times the Trainer's
             `log_every_n_steps`.
 
     Raises:
@@ -79,13 +79,13 @@ class CAMLogger(PictureLogger):
         *,
         method: Method = "grad_cam",
         target: Literal["predicted", "label"] | int = "predicted",
-        stage: Stage = "validate",
+        stage: EvaluationStage = "validate",
         samples: int = 4,
         batch_idx: int = 0,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         classes: Sequence[str] | None = None,
-        size: int = 160,
+        size: int = 128,
         every_n_steps: int | None = None,
     ) -> None:
         super().__init__(stage, batch_idx, every_n_steps, samples=samples, size=size)
@@ -93,8 +93,8 @@ class CAMLogger(PictureLogger):
             raise unknown("method", method, get_args(Method))
         if isinstance(target, str) and target not in ("predicted", "label"):
             raise unknown("target", target, ["predicted", "label"])
-        if stage not in get_args(Stage):
-            raise unknown("stage", stage, get_args(Stage))
+        if stage not in get_args(EvaluationStage):
+            raise unknown("stage", stage, get_args(EvaluationStage))
         if (mean is None) != (std is None):
             raise ValueError(f"mean={mean!r}, std={std!r}: give both, or neither.")
         self.modules = modules
@@ -122,7 +122,7 @@ class CAMLogger(PictureLogger):
         if taken is None:
             return {}
         call = taken.tap.found
-        if call is None or call.pictures is None:
+        if call is None:
             raise taken.tap.error or ValueError(
                 "no module was called with pictures (n, channels, height, width) and returned class scores (n, "
                 "classes): call the classifier as one module, as in self(images)"
@@ -136,7 +136,7 @@ class CAMLogger(PictureLogger):
                 self._maps(layer, seen),
                 [self._beside(k, seen, taken.labels) for k in range(call.count)],
                 f"{TITLES[self.method]} at {'the input of ' if layer.is_input else ''}{layer.name} ("
-                f"{self._source(session)}): picture, map (dark: nothing, light: its greatest value), both together",
+                f"{self._source(session)}): picture, map (dark: 0, light: its greatest), both",
                 size=self.size,
             )
         return pictures

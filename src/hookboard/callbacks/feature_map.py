@@ -8,7 +8,6 @@ from typing import Any, Literal
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from hookboard.callbacks.pictures import PictureLogger, Session
 from hookboard.callbacks.watch import listed_gaps
@@ -16,6 +15,7 @@ from hookboard.gradients import Observer
 from hookboard.images.feature_maps import Order, Shown, feature_maps, maps_in, shown
 from hookboard.images.picture import Picture
 from hookboard.nested import tensors_in
+from hookboard.ranks import whole
 from hookboard.selection import named_submodules, select
 from hookboard.sites import Site, Stage
 from hookboard.suggest import unknown
@@ -49,7 +49,7 @@ class FeatureMapLogger(PictureLogger):
         normalize: From which range of values each map is drawn: its own (`map`), that of all maps in the picture
             (`layer`), or a fixed one (`[low, high]`).
         size: Pixels that a side of a map may take. Smaller maps are enlarged by a whole factor, larger ones averaged.
-        every_n_steps: At most one picture in this many optimizer steps. Left out: 10 times the Trainer's
+        every_n_steps: At most one picture in this many optimizer steps. Left out: 20 times the Trainer's
             `log_every_n_steps`.
 
     Raises:
@@ -125,9 +125,8 @@ class FeatureMapLogger(PictureLogger):
         is_attention = isinstance(module, nn.MultiheadAttention) and site.index == "1"
         if getattr(module, "batch_first", True) is False and not is_attention and tensor.ndim == 3:
             tensor = tensor.transpose(0, 1)
-        tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         try:
-            maps = maps_in(tensor[: self.samples], module, of_images=taken.of_images, is_attention=is_attention)
+            maps = maps_in(whole(tensor)[: self.samples], module, of_images=taken.of_images, is_attention=is_attention)
         except (ValueError, IndexError) as error:
             taken.refused[site] = str(error)
             return

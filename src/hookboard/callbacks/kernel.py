@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from hookboard.callbacks.pictures import PictureLogger, Session
 from hookboard.images.kernels import kernel_picture, part_shown
 from hookboard.images.picture import Picture
+from hookboard.ranks import whole
 from hookboard.selection import select
 
 
@@ -27,7 +27,7 @@ class KernelLogger(PictureLogger):
         kernels: How many kernels of a module, from its first, at most.
         channels: How many input channels of a kernel, from its first, at most.
         size: Pixels that a side of a kernel may take: it is enlarged by a whole factor.
-        every_n_steps: One picture in this many optimizer steps. Left out: 10 times the Trainer's `log_every_n_steps`.
+        every_n_steps: One picture in this many optimizer steps. Left out: 20 times the Trainer's `log_every_n_steps`.
 
     Raises:
         ValueError: At construction: a number below 1. At fit start: a pattern or type that matches no module of the
@@ -43,7 +43,7 @@ class KernelLogger(PictureLogger):
         modules: str | Sequence[str] | None = None,
         *,
         types: str | type | Sequence[str | type] | None = None,
-        kernels: int = 16,
+        kernels: int = 8,
         channels: int = 8,
         size: int = 24,
         every_n_steps: int | None = None,
@@ -78,8 +78,7 @@ class KernelLogger(PictureLogger):
                     watched.first = self._part(watched.weight)
 
     def _part(self, weight: Tensor) -> Tensor:
-        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
-        return part_shown(whole, kernels=self.kernels, channels=self.channels)
+        return part_shown(whole(weight), kernels=self.kernels, channels=self.channels)
 
     def _end(self, session: Session) -> dict[str, Picture]:
         return {

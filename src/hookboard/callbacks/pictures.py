@@ -27,7 +27,7 @@ from hookboard.sites import Stage, warn_switched_off
 from hookboard.suggest import chosen
 from hookboard.writers import Entry, Loggers
 
-STEPS_PER_LOG = 10
+STEPS_PER_LOG = 20
 """Pictures are looked at less often than numbers, and cost more: by default, one for this many log steps."""
 
 

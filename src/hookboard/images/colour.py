@@ -21,18 +21,18 @@ PAPER = 255
 """Indices of the palette: values below LEVELS, then what has no value, then greys from ink to paper."""
 
 
-def _palette() -> Pixels:
-    anchors = np.array([[int(code[i : i + 2], 16) for i in (0, 2, 4)] for code in _INFERNO.split()], dtype=float)
+def _palette(values: npt.ArrayLike) -> Pixels:
+    """Colours from 0 to 1 at even distances, what has no value, and greys from ink to paper; shape (256, 3)."""
+    anchors = np.asarray(values, dtype=float)
     at = np.linspace(0, len(anchors) - 1, LEVELS)
-    values = np.stack([np.interp(at, np.arange(len(anchors)), channel) for channel in anchors.T], axis=1)
-    greys = np.linspace(30, 255, PAPER - INK + 1)
-    colours = np.concatenate([values, [_NO_VALUE], np.repeat(greys[:, None], 3, axis=1)])
-    palette: Pixels = np.rint(colours).astype(np.uint8)
+    colours = np.stack([np.interp(at, np.arange(len(anchors)), channel) for channel in anchors.T], axis=1)
+    greys = np.repeat(np.linspace(30, 255, PAPER - INK + 1)[:, None], 3, axis=1)
+    palette: Pixels = np.rint(np.concatenate([colours, [_NO_VALUE], greys])).astype(np.uint8)
     return palette
 
 
-PALETTE = _palette()
-"""Shape (256, 3), RGB."""
+HEAT = _palette([[int(code[i : i + 2], 16) for i in (0, 2, 4)] for code in _INFERNO.split()])
+GREY = _palette([[0, 0, 0], [255, 255, 255]])
 
 
 def indices(values: np.ndarray) -> Pixels:
@@ -47,5 +47,5 @@ def indices(values: np.ndarray) -> Pixels:
 
 
 def rgb(values: np.ndarray) -> Pixels:
-    """Values of shape (...) in colour: shape (..., 3), uint8."""
-    return PALETTE[indices(values)]
+    """Values of shape (...) in the colours of heat: shape (..., 3)."""
+    return HEAT[indices(values)]

@@ -139,14 +139,14 @@ def feature_maps(shown: Shown, name: str, *, normalize: tiles.Normalize, size: i
     if shown.of == 1:
         channels = "one map"
     elif which == list(range(shown.of)):
-        channels = f"all {shown.of} channels in order"
+        channels = f"{shown.of} channels"
     elif which == list(range(len(which))):
-        channels = f"the first {len(which)} of {shown.of} channels"
+        channels = f"channels 0 to {len(which) - 1} of {shown.of}"
     else:
-        channels = f"the strongest of {shown.of} channels: {' '.join(map(str, which))}"
+        channels = f"strongest of {shown.of} channels: {' '.join(map(str, which))}"
     samples = len(values)
-    rows = "1 sample" if samples == 1 else f"{samples} samples, one in each row"
-    caption = f"{name}: {channels}, {shown.words}; {rows}; dark to light {range_in_words}"
+    rows = "1 sample" if samples == 1 else f"rows: {samples} samples"
+    caption = f"{name}: {channels}, {shown.words}; {rows}; dark to light: {range_in_words}"
     missing = int((~torch.isfinite(shown.values)).sum())
     if missing:
         caption += f"; cyan: NaN or infinite ({missing} pixels)"

@@ -1,10 +1,13 @@
 """What a convolution has learned, as a picture: its kernels, and how they have changed."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from hookboard.images import tiles
+from hookboard.images.colour import GREY, PAPER, Pixels, indices
 from hookboard.images.picture import Picture
 
 
@@ -44,40 +47,34 @@ def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *,
     weights, change = now.cpu().numpy(), (now - before).cpu().numpy()
     is_colour = shape[1] == 3
     left, right = (_drawn(values, is_colour, size) for values in (weights, change))
-    between = np.full((left.shape[0], 6 * tiles.GAP, 3), 255, np.uint8)
+    between = np.full((len(left), 6 * tiles.GAP, *left.shape[2:]), PAPER, np.uint8)
     pixels = np.concatenate([left, between, right], axis=1)
     kernels, channels = now.shape[:2]
-    how = "in colour" if is_colour else "one in each row, its channels side by side"
-    if now.shape[2:] == (1, 1) and not is_colour:
-        how = "one in each row, a pixel for each channel"
-    part = "" if (kernels, channels) == tuple(shape[:2]) else f" (the first {kernels} kernels, {channels} channels)"
+    how = "in colour" if is_colour else "rows: kernels, columns: channels"
+    part = "" if (kernels, channels) == tuple(shape[:2]) else f" (shown: {kernels}x{channels})"
     caption = (
-        f"{name}: {shape[0]} kernels of {'x'.join(map(str, shape[1:]))}{part}, {how}; left: now, within "
-        f"±{_most(weights):.3g}; right: change since the fit started, within ±{_most(change):.3g}; grey is 0"
+        f"{name}: {'x'.join(map(str, shape))}{part}, {how}; left: now, ±{_most(weights):.3g}; right: change in this "
+        f"fit, ±{_most(change):.3g}; grey: 0"
     )
-    if not np.isfinite(weights).all():
-        caption += "; cyan: NaN or infinite"
-    return Picture(pixels, caption)
+    missing = int(np.sum(~np.isfinite(weights)))
+    if missing:
+        caption += f"; {missing} of them NaN or infinite{'' if is_colour else ': cyan'}"
+    return Picture(pixels, caption, GREY)
 
 
 def _most(values: np.ndarray) -> float:
     return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
-def _drawn(values: np.ndarray, is_colour: bool, size: int) -> np.ndarray:
-    """RGB pixels, grey where the value is 0."""
-    finite = np.isfinite(values)
-    scaled = 0.5 + 0.5 * np.where(finite, values, 0) / (_most(values) or 1.0)
-    grey = np.rint(scaled * 255).astype(np.uint8)
+def _drawn(values: np.ndarray, is_colour: bool, size: int) -> Pixels:
+    """RGB pixels, or indices of the grey palette, in the middle of their range where the value is 0."""
+    scaled = 0.5 + 0.5 * values / (_most(values) or 1.0)
     if is_colour:
-        side = int(np.ceil(np.sqrt(len(grey))))
-        blank = np.full((side * int(np.ceil(len(grey) / side)), *grey.shape[1:]), 255, np.uint8)
-        blank[: len(grey)] = grey
-        big = tiles.enlarge(blank, size)
-        return tiles.grid(big.transpose(0, 2, 3, 1).reshape(-1, side, *big.shape[2:], 3))
-    if values.shape[2:] == (1, 1):
-        grey, finite = (pixels.reshape(1, 1, *pixels.shape[:2]) for pixels in (grey, finite))
-        size *= 4
-    colour = np.where(finite[..., None], grey[..., None], np.array([0, 200, 220], np.uint8)).astype(np.uint8)
-    big = tiles.enlarge(colour.transpose(4, 0, 1, 2, 3), size).transpose(1, 2, 3, 4, 0)
-    return tiles.grid(big)
+        side = math.ceil(math.sqrt(len(scaled)))
+        blank = np.ones((side * math.ceil(len(scaled) / side), *scaled.shape[1:]))
+        blank[: len(scaled)] = np.nan_to_num(scaled, nan=0.5, posinf=1, neginf=0)
+        rgb = np.rint(blank * 255).astype(np.uint8).reshape(-1, side, *blank.shape[1:])
+        return tiles.grid(tiles.enlarge(rgb, size).transpose(0, 1, 3, 4, 2))
+    if scaled.shape[2:] == (1, 1):
+        scaled, size = scaled.reshape(1, 1, *scaled.shape[:2]), 4 * size
+    return tiles.grid(tiles.enlarge(indices(scaled), size))

@@ -4,18 +4,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from hookboard.images import tiles
-from hookboard.images.colour import rgb
-from hookboard.images.picture import FONT_SIZE, Picture
+from hookboard.images.colour import HEAT, Pixels, rgb
+from hookboard.images.picture import Picture, text_block
 
 TEXT_WIDTH = 190
 """Pixels beside each row."""
 
 
-def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> np.ndarray:
+def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
     """The pictures that the model read, as they were before they were normalized.
 
     Args:
@@ -35,10 +34,11 @@ def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[flo
         pixels = (pixels - low) / (high - low).clamp(min=1e-12)
     if channels != 3:
         pixels = pixels.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
-    return pixels.nan_to_num(0).clamp(0, 1).mul(255).round().byte().permute(0, 2, 3, 1).numpy()
+    shown: Pixels = pixels.nan_to_num(0).clamp(0, 1).mul(255).round().byte().permute(0, 2, 3, 1).numpy()
+    return shown
 
 
-def overlays(inputs: np.ndarray, maps: Tensor, beside: Sequence[str], caption: str, *, size: int) -> Picture:
+def overlays(inputs: Pixels, maps: Tensor, beside: Sequence[str], caption: str, *, size: int) -> Picture:
     """A row for each sample: the input, its map from 0 to the map's greatest value, both together, and a text.
 
     Args:
@@ -54,19 +54,12 @@ def overlays(inputs: np.ndarray, maps: Tensor, beside: Sequence[str], caption: s
     )
     heat = heat / heat.amax(dim=(1, 2, 3), keepdim=True).where(heat.amax(dim=(1, 2, 3), keepdim=True) > 0, 1)
     small = tiles.shrink(torch.cat([pixels, heat], dim=1), size).numpy()
-    big = tiles.enlarge(small, size)
-    picture, heat_map = big[:, :3].transpose(0, 2, 3, 1), rgb(big[:, 3])
-    picture = np.rint(picture * 255).astype(np.uint8)
-    both = np.rint(0.5 * picture + 0.5 * heat_map).astype(np.uint8)
-    rows = tiles.grid(np.stack([picture, heat_map, both], axis=1))
-    texts = np.concatenate([_beside(text, rows.shape[0] // len(beside)) for text in beside])
+    picture, heat_map = small[:, :3].transpose(0, 2, 3, 1) * 255, rgb(small[:, 3])
+    columns = np.stack([picture, heat_map, 0.5 * picture + 0.5 * heat_map], axis=1)
+    drawn = np.rint(columns).astype(np.uint8).transpose(0, 1, 4, 2, 3)
+    big = tiles.enlarge(drawn, size)
+    rows = tiles.grid(big.transpose(0, 1, 3, 4, 2))
+    height = rows.shape[0] // len(beside)
+    texts = HEAT[np.concatenate([text_block(text.split("\n"), height, TEXT_WIDTH) for text in beside])]
     # What was enlarged has few different pixels: PNG holds them in less than JPEG.
-    return Picture(np.concatenate([rows, texts], axis=1), caption, is_photo=small.shape == big.shape)
-
-
-def _beside(text: str, height: int) -> np.ndarray:
-    strip = Image.new("RGB", (TEXT_WIDTH, height), (255, 255, 255))
-    draw, font = ImageDraw.Draw(strip), ImageFont.load_default(FONT_SIZE)
-    for k, line in enumerate(text.split("\n")):
-        draw.text((6, 2 + k * (FONT_SIZE + 4)), line, fill=(30, 30, 30), font=font)
-    return np.asarray(strip)
+    return Picture(np.concatenate([rows, texts], axis=1), caption, is_photo=drawn.shape == big.shape)

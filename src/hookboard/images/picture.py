@@ -1,18 +1,26 @@
 """A picture that is ready to be logged: pixels, with a caption above them that says what they show."""
 
+import functools
 import io
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from hookboard.images.colour import INK, PALETTE, PAPER
+from hookboard.images.colour import HEAT, INK, PAPER, Pixels
 
 FONT_SIZE = 12
 LEAST_WIDTH = 360
 """Pixels: narrower pictures get paper beside them, for their captions to be read."""
 
+LINE_HEIGHT = FONT_SIZE + 4
 MARGIN = 4
+SPACE = 4
+
+COMPRESSION = 3
+"""Of zlib: more takes longer than the bytes that it saves take to be written."""
 
 
 @dataclass(frozen=True)
@@ -22,25 +30,25 @@ class Picture:
     Args:
         pixels: shape (height, width) with indices of the palette, or (height, width, 3) with RGB; uint8.
         caption: one sentence; it is drawn above the pixels.
+        palette: the colours of the indices, shape (256, 3).
         is_photo: whether the pixels may be coded with loss, as a photograph is.
     """
 
-    pixels: np.ndarray
+    pixels: Pixels
     caption: str
+    palette: Pixels = field(default_factory=lambda: HEAT, repr=False)
     is_photo: bool = False
 
     def image(self) -> Image.Image:
         """The pixels with the caption above them."""
         height, width = self.pixels.shape[:2]
         text = _text(self.caption, max(width, LEAST_WIDTH))
-        if self.pixels.ndim == 3:
-            text = PALETTE[text]
-        canvas = np.full((text.shape[0] + height, max(width, LEAST_WIDTH), *self.pixels.shape[2:]), PAPER, np.uint8)
-        canvas[: text.shape[0]] = text
-        canvas[text.shape[0] :, :width] = self.pixels
+        canvas = np.full((len(text) + height, text.shape[1], *self.pixels.shape[2:]), PAPER, np.uint8)
+        canvas[: len(text)] = text if self.pixels.ndim == 2 else self.palette[text]
+        canvas[len(text) :, :width] = self.pixels
         image = Image.fromarray(canvas)
         if self.pixels.ndim == 2:
-            image.putpalette(PALETTE.tobytes())
+            image.putpalette(self.palette.tobytes())
         return image
 
     def encode(self) -> tuple[bytes, int, int]:
@@ -49,24 +57,46 @@ class Picture:
         if self.is_photo:
             image.save(file, "JPEG", quality=90)
         else:
-            image.save(file, "PNG")
+            image.save(file, "PNG", compress_level=COMPRESSION)
         return file.getvalue(), image.width, image.height
 
 
-def _text(caption: str, width: int) -> np.ndarray:
+def _text(caption: str, width: int) -> Pixels:
     """The caption as palette indices, shape (height, width)."""
-    font = ImageFont.load_default(FONT_SIZE)
-    lines = [""]
-    for word in caption.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and font.getlength(longer) > width - 2 * MARGIN:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    line_height = FONT_SIZE + 3
-    strip = Image.new("L", (width, len(lines) * line_height + 2 * MARGIN), 255)
-    draw = ImageDraw.Draw(strip)
+    lines: list[list[Pixels]] = [[]]
+    for word in map(_word, caption.split()):
+        taken = sum(part.shape[1] + SPACE for part in lines[-1])
+        if lines[-1] and MARGIN + taken + word.shape[1] > width - MARGIN:
+            lines.append([])
+        lines[-1].append(word[:, : width - 2 * MARGIN])
+    strip = np.full((len(lines) * LINE_HEIGHT + 2 * MARGIN, width), PAPER, np.uint8)
     for k, line in enumerate(lines):
-        draw.text((MARGIN, MARGIN + k * line_height), line, fill=0, font=font)
+        top, left = MARGIN + k * LINE_HEIGHT, MARGIN
+        for word in line:
+            strip[top : top + LINE_HEIGHT, left : left + word.shape[1]] = word
+            left += word.shape[1] + SPACE
+    return strip
+
+
+@functools.lru_cache(maxsize=2048)
+def _word(word: str) -> Pixels:
+    """One word as palette indices, shape (LINE_HEIGHT, width). Captions differ in few words: the others are kept."""
+    font = _font()
+    strip = Image.new("L", (math.ceil(font.getlength(word)), LINE_HEIGHT), 255)
+    ImageDraw.Draw(strip).text((0, 0), word, fill=0, font=font)
     grey = np.asarray(strip, dtype=float) / 255
-    return np.rint(INK + grey * (PAPER - INK)).astype(np.uint8)
+    drawn: Pixels = np.rint(INK + grey * (PAPER - INK)).astype(np.uint8)
+    return drawn
+
+
+@functools.cache
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(FONT_SIZE)
+
+
+def text_block(lines: Sequence[str], height: int, width: int) -> Pixels:
+    """Lines of text as palette indices, shape (height, width); what does not fit is cut off."""
+    block = np.full((height, width), PAPER, np.uint8)
+    text = np.concatenate([_text(line, width)[MARGIN:-MARGIN] for line in lines])[:height]
+    block[: len(text)] = text
+    return block

@@ -41,7 +41,7 @@ def scaled(maps: np.ndarray, normalize: Normalize) -> tuple[np.ndarray, str]:
     finite = np.where(np.isfinite(maps), maps, np.nan)
     if normalize == "map":
         low, high = _range(finite, axis=(-2, -1))
-        words = "each map from its own least to its greatest value"
+        words = "each map's least to its greatest"
     elif normalize == "layer":
         low, high = _range(finite, axis=None)
         words = f"from {low.item():.3g} to {high.item():.3g}"
