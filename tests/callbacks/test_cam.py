@@ -69,8 +69,8 @@ class Keeps(CAMLogger):
         self.layer, self.seen, self.maps = layer, seen, super()._maps(layer, seen)
         return self.maps
 
-    def _beside(self, k, seen, labels):
-        self.texts = [*getattr(self, "texts", []), super()._beside(k, seen, labels)]
+    def _said_of(self, k, seen, labels):
+        self.texts = [*getattr(self, "texts", []), super()._said_of(k, seen, labels)]
         return self.texts[-1]
 
 
@@ -138,7 +138,7 @@ def test_prediction_and_label_stand_beside_each_sample(tmp_path):
     for k, text in enumerate(callback.texts):
         best = shares[k].argmax()
         label = names[labels[k]]
-        assert text == f"predicted {names[best]} ({100 * shares[k, best]:.0f} %)\nlabel {label}\nmap of {label}"
+        assert text == f"predicted {names[best]} ({100 * shares[k, best]:.0f} %), label {label}, map of {label}"
     assert len(callback.texts) == 2
 
 

@@ -59,8 +59,8 @@ def test_the_picture_in_the_file_is_that_of_what_the_module_returned(tmp_path):
     net[4].register_forward_hook(lambda module, args, output: raw.append((module.training, output.clone())))
     fit(tmp_path, Toy(net), pictures_of(3), FeatureMapLogger("net.4", every_n_steps=1), **VALIDATED)
     first_validated = next(output for training, output in raw if not training)
-    part = shown(maps_in(first_validated[:2], net[4], of_images=True), channels=16, order="channel", size=48)
-    expected = HEAT[feature_maps(part, "net.4", normalize="map", size=48).pixels]
+    part = shown(maps_in(first_validated[:2], net[4], of_images=True), channels=16, order="channel", size=40)
+    expected = HEAT[feature_maps(part, "net.4", normalize="map", size=40).pixels]
     ((step, found),) = images(tmp_path)["feature_maps/net.4"].items()
     assert step == 2
     height, width = expected.shape[:2]
@@ -109,6 +109,14 @@ def test_the_sanity_check_is_not_shown(tmp_path):
     callback = FeatureMapLogger("net.0", every_n_steps=1)
     fit(tmp_path, Toy(cnn()), pictures_of(2), callback, limit_val_batches=1.0, num_sanity_val_steps=2)
     assert list(images(tmp_path)["feature_maps/net.0"]) == [1]
+
+
+@pytest.mark.parametrize("make", [FeatureMapLogger, CAMLogger])
+def test_a_loop_that_ends_before_the_batch_that_is_to_be_shown_is_named(tmp_path, make):
+    callback = make(batch_idx=2, every_n_steps=1)
+    with pytest.warns(UserWarning, match="shows batch 2, and this validate loop ended before it") as said:
+        fit(tmp_path, Toy(cnn()), pictures_of(2), callback, max_epochs=3, **VALIDATED)
+    assert len(ours(said)) == 1
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])

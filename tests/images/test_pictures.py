@@ -1,4 +1,5 @@
 import io
+import math
 
 import matplotlib
 import numpy as np
@@ -17,15 +18,18 @@ from hookboard.images.picture import Picture
 RELU, CONV1D = nn.ReLU(), nn.Conv1d(1, 1, 1)
 
 
-def picture_of(tensor, *, module=RELU, of_images=True, channels=16, order="channel", normalize="map", size=48):
+def picture_of(tensor, *, module=RELU, of_images=True, channels=16, order="channel", normalize="map", size=40):
     maps = maps_in(tensor, module, of_images=of_images)
     part = shown(maps, channels=channels, order=order, size=size)
     return feature_maps(part, "net.conv", normalize=normalize, size=size)
 
 
-def tile(picture, row, column, size=48):
-    """The palette indices of one tile, one for each pixel of the map."""
-    top, left = row * (size + tiles.GAP), column * (size + tiles.GAP)
+def tile(picture, sample, channel, of, size=40):
+    """The palette indices of one tile of a square with `of` of them, one for each pixel of the map."""
+    columns = math.ceil(math.sqrt(of))
+    step = size + tiles.GAP
+    square = columns * step + 3 * tiles.GAP
+    top, left = channel // columns * step, channel % columns * step + sample * square
     return picture.pixels[top : top + size, left : left + size]
 
 
@@ -43,11 +47,11 @@ def test_lightness_rises_with_the_value():
 def test_a_tile_holds_its_map_and_nothing_else():
     tensor = torch.arange(2 * 3 * 4 * 4.0).view(2, 3, 4, 4)
     picture = picture_of(tensor)
-    assert picture.pixels.shape == (2 * 50, 3 * 50)
-    expected = indices(np.arange(16).reshape(4, 4) / 15).repeat(12, 0).repeat(12, 1)
-    for row in range(2):
-        for column in range(3):
-            assert (tile(picture, row, column) == expected).all()
+    expected = indices(np.arange(16).reshape(4, 4) / 15).repeat(10, 0).repeat(10, 1)
+    for sample in range(2):
+        for channel in range(3):
+            assert (tile(picture, sample, channel, of=3) == expected).all()
+    assert (picture.pixels == PAPER).sum() == picture.pixels.size - 6 * 40 * 40
 
 
 def test_what_is_drawn_can_be_read_back_from_the_file():
@@ -71,37 +75,37 @@ def test_a_photo_can_be_read_back_within_what_jpeg_loses():
 def test_ranges_of_a_layer_and_fixed_ones_keep_maps_comparable():
     tensor = torch.tensor([[[[0.0]], [[1.0]], [[4.0]]]])
     of_layer = picture_of(tensor, normalize="layer")
-    assert [tile(of_layer, 0, k)[0, 0] for k in range(3)] == [0, round(0.25 * (LEVELS - 1)), LEVELS - 1]
+    assert [tile(of_layer, 0, k, of=3)[0, 0] for k in range(3)] == [0, round(0.25 * (LEVELS - 1)), LEVELS - 1]
     assert "from 0 to 4" in of_layer.caption
     fixed = picture_of(tensor, normalize=(0, 2))
-    assert [tile(fixed, 0, k)[0, 0] for k in range(3)] == [0, round(0.5 * (LEVELS - 1)), LEVELS - 1]
+    assert [tile(fixed, 0, k, of=3)[0, 0] for k in range(3)] == [0, round(0.5 * (LEVELS - 1)), LEVELS - 1]
 
 
 def test_what_is_not_finite_is_drawn_in_a_colour_of_its_own_and_counted():
     tensor = torch.rand(1, 2, 4, 4)
     tensor[0, 0, 0, 0], tensor[0, 1, 1, 1] = torch.nan, torch.inf
     picture = picture_of(tensor)
-    assert tile(picture, 0, 0)[0, 0] == tile(picture, 0, 1)[12, 12] == NO_VALUE
-    assert (picture.pixels == NO_VALUE).sum() == 2 * 12 * 12
+    assert tile(picture, 0, 0, of=2)[0, 0] == tile(picture, 0, 1, of=2)[10, 10] == NO_VALUE
+    assert (picture.pixels == NO_VALUE).sum() == 2 * 10 * 10
     assert "cyan: NaN or infinite (2 pixels)" in picture.caption
 
 
 def test_a_map_of_nothing_but_nan_is_drawn_whole():
-    assert (tile(picture_of(torch.full((1, 2, 4, 4), torch.nan)), 0, 1) == NO_VALUE).all()
+    assert (tile(picture_of(torch.full((1, 2, 4, 4), torch.nan)), 0, 1, of=2) == NO_VALUE).all()
 
 
 @pytest.mark.parametrize(("value", "level"), [(0.0, 0.0), (3.0, 0.5), (-3.0, 0.5)])
 def test_a_constant_map_is_dark_only_where_it_is_zero(value, level):
-    assert (tile(picture_of(torch.full((1, 1, 4, 4), value)), 0, 0) == round(level * (LEVELS - 1))).all()
+    assert (tile(picture_of(torch.full((1, 1, 4, 4), value)), 0, 0, of=1) == round(level * (LEVELS - 1))).all()
 
 
 def test_a_map_of_one_pixel_is_large_enough_to_be_seen():
-    assert picture_of(torch.rand(1, 2, 1, 1)).pixels.shape == (50, 100)
+    assert tile(picture_of(torch.rand(1, 2, 1, 1)), 0, 1, of=2).shape == (40, 40)
 
 
 def test_of_many_channels_some_are_shown_and_the_caption_says_so():
     picture = picture_of(torch.rand(1, 2048, 2, 2))
-    assert picture.pixels.shape == (50, 16 * 50)
+    assert picture.image().size[0] == tiles.CARD
     assert "channels 0 to 15 of 2048" in picture.caption
 
 
@@ -113,9 +117,9 @@ def test_the_strongest_channels_come_first_whatever_their_sign():
 
 
 def test_large_maps_are_averaged_over_areas():
-    values = torch.arange(96 * 96.0).view(1, 1, 96, 96).repeat(1, 2, 1, 1)
-    part = shown(maps_in(values, RELU, of_images=True), channels=2, order="channel", size=48)
-    assert part.values.shape == (1, 2, 48, 48)
+    values = torch.arange(80 * 80.0).view(1, 1, 80, 80).repeat(1, 2, 1, 1)
+    part = shown(maps_in(values, RELU, of_images=True), channels=2, order="channel", size=40)
+    assert part.values.shape == (1, 2, 40, 40)
     assert part.values[0, 0, 0, 0] == values[0, 0, :2, :2].mean()
 
 
@@ -154,7 +158,7 @@ def test_attention_has_a_tile_for_each_head():
 
 def test_what_is_shown_does_not_change_with_the_tensor():
     tensor = torch.rand(2, 3, 4, 4)
-    part = shown(maps_in(tensor, RELU, of_images=True), channels=3, order="channel", size=48)
+    part = shown(maps_in(tensor, RELU, of_images=True), channels=3, order="channel", size=40)
     before = part.values.clone()
     tensor.zero_()
     assert torch.equal(part.values, before)
@@ -183,6 +187,14 @@ def test_other_kernels_have_a_tile_for_each_channel():
     assert pixel.tolist() == pytest.approx([expected] * 3, abs=1.1)
 
 
+def test_kernels_of_one_channel_stand_in_a_square():
+    now, picture = kernels(9, 1, 3, 3, size=24)
+    assert picture.pixels.shape[0] < 4 * 26
+    expected = ((0.5 + 0.5 * now[4, 0, 2, 2] / now.abs().max()) * 255).item()
+    pixel = picture.palette[picture.pixels[26 + 20, 26 + 20]]
+    assert pixel.tolist() == pytest.approx([expected] * 3, abs=1.1)
+
+
 def test_the_right_half_is_the_change_and_grey_where_there_is_none():
     _, still = kernels(4, 3, 2, 2)
     half = still.pixels.shape[1] // 2
@@ -195,7 +207,7 @@ def test_the_right_half_is_the_change_and_grey_where_there_is_none():
 @pytest.mark.parametrize("shape", [(4, 2, 5), (40, 20, 3, 3), (4, 2, 3, 3, 3), (4, 6, 1, 1), (1, 1, 1), (5, 3, 7, 7)])
 def test_kernels_of_any_shape_have_a_picture(shape):
     _, picture = kernels(*shape)
-    assert picture.image().size[0] >= 360
+    assert picture.image().size[0] >= tiles.CARD
 
 
 def test_a_kernel_of_nan_is_drawn():
@@ -220,10 +232,11 @@ def test_an_overlay_has_the_picture_the_map_and_both_in_one_row():
     maps[0] = 5.0
     pixels = overlays(inputs, maps, ["one", "two"], "caption", size=64).pixels
     lightest, darkest = HEAT[LEVELS - 1].astype(int), HEAT[0].astype(int)
-    assert pixels[30, 30].tolist() == [200] * 3
-    assert pixels[30, 66 + 30].tolist() == lightest.tolist()
-    assert np.abs(pixels[30, 132 + 30] - (200 + lightest) / 2).max() <= 1
-    assert pixels[66 + 30, 66 + 30].tolist() == darkest.tolist()
+    line = 16
+    assert pixels[line + 30, 30].tolist() == [200] * 3
+    assert pixels[line + 30, 66 + 30].tolist() == lightest.tolist()
+    assert np.abs(pixels[line + 30, 132 + 30] - (200 + lightest) / 2).max() <= 1
+    assert pixels[2 * line + 66 + 30, 66 + 30].tolist() == darkest.tolist()
 
 
 def test_a_long_caption_is_broken_into_lines_of_the_pictures_width():

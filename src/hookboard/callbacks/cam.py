@@ -40,8 +40,8 @@ class CAMLogger(PictureLogger):
 
     It takes the first samples of one batch of an evaluation. When the loop has ended, when nothing else is watched, it
     calls the model again on these few, in the modes that its modules are in, with gradients, and leaves random state
-    and buffers as they were. A sample has one row: the picture, the map, both together, the prediction and the label.
-    The score of a class is its logit, so that a map is not of the loss. Tags are `cam/<module>/<method>`.
+    and buffers as they were. A sample has one row: the picture, the map, and both together, with prediction and label
+    above. The score of a class is its logit, so that a map is not of the loss. Tags are `cam/<module>/<method>`.
 
     The model is the outermost module that is called with pictures of shape (n, channels, height, width) and returns
     class scores of shape (n, classes). Labels are the first integers of shape (n,) in the batch.
@@ -85,7 +85,7 @@ class CAMLogger(PictureLogger):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         classes: Sequence[str] | None = None,
-        size: int = 128,
+        size: int = 112,
         every_n_steps: int | None = None,
     ) -> None:
         super().__init__(stage, batch_idx, every_n_steps, samples=samples, size=size)
@@ -134,7 +134,7 @@ class CAMLogger(PictureLogger):
             pictures[f"cam/{layer.name}/{self.method}"] = overlays(
                 unnormalized(call.pictures, self.mean, self.std),
                 self._maps(layer, seen),
-                [self._beside(k, seen, taken.labels) for k in range(call.count)],
+                [self._said_of(k, seen, taken.labels) for k in range(call.count)],
                 f"{TITLES[self.method]} at {'the input of ' if layer.is_input else ''}{layer.name} ("
                 f"{self._source(session)}): picture, map (dark: 0, light: its greatest), both",
                 size=self.size,
@@ -167,18 +167,18 @@ class CAMLogger(PictureLogger):
                     return cam(features, seen.weight.float())
         raise ValueError(f"CAM needs a linear head on the global average of {layer.name!r}: take method='grad_cam'")
 
-    def _beside(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
+    def _said_of(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
         def named(number: Tensor) -> str:
             index = int(number)
             return self.classes[index] if self.classes and 0 <= index < len(self.classes) else str(index)
 
         shares = seen.scores[k].float().softmax(dim=0)
         best = shares.argmax()
-        lines = [f"predicted {named(best)} ({100 * shares[best]:.0f} %)"]
+        parts = [f"predicted {named(best)} ({100 * shares[best]:.0f} %)"]
         if labels is not None:
-            lines.append(f"label {named(labels[k])}")
-        lines.append("map of no class" if self.method == "eigen_cam" else f"map of {named(seen.classes[k])}")
-        return "\n".join(lines)
+            parts.append(f"label {named(labels[k])}")
+        parts.append("map of no class" if self.method == "eigen_cam" else f"map of {named(seen.classes[k])}")
+        return ", ".join(parts)
 
 
 @dataclass

@@ -29,10 +29,10 @@ class FeatureMapLogger(PictureLogger):
     """Logs pictures of what the selected modules return, for a few samples.
 
     In validation they are the first samples of one batch, which is the same in every epoch unless the loader shuffles:
-    pictures of different steps show the same input. Each picture has a row for each sample and a tile for each channel.
-    Of volumes the middle slice is shown; tokens of images as maps, without the class token; other sequences positions
-    by features; vectors as lines; attention weights, where a module returns them, a tile for each head. A module that
-    is called several times shows its first call. Tags are `feature_maps/<module>`.
+    pictures of different steps show the same input. A picture has a square for each sample, in it a tile for each
+    channel. Of volumes the middle slice is shown; tokens of images as maps, without the class token; other sequences
+    positions by features; vectors as lines; attention weights, where a module returns them, a tile for each head. A
+    module that is called several times shows its first call. Tags are `feature_maps/<module>`.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
@@ -72,7 +72,7 @@ class FeatureMapLogger(PictureLogger):
         channels: int = 16,
         order: Order = "channel",
         normalize: Literal["map", "layer"] | tuple[float, float] = "map",
-        size: int = 48,
+        size: int = 40,
         every_n_steps: int | None = None,
     ) -> None:
         super().__init__(stage, batch_idx, every_n_steps, samples=samples, channels=channels, size=size)

@@ -24,7 +24,7 @@ class KernelLogger(PictureLogger):
             name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
             convolution whose kernels are larger than one pixel, or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Conv2d`) or classes; subclasses count, a leading `!` excludes.
-        kernels: How many kernels of a module, from its first, at most.
+        kernels: How many kernels of a module, from its first, at most; in colour `kernels` times `channels`.
         channels: How many input channels of a kernel, from its first, at most.
         size: Pixels that a side of a kernel may take: it is enlarged by a whole factor.
         every_n_steps: One picture in this many optimizer steps. Left out: 20 times the Trainer's `log_every_n_steps`.
@@ -45,7 +45,7 @@ class KernelLogger(PictureLogger):
         types: str | type | Sequence[str | type] | None = None,
         kernels: int = 8,
         channels: int = 8,
-        size: int = 24,
+        size: int = 20,
         every_n_steps: int | None = None,
     ) -> None:
         super().__init__("train", 0, every_n_steps, kernels=kernels, channels=channels, size=size)

@@ -41,7 +41,7 @@ class Session:
         loggers: those that are written to.
         watched: what `_resolve` found.
         last: the step of the last pictures.
-        is_due: whether the loop that runs gives pictures.
+        is_due: whether the loop that runs is still to give pictures.
         until_end: undone at the end of the batch that is watched; None outside of it.
         taken: what `_begin` returned, until the pictures are made.
         is_first: whether no batch has been shown yet.
@@ -149,6 +149,7 @@ class PictureLogger(Callback, ABC):
         if session is None or not session.is_due or session.stage != running_stage(trainer):
             return
         if (batch_idx, dataloader_idx) == (self.batch_idx, 0):
+            session.is_due = False
             self._begin_batch(pl_module, batch, session)
 
     def on_validation_batch_end(
@@ -166,8 +167,15 @@ class PictureLogger(Callback, ABC):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make and write the pictures that wait for the end of the loop."""
         session = self._session
-        if session is not None and session.is_due and session.stage == running_stage(trainer):
-            session.is_due = False
+        if session is None or session.stage != running_stage(trainer):
+            return
+        if session.is_due:
+            self._let_go()
+            rank_zero_warn(
+                f"hookboard: {self._name} shows batch {self.batch_idx}, and this {session.stage} loop ended before it: "
+                "there will be no picture. Set batch_idx to a smaller number."
+            )
+        elif session.taken is not None:
             with self._shielded("making pictures"):
                 self._write(trainer, session, self._finish(trainer, session))
             session.taken = None

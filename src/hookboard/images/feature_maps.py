@@ -1,4 +1,4 @@
-"""What a module returned, as a picture: a row for each sample, a tile for each channel."""
+"""What a module returned, as a picture: a square of tiles for each sample, a tile for each channel."""
 
 import math
 from dataclasses import dataclass
@@ -132,9 +132,9 @@ def shown(maps: Maps, *, channels: int, order: Order, size: int) -> Shown:
 
 
 def feature_maps(shown: Shown, name: str, *, normalize: tiles.Normalize, size: int) -> Picture:
-    """The picture of what is shown: samples below each other, channels side by side."""
+    """The picture of what is shown."""
     values, range_in_words = tiles.scaled(shown.values.cpu().numpy(), normalize)
-    pixels = tiles.grid(tiles.enlarge(indices(values), size))
+    pixels = tiles.squares(tiles.enlarge(indices(values), size))
     which = shown.channels.tolist()
     if shown.of == 1:
         channels = "one map"
@@ -145,8 +145,8 @@ def feature_maps(shown: Shown, name: str, *, normalize: tiles.Normalize, size: i
     else:
         channels = f"strongest of {shown.of} channels: {' '.join(map(str, which))}"
     samples = len(values)
-    rows = "1 sample" if samples == 1 else f"rows: {samples} samples"
-    caption = f"{name}: {channels}, {shown.words}; {rows}; dark to light: {range_in_words}"
+    how_many = "1 sample" if samples == 1 else f"{samples} samples"
+    caption = f"{name}: {how_many}, {channels}, {shown.words}; dark to light: {range_in_words}"
     missing = int((~torch.isfinite(shown.values)).sum())
     if missing:
         caption += f"; cyan: NaN or infinite ({missing} pixels)"

@@ -14,6 +14,8 @@ from hookboard.images.picture import Picture
 def part_shown(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
     """A copy of the part of a convolution's weight that a picture shows.
 
+    Kernels of one or three channels are drawn in one tile each: there may be as many as others have tiles.
+
     Args:
         weight: shape (kernels, channels, width), (kernels, channels, height, width) or (kernels, channels, depth,
             height, width).
@@ -23,6 +25,8 @@ def part_shown(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
     Returns:
         Shape (kernels, channels, height, width), float32; of volumes the middle slice.
     """
+    if weight.shape[1] in (1, 3):
+        kernels, channels = kernels * channels, 3
     part = weight.detach()[:kernels, :channels].float()
     if part.ndim == 3:
         part = part.unsqueeze(2)
@@ -34,8 +38,8 @@ def part_shown(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
 def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *, size: int) -> Picture:
     """The kernels now, and beside them their change since `before`.
 
-    Kernels of three channels that are all there are drawn in colour, as they meet an RGB picture: grey is 0. Of others
-    each row is one kernel, each column one of its channels. Kernels of one pixel are drawn as one matrix.
+    Kernels of three channels are drawn in colour, as they meet an RGB picture: grey is 0. Of those with other channels
+    than one, each row is a kernel, each column one of its channels. Kernels of one pixel are drawn as one matrix.
 
     Args:
         now: shape (kernels, channels, height, width), as `part_shown` gives it.
@@ -50,7 +54,7 @@ def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *,
     between = np.full((len(left), 6 * tiles.GAP, *left.shape[2:]), PAPER, np.uint8)
     pixels = np.concatenate([left, between, right], axis=1)
     kernels, channels = now.shape[:2]
-    how = "in colour" if is_colour else "rows: kernels, columns: channels"
+    how = "in colour" if is_colour else "a tile each" if channels == 1 else "rows: kernels, columns: channels"
     part = "" if (kernels, channels) == tuple(shape[:2]) else f" (shown: {kernels}x{channels})"
     caption = (
         f"{name}: {'x'.join(map(str, shape))}{part}, {how}; left: now, ±{_most(weights):.3g}; right: change in this "
@@ -75,6 +79,8 @@ def _drawn(values: np.ndarray, is_colour: bool, size: int) -> Pixels:
         blank[: len(scaled)] = np.nan_to_num(scaled, nan=0.5, posinf=1, neginf=0)
         rgb = np.rint(blank * 255).astype(np.uint8).reshape(-1, side, *blank.shape[1:])
         return tiles.grid(tiles.enlarge(rgb, size).transpose(0, 1, 3, 4, 2))
+    if scaled.shape[1] == 1:
+        return tiles.squares(tiles.enlarge(indices(scaled), size).swapaxes(0, 1))
     if scaled.shape[2:] == (1, 1):
         scaled, size = scaled.reshape(1, 1, *scaled.shape[:2]), 4 * size
     return tiles.grid(tiles.enlarge(indices(scaled), size))

@@ -8,10 +8,7 @@ from torch import Tensor
 
 from hookboard.images import tiles
 from hookboard.images.colour import HEAT, Pixels, rgb
-from hookboard.images.picture import Picture, text_block
-
-TEXT_WIDTH = 190
-"""Pixels beside each row."""
+from hookboard.images.picture import Picture, text_line
 
 
 def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
@@ -38,28 +35,32 @@ def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[flo
     return shown
 
 
-def overlays(inputs: Pixels, maps: Tensor, beside: Sequence[str], caption: str, *, size: int) -> Picture:
-    """A row for each sample: the input, its map from 0 to the map's greatest value, both together, and a text.
+def overlays(inputs: Pixels, maps: Tensor, texts: Sequence[str], caption: str, *, size: int) -> Picture:
+    """A row for each sample: the input, its map from 0 to the map's greatest value, and both together.
 
     Args:
         inputs: shape (n, height, width, 3), uint8.
         maps: shape (n, any height, any width), at least 0 where they speak for the class.
-        beside: what stands beside each row; lines are separated by newlines.
+        texts: what stands above each row.
         caption: of the whole picture.
         size: pixels that a side of an input may take.
     """
-    pixels = torch.from_numpy(inputs).permute(0, 3, 1, 2).float() / 255
+    photos = torch.from_numpy(inputs).permute(0, 3, 1, 2).float() / 255
     heat = torch.nn.functional.interpolate(
         maps.detach().float().cpu().clamp(min=0)[:, None], size=inputs.shape[1:3], mode="bilinear", align_corners=False
     )
     heat = heat / heat.amax(dim=(1, 2, 3), keepdim=True).where(heat.amax(dim=(1, 2, 3), keepdim=True) > 0, 1)
-    small = tiles.shrink(torch.cat([pixels, heat], dim=1), size).numpy()
+    small = tiles.shrink(torch.cat([photos, heat], dim=1), size).numpy()
     picture, heat_map = small[:, :3].transpose(0, 2, 3, 1) * 255, rgb(small[:, 3])
     columns = np.stack([picture, heat_map, 0.5 * picture + 0.5 * heat_map], axis=1)
     drawn = np.rint(columns).astype(np.uint8).transpose(0, 1, 4, 2, 3)
     big = tiles.enlarge(drawn, size)
-    rows = tiles.grid(big.transpose(0, 1, 3, 4, 2))
-    height = rows.shape[0] // len(beside)
-    texts = HEAT[np.concatenate([text_block(text.split("\n"), height, TEXT_WIDTH) for text in beside])]
+    rows = [tiles.grid(row[None].transpose(0, 1, 3, 4, 2)) for row in big]
+    lines = [HEAT[text_line(text, max(tiles.CARD, rows[0].shape[1]))] for text in texts]
+    pixels = np.full((sum(map(len, [*lines, *rows])), lines[0].shape[1], 3), 255, np.uint8)
+    top = 0
+    for part in (part for pair in zip(lines, rows, strict=True) for part in pair):
+        pixels[top : top + len(part), : part.shape[1]] = part
+        top += len(part)
     # What was enlarged has few different pixels: PNG holds them in less than JPEG.
-    return Picture(np.concatenate([rows, texts], axis=1), caption, is_photo=drawn.shape == big.shape)
+    return Picture(pixels, caption, is_photo=drawn.shape == big.shape)

@@ -3,18 +3,15 @@
 import functools
 import io
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from hookboard.images.colour import HEAT, INK, PAPER, Pixels
+from hookboard.images.tiles import CARD
 
 FONT_SIZE = 12
-LEAST_WIDTH = 360
-"""Pixels: narrower pictures get paper beside them, for their captions to be read."""
-
 LINE_HEIGHT = FONT_SIZE + 4
 MARGIN = 4
 SPACE = 4
@@ -42,7 +39,7 @@ class Picture:
     def image(self) -> Image.Image:
         """The pixels with the caption above them."""
         height, width = self.pixels.shape[:2]
-        text = _text(self.caption, max(width, LEAST_WIDTH))
+        text = _text(self.caption, max(width, CARD))
         canvas = np.full((len(text) + height, text.shape[1], *self.pixels.shape[2:]), PAPER, np.uint8)
         canvas[: len(text)] = text if self.pixels.ndim == 2 else self.palette[text]
         canvas[len(text) :, :width] = self.pixels
@@ -94,9 +91,6 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(FONT_SIZE)
 
 
-def text_block(lines: Sequence[str], height: int, width: int) -> Pixels:
-    """Lines of text as palette indices, shape (height, width); what does not fit is cut off."""
-    block = np.full((height, width), PAPER, np.uint8)
-    text = np.concatenate([_text(line, width)[MARGIN:-MARGIN] for line in lines])[:height]
-    block[: len(text)] = text
-    return block
+def text_line(text: str, width: int) -> Pixels:
+    """A line of text as palette indices, shape (LINE_HEIGHT, width); what does not fit is cut off."""
+    return _text(text, width)[MARGIN : MARGIN + LINE_HEIGHT]

@@ -1,5 +1,6 @@
 """Many small maps in one picture: their size, their range, their places."""
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,9 @@ Normalize = Literal["map", "layer"] | tuple[float, float]
 
 GAP = 2
 """Pixels between two tiles."""
+
+CARD = 344
+"""Pixels across a card of TensorBoard, to which it scales wider pictures: their captions could not be read."""
 
 
 def shrink(maps: Tensor, size: int) -> Tensor:
@@ -77,3 +81,28 @@ def grid(tiles: Pixels) -> Pixels:
     order = (0, 2, 1, 3, *range(4, tiles.ndim))
     pixels: Pixels = framed.transpose(order).reshape(rows * (height + GAP), columns * (width + GAP), *colours)
     return pixels
+
+
+def squares(tiles: Pixels) -> Pixels:
+    """The tiles of each sample as a square, and the squares beside each other as far as a card is wide.
+
+    Args:
+        tiles: shape (samples, tiles, height, width), uint8.
+
+    Returns:
+        Shape (height, width).
+    """
+    samples, count, *shape = tiles.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    each = _filled(tiles.swapaxes(0, 1), rows * columns).swapaxes(0, 1)
+    drawn = np.stack([grid(one.reshape(rows, columns, *shape)) for one in each])
+    framed = np.pad(drawn, ((0, 0), (0, 2 * GAP), (0, 2 * GAP)), constant_values=PAPER)
+    across = min(samples, max(1, CARD // framed.shape[2]))
+    lines = math.ceil(samples / across)
+    return grid(_filled(framed, lines * across).reshape(lines, across, *framed.shape[1:]))
+
+
+def _filled(tiles: Pixels, count: int) -> Pixels:
+    """The tiles and paper behind them, `count` in all."""
+    return np.concatenate([tiles, np.full((count - len(tiles), *tiles.shape[1:]), PAPER, np.uint8)])
