@@ -11,6 +11,7 @@ from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hookboard.compiled import run_eagerly
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.ranks import whole
 from hookboard.selection import named_submodules
@@ -279,7 +280,7 @@ def _exchange(value: Any, old: Tensor, new: Tensor) -> Any:
 def undisturbed(module: nn.Module) -> Iterator[None]:
     """Gradients are on inside, compiled code runs eagerly; random state and buffers are afterwards as they were."""
     random_states = _collect_rng_states()
-    with torch.inference_mode(False), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+    with torch.inference_mode(False), torch.enable_grad(), run_eagerly():
         before = [
             (owner, name, buffer, buffer.detach().clone())
             for owner in module.modules()

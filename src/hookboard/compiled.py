@@ -6,6 +6,7 @@ here is the same for all modules, but for the rows, which are reached as tensors
 
 import zlib
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,17 @@ def forget_graphs(model: nn.Module) -> None:
     """Have compiled modules of `model` compiled anew: a graph does not see hooks that come after it."""
     if any(isinstance(m, OptimizedModule) or m._compiled_call_impl is not None for m in model.modules()):
         torch.compiler.reset()
+
+
+def run_eagerly() -> AbstractContextManager[Any]:
+    """Until the context is left, compiled code runs as it was written, so that hooks which came later fire.
+
+    Contexts may be left in the order in which they were entered: only the first changes anything.
+    """
+    if torch._dynamo.eval_frame._stance.stance == "force_eager":
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 @dataclass

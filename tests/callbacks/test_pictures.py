@@ -334,6 +334,25 @@ def test_without_a_logger_nothing_is_done(callback):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_after_the_batch_that_is_shown_compiled_code_runs_compiled_again(tmp_path):
+    torch.compiler.reset()
+    ran = []
+
+    def backend(graph, inputs):
+        return lambda *given: ran.append("compiled") or graph(*given)
+
+    model = Toy(cnn())
+    model.net = torch.compile(model.net, backend=backend)
+    model.on_validation_end = lambda: ran.append("validated")
+    callbacks = [FeatureMapLogger(every_n_steps=1), CAMLogger(every_n_steps=1), CAMLogger("net.0", every_n_steps=1)]
+    fit(tmp_path, model, pictures_of(2), *callbacks, max_epochs=2, **VALIDATED)
+    torch.compiler.reset()
+    assert ran.index("validated") < len(ran) - 2
+    assert ran[ran.index("validated") + 1] == "compiled"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("compiled", ["attribute", "in_place"])
 def test_a_compiled_model_is_shown_in_validation_all_the_same(tmp_path, compiled):
     torch.compiler.reset()

@@ -50,6 +50,11 @@ def test_every_watched_module_has_scalars_and_histograms(digits):
     assert {"parameters/head.weight", "parameter_gradients/head.weight"} <= set(found["histograms"])
 
 
+def test_pictures_of_all_three_kinds_are_there(digits):
+    kinds = {tag.partition("/")[0] for tag in events(digits).Tags()["images"]}
+    assert kinds == {"feature_maps", "kernels", "cam"}
+
+
 def test_the_saved_config_runs_again(digits, tmp_path):
     done = fit("digits", tmp_path, "--trainer.max_epochs", "1", config=digits / "config.yaml")
     assert done.returncode == 0, done.stderr

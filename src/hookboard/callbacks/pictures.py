@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -21,6 +20,7 @@ from hookboard.callbacks.trainer import (
     running_stage,
     without_trainer,
 )
+from hookboard.compiled import run_eagerly
 from hookboard.images.picture import Picture
 from hookboard.schedule import is_due
 from hookboard.sites import Stage, warn_switched_off
@@ -199,7 +199,7 @@ class PictureLogger(Callback, ABC):
         with self._shielded("watching a batch"):
             if session.stage != "train":
                 # Compiled code would not see hooks that come after it. In training it has to stay: its numbers differ.
-                session.until_end.enter_context(torch.compiler.set_stance("force_eager"))
+                session.until_end.enter_context(run_eagerly())
             session.taken = self._begin(pl_module, batch, session, session.until_end)
 
     def _end_batch(self, trainer: Trainer, is_wanted: bool) -> None:
