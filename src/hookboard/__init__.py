@@ -8,6 +8,7 @@ from hookboard.callbacks import (
     KernelLogger,
     ParameterLogger,
 )
+from hookboard.capture import Captured, CapturedModule, capture
 from hookboard.histogram import Histogram
 from hookboard.moments import Moments
 from hookboard.recorder import Reading
@@ -19,6 +20,8 @@ __version__ = "0.1.0"
 __all__ = [
     "ActivationLogger",
     "CAMLogger",
+    "Captured",
+    "CapturedModule",
     "FeatureMapLogger",
     "GradientLogger",
     "Histogram",
@@ -28,4 +31,5 @@ __all__ = [
     "Reading",
     "Site",
     "Statistic",
+    "capture",
 ]

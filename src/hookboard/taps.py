@@ -1,5 +1,6 @@
 """Hooks on modules: each tensor that passes is shown to an observer; every handle has one owner."""
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -31,28 +32,33 @@ class Taps:
             later ones of the site are shown to, as they are: an observer that keeps one detaches it.
         trace: called with all modules and roles; returns the rows that compiled graphs write to in place of
             observers. Left out: compiled modules are left as they are.
+        each_call: whether observers are to know the call: they get its number, from 0 for each module, before the
+            tensor.
     """
 
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
         roles: Collection[Role],
-        open_site: Callable[[Site], Observer],
+        open_site: Callable[[Site], Callable[..., object]],
         trace: Callable[[Collection[tuple[str, Role]]], Mapping[tuple[str, Role], Slots]] | None = None,
+        *,
+        each_call: bool = False,
     ) -> None:
         self._switch = Switch()
         slots = trace([(name, role) for name in modules for role in roles]) if trace else {}
         self._taps = {}
         for name in modules:
             traced = TracedTap(self._switch, {role: slots[name, role] for role in roles}) if slots else None
-            self._taps[name] = _ModuleTap(name, roles, open_site, self._switch, traced)
+            self._taps[name] = _ModuleTap(name, roles, open_site, self._switch, traced, each_call)
         self._modules = dict(modules)
         self._roles = tuple(roles)
+        self._each_call = each_call
         self._handles: list[RemovableHandle] = []
 
     def attach(self) -> None:
         """Hook every module, behind the hooks that are there already."""
-        before = bool({"input", "grad_input"} & set(self._roles))
+        before = self._each_call or bool({"input", "grad_input"} & set(self._roles))
         for name, module in self._modules.items():
             tap = self._taps[name]
             if isinstance(module, torch.jit.ScriptModule):
@@ -121,9 +127,10 @@ class _ModuleTap:
         self,
         name: str,
         roles: Collection[Role],
-        open_site: Callable[[Site], Observer] | None,
+        open_site: Callable[[Site], Callable[..., object]] | None,
         switch: Switch,
         traced: TracedTap | None = None,
+        each_call: bool = False,
     ) -> None:
         self.name = name
         self.traced = traced
@@ -132,7 +139,8 @@ class _ModuleTap:
         self.causes: dict[Role, str] = {}
         self._open_site = open_site
         self._switch = switch
-        self._observers: dict[tuple[Role, str], Observer] = {}
+        self._observers: dict[tuple[Role, str], Callable[..., object]] = {}
+        self._numbers = _CallNumbers() if each_call else None
         self._entered: list[tuple[Edges, int]] = []
         self._input_gradients: list[InputGradients] = []
         self._leaf_handles: list[RemovableHandle] = []
@@ -148,6 +156,8 @@ class _ModuleTap:
         if not self._switch.on or not self.roles:
             return None
         try:
+            if self._numbers is not None:
+                self._numbers.enter()
             inputs = list(_inputs(args, kwargs))
             if "input" in self.roles and not in_backward():
                 for path, tensor in inputs:
@@ -183,6 +193,8 @@ class _ModuleTap:
                     self._watch_gradient(path, tensor)
             if self._entered:
                 self._watch_input_gradients([tensor for _, tensor in outputs])
+            if self._numbers is not None:
+                self._numbers.leave()
         except Exception as error:
             self._give_up(error)
         return None
@@ -217,12 +229,36 @@ class _ModuleTap:
         if observer is None:
             assert self._open_site is not None
             observer = self._observers[role, path] = self._open_site(Site(self.name, role, path))
-        return observer
+        return observer if self._numbers is None else functools.partial(observer, self._numbers.current)
 
     def _give_up(self, error: Exception) -> None:
         self.causes = dict.fromkeys(self.roles, f"could not be read: {error}")
         self.roles = frozenset()
         warn_switched_off(f"module {self.name!r}", error)
+
+
+class _CallNumbers:
+    """Numbers the calls of a module; a recomputation, as of a checkpoint, has the number of the call it repeats."""
+
+    def __init__(self) -> None:
+        self._made = self._repeated = 0
+        self._entered: list[int] = []
+
+    @property
+    def current(self) -> int:
+        return self._entered[-1]
+
+    def enter(self) -> None:
+        if in_backward():
+            # Backward goes through the calls from the last to the first.
+            self._repeated += 1
+            self._entered.append(max(0, self._made - self._repeated))
+        else:
+            self._entered.append(self._made)
+            self._made += 1
+
+    def leave(self) -> None:
+        self._entered.pop()
 
 
 def _why_no_gradient_of(what: str, tensors: list[Tensor]) -> str:

@@ -1,0 +1,400 @@
+import gc
+import weakref
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torchvision import models
+
+from hookboard import capture
+
+ROLES = ("input", "output", "grad_input", "grad_output")
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(OrderedDict(first=nn.Linear(4, 8), relu=nn.ReLU(inplace=True), last=nn.Linear(8, 3)))
+
+
+def hooks_on(model):
+    return [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks]
+
+
+# The exercises that the project came from, with the numbers that they print.
+
+
+def test_the_feature_map_of_a_vgg_layer():
+    torch.manual_seed(0)
+    net = models.vgg16_bn().eval()
+    picture = torch.randn(1, 3, 64, 64)
+    with torch.no_grad(), capture(net, "features.18") as seen:
+        net(picture)
+    with torch.no_grad():
+        assert torch.equal(seen["features.18"].output, net.features[:19](picture))
+
+
+@pytest.fixture
+def ones():
+    """A convolution with kernels of ones and of twos, on ones, with a loss whose target lies below the output."""
+    net = nn.Sequential(OrderedDict(conv1=nn.Conv2d(1, 2, 3, bias=False), pool=nn.MaxPool2d(2, 2)))
+    net.conv1.weight.data[0], net.conv1.weight.data[1] = 1.0, 2.0
+    with capture(net, roles=ROLES) as seen:
+        loss = nn.functional.l1_loss(net(torch.ones(1, 1, 4, 4)), torch.rand(1, 2, 1, 1))
+        loss.backward()
+    return net, seen
+
+
+def test_the_convolution_of_ones_gives_nine_and_eighteen(ones):
+    _, seen = ones
+    assert seen["conv1"].output.tolist() == [[[[9.0] * 2] * 2, [[18.0] * 2] * 2]]
+    assert seen["pool"].output.flatten().tolist() == [9.0, 18.0]
+    assert torch.equal(seen["conv1"].input, torch.ones(1, 1, 4, 4))
+
+
+def test_its_gradient_is_a_half_in_one_of_four_places_and_for_every_weight(ones):
+    net, seen = ones
+    assert sorted(seen["conv1"].grad_output[0, 0].flatten().tolist()) == [0.0, 0.0, 0.0, 0.5]
+    assert sorted(seen["conv1"].grad_output[0, 1].flatten().tolist()) == [0.0, 0.0, 0.0, 0.5]
+    assert torch.equal(seen["pool"].grad_output, torch.full((1, 2, 1, 1), 0.5))
+    assert torch.equal(seen["pool"].grad_input, seen["conv1"].grad_output)
+    assert torch.equal(net.conv1.weight.grad, torch.full((2, 1, 3, 3), 0.5))
+
+
+def test_the_gradients_of_intermediate_tensors():
+    w, x = torch.tensor([1.0], requires_grad=True), torch.tensor([2.0], requires_grad=True)
+    with capture(nn.Module()) as seen:
+        a = seen.watch(w + x, "a")
+        b = seen.watch(w + 1, "b")
+        y = seen.watch(a * b, "y")
+        y.backward()
+    assert [seen[name].grad_output.item() for name in "aby"] == [2.0, 3.0, 1.0]
+    assert [seen[name].output.item() for name in "aby"] == [3.0, 2.0, 6.0]
+    assert w.grad.item() == 5.0
+
+
+def test_the_gradients_of_a_product():
+    a, b = torch.tensor(7.0, requires_grad=True), torch.tensor(13.0, requires_grad=True)
+    with capture(nn.Module()) as seen:
+        seen.watch(a, "a"), seen.watch(b, "b")
+        seen.watch(a * b, "c").backward()
+    assert [seen[name].grad_output.item() for name in "abc"] == [13.0, 7.0, 1.0]
+
+
+def test_inputs_and_outputs_of_the_net_of_ones_are_those_that_forward_returns():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear_1, self.linear_2 = nn.Linear(2, 2), nn.Linear(2, 1)
+            self.relu, self.relu6 = nn.ReLU(), nn.ReLU6()
+            for parameter in self.parameters():
+                nn.init.ones_(parameter)
+
+        def forward(self, x):
+            first = self.linear_1(x)
+            second = self.linear_2(first)
+            third = self.relu(second)
+            self.relu6(third)
+            return [x, first, second], [first, second, third]
+
+    net = Net()
+    with capture(net, types=["!ReLU6"], roles=["input", "output"]) as seen:
+        inputs, outputs = net(torch.full((2, 2), 0.1))
+    assert list(seen) == ["linear_1", "linear_2", "relu"]
+    for captured, given, returned, value in zip(seen.values(), inputs, outputs, [1.2, 3.4, 3.4], strict=True):
+        assert torch.equal(captured.input, given)
+        assert torch.equal(captured.output, returned)
+        assert torch.allclose(captured.output, torch.tensor(value))
+
+
+def test_the_gradient_of_a_linear_layer_under_a_squared_error():
+    net = nn.Sequential(nn.Linear(1, 1, bias=False))
+    net[0].weight.data.fill_(2.0)
+    x, target = torch.tensor([[1.0], [2.0]]), torch.ones(2, 1)
+    with capture(net, roles=["input", "grad_output"]) as seen:
+        nn.functional.mse_loss(net(x), target).backward()
+    assert seen["0"].grad_output.flatten().tolist() == [1.0, 3.0]
+    assert (seen["0"].input * seen["0"].grad_output).sum() == net[0].weight.grad.item() == 7.0
+
+
+def test_the_activations_of_a_pooling_layer():
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10))
+    with capture(net, types="AdaptiveAvgPool2d") as seen:
+        net(torch.randn(1, 1, 28, 28))
+    assert seen["2"].output.shape == (1, 8, 4, 4)
+
+
+# What is kept.
+
+
+def test_a_copy_is_not_changed_by_an_in_place_operation():
+    net = mlp()
+    x = torch.randn(2, 4)
+    with capture(net, roles=["input", "output"]) as seen:
+        net(x)
+    assert torch.equal(seen["first"].output, net.first(x))
+    assert torch.equal(seen["relu"].input, net.first(x))
+
+
+@pytest.mark.parametrize(("name", "role"), [("first", "output"), ("relu", "input")])
+def test_a_reference_that_was_changed_in_place_is_an_error(name, role):
+    net = mlp()
+    with capture(net, roles=["input", "output"], copy=False) as seen:
+        net(torch.randn(2, 4))
+    with pytest.raises(RuntimeError, match=f"the {role} of '{name}' was changed in place .* copy=True"):
+        getattr(seen[name], role)
+
+
+def test_a_reference_stays_in_the_graph():
+    net = mlp()
+    with capture(net, "last", copy=False) as seen:
+        y = net(torch.randn(2, 4))
+    assert seen["last"].output is y
+    seen["last"].output.sum().backward()
+    assert net.first.weight.grad is not None
+
+
+def test_each_call_of_a_module_is_kept():
+    layer = nn.Linear(3, 3)
+    net = nn.Sequential(layer)
+    x = torch.randn(2, 3)
+    with capture(net, roles=ROLES) as seen:
+        y = net(net(x).relu())
+        y.sum().backward()
+    first, second = seen["0"].calls
+    assert torch.equal(first.output, layer(x))
+    assert torch.equal(second.input, layer(x).relu())
+    assert torch.equal(second.grad_output, torch.ones(2, 3))
+    assert torch.allclose(first.grad_output, (torch.ones(2, 3) @ layer.weight) * (first.output > 0))
+    with pytest.raises(LookupError, match=r"was called 2 times: take \.calls\[0\]\.output"):
+        seen["0"].output  # noqa: B018  # the property raises
+
+
+def test_a_call_without_a_gradient_leaves_that_of_the_next_in_its_place():
+    net = nn.Sequential(nn.Linear(3, 3))
+    with capture(net, roles=["output", "grad_output"]) as seen:
+        with torch.no_grad():
+            net(torch.randn(2, 3))
+        net(torch.randn(5, 3)).sum().backward()
+    assert seen["0"].calls[1].grad_output.shape == (5, 3)
+    with pytest.raises(LookupError, match="there is no grad_output of '0'"):
+        seen["0"].calls[0].grad_output  # noqa: B018  # the property raises
+
+
+def test_only_the_first_calls_are_kept_where_a_number_is_given():
+    net = mlp()
+    with capture(net, roles=["output", "grad_output"], calls=2) as seen:
+        for size in (1, 2, 3):
+            net(torch.randn(size, 4)).sum().backward()
+    assert [call.output.shape[0] for call in seen["last"].calls] == [1, 2]
+    assert [call.grad_output.shape[0] for call in seen["last"].calls] == [1, 2]
+
+
+def test_several_tensors_of_a_module_have_their_keys():
+    net = nn.Sequential(nn.LSTM(4, 5))
+    with capture(net, roles=["output", "grad_output"]) as seen:
+        net(torch.randn(3, 4))[0].sum().backward()
+    assert {key: tuple(value.shape) for key, value in seen["0"].output.items()} == {
+        "0": (3, 5),
+        "1/0": (1, 5),
+        "1/1": (1, 5),
+    }
+
+
+def test_the_gradients_of_two_backward_passes_add_up():
+    net = mlp()
+    with capture(net, "last", roles="grad_output") as seen:
+        y = net(torch.randn(2, 4))
+        y.sum().backward(retain_graph=True)
+        (3 * y).sum().backward()
+    assert torch.equal(seen["last"].grad_output, torch.full((2, 3), 4.0))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpointed_module_is_kept_once(use_reentrant):
+    net = mlp()
+    x = torch.randn(2, 4, requires_grad=True)
+    with capture(net, "first", roles=["output", "grad_output"]) as seen:
+        checkpoint(net, x, use_reentrant=use_reentrant).sum().backward()
+    assert len(seen["first"].calls) == 1
+    expected = (torch.ones(2, 3) @ net.last.weight) * (net.first(x) > 0)
+    assert torch.allclose(seen["first"].grad_output, expected)
+
+
+def test_what_is_kept_can_be_moved():
+    net = mlp()
+    with capture(net, "first", device="meta") as seen:
+        net(torch.randn(2, 4))
+    assert seen["first"].output.device.type == "meta"
+
+
+def test_a_compiled_model_is_captured_all_the_same():
+    torch.compiler.reset()
+    net = torch.compile(mlp(), backend="eager")
+    x = torch.randn(2, 4)
+    net(x)
+    with capture(net, "first") as seen:
+        net(x)
+    torch.compiler.reset()
+    assert torch.equal(seen["first"].output, net.first(x))
+
+
+def test_a_single_module_is_captured_under_no_name():
+    with capture(nn.Linear(2, 3)) as seen:
+        pass
+    assert list(seen) == [""]
+
+
+# What cannot be had is said.
+
+
+def test_a_name_that_is_not_there_is_answered_with_the_closest():
+    with capture(mlp()) as seen:
+        pass
+    with pytest.raises(KeyError, match="unknown module 'frist'; did you mean 'first'"):
+        seen["frist"]
+
+
+def test_a_role_that_was_not_asked_for_is_named():
+    net = mlp()
+    with capture(net) as seen:
+        net(torch.randn(1, 4))
+    with pytest.raises(LookupError, match="the input of 'first' was not asked for: roles has output"):
+        seen["first"].input  # noqa: B018  # the property raises
+
+
+def test_a_module_that_was_not_called_says_so():
+    with capture(mlp()) as seen:
+        pass
+    with pytest.raises(LookupError, match="there is no output of 'first': the module was not called"):
+        seen["first"].output  # noqa: B018  # the property raises
+
+
+def test_a_tensor_may_not_take_the_name_of_a_module():
+    with capture(mlp()) as seen, pytest.raises(ValueError, match="'first' is the name of a module"):
+        seen.watch(torch.ones(1), "first")
+
+
+# Nothing stays.
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, None])
+def test_leaving_the_block_leaves_no_hook_and_no_mode(error):
+    net = mlp()
+    net.relu.eval()
+    modes = [module.training for module in net.modules()]
+    try:
+        with capture(net, roles=ROLES):
+            net(torch.randn(1, 4))
+            if error:
+                raise error
+    except (RuntimeError, KeyboardInterrupt):
+        pass
+    assert hooks_on(net) == []
+    assert [module.training for module in net.modules()] == modes
+
+
+def test_after_the_block_nothing_is_kept():
+    net = mlp()
+    with capture(net, roles=["output", "grad_output"]) as seen:
+        y = net(torch.randn(1, 4))
+    y.sum().backward()
+    net(torch.randn(1, 4))
+    assert len(seen["first"].calls) == 1
+    with pytest.raises(LookupError, match="there is no grad_output"):
+        seen["first"].grad_output  # noqa: B018  # the property raises
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_with_the_result_goes_every_tensor(copy):
+    net = mlp()
+    with capture(net, roles=ROLES, copy=copy) as seen:
+        net(torch.randn(1, 4)).sum().backward()
+    calls = [captured.calls[0] for captured in seen.values()]
+    alive = [weakref.ref(call._kept["output"][""].tensor) for call in calls]
+    assert len(alive) == 3
+    del seen, calls
+    gc.collect()
+    assert [reference() for reference in alive] == [None] * 3
+
+
+def test_two_blocks_on_one_model_do_not_meet():
+    net = mlp()
+    with capture(net, "first") as outer:
+        net(torch.randn(1, 4))
+        with capture(net, ["first", "last"], roles=["output", "grad_output"]) as inner:
+            net(torch.randn(2, 4)).sum().backward()
+        net(torch.randn(3, 4))
+    assert [call.output.shape[0] for call in outer["first"].calls] == [1, 2, 3]
+    assert inner["first"].output.shape[0] == 2
+    assert hooks_on(net) == []
+
+
+# To be read.
+
+
+def test_the_summary_has_a_line_for_each_tensor():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    net[0].weight.data.fill_(1.0)
+    net[0].bias.data.copy_(torch.tensor([0.0, -10.0]))
+    with capture(net) as seen:
+        net(torch.ones(1, 2))
+    assert seen.summary().splitlines() == [
+        "name  type    tensor  shape   mean  std    zeros",
+        "0     Linear  output  (1, 2)  -3    7.071  0",
+        "1     ReLU    output  (1, 2)  1     1.414  0.5",
+    ]
+
+
+def test_the_repr_tells_names_types_and_shapes():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with capture(net) as seen:
+        net(torch.ones(1, 2))
+    assert repr(seen) == "Captured(0 (Linear): output (1, 2), 1 (ReLU): output (1, 2))"
+
+
+CLASSIFIERS = {
+    "alexnet": 64,
+    "convnext_tiny": 64,
+    "densenet121": 64,
+    "efficientnet_b0": 64,
+    "googlenet": 64,
+    "inception_v3": 128,
+    "maxvit_t": 224,
+    "mnasnet0_5": 64,
+    "mobilenet_v2": 64,
+    "mobilenet_v3_small": 64,
+    "regnet_y_400mf": 64,
+    "resnet18": 64,
+    "resnext50_32x4d": 64,
+    "shufflenet_v2_x0_5": 64,
+    "squeezenet1_0": 64,
+    "swin_t": 64,
+    "vgg11_bn": 64,
+    "vit_b_32": 224,
+    "wide_resnet50_2": 64,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The default weight initialization")
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_the_gradient_at_the_last_convolution_is_that_of_autograd(name):
+    torch.manual_seed(0)
+    net = getattr(models, name)().eval()
+    pictures = torch.randn(2, 3, CLASSIFIERS[name], CLASSIFIERS[name])
+    convolutions = [name for name, module in net.named_modules() if isinstance(module, nn.Conv2d)]
+    last = [name for name in convolutions if not name.lower().startswith("aux")][-1]
+    with capture(net, last, roles=["output", "grad_output"]) as seen:
+        net(pictures).square().sum().backward()
+
+    kept = []
+
+    def copied(module, args, output):
+        kept.append(output)
+        return output.clone()  # what follows may work in place: autograd.grad is to find the tensor as it was
+
+    net.get_submodule(last).register_forward_hook(copied)
+    (expected,) = torch.autograd.grad(net(pictures).square().sum(), kept[0])
+    assert torch.equal(seen[last].grad_output, expected)
