@@ -279,6 +279,26 @@ def test_however_a_run_ends_no_hook_stays(tmp_path, where, error):
     assert all(callback._session is None for callback in callbacks)
 
 
+def test_an_epoch_that_is_cut_short_leaves_no_hook(tmp_path):
+    counts = []
+
+    class CutsShort(Toy):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if batch_idx == 1 else None
+
+        def on_train_epoch_end(self):
+            counts.append(len(hooked(self)))
+
+    fit(tmp_path, CutsShort(cnn()), pictures_of(3), FeatureMapLogger(stage="train", every_n_steps=1), max_epochs=2)
+    assert counts == [0, 0]
+
+
+def test_an_evaluation_by_itself_is_shown_whatever_the_cadence(tmp_path):
+    run = trainer(tmp_path, FeatureMapLogger("net.0"), limit_val_batches=1.0, log_every_n_steps=0)
+    run.validate(Toy(cnn()), loader(pictures_of(1)))
+    assert list(images(tmp_path)) == ["feature_maps/net.0"]
+
+
 def test_hooks_are_there_during_the_shown_batch_alone(tmp_path):
     counts = []
 

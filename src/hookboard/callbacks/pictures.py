@@ -117,6 +117,7 @@ class PictureLogger(Callback, ABC):
         # Sharded modules run on all ranks or not at all.
         if trainer.is_global_zero or isinstance(trainer.strategy, ModelParallelStrategy):
             n = STEPS_PER_LOG * log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
+            n = n if trainer.state.fn == TrainerFn.FITTING else 1
             self._session = Session(stage, n, Loggers(trainer.loggers, self._name), watched)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -130,6 +131,10 @@ class PictureLogger(Callback, ABC):
     ) -> None:
         """Make and write the pictures of the last batch before a due optimizer step."""
         self._end_batch(trainer, is_wanted=not is_accumulating(trainer))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop watching: an epoch that the module itself cuts short has no end of its last batch."""
+        self._end_batch(trainer, is_wanted=False)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decide whether this loop gives pictures."""
