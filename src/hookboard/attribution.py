@@ -1,5 +1,6 @@
 """What a layer returned for a few samples, and the gradient of a class's score with respect to it."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from hookboard.compiled import run_eagerly
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.ranks import whole
 from hookboard.selection import named_submodules
+from hookboard.taps import shut_taps
 
 Shape = tuple[int, ...]
 
@@ -42,6 +44,7 @@ class Classification:
         kwargs: the same.
         calls: those of the modules within it, in the order in which they ended.
         count: how many samples there are.
+        of: how many there were in the batch.
     """
 
     module: nn.Module
@@ -49,6 +52,7 @@ class Classification:
     kwargs: dict[str, Any]
     calls: Sequence[Call]
     count: int
+    of: int
 
     @property
     def pictures(self) -> Tensor:
@@ -124,10 +128,13 @@ class ClassificationTap:
         self._calls.append(Call(name, module, _first_shape(given), _first_shape(output)))
         depth = len(self._entered)
         is_outer = self.found is None or depth < self._depth_of_found
-        if count and is_outer and _scores_in(output, count) is not None:
+        # Under DDP Lightning has `forward` run the validation step, for the time of one call.
+        is_redirected = "forward" in module.__dict__
+        if count and is_outer and not is_redirected and _scores_in(output, count) is not None:
             self._depth_of_found = depth
             args, kwargs = first
-            self.found = Classification(module, args, kwargs, self._calls[start:], min(count, self._samples))
+            kept = min(count, self._samples)
+            self.found = Classification(module, args, kwargs, self._calls[start:], kept, count)
 
 
 def _pictures_in(given: object) -> Tensor | None:
@@ -140,16 +147,30 @@ def _first_shape(value: object) -> Shape | None:
 
 
 def _scores_in(output: object, count: int) -> Tensor | None:
-    """The class scores in what a model returned: its first tensor of shape (count, classes)."""
-    return next((t for _, t in tensors_in(output) if t.ndim == 2 and len(t) == count and t.is_floating_point()), None)
+    """The class scores in what a model returned: of its tensors of shape (count, classes) one named so, or the first.
+
+    Scores for one class alone are those for it, and, with their signs changed, those against it.
+    """
+    found = {path: t for path, t in tensors_in(output) if t.ndim == 2 and len(t) == count and t.is_floating_point()}
+    named = [t for path, t in found.items() if path.rpartition("/")[2] in ("logits", "scores")]
+    scores = next(iter([*named, *found.values()]), None)
+    return torch.cat([-scores, scores], dim=1) if scores is not None and scores.shape[1] == 1 else scores
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A tensor of maps inside a model: what a module returns, or, of `is_input`, the first tensor that it takes."""
+    """A tensor of maps inside a model: what a module returns, or, of `is_input`, the first tensor that it takes.
+
+    Args:
+        name: of the module.
+        module: the same.
+        number: which of the module's calls.
+        is_input: which tensor.
+    """
 
     name: str
     module: nn.Module
+    number: int = 0
     is_input: bool = False
 
 
@@ -178,10 +199,27 @@ def last_layer(calls: Sequence[Call]) -> Layer:
         last = max(k for k, call in enumerate(calls) if len(call.returned or ()) == 4 and call.returned[2:] == size)  # type: ignore[index]  # it has four
     if attentions and attentions[-1] > last:
         call = calls[attentions[-1]]
-        return Layer(call.name, call.module, is_input=True)
+        return Layer(call.name, call.module, _number(calls, attentions[-1]), is_input=True)
     if last < 0:
         raise ValueError("no module of it returned maps with more than one place: name a layer with `modules`")
-    return Layer(calls[last].name, calls[last].module)
+    return Layer(calls[last].name, calls[last].module, _number(calls, last))
+
+
+def named_layer(calls: Sequence[Call], name: str) -> Layer:
+    """What the module of this name returns in its last call that returns maps.
+
+    Raises:
+        ValueError: it returns none.
+    """
+    for k, call in reversed(list(enumerate(calls))):
+        if call.name == name and len(call.returned or ()) in (3, 4):
+            return Layer(name, call.module, _number(calls, k))
+    raise ValueError(f"module {name!r} returned no maps of shape (n, channels, height, width), and no tokens")
+
+
+def _number(calls: Sequence[Call], k: int) -> int:
+    """Which of its module's calls the k-th call is."""
+    return sum(call.module is calls[k].module for call in calls[:k])
 
 
 @dataclass(frozen=True)
@@ -220,7 +258,7 @@ def attribute(
         ValueError: the layer was not called, or the scores do not depend on it.
     """
     linear = [c.module for c in call.calls if isinstance(c.module, nn.Linear)]
-    held: list[Tensor] = []
+    held: dict[int, Tensor] = {}
     pooled: list[Tensor] = []
     with undisturbed(call.module):
         handles = [_hold(layer, held)]
@@ -231,16 +269,16 @@ def attribute(
         finally:
             for handle in handles:
                 handle.remove()
-        if not held:
+        if layer.number not in held:
             raise ValueError(f"module {layer.name!r} took part in no call of the model, or with no tensor")
         scores = _scores_in(output, call.count)
         if scores is None:
             raise ValueError("the model did not return class scores again")
         classes = choose(scores.detach())
-        gradient = _gradient(scores, classes, held[-1], layer.name) if with_gradient else None
+        gradient = _gradient(scores, classes, held[layer.number], layer.name) if with_gradient else None
         is_head = bool(linear) and len(linear[-1].weight) == scores.shape[1]
         weight = whole(linear[-1].weight.detach())[classes] if is_head else None
-    activation, scores = held[-1].detach(), scores.detach()
+    activation, scores = held[layer.number].detach(), scores.detach()
     return Attribution(activation, gradient, scores, classes, pooled[-1] if pooled else None, weight)
 
 
@@ -252,24 +290,20 @@ def _gradient(scores: Tensor, classes: Tensor, held: Tensor, name: str) -> Tenso
     return gradient
 
 
-def _hold(layer: Layer, held: list[Tensor]) -> RemovableHandle:
+def _hold(layer: Layer, held: dict[int, Tensor]) -> RemovableHandle:
     """Cut the graph at the layer: from there on gradients are wanted, and the copy may be changed in place."""
+    calls = itertools.count()
 
-    def cut(tensor: Tensor) -> Tensor:
-        held.append(tensor.detach().requires_grad_())
-        return held[-1].clone()
-
-    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        first = next((t for _, t in tensors_in(output) if t.is_floating_point()), None)
-        return None if first is None else _exchange(output, first, cut(first))
-
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        first = next((t for _, t in tensors_in((args, kwargs)) if t.is_floating_point()), None)
-        return None if first is None else _exchange((args, kwargs), first, cut(first))
+    def cut(value: Any) -> Any:
+        first = next((t for _, t in tensors_in(value) if t.is_floating_point()), None)
+        if next(calls) != layer.number or first is None:
+            return None
+        held[layer.number] = first.detach().requires_grad_()
+        return _exchange(value, first, held[layer.number].clone())
 
     if layer.is_input:
-        return layer.module.register_forward_pre_hook(before, with_kwargs=True)
-    return layer.module.register_forward_hook(after)
+        return layer.module.register_forward_pre_hook(lambda _, args, kwargs: cut((args, kwargs)), with_kwargs=True)
+    return layer.module.register_forward_hook(lambda _, args, output: cut(output))
 
 
 def _exchange(value: Any, old: Tensor, new: Tensor) -> Any:
@@ -278,22 +312,48 @@ def _exchange(value: Any, old: Tensor, new: Tensor) -> Any:
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Gradients are on inside, compiled code runs eagerly; random state and buffers are afterwards as they were."""
+    """Gradients are on inside, compiled code runs eagerly, our own taps are shut.
+
+    Random state, and what the modules hold beside their parameters, are afterwards as they were.
+    """
     random_states = _collect_rng_states()
-    with torch.inference_mode(False), torch.enable_grad(), run_eagerly():
-        before = [
-            (owner, name, buffer, buffer.detach().clone())
-            for owner in module.modules()
-            for name, buffer in owner._buffers.items()
-            if buffer is not None
-        ]
+    with torch.inference_mode(False), torch.enable_grad(), run_eagerly(), shut_taps(module):
+        states = [_State(owner) for owner in module.modules()]
         try:
             yield
         finally:
             _set_rng_states(random_states)
-            for owner, name, buffer, values in before:
-                owner._buffers[name] = buffer
-                # Batch norm changes its buffers without a new version.
-                if not torch.equal(buffer, values):
-                    with torch.no_grad():
-                        buffer.copy_(values)
+            with torch.no_grad():
+                for state in states:
+                    state.restore()
+
+
+class _State:
+    """The buffers and plain attributes of one module; lists, dicts and sets among them with what is in them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._buffers = dict(module._buffers)
+        own = {name: value for name, value in module.__dict__.items() if name not in _OF_TORCH}
+        self._attributes = own
+        tensors = [*module._buffers.values(), *own.values()]
+        self._tensors = [(t, t.detach().clone()) for t in tensors if isinstance(t, Tensor)]
+        self._containers = [(value, value.copy()) for value in own.values() if isinstance(value, list | dict | set)]
+
+    def restore(self) -> None:
+        self._module._buffers.clear()
+        self._module._buffers.update(self._buffers)
+        for name in self._module.__dict__.keys() - self._attributes.keys() - _OF_TORCH:
+            del self._module.__dict__[name]
+        self._module.__dict__.update(self._attributes)
+        for container, content in self._containers:
+            container.clear()
+            container.extend(content) if isinstance(container, list) else container.update(content)
+        for tensor, before in self._tensors:
+            # Batch norm changes its buffers without a new version: only the values tell.
+            if not torch.equal(tensor, before):
+                tensor.copy_(before)
+
+
+_OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
+"""What every module has, its hooks among it."""

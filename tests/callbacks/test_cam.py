@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
-from toys import events, fit, trainer
+from toys import events, fit, scalars, trainer
 
-from hookboard import CAMLogger, FeatureMapLogger, KernelLogger
+from hookboard import ActivationLogger, CAMLogger, FeatureMapLogger, KernelLogger
 from hookboard.images.cam import METHODS
 
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
@@ -65,8 +66,8 @@ def data(count=2, size=4):
 class Keeps(CAMLogger):
     """Keeps what it has drawn."""
 
-    def _maps(self, layer, seen):
-        self.layer, self.seen, self.maps = layer, seen, super()._maps(layer, seen)
+    def _maps(self, layer, seen, aspect):
+        self.layer, self.seen, self.maps = layer, seen, super()._maps(layer, seen, aspect)
         return self.maps
 
     def _said_of(self, k, seen, labels):
@@ -181,7 +182,7 @@ class ReturnsMaps(nn.Module):
             "scores do not depend on module 'net.net.relu2', or it runs under",
         ),
         (ReturnsMaps, CAMLogger(), r"no module was called with pictures .* call the classifier as one module"),
-        (cnn, CAMLogger(target=5), "target=5: the model has classes 0 to 4"),
+        (cnn, CAMLogger(target=5), "target=5: .5, 5, 5, 5., of classes 0 to 4"),
         (cnn, CAMLogger("net.conv1", method="cam"), "CAM needs a linear head on the global average of 'net.conv1'"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), CAMLogger(), "returned maps with more than one place"),
     ],
@@ -271,3 +272,157 @@ def test_a_model_that_fails_when_it_is_called_again_ends_the_maps_alone(tmp_path
     net = FailsAgain(OrderedDict(cnn().named_children()))
     with pytest.warns(UserWarning, match="CAMLogger .making pictures. is switched off.*not again"):
         shown_by(CAMLogger(every_n_steps=1), net, tmp_path)
+
+
+# Models that make a second call harder than it looks.
+
+
+class Remembers(nn.Sequential):
+    """Keeps what it has seen in plain attributes, and lets it count."""
+
+    def __init__(self):
+        super().__init__(OrderedDict(cnn().named_children()))
+        self.seen, self.calls, self.mean = [], 0, torch.zeros(())
+
+    def forward(self, pictures):
+        scores = super().forward(pictures)
+        self.calls += 1
+        self.seen.append(len(pictures))
+        self.mean.add_(scores.detach().mean())
+        self.last_scores = scores
+        return scores + self.mean + self.calls
+
+
+def test_what_a_model_remembers_in_its_attributes_is_as_it_was(tmp_path):
+    def run(*callbacks):
+        net = Remembers()
+        model = Classifier(net)
+        fit(tmp_path, model, data(), *callbacks, inference_mode=False, **VALIDATED)
+        return net
+
+    watched, alone = run(CAMLogger(every_n_steps=1)), run()
+    assert events(tmp_path).Tags()["images"]
+    assert (watched.seen, watched.calls) == (alone.seen, alone.calls)
+    assert torch.equal(watched.mean, alone.mean)
+    assert not watched.last_scores.requires_grad
+
+
+def test_of_a_module_that_is_used_twice_the_call_with_maps_is_shown(tmp_path):
+    class Shares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv, self.relu = nn.Conv2d(3, 6, 3), nn.ReLU()
+            self.hidden, self.head = nn.Linear(6, 8), nn.Linear(8, 5)
+
+        def forward(self, pictures):
+            maps = self.relu(self.conv(pictures))
+            return self.head(self.relu(self.hidden(maps.mean((2, 3)))))
+
+    for modules in (None, "net.relu"):
+        callback = Keeps(modules, every_n_steps=1)
+        shown_by(callback, Shares(), tmp_path)
+        assert callback.layer.name == "net.relu"
+        assert callback.maps.shape == (4, 6, 6)
+
+
+def test_a_layer_that_returns_no_maps_is_refused(tmp_path):
+    with pytest.warns(UserWarning, match="module 'net.flat' returned no maps"):
+        shown_by(CAMLogger("net.flat", every_n_steps=1), folder=tmp_path)
+
+
+def test_under_averaged_weights_the_map_is_of_the_weights_that_were_validated(tmp_path):
+    validated = []
+
+    class KeepsScores(Classifier):
+        def validation_step(self, batch):
+            validated.append(self(batch[0]).clone())
+
+    callback = Keeps(every_n_steps=1)
+    fit(tmp_path, KeepsScores(cnn()), data(), callback, EMAWeightAveraging(decay=0.9), max_epochs=2, **VALIDATED)
+    assert torch.allclose(callback.seen.scores, validated[-2], atol=1e-6)
+
+
+@pytest.mark.parametrize("position", ["before", "behind"])
+def test_the_call_of_our_own_is_not_among_the_numbers(tmp_path, position):
+    def run(*callbacks):
+        watched = ActivationLogger("net.conv1", stages="validate")
+        in_order = [*callbacks, watched] if position == "before" else [watched, *callbacks]
+        fit(tmp_path, Classifier(cnn()), data(), *in_order, **VALIDATED)
+        return watched.readings[0].statistics
+
+    assert run(CAMLogger(every_n_steps=1)) == run()
+
+
+@pytest.mark.parametrize("wrap", [nn.Identity, lambda: nn.Softmax(dim=1)], ids=["logits", "shares"])
+def test_the_share_of_the_prediction_is_that_of_the_model(tmp_path, wrap):
+    net = nn.Sequential(OrderedDict([*cnn().named_children(), ("wrapped", wrap())]))
+    callback = Keeps(samples=1, every_n_steps=1)
+    model = shown_by(callback, net, tmp_path)
+    scores = model.net.eval()(data()[0][0])[0]
+    share = scores.max() if wrap is not nn.Identity else scores.softmax(0).max()
+    assert callback.texts[0].startswith(f"predicted {scores.argmax()} ({100 * share:.0f} %)")
+
+
+class Binary(Classifier):
+    def training_step(self, batch):
+        return self(batch[0]).square().mean()
+
+    def validation_step(self, batch):
+        self(batch[0])
+
+
+def test_one_score_speaks_for_and_against_its_class(tmp_path):
+    net = cnn()
+    net.head = nn.Linear(8, 1)
+    callback = Keeps(every_n_steps=1)
+    fit(tmp_path, Binary(net), data(), callback, **VALIDATED)
+    net.eval()
+    pictures = data()[0][0]
+    scores = net(pictures)[:, 0]
+    assert callback.seen.classes.tolist() == (scores > 0).long().tolist()
+    for score, text in zip(scores, callback.texts, strict=True):
+        share = torch.sigmoid(score.abs())
+        assert text.startswith(f"predicted {int(score > 0)} ({100 * share:.0f} %)")
+
+
+def test_labels_out_of_range_are_answered_and_not_looked_up(tmp_path):
+    batch = (data()[0][0], torch.full((4,), 255))
+
+    class OnlyCalls(Classifier):
+        def validation_step(self, batch):
+            self(batch[0])
+
+    run = trainer(tmp_path, CAMLogger(target="label"), **VALIDATED)
+    with pytest.warns(UserWarning, match="target='label': .255, 255, 255, 255., of classes 0 to 4"):
+        run.validate(OnlyCalls(cnn()), torch.utils.data.DataLoader([batch], batch_size=None))
+
+
+def test_integers_that_are_not_one_for_each_picture_are_no_labels(tmp_path):
+    class Sized(Classifier):
+        def validation_step(self, batch):
+            self(batch["pictures"])
+
+    callback = Keeps()
+    pictures, labels = data()[0]
+    batch = {"size": torch.tensor([8, 8]), "pictures": pictures, "labels": labels}
+    run = trainer(tmp_path, callback, **VALIDATED)
+    run.validate(Sized(cnn()), torch.utils.data.DataLoader([batch], batch_size=None))
+    assert f"label {labels[0]}," in callback.texts[0]
+
+
+def test_what_forward_logs_is_logged_once(tmp_path):
+    class Logs(Classifier):
+        def forward(self, pictures):
+            scores = self.net(pictures)
+            self.log("mean_score", scores.mean())
+            return scores
+
+    def run(folder, *callbacks):
+        fit(folder, Logs(cnn()), data(), *callbacks, **VALIDATED)
+        return {tag: points for tag, points in scalars(folder).items() if tag.startswith("mean_score")}
+
+    expected = run(tmp_path / "without")
+    assert expected
+    assert run(tmp_path / "with", CAMLogger(every_n_steps=1)) == expected
+    assert events(tmp_path / "with").Tags()["images"]

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, Logger
 from PIL import Image
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from toys import Toy, batches, events, fit, hooked, loader, mlp, records, trainer
 
 from hookboard import CAMLogger, FeatureMapLogger, KernelLogger
@@ -59,7 +60,7 @@ def test_the_picture_in_the_file_is_that_of_what_the_module_returned(tmp_path):
     net[4].register_forward_hook(lambda module, args, output: raw.append((module.training, output.clone())))
     fit(tmp_path, Toy(net), pictures_of(3), FeatureMapLogger("net.4", every_n_steps=1), **VALIDATED)
     first_validated = next(output for training, output in raw if not training)
-    part = shown(maps_in(first_validated[:2], net[4], of_images=True), channels=16, order="channel", size=40)
+    part = shown(maps_in(first_validated[:2], net[4], aspect=1.0), channels=16, order="channel", size=40)
     expected = HEAT[feature_maps(part, "net.4", normalize="map", size=40).pixels]
     ((step, found),) = images(tmp_path)["feature_maps/net.4"].items()
     assert step == 2
@@ -71,9 +72,9 @@ def test_pictures_of_every_validation_show_the_same_samples(tmp_path):
     seen = []
 
     class Keeps(FeatureMapLogger):
-        def _end(self, session):
+        def _end(self, trainer, session):
             seen.append(session.taken.shown)
-            return super()._end(session)
+            return super()._end(trainer, session)
 
     model = Toy(cnn())
     model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=0.0)
@@ -134,6 +135,32 @@ def test_kernels_are_shown_after_the_optimizer_has_stepped_beside_their_change(t
     found = events(tmp_path).summary_metadata["kernels/net.0"].summary_description
     assert f"change in this fit, ±{change:.3g}" in found
     assert f"now, ±{net[0].weight.abs().max().item():.3g}" in found
+
+
+@pytest.mark.parametrize("parametrized", [spectral_norm, weight_norm])
+def test_kernels_that_are_computed_are_shown_as_they_are_and_left_alone(tmp_path, parametrized):
+    def run(folder, *callbacks):
+        net = cnn()
+        parametrized(net[0])
+        start = net.eval()[0].weight.detach().clone()
+        net.train()
+        fit(folder, Toy(net), pictures_of(2), *callbacks)
+        return net, start
+
+    net, start = run(tmp_path, KernelLogger("net.0", every_n_steps=2))
+    alone, _ = run(None)
+    assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), alone.state_dict().values(), strict=True))
+    change = (net.eval()[0].weight - start).abs().max().item()
+    described = events(tmp_path).summary_metadata["kernels/net.0"].summary_description
+    assert change > 0
+    assert f"change in this fit, ±{change:.3g}" in described
+
+
+def test_a_fit_too_short_for_a_picture_says_so(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr("hookboard.callbacks.pictures.rank_zero_info", lines.append)
+    fit(tmp_path, Toy(cnn()), pictures_of(3), KernelLogger(every_n_steps=5))
+    assert lines == ["hookboard: KernelLogger has shown nothing: the fit made 3 steps, and every_n_steps is 5."]
 
 
 def test_by_default_convolutions_are_shown_and_kernels_of_one_pixel_are_not(tmp_path):

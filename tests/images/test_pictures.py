@@ -10,7 +10,7 @@ from torch import nn
 
 from hookboard.images import tiles
 from hookboard.images.colour import HEAT, LEVELS, NO_VALUE, PAPER, indices
-from hookboard.images.feature_maps import feature_maps, maps_in, shown
+from hookboard.images.feature_maps import feature_maps, maps_in, samples_first, shown
 from hookboard.images.kernels import kernel_picture, part_shown
 from hookboard.images.overlay import overlays, unnormalized
 from hookboard.images.picture import Picture
@@ -18,8 +18,8 @@ from hookboard.images.picture import Picture
 RELU, CONV1D = nn.ReLU(), nn.Conv1d(1, 1, 1)
 
 
-def picture_of(tensor, *, module=RELU, of_images=True, channels=16, order="channel", normalize="map", size=40):
-    maps = maps_in(tensor, module, of_images=of_images)
+def picture_of(tensor, *, module=RELU, aspect=1.0, channels=16, order="channel", normalize="map", size=40):
+    maps = maps_in(tensor, module, aspect=aspect)
     part = shown(maps, channels=channels, order=order, size=size)
     return feature_maps(part, "net.conv", normalize=normalize, size=size)
 
@@ -118,47 +118,71 @@ def test_the_strongest_channels_come_first_whatever_their_sign():
 
 def test_large_maps_are_averaged_over_areas():
     values = torch.arange(80 * 80.0).view(1, 1, 80, 80).repeat(1, 2, 1, 1)
-    part = shown(maps_in(values, RELU, of_images=True), channels=2, order="channel", size=40)
+    part = shown(maps_in(values, RELU, aspect=1.0), channels=2, order="channel", size=40)
     assert part.values.shape == (1, 2, 40, 40)
     assert part.values[0, 0, 0, 0] == values[0, 0, :2, :2].mean()
 
 
 @pytest.mark.parametrize(
-    ("shape", "module", "of_images", "expected", "words"),
+    ("shape", "module", "aspect", "expected", "words"),
     [
-        ((2, 8, 5, 5), RELU, True, (2, 8, 5, 5), ""),
-        ((2, 5, 5, 8), RELU, True, (2, 8, 5, 5), ""),
-        ((2, 5, 7, 8), nn.Linear(8, 8), True, (2, 8, 5, 7), ""),
-        ((2, 7, 7, 5), nn.Conv2d(7, 7, 1), True, (2, 7, 7, 5), ""),
-        ((2, 8, 6, 5, 5), RELU, True, (2, 8, 5, 5), "slice 3 of 6"),
-        ((2, 8, 30), CONV1D, True, (2, 1, 8, 30), "channels by positions"),
-        ((2, 49, 8), RELU, True, (2, 8, 7, 7), "patches"),
-        ((2, 50, 8), RELU, True, (2, 8, 7, 7), "patches, without the class token"),
-        ((2, 49, 8), RELU, False, (2, 1, 49, 8), "positions by features"),
-        ((2, 51, 8), RELU, True, (2, 1, 51, 8), "positions by features"),
-        ((2, 8), RELU, True, (2, 1, 1, 8), "features from left to right"),
+        ((2, 8, 5, 5), RELU, 1.0, (2, 8, 5, 5), ""),
+        ((2, 5, 5, 8), RELU, 1.0, (2, 8, 5, 5), ""),
+        ((2, 5, 7, 8), nn.Linear(8, 8), 1.0, (2, 8, 5, 7), ""),
+        ((2, 7, 7, 5), nn.Conv2d(7, 7, 1), 1.0, (2, 7, 7, 5), ""),
+        ((2, 8, 6, 5, 5), RELU, 1.0, (2, 8, 5, 5), "slice 3 of 6"),
+        ((2, 8, 30), CONV1D, 1.0, (2, 1, 8, 30), "channels by positions"),
+        ((2, 49, 8), RELU, 1.0, (2, 8, 7, 7), "patches"),
+        ((2, 50, 8), RELU, 1.0, (2, 8, 7, 7), "patches, without the class token"),
+        ((2, 49, 8), RELU, None, (2, 1, 49, 8), "positions by features"),
+        ((2, 48, 8), RELU, 1.0, (2, 1, 48, 8), "positions by features"),
+        ((2, 16, 8), RELU, 0.25, (2, 8, 2, 8), "patches"),
+        ((2, 25, 8), RELU, 4 / 6, (2, 8, 4, 6), "patches, without the class token"),
+        ((2, 51, 8), RELU, 1.0, (2, 8, 7, 7), "patches, without 2 tokens before them"),
+        ((2, 16, 16, 24), RELU, 16 / 24, (2, 16, 16, 24), ""),
+        ((2, 4, 8, 32), RELU, 0.5, (2, 32, 4, 8), ""),
+        ((2, 8), RELU, 1.0, (2, 1, 1, 8), "features from left to right"),
     ],
 )
-def test_any_output_has_a_picture(shape, module, of_images, expected, words):
-    maps = maps_in(torch.rand(shape), module, of_images=of_images)
+def test_any_output_has_a_picture(shape, module, aspect, expected, words):
+    maps = maps_in(torch.rand(shape), module, aspect=aspect)
     assert (tuple(maps.values.shape), maps.words) == (expected, words)
 
 
 def test_tokens_become_the_map_that_their_places_make():
     image = torch.rand(1, 8, 3, 3)
     tokens = torch.cat([torch.rand(1, 1, 8), image.flatten(2).transpose(1, 2)], dim=1)
-    assert torch.equal(maps_in(tokens, RELU, of_images=True).values, image)
+    assert torch.equal(maps_in(tokens, RELU, aspect=1.0).values, image)
 
 
 def test_attention_has_a_tile_for_each_head():
-    weights = torch.rand(2, 4, 6, 6)
-    assert maps_in(weights, RELU, of_images=False, is_attention=True).values.shape == (2, 4, 6, 6)
-    assert maps_in(weights[:, 0], RELU, of_images=False, is_attention=True).values.shape == (2, 1, 6, 6)
+    weights, attention = torch.rand(2, 4, 6, 6), nn.MultiheadAttention(4, 4)
+    assert maps_in(weights, attention, aspect=None, index="1").values.shape == (2, 4, 6, 6)
+    assert maps_in(weights[:, 0], attention, aspect=None, index="1").values.shape == (2, 1, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("module", "index", "is_swapped"),
+    [
+        (RELU, "", False),
+        (nn.TransformerEncoderLayer(4, 2), "", True),
+        (nn.TransformerEncoderLayer(4, 2, batch_first=True), "", False),
+        (nn.MultiheadAttention(4, 2), "0", True),
+        (nn.MultiheadAttention(4, 2), "1", False),
+        (nn.LSTM(4, 4, batch_first=True), "0", False),
+        (nn.LSTM(4, 4, batch_first=True), "1/0", True),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_samples_come_first_whatever_the_module_puts_there(module, index, is_swapped):
+    expected = (3, 2, 4) if is_swapped else (2, 3, 4)
+    assert tuple(samples_first(torch.rand(2, 3, 4), module, index).shape) == expected
 
 
 def test_what_is_shown_does_not_change_with_the_tensor():
     tensor = torch.rand(2, 3, 4, 4)
-    part = shown(maps_in(tensor, RELU, of_images=True), channels=3, order="channel", size=40)
+    part = shown(maps_in(tensor, RELU, aspect=1.0), channels=3, order="channel", size=40)
     before = part.values.clone()
     tensor.zero_()
     assert torch.equal(part.values, before)

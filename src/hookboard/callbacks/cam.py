@@ -1,7 +1,7 @@
 """Pictures of where a class was seen."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -9,10 +9,19 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from hookboard.attribution import Attribution, ClassificationTap, Layer, attribute, last_layer
+from hookboard.attribution import (
+    MOST_CHANNELS,
+    Attribution,
+    Classification,
+    ClassificationTap,
+    Layer,
+    attribute,
+    last_layer,
+    named_layer,
+)
 from hookboard.callbacks.pictures import PictureLogger, Session
 from hookboard.images.cam import METHODS, Method, cam
-from hookboard.images.feature_maps import maps_in
+from hookboard.images.feature_maps import aspect_of, maps_in, samples_first
 from hookboard.images.overlay import overlays, unnormalized
 from hookboard.images.picture import Picture
 from hookboard.nested import tensors_in
@@ -38,10 +47,11 @@ OF_GRADIENTS = frozenset(METHODS) - {"eigen_cam"}
 class CAMLogger(PictureLogger):
     """Logs class-activation maps: which places of a picture speak for a class, by what a layer returned there.
 
-    It takes the first samples of one batch of an evaluation. When the loop has ended, when nothing else is watched, it
-    calls the model again on these few, in the modes that its modules are in, with gradients, and leaves random state
-    and buffers as they were. A sample has one row: the picture, the map, and both together, with prediction and label
-    above. The score of a class is its logit, so that a map is not of the loss. Tags are `cam/<module>/<method>`.
+    It takes the first samples of one batch of an evaluation. When the batch has ended, it calls the model again on
+    these few, in the modes that its modules are in, with gradients, and leaves random state, buffers and attributes as
+    they were. Hooks of others see that call too. A sample has one row: the picture, the map, and both together, with
+    prediction and label above. The score of a class is its logit, so that a map is not of the loss. Tags are
+    `cam/<module>/<method>`.
 
     The model is the outermost module that is called with pictures of shape (n, channels, height, width) and returns
     class scores of shape (n, classes). Labels are the first integers of shape (n,) in the batch.
@@ -106,35 +116,34 @@ class CAMLogger(PictureLogger):
         self.classes = classes
         self.size = size
 
-    def _resolve(self, pl_module: LightningModule) -> list[Layer] | None:
-        if self.modules is None:
-            return None
-        return [Layer(name, module) for name, module in select(pl_module, self.modules).items()]
+    def _resolve(self, pl_module: LightningModule) -> list[str] | None:
+        return None if self.modules is None else list(select(pl_module, self.modules))
 
     def _begin(self, pl_module: LightningModule, batch: Any, session: Session, until_end: ExitStack) -> "_Taken":
         tap = ClassificationTap(pl_module, self.samples)
         until_end.callback(tap.detach)
         tap.attach()
-        return _Taken(tap, _labels_in(batch, self.samples))
+        return _Taken(tap, batch)
 
-    def _finish(self, trainer: Trainer, session: Session) -> dict[str, Picture]:
-        taken: _Taken | None = session.taken
-        if taken is None:
-            return {}
+    def _end(self, trainer: Trainer, session: Session) -> dict[str, Picture]:
+        taken: _Taken = session.taken
         call = taken.tap.found
         if call is None:
             raise taken.tap.error or ValueError(
-                "no module was called with pictures (n, channels, height, width) and returned class scores (n, "
-                "classes): call the classifier as one module, as in self(images)"
+                f"no module was called with pictures (n, up to {MOST_CHANNELS} channels, height, width) and returned "
+                "class scores (n, classes): call the classifier as one module, as in self(images)"
             )
+        labels = _labels_in(taken.batch, call)
+        names = session.watched
+        layers = [last_layer(call.calls)] if names is None else [named_layer(call.calls, name) for name in names]
         pictures = {}
-        for layer in session.watched or [last_layer(call.calls)]:
-            with trainer.precision_plugin.forward_context():
-                seen = attribute(call, layer, self._chooser(taken.labels), with_gradient=self.method in OF_GRADIENTS)
+        for layer in layers:
+            with trainer.precision_plugin.forward_context(), _without_logging(trainer.lightning_module):
+                seen = attribute(call, layer, self._chooser(labels), with_gradient=self.method in OF_GRADIENTS)
             pictures[f"cam/{layer.name}/{self.method}"] = overlays(
                 unnormalized(call.pictures, self.mean, self.std),
-                self._maps(layer, seen),
-                [self._said_of(k, seen, taken.labels) for k in range(call.count)],
+                self._maps(layer, seen, aspect_of([("", call.pictures)])),
+                [self._said_of(k, seen, labels) for k in range(call.count)],
                 f"{TITLES[self.method]} at {'the input of ' if layer.is_input else ''}{layer.name} ("
                 f"{self._source(session)}): picture, map (dark: 0, light: its greatest), both",
                 size=self.size,
@@ -146,19 +155,22 @@ class CAMLogger(PictureLogger):
             if self.target == "predicted":
                 return scores.argmax(dim=1)
             if isinstance(self.target, int):
-                if not 0 <= self.target < scores.shape[1]:
-                    raise ValueError(f"target={self.target}: the model has classes 0 to {scores.shape[1] - 1}")
-                return torch.full((len(scores),), self.target, device=scores.device)
-            if labels is None:
+                wanted = torch.full((len(scores),), self.target, device=scores.device)
+            elif labels is not None:
+                wanted = labels.to(scores.device)
+            else:
                 raise ValueError("target='label': the batch holds no integers of shape (n,)")
-            return labels.to(scores.device)
+            # On an accelerator an index that is out of range would end the whole process.
+            if not 0 <= int(wanted.min()) <= int(wanted.max()) < scores.shape[1]:
+                raise ValueError(f"target={self.target!r}: {wanted.tolist()}, of classes 0 to {scores.shape[1] - 1}")
+            return wanted
 
         return choose
 
-    def _maps(self, layer: Layer, seen: Attribution) -> Tensor:
-        activation = _as_maps(seen.activation, layer)
+    def _maps(self, layer: Layer, seen: Attribution, aspect: float | None) -> Tensor:
+        activation = _as_maps(seen.activation, layer, aspect)
         if self.method != "cam":
-            gradient = activation if seen.gradient is None else _as_maps(seen.gradient, layer)
+            gradient = activation if seen.gradient is None else _as_maps(seen.gradient, layer, aspect)
             return METHODS[self.method](activation, gradient)
         if seen.pooled is not None and seen.weight is not None and seen.pooled.shape == activation.shape[:2]:
             # Some models rectify what the layer returns by a function, not a module, before they pool it.
@@ -172,7 +184,10 @@ class CAMLogger(PictureLogger):
             index = int(number)
             return self.classes[index] if self.classes and 0 <= index < len(self.classes) else str(index)
 
-        shares = seen.scores[k].float().softmax(dim=0)
+        scores = seen.scores[k].float()
+        are_shares = bool((scores >= 0).all()) and abs(float(scores.sum()) - 1) < 1e-3
+        is_binary = len(scores) == 2 and bool(scores[0] == -scores[1])
+        shares = scores if are_shares else (scores / 2 if is_binary else scores).softmax(dim=0)
         best = shares.argmax()
         parts = [f"predicted {named(best)} ({100 * shares[best]:.0f} %)"]
         if labels is not None:
@@ -183,28 +198,42 @@ class CAMLogger(PictureLogger):
 
 @dataclass
 class _Taken:
-    """What one batch gives: the call of the model, and the labels."""
+    """What is known of the batch that is shown."""
 
     tap: ClassificationTap
-    labels: Tensor | None
+    batch: Any
 
 
-def _labels_in(batch: Any, samples: int) -> Tensor | None:
+def _labels_in(batch: Any, call: Classification) -> Tensor | None:
+    """The first integers of shape (n,) in the batch of the n pictures, for the samples that are shown."""
     for _, tensor in tensors_in(batch):
-        if tensor.ndim == 1 and not (tensor.is_floating_point() or tensor.is_complex()):
-            return tensor[:samples].long().clone()
+        if tensor.shape == (call.of,) and not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor[: call.count].long()
     return None
 
 
-def _as_maps(tensor: Tensor, layer: Layer) -> Tensor:
+def _as_maps(tensor: Tensor, layer: Layer, aspect: float | None) -> Tensor:
     """In float32, shape (n, channels, height, width)."""
-    tensor = tensor.float()
-    if layer.is_input and tensor.ndim == 4:
-        return tensor.movedim(-1, 1)
-    if tensor.ndim == 3 and getattr(layer.module, "batch_first", True) is False:
-        tensor = tensor.transpose(0, 1)
-    return maps_in(tensor, layer.module, of_images=True).values
+    maps = maps_in(samples_first(tensor.float(), layer.module), layer.module, aspect=aspect)
+    if tensor.ndim == 3 and maps.values.shape[1] == 1:
+        raise ValueError(
+            f"the {tensor.shape[1]} tokens of {layer.name!r} make no grid: name a convolution in `modules`"
+        )
+    return maps.values
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).norm() <= 1e-2 * other.norm())
+
+
+@contextmanager
+def _without_logging(pl_module: LightningModule) -> Iterator[None]:
+    """What `forward` logs has been logged when it was called first."""
+    own = pl_module.__dict__.get("log")
+    pl_module.__dict__["log"] = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        del pl_module.__dict__["log"]
+        if own is not None:
+            pl_module.__dict__["log"] = own

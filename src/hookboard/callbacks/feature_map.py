@@ -5,14 +5,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from hookboard.callbacks.pictures import PictureLogger, Session
 from hookboard.callbacks.watch import listed_gaps
 from hookboard.gradients import Observer
-from hookboard.images.feature_maps import Order, Shown, feature_maps, maps_in, shown
+from hookboard.images.feature_maps import Order, Shown, aspect_of, feature_maps, maps_in, samples_first, shown
 from hookboard.images.picture import Picture
 from hookboard.nested import tensors_in
 from hookboard.ranks import whole
@@ -61,6 +61,8 @@ class FeatureMapLogger(PictureLogger):
         'strongest'
     """
 
+    needs_weights = False
+
     def __init__(
         self,
         modules: str | Sequence[str] | None = None,
@@ -104,7 +106,7 @@ class FeatureMapLogger(PictureLogger):
         return {name: found[name] for name in (names[round(k * (len(names) - 1) / last)] for k in range(last + 1))}
 
     def _begin(self, pl_module: LightningModule, batch: Any, session: Session, until_end: ExitStack) -> "_Taken":
-        taken = _Taken(any(tensor.ndim >= 4 for _, tensor in tensors_in(batch)))
+        taken = _Taken(aspect_of(tensors_in(batch)))
 
         def open_site(site: Site) -> Observer:
             module = session.watched[site.name]
@@ -122,29 +124,25 @@ class FeatureMapLogger(PictureLogger):
         return taken
 
     def _keep(self, taken: "_Taken", site: Site, tensor: Tensor, module: nn.Module) -> None:
-        is_attention = isinstance(module, nn.MultiheadAttention) and site.index == "1"
-        if getattr(module, "batch_first", True) is False and not is_attention and tensor.ndim == 3:
-            tensor = tensor.transpose(0, 1)
+        tensor = samples_first(tensor, module, site.index)
         try:
-            maps = maps_in(whole(tensor)[: self.samples], module, of_images=taken.of_images, is_attention=is_attention)
+            maps = maps_in(whole(tensor)[: self.samples], module, aspect=taken.aspect, index=site.index)
         except (ValueError, IndexError) as error:
             taken.refused[site] = str(error)
             return
         taken.shown[site] = shown(maps, channels=self.channels, order=self.order, size=self.size)
 
-    def _end(self, session: Session) -> dict[str, Picture]:
+    def _end(self, trainer: Trainer, session: Session) -> dict[str, Picture]:
         taken: _Taken = session.taken
         if session.is_first:
             self._name_gaps(taken, session)
-        pictures = {
+        return {
             f"feature_maps/{site.path}": feature_maps(
                 part, f"{site.path} ({self._source(session)})", normalize=self.normalize, size=self.size
             )
             for site, part in taken.shown.items()
             if part.values.numel()
         }
-        session.taken = None
-        return pictures
 
     def _name_gaps(self, taken: "_Taken", session: Session) -> None:
         assert taken.taps is not None
@@ -166,7 +164,7 @@ class FeatureMapLogger(PictureLogger):
 class _Taken:
     """What the hooks of one batch have kept."""
 
-    of_images: bool
+    aspect: float | None
     shown: dict[Site, Shown] = field(default_factory=dict)
     refused: dict[Site, str] = field(default_factory=dict)
     taps: Taps | None = None

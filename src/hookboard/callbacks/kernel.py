@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
@@ -68,28 +69,44 @@ class KernelLogger(PictureLogger):
                 f"KernelLogger(modules={self.modules!r}, types={self.types!r}) shows the kernels of convolutions, and "
                 "there is none among these modules."
             )
-        return {name: _Watched(module.weight) for name, module in found.items()}
+        return {name: _Watched(module) for name, module in found.items()}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep what the fit starts with: by now a checkpoint has been loaded."""
         if self._session is not None:
             with self._shielded("copying the first kernels"):
                 for watched in self._session.watched.values():
-                    watched.first = self._part(watched.weight)
+                    watched.first = self._part(_weight(watched.module))
 
     def _part(self, weight: Tensor) -> Tensor:
         return part_shown(whole(weight), kernels=self.kernels, channels=self.channels)
 
-    def _end(self, session: Session) -> dict[str, Picture]:
-        return {
-            f"kernels/{name}": kernel_picture(
-                self._part(watched.weight), watched.first, name, watched.weight.shape, size=self.size
-            )
-            for name, watched in session.watched.items()
-        }
+    def _end(self, trainer: Trainer, session: Session) -> dict[str, Picture]:
+        pictures = {}
+        for name, watched in session.watched.items():
+            weight = _weight(watched.module)
+            picture = kernel_picture(self._part(weight), watched.first, name, weight.shape, size=self.size)
+            pictures[f"kernels/{name}"] = picture
+        return pictures
 
 
 @dataclass
 class _Watched:
-    weight: Tensor
+    module: nn.Module
     first: Tensor | None = None
+
+
+def _weight(module: nn.Module) -> Tensor:
+    """The weight as it is now. A parametrization computes it, and some, as spectral norm, learn while they do."""
+    parametrizations = getattr(module, "parametrizations", nn.Module())
+    modes = [(part, part.training) for part in parametrizations.modules()]
+    try:
+        for part, _ in modes:
+            part.training = False
+        with torch.no_grad():
+            weight = module.weight
+            assert isinstance(weight, Tensor)
+            return weight.detach()
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -62,8 +62,11 @@ class PictureLogger(Callback, ABC):
     """Base of the callbacks that log pictures.
 
     A subclass resolves what it is to show (`_resolve`), hooks it for one batch (`_begin`), and makes the pictures when
-    the batch has ended (`_end`) or, in an evaluation, its loop (`_finish`). Hooks are there during that batch alone.
+    the batch has ended (`_end`). Hooks are there during that batch alone.
     """
+
+    needs_weights = True
+    """Whether weights are read, or modules called."""
 
     def __init__(self, stage: Stage | None, batch_idx: int, every_n_steps: int | None, **counts: int) -> None:
         super().__init__()
@@ -85,13 +88,9 @@ class PictureLogger(Callback, ABC):
     def _begin(self, pl_module: LightningModule, batch: Any, session: Session, until_end: ExitStack) -> Any:
         """Hook what is to be shown, leave the removal to `until_end`, and return what the hooks fill."""
 
-    def _end(self, session: Session) -> dict[str, Picture]:
+    @abstractmethod
+    def _end(self, trainer: Trainer, session: Session) -> dict[str, Picture]:
         """The pictures of the batch, by their tags."""
-        return {}
-
-    def _finish(self, trainer: Trainer, session: Session) -> dict[str, Picture]:
-        """The pictures that are made when no module is watched any more, at the end of an evaluation."""
-        return {}
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration; a copy shows nothing until a fit of its own starts."""
@@ -114,6 +113,12 @@ class PictureLogger(Callback, ABC):
         if is_fast_dev_run(trainer) or not trainer.loggers:
             rank_zero_info(f"hookboard: {self._name} shows nothing: there is no logger to write to.")
             return
+        if self.needs_weights and isinstance(trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
+            rank_zero_warn(
+                f"hookboard: {self._name} shows nothing under {type(trainer.strategy).__name__}, which keeps parts of "
+                "the weights on other ranks; ModelParallelStrategy (FSDP2) works."
+            )
+            return
         # Sharded modules run on all ranks or not at all.
         if trainer.is_global_zero or isinstance(trainer.strategy, ModelParallelStrategy):
             n = STEPS_PER_LOG * log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
@@ -131,6 +136,15 @@ class PictureLogger(Callback, ABC):
     ) -> None:
         """Make and write the pictures of the last batch before a due optimizer step."""
         self._end_batch(trainer, is_wanted=not is_accumulating(trainer))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so where the fit was too short for a picture."""
+        session = self._session
+        if session is not None and session.stage == "train" and session.is_first:
+            rank_zero_info(
+                f"hookboard: {self._name} has shown nothing: the fit made {logged_step(trainer)} steps, and "
+                f"every_n_steps is {session.every_n_steps}."
+            )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop watching: an epoch that the module itself cuts short has no end of its last batch."""
@@ -170,20 +184,14 @@ class PictureLogger(Callback, ABC):
         self._end_batch(trainer, is_wanted=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make and write the pictures that wait for the end of the loop."""
+        """Say so where the batch that was to be shown has not come."""
         session = self._session
-        if session is None or session.stage != running_stage(trainer):
-            return
-        if session.is_due:
+        if session is not None and session.is_due and session.stage == running_stage(trainer):
             self._let_go()
             rank_zero_warn(
                 f"hookboard: {self._name} shows batch {self.batch_idx}, and this {session.stage} loop ended before it: "
                 "there will be no picture. Set batch_idx to a smaller number."
             )
-        elif session.taken is not None:
-            with self._shielded("making pictures"):
-                self._write(trainer, session, self._finish(trainer, session))
-            session.taken = None
 
     # One life for the three loops that evaluate.
     on_test_start = on_predict_start = on_validation_start
@@ -215,8 +223,9 @@ class PictureLogger(Callback, ABC):
         session.until_end = None
         if is_wanted:
             with self._shielded("making pictures"):
-                self._write(trainer, session, self._end(session))
+                self._write(trainer, session, self._end(trainer, session))
             session.is_first = False
+            session.taken = None
 
     def _source(self, session: Session) -> str:
         """Which samples a picture shows."""

@@ -1,6 +1,7 @@
 """What a module returned, as a picture: a square of tiles for each sample, a tile for each channel."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,16 @@ CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
 )
 
 
+EXTRA_TOKENS = (0, 1, 2, 5)
+"""Tokens that stand before the patches: a class token, that of a distillation, registers."""
+
+MOST_LIKELY_A_GRID = 4
+"""Patches that make a grid, at least."""
+
+SAME_ASPECT = 0.2
+"""How far the logarithms of two aspects may lie apart: sizes are rounded on the way down."""
+
+
 @dataclass(frozen=True)
 class Maps:
     """The maps that a tensor holds.
@@ -37,59 +48,84 @@ class Maps:
     words: str
 
 
-def maps_in(tensor: Tensor, module: nn.Module, *, of_images: bool, is_attention: bool = False) -> Maps:
+def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: str = "") -> Maps:
     """The maps in what a module returned.
 
     Images are taken as they are, of volumes the middle slice. Tokens become a map for each channel where the model
-    reads images and their number is that of a square, with or without a class token before them. Other sequences are
-    one map, positions by features, and vectors one line.
+    reads images and their number, but for a few tokens before them, gives a grid of the images' aspect. Other
+    sequences are one map, positions by features, and vectors one line.
 
     Args:
         tensor: shape (n, channels, height, width), (n, height, width, channels), (n, channels, depth, height, width),
             (n, channels, length), (n, length, channels) or (n, features).
         module: where it comes from, which tells the order of its dimensions.
-        of_images: whether the model reads images.
-        is_attention: whether it holds attention weights, of shape (n, heads, queries, keys) or (n, queries, keys).
+        aspect: height over width of the images that the model reads; None where it reads none.
+        index: which of the module's tensors it is, as in `Site`.
 
     Raises:
         ValueError: it has no dimension but that of the samples.
     """
     if tensor.is_complex():
         tensor = tensor.abs()
-    if is_attention:
+    if isinstance(module, nn.MultiheadAttention) and index == "1":
         return Maps(tensor.unsqueeze(1) if tensor.ndim == 3 else tensor, "attention weights, queries by keys")
     if tensor.ndim == 5:
         middle = tensor.shape[2] // 2
         return Maps(tensor[:, :, middle], f"slice {middle} of {tensor.shape[2]}")
     if tensor.ndim == 4:
-        return Maps(tensor.movedim(-1, 1) if _is_channels_last(tensor, module) else tensor, "")
+        return Maps(tensor.movedim(-1, 1) if _is_channels_last(tensor, module, aspect) else tensor, "")
     if tensor.ndim == 3 and isinstance(module, CHANNELS_FIRST):
         return Maps(tensor.unsqueeze(1), "channels by positions")
     if tensor.ndim == 3:
-        return _of_tokens(tensor, of_images)
+        return _of_tokens(tensor, aspect)
     if tensor.ndim == 2:
         return Maps(tensor[:, None, None, :], "features from left to right")
     raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is no picture")
 
 
-def _is_channels_last(tensor: Tensor, module: nn.Module) -> bool:
-    """Of shape (n, height, width, channels), as in Swin: told by the square that the other order would not have."""
+def aspect_of(tensors: Iterable[tuple[str, Tensor]]) -> float | None:
+    """Height over width of the first images among the tensors, of shape (..., n, channels, height, width)."""
+    return next((t.shape[-2] / t.shape[-1] for _, t in tensors if t.ndim >= 4 and t.numel()), None)
+
+
+def samples_first(tensor: Tensor, module: nn.Module, index: str = "") -> Tensor:
+    """A tensor of shape (n, ...), where recurrent and attention modules may have it as (length, n, ...)."""
+    is_batch_first = next((m.batch_first for m in module.modules() if hasattr(m, "batch_first")), True)
+    if isinstance(module, nn.RNNBase) and index.startswith("1"):
+        is_batch_first = False  # the states of its layers
+    if isinstance(module, nn.MultiheadAttention) and index == "1":
+        is_batch_first = True  # attention weights
+    return tensor if is_batch_first or tensor.ndim != 3 else tensor.transpose(0, 1)
+
+
+def _is_channels_last(tensor: Tensor, module: nn.Module, aspect: float | None) -> bool:
+    """Of shape (n, height, width, channels), as in Swin: told by the aspect that the other order would not have."""
     _, one, two, three = tensor.shape
-    if isinstance(module, CHANNELS_FIRST):
+    if isinstance(module, CHANNELS_FIRST) or not tensor.numel():
         return False
     if isinstance(module, nn.Linear):
         return True
-    return one == two != three
+    last, first = (abs(math.log(h / w / (aspect or 1.0))) for h, w in ((one, two), (two, three)))
+    return last < SAME_ASPECT and last < first
 
 
-def _of_tokens(tensor: Tensor, of_images: bool) -> Maps:
-    count = tensor.shape[1]
-    for class_tokens in (0, 1):
-        side = math.isqrt(count - class_tokens)
-        if of_images and side > 1 and side**2 == count - class_tokens:
-            patches = tensor[:, class_tokens:].unflatten(1, (side, side)).movedim(-1, 1)
-            return Maps(patches, "patches, without the class token" if class_tokens else "patches")
+def _of_tokens(tensor: Tensor, aspect: float | None) -> Maps:
+    for extra in EXTRA_TOKENS if aspect is not None else ():
+        grid = _grid_of(tensor.shape[1] - extra, aspect or 1.0)
+        if grid is not None:
+            patches = tensor[:, extra:].unflatten(1, grid).movedim(-1, 1)
+            without = {0: "", 1: ", without the class token"}.get(extra, f", without {extra} tokens before them")
+            return Maps(patches, f"patches{without}")
     return Maps(tensor.unsqueeze(1), "positions by features")
+
+
+def _grid_of(count: int, aspect: float) -> tuple[int, int] | None:
+    """Height and width of a grid of so many patches with this aspect."""
+    height = round(math.sqrt(max(count, 0) * aspect))
+    if height < 1 or count % height or count < MOST_LIKELY_A_GRID:
+        return None
+    width = count // height
+    return (height, width) if abs(math.log(height / width / aspect)) < SAME_ASPECT else None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hookboard.images import tiles
 from hookboard.images.colour import HEAT, Pixels, rgb
-from hookboard.images.picture import Picture, text_line
+from hookboard.images.picture import Picture, text_block
 
 
 def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
@@ -56,7 +56,7 @@ def overlays(inputs: Pixels, maps: Tensor, texts: Sequence[str], caption: str, *
     drawn = np.rint(columns).astype(np.uint8).transpose(0, 1, 4, 2, 3)
     big = tiles.enlarge(drawn, size)
     rows = [tiles.grid(row[None].transpose(0, 1, 3, 4, 2)) for row in big]
-    lines = [HEAT[text_line(text, max(tiles.CARD, rows[0].shape[1]))] for text in texts]
+    lines = [HEAT[text_block(text, max(tiles.CARD, rows[0].shape[1]))] for text in texts]
     pixels = np.full((sum(map(len, [*lines, *rows])), lines[0].shape[1], 3), 255, np.uint8)
     top = 0
     for part in (part for pair in zip(lines, rows, strict=True) for part in pair):

@@ -91,6 +91,6 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(FONT_SIZE)
 
 
-def text_line(text: str, width: int) -> Pixels:
-    """A line of text as palette indices, shape (LINE_HEIGHT, width); what does not fit is cut off."""
-    return _text(text, width)[MARGIN : MARGIN + LINE_HEIGHT]
+def text_block(text: str, width: int) -> Pixels:
+    """A text in as many lines as it needs, as palette indices of shape (height, width)."""
+    return _text(text, width)[MARGIN:-MARGIN]
