@@ -38,8 +38,9 @@ def test_the_feature_map_of_a_vgg_layer():
 @pytest.fixture
 def ones():
     """A convolution with kernels of ones and of twos, on ones, with a loss whose target lies below the output."""
-    net = nn.Sequential(OrderedDict(conv1=nn.Conv2d(1, 2, 3, bias=False), pool=nn.MaxPool2d(2, 2)))
+    net = nn.Sequential(OrderedDict(conv1=nn.Conv2d(1, 2, 3), pool=nn.MaxPool2d(2, 2)))
     net.conv1.weight.data[0], net.conv1.weight.data[1] = 1.0, 2.0
+    net.conv1.bias.data.zero_()
     with capture(net, roles=ROLES) as seen:
         loss = nn.functional.l1_loss(net(torch.ones(1, 1, 4, 4)), torch.rand(1, 2, 1, 1))
         loss.backward()
@@ -53,13 +54,14 @@ def test_the_convolution_of_ones_gives_nine_and_eighteen(ones):
     assert torch.equal(seen["conv1"].input, torch.ones(1, 1, 4, 4))
 
 
-def test_its_gradient_is_a_half_in_one_of_four_places_and_for_every_weight(ones):
+def test_its_gradient_is_a_half_in_one_of_four_places_and_for_every_weight_and_bias(ones):
     net, seen = ones
     assert sorted(seen["conv1"].grad_output[0, 0].flatten().tolist()) == [0.0, 0.0, 0.0, 0.5]
     assert sorted(seen["conv1"].grad_output[0, 1].flatten().tolist()) == [0.0, 0.0, 0.0, 0.5]
     assert torch.equal(seen["pool"].grad_output, torch.full((1, 2, 1, 1), 0.5))
     assert torch.equal(seen["pool"].grad_input, seen["conv1"].grad_output)
     assert torch.equal(net.conv1.weight.grad, torch.full((2, 1, 3, 3), 0.5))
+    assert torch.equal(net.conv1.bias.grad, torch.full((2,), 0.5))
 
 
 def test_the_gradients_of_intermediate_tensors():

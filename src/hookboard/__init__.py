@@ -5,10 +5,12 @@ from hookboard.callbacks import (
     CAMLogger,
     FeatureMapLogger,
     GradientLogger,
+    Intervention,
     KernelLogger,
     ParameterLogger,
 )
 from hookboard.capture import Captured, CapturedModule, capture
+from hookboard.edits import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
 from hookboard.histogram import Histogram
 from hookboard.moments import Moments
 from hookboard.recorder import Reading
@@ -22,14 +24,22 @@ __all__ = [
     "CAMLogger",
     "Captured",
     "CapturedModule",
+    "Clamp",
+    "ClipNorm",
+    "Edit",
     "FeatureMapLogger",
     "GradientLogger",
     "Histogram",
+    "Intervention",
     "KernelLogger",
     "Moments",
+    "Noise",
     "ParameterLogger",
     "Reading",
+    "Replace",
+    "Scale",
     "Site",
     "Statistic",
+    "Zero",
     "capture",
 ]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.compiled import run_eagerly
+from hookboard.edits import Edit, EditRole, Edits, Rule, apply_rule, edited_gradient
 from hookboard.gradients import Switch, watch_output, why_no_gradient
 from hookboard.moments import REQUESTABLE, Moments, Scratch, measure
 from hookboard.selection import Patterns, Types, select
@@ -38,11 +39,13 @@ def capture(
     copy: bool = True,
     device: str | torch.device | None = None,
     calls: int | None = None,
+    edit: Edit | Sequence[Edit] = (),
 ) -> Iterator["Captured"]:
-    """Keep what the selected modules take and return inside the block, and its gradients.
+    """Keep what the selected modules take and return inside the block, and its gradients, and change it on the way.
 
-    A backward pass is to run inside the block for its gradients to be kept. Compiled modules run eagerly inside it.
-    When the block is left, by whatever way, no hook stays behind; what was captured stays with the result.
+    What is kept is what an edit has made of it. A backward pass is to run inside the block for its gradients to be
+    kept. Compiled modules run eagerly inside it. When the block is left, by whatever way, no hook stays behind; what
+    was captured stays with the result.
 
     Args:
         model: Any module; one without submodules is itself what is captured, under the name `""`.
@@ -54,9 +57,12 @@ def capture(
             in-place operation has changed since is an error.
         device: Where to move what is kept, as `"cpu"`. Left out: it stays where it is.
         calls: How many calls of each module are kept, from the first. Left out: all.
+        edit: What is changed, and where: one `Edit`, or several, which apply in their order.
 
     Raises:
-        ValueError: a pattern or type matches no module, or a role is unknown.
+        ValueError: a pattern or type matches no module, a role is unknown, or a module cannot be edited.
+        LookupError: when the block is left: an edit has changed nothing, for its module was not called or no gradient
+            came to it.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
@@ -66,15 +72,33 @@ def capture(
         (torch.Size([4, 3]), torch.Size([4, 3]))
     """
     wanted = chosen("roles", roles, get_args(CaptureRole))
-    is_alone = modules is None and types is None and next(model.children(), None) is None
-    found = {"": model} if is_alone else select(model, modules, types)
-    seen = Captured(found, wanted, _Keeper(copy, device), calls)
+    hooks = []
+    for one in [edit] if isinstance(edit, Edit) else edit:
+        chosen("roles", one.role, get_args(EditRole))
+        hooks.append((one.role, Edits(_select(model, one.modules, one.types), one.role, one.rule)))
+    of_gradients = [edits for role, edits in hooks if role.startswith("grad")]
+    of_values = [edits for role, edits in hooks if not role.startswith("grad")]
+    seen = Captured(_select(model, modules, types), wanted, _Keeper(copy, device), calls)
     with run_eagerly():
         try:
+            # The edit that is attached last comes first: to values on their way forward, to gradients on theirs back.
+            for edits in reversed(of_values):
+                edits.attach()
             seen._start()
+            for edits in reversed(of_gradients):
+                edits.attach()
             yield seen
         finally:
             seen._stop()
+            for _, edits in hooks:
+                edits.detach()
+    for _, edits in hooks:
+        edits.check_made()
+
+
+def _select(model: nn.Module, modules: Patterns | None, types: Types | None) -> dict[str, nn.Module]:
+    is_alone = modules is None and types is None and next(model.children(), None) is None
+    return {"": model} if is_alone else select(model, modules, types)
 
 
 class Captured(Mapping[str, "CapturedModule"]):
@@ -104,16 +128,28 @@ class Captured(Mapping[str, "CapturedModule"]):
     def __len__(self) -> int:
         return len(self._found)
 
-    def watch(self, tensor: Tensor, name: str) -> Tensor:
+    def watch(self, tensor: Tensor, name: str, edit_grad: Rule | None = None) -> Tensor:
         """Keep a tensor that no module returns as the `output` of `name`, and its gradient as `grad_output`.
 
         Args:
             tensor: any tensor inside the block.
             name: how it is to be found; every further tensor of the name is a further call.
+            edit_grad: changes the gradient that arrives at what is returned, before it is kept and goes on.
 
         Returns:
-            The tensor.
+            The tensor; with `edit_grad` a copy of it, to be used in its place.
+
+        Raises:
+            ValueError: the name is that of a module, or the gradient of a tensor that needs none is to be changed.
         """
+        self._watch(tensor, name)
+        if edit_grad is None:
+            return tensor
+        if not tensor.requires_grad:
+            raise ValueError(f"the gradient of {name!r} cannot be changed: the tensor {why_no_gradient(tensor)}")
+        return edited_gradient(tensor, lambda gradient: apply_rule(edit_grad, gradient, f"gradient of {name!r}"))
+
+    def _watch(self, tensor: Tensor, name: str) -> None:
         if name not in self._found:
             self._found[name] = CapturedModule(name, "Tensor", ("output", "grad_output"), lambda *_: "")
         watched = self._found[name]
@@ -123,14 +159,13 @@ class Captured(Mapping[str, "CapturedModule"]):
         watched.why = lambda *_: reason or "no gradient arrived: the tensor took no part in what was back-propagated"
         index = len(watched.calls)
         if self._most is not None and index >= self._most:
-            return tensor
+            return
         self._keep(Site(name, "output"), index, tensor)
         if tensor.requires_grad:
             observe = self._open(Site(name, "grad_output"))
             handle = watch_output(tensor, functools.partial(observe, index), self._switch)
             if handle is not None:
                 self._handles.append(handle)
-        return tensor
 
     def summary(self) -> str:
         """A table: module, type, role and call, shape, mean, standard deviation and share of zeros of each tensor."""

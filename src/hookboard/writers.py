@@ -23,12 +23,14 @@ class Entry:
         scalars: tag to value.
         histograms: tag to the reading that has the histogram.
         pictures: tag to picture.
+        texts: tag to text in Markdown.
     """
 
     step: int
     scalars: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Reading] = field(default_factory=dict)
     pictures: dict[str, Picture] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 class Loggers:
@@ -74,7 +76,7 @@ def write(logger: Logger, entry: Entry) -> list[str]:
         return _write_to_tensorboard(logger, entry)  # type: ignore[arg-type]  # pytorch_lightning's has the same
     if entry.scalars:
         logger.log_metrics(entry.scalars, entry.step)
-    refused = ["histograms"] if entry.histograms else []
+    refused = [name for name in ("histograms", "texts") if getattr(entry, name)]
     log_image = getattr(logger, "log_image", None)
     if log_image is None:
         return refused + (["pictures"] if entry.pictures else [])
@@ -85,12 +87,15 @@ def write(logger: Logger, entry: Entry) -> list[str]:
 
 @write.register
 def _write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
+    for tag, text in entry.texts.items():
+        logger.experiment.add_text(tag, text, entry.step)
     # One event for the whole step: an event for each value costs some 20 times as much and fills the writer's
     # queue, which then makes training wait.
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in entry.scalars.items()]
     values += [Summary.Value(tag=tag, histo=_proto(reading)) for tag, reading in entry.histograms.items()]
     values += [_image(tag, picture) for tag, picture in entry.pictures.items()]
-    logger.experiment._get_file_writer().add_summary(Summary(value=values), entry.step)
+    if values:
+        logger.experiment._get_file_writer().add_summary(Summary(value=values), entry.step)
     return []
 
 

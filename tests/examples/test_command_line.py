@@ -1,5 +1,6 @@
 """The examples as a person runs them, from the command line."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,25 @@ def test_the_character_transformer_trains(tmp_path):
     watched = {tag.partition("/")[2] for tag in found if tag.startswith("activation_")}
     assert any("attention" in name for name in watched)
     assert any("norm" in name for name in watched)
+
+
+def test_an_intervention_in_yaml_changes_the_run_as_it_says(tmp_path):
+    config = tmp_path / "zero.yaml"
+    config.write_text(
+        """
+        trainer:
+          max_epochs: 1
+          log_every_n_steps: 1
+          callbacks:
+            - class_path: hookboard.Intervention
+              init_args:
+                rule: {class_path: hookboard.Zero}
+                modules: head
+        """
+    )
+    done = fit("digits", tmp_path, "--config", str(config))
+    assert done.returncode == 0, done.stderr
+    log = tmp_path / "digits" / "version_0"
+    assert list(scalars(log)["train_loss"].values()) == pytest.approx([math.log(10)] * 23, rel=1e-6)
+    (text,) = events(log).Tensors("interventions/output/text_summary")
+    assert text.tensor_proto.string_val[0].startswith(b"`Zero(channels=None, dim=1)` on the output of `head`; train")

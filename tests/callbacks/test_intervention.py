@@ -1,0 +1,197 @@
+"""Intervention: training is that of a model into which the change is written."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from toys import EachStep, Toy, batches, events, fit, hooked, loader, mlp, scalars, trainer
+
+from hookboard import ActivationLogger, Clamp, GradientLogger, Intervention, Noise, Scale, Zero
+
+ROLES = ["input", "output", "grad_input", "grad_output"]
+
+
+class ByHand(nn.Module):
+    """A network of three layers, with a change around the last."""
+
+    def __init__(self, role, change):
+        super().__init__()
+        self.net = mlp()
+        self.role, self.change = role, change
+
+    def forward(self, x):
+        x = self.net[:2](x)
+        x = self.at("input", x)
+        x = self.gradient_at("grad_input", x)
+        x = self.net[2](x)
+        x = self.at("output", x)
+        return self.gradient_at("grad_output", x)
+
+    def at(self, role, x):
+        return self.change(x) if role == self.role else x
+
+    def gradient_at(self, role, x):
+        if role == self.role and x.requires_grad:
+            x = x * 1.0
+            x.register_hook(self.change)
+        return x
+
+
+def weights(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("make", [lambda: Scale(-0.5), lambda: Noise(0.1), lambda: Zero([1]), lambda: torch.tanh])
+def test_training_is_that_of_a_model_into_which_the_change_is_written(tmp_path, role, make):
+    edited, by_hand, untouched = Toy(mlp()), Toy(ByHand(role, make())), Toy(mlp())
+    data = batches(*[4] * 6)
+    fit(None, edited, data, Intervention(make(), "net.2", role=role), accumulate_grad_batches=2)
+    fit(None, by_hand, data, accumulate_grad_batches=2)
+    fit(None, untouched, data, accumulate_grad_batches=2)
+    assert all(torch.equal(a, b) for a, b in zip(weights(edited), weights(by_hand), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(weights(edited), weights(untouched), strict=True))
+
+
+def test_noise_leaves_the_random_state_of_the_run_alone():
+    def state(*callbacks):
+        torch.manual_seed(3)
+        fit(None, Toy(mlp()), batches(4, 4), *callbacks)
+        return torch.get_rng_state()
+
+    assert torch.equal(state(Intervention(Noise(1.0), "net.0")), state())
+
+
+def zero_fractions(logger, *callbacks, data=None, **options):
+    """The logged share of zeros at every due step."""
+    kept = EachStep(logger)
+    fit(options.pop("folder"), Toy(mlp()), data or batches(*[4] * 5), *callbacks, kept, **options)
+    return [readings[0].statistics["zero_fraction"] for readings in kept.readings]
+
+
+def test_only_the_steps_that_are_named_are_changed(tmp_path):
+    logger = ActivationLogger("net.2", every_n_steps=1)
+    edit = Intervention(Zero(), "net.2", first_step=1, last_step=3)
+    assert zero_fractions(logger, logger, edit, folder=tmp_path) == [0, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("position", ["before", "behind"])
+@pytest.mark.parametrize("role", ROLES)
+def test_loggers_read_what_an_edit_has_made_wherever_they_stand(tmp_path, position, role):
+    make = GradientLogger if role.startswith("grad") else ActivationLogger
+    logger, edit = make("net.2", roles=role, every_n_steps=1), Intervention(Zero(), "net.2", role=role)
+    in_order = [logger, edit] if position == "before" else [edit, logger]
+    assert zero_fractions(logger, *in_order, folder=tmp_path, data=batches(4, 4)) == [1, 1]
+
+
+def test_validation_can_be_changed_alone(tmp_path):
+    logger = ActivationLogger("net.2", stages=["train", "validate"], statistics="zero_fraction")
+    edit = Intervention(Zero(), "net.2", stages="validate")
+    fit(tmp_path, Toy(mlp()), batches(4, 4), logger, edit, limit_val_batches=1.0)
+    found = scalars(tmp_path)
+    assert set(found["activation_zero_fraction/net.2"].values()) == {0.0}
+    assert set(found["validate_activation_zero_fraction/net.2"].values()) == {1.0}
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_an_evaluation_by_itself_can_be_changed(tmp_path, stage):
+    logger = ActivationLogger("net.2", stages=stage)
+    run = trainer(tmp_path, Intervention(Zero(), "net.2", stages=stage, first_step=9), logger, limit_val_batches=1.0)
+    getattr(run, stage)(Toy(mlp()), loader(batches(4)))
+    assert logger.readings[0].statistics["zero_fraction"] == 1
+
+
+def test_what_is_changed_is_written_as_text_once(tmp_path):
+    edit = Intervention(Clamp(max=1.0), ["net.0", "net.2"], first_step=1)
+    fit(tmp_path, Toy(mlp()), batches(4, 4, 4), edit)
+    (text,) = events(tmp_path).Tensors("interventions/output/text_summary")
+    assert text.step == 1
+    expected = b"`Clamp(min=None, max=1.0)` on the output of `net.0`, `net.2`; train; steps 1 to the last"
+    assert text.tensor_proto.string_val == [expected]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("role", ROLES)
+def test_a_compiled_model_is_changed_all_the_same(tmp_path, role):
+    torch.compiler.reset()
+    edited, plain = Toy(mlp()), Toy(mlp())
+    edited.net = torch.compile(edited.net, backend="aot_eager")
+    edited.net(batches(4)[0])
+    for model in (edited, plain):
+        fit(None, model, batches(4, 4), Intervention(Scale(-2.0), "net.2", role=role))
+    torch.compiler.reset()
+    assert all(torch.allclose(a, b) for a, b in zip(weights(edited), weights(plain), strict=True))
+
+
+def test_a_module_that_is_never_called_is_an_error():
+    class Skips(Toy):
+        def training_step(self, batch):
+            return self.net[2](self.net[0](batch)).square().mean()
+
+    with pytest.raises(LookupError, match=r"the edit of the output of 'net\.1' changed nothing: it was not called"):
+        fit(None, Skips(mlp()), batches(4), Intervention(Zero(), ["net.1", "net.2"]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Intervention(Zero(), role="outputs"), "unknown role 'outputs'; did you mean 'output'"),
+        (lambda: Intervention(Zero(), stages="val"), "unknown stage 'val'"),
+        (lambda: Intervention(Zero(), role="grad_input", stages=["train", "test"]), "gradients in 'train' alone"),
+        (lambda: Intervention(Zero(), first_step=3, last_step=2), "first_step=3, last_step=2"),
+        (lambda: Intervention("zero"), "rule='zero': give one of hookboard's rules"),
+    ],
+)
+def test_a_mistake_is_answered_at_construction(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (Intervention(Zero(), "net.9"), r"'net\.9' matches no module"),
+        (Intervention(Zero(), "net.1", role="grad_input"), r"the grad_input of 'net\.1' cannot be edited"),
+    ],
+)
+def test_a_mistake_about_modules_is_answered_when_the_fit_starts(edit, message):
+    model = Toy(mlp())
+    with pytest.raises(ValueError, match=message):
+        fit(None, model, batches(4), edit)
+    assert hooked(model) == []
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("on purpose"), KeyboardInterrupt()])
+def test_however_a_run_ends_no_hook_stays(error):
+    class Fails(Toy):
+        def training_step(self, batch):
+            loss = super().training_step(batch)
+            if error is not None:
+                raise error
+            return loss
+
+    model, edit = Fails(mlp()), Intervention(Zero(), "net.2")
+    if error is None:
+        fit(None, model, batches(4), edit)
+    else:
+        with pytest.raises((RuntimeError, SystemExit)):
+            fit(None, model, batches(4), edit)
+    assert hooked(model) == []
+    assert not edit._selected
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))], ids=["deepcopy", "pickle"])
+def test_a_callback_can_be_copied_while_it_is_attached(make):
+    edit, twins = Intervention(Noise(1.0), "net.2"), []
+
+    class Copies(Toy):
+        def training_step(self, batch):
+            twins.append(make(edit))
+            return super().training_step(batch)
+
+    fit(None, Copies(mlp()), batches(4), edit)
+    assert twins[0]._selected == {}
+    assert twins[0].rule == Noise(1.0)
