@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from hookboard import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero, capture
 
@@ -120,6 +121,38 @@ def test_integers_are_left_as_they_are():
     with capture(net, edit=Edit(Scale(2.0), "0", role="output")):
         doubled = net(torch.tensor([1, 2]))
     assert torch.equal(doubled, 2 * net(torch.tensor([1, 2])))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("role", ROLES)
+def test_an_edit_of_a_checkpointed_module_is_made_once(role, use_reentrant):
+    def gradient(run):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+        x = torch.ones(2, 3, requires_grad=True)
+        with capture(net, edit=Edit(Scale(3.0), "1", role=role)):
+            run(net, x).square().sum().backward()
+        return [x.grad, *(parameter.grad for parameter in net.parameters())]
+
+    checkpointed = gradient(lambda net, x: checkpoint(net, x, use_reentrant=use_reentrant))
+    for mine, theirs in zip(checkpointed, gradient(lambda net, x: net(x)), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_noise_in_a_checkpointed_module_is_an_error(use_reentrant):
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    x = torch.ones(2, 3, requires_grad=True)
+    message = "'1' is checkpointed: the noise of its recomputation"
+    with pytest.raises(RuntimeError, match=message), capture(net, edit=Edit(Noise(1.0), "1")):
+        checkpoint(net, x, use_reentrant=use_reentrant).sum().backward()
+
+
+def test_half_precision_is_clipped_by_a_norm_that_does_not_overflow():
+    x = torch.full((1000,), 100.0, dtype=torch.float16)
+    clipped = ClipNorm(1.0)(x)
+    assert clipped.dtype is torch.float16
+    assert clipped.float().norm().item() == pytest.approx(1.0, rel=1e-2)
 
 
 # The exercises.

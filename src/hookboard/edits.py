@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hookboard.compiled import in_backward
 from hookboard.nested import map_tensors
 from hookboard.selection import Patterns, Types
 
@@ -69,7 +70,8 @@ class ClipNorm(EditRule):
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """The changed tensor."""
-        share: Tensor = self.max_norm / (torch.linalg.vector_norm(tensor) + 1e-6)
+        wide = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+        share: Tensor = self.max_norm / (torch.linalg.vector_norm(wide) + 1e-6)
         return tensor * share.clamp(max=1.0)
 
 
@@ -94,6 +96,8 @@ class Zero(EditRule):
 @dataclass(frozen=True)
 class Noise(EditRule):
     """Add normal noise, from a generator of its own: the random state of the run is not touched.
+
+    Inputs and outputs of a checkpointed module cannot have it: the noise of its recomputation would be another.
 
     >>> before = torch.get_rng_state()
     >>> Noise(0.1)(torch.zeros(2)).ne(0).all(), torch.get_rng_state().equal(before)
@@ -209,6 +213,8 @@ class Edits:
 
     def _hook(self, name: str, module: nn.Module) -> RemovableHandle:
         def changed(tensor: Tensor) -> Tensor:
+            if isinstance(self._rule, Noise) and self._role in ("input", "output") and in_backward():
+                raise RuntimeError(f"{name!r} is checkpointed: the noise of its recomputation would be another")
             self._made.add(name)
             return apply_rule(self._rule, tensor, f"{self._role} of {name!r}")
 

@@ -21,8 +21,9 @@ class Intervention(Callback):
     """Changes inputs, outputs or gradients of the selected modules by a rule, never in place.
 
     Loggers in the same Trainer read what the rule has made of a tensor, wherever they stand in the list. Compiled code
-    runs uncompiled in the batches that are changed. What is changed is written to the log as text, once, under
-    `interventions/<role>`.
+    runs uncompiled in the batches that are changed. Gradients are changed as they come: under a GradScaler they carry
+    its scale, and under accumulation they are those of each batch. What is changed is written to the log as text, once,
+    under `interventions/<role>`.
 
     Args:
         rule: What is done: `hookboard.Scale`, `Clamp`, `ClipNorm`, `Zero`, `Noise` or `Replace` (in YAML by
