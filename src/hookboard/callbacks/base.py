@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, get_args
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
+from hookboard.callbacks.evaluation import EvaluationHooks
 from hookboard.callbacks.trainer import (
     check_every_n_steps,
     is_accumulating,
@@ -30,7 +31,7 @@ from hookboard.suggest import chosen
 from hookboard.writers import Entry, Loggers
 
 
-class SiteLogger(Callback, ABC):
+class SiteLogger(EvaluationHooks, ABC):
     """Base of the callbacks: one watch for each stage, from fit start to teardown, and one flush for each due step.
 
     Evaluation, which is validation, testing and prediction, has one flush for each of its loops.
@@ -164,41 +165,27 @@ class SiteLogger(Callback, ABC):
         if "train" in self._live:
             self._live["train"].taps.active = False
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _on_loop_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach, where evaluation runs by itself and not within a fit."""
         if trainer.state.fn != TrainerFn.FITTING and running_stage(trainer) in _resolved(self.stages):
             self._attach(trainer, pl_module, {running_stage(trainer)})
 
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    def _on_loop_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """Open the taps."""
         if (watch := self._live.get(running_stage(trainer))) is not None:
             watch.taps.active = True
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def _on_loop_batch_end(self, trainer: Trainer) -> None:
         """Close the taps."""
         if (watch := self._live.get(running_stage(trainer))) is not None:
             watch.taps.active = False
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _on_loop_end(self, trainer: Trainer) -> None:
         """Merge and write what all batches of the loop have shown."""
         if (watch := self._live.get(running_stage(trainer))) is not None:
             self._log(trainer, watch)
-
-    # One life for the three loops that evaluate.
-    on_test_start = on_predict_start = on_validation_start
-    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
-    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
-    on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Detach: Lightning does not call `teardown` after a failure."""

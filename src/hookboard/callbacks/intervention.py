@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, get_args
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
+from hookboard.callbacks.evaluation import EvaluationHooks
 from hookboard.callbacks.trainer import logged_step, running_stage, without_trainer
 from hookboard.compiled import run_eagerly
 from hookboard.edits import EditRole, EditRule, Edits
@@ -17,7 +18,7 @@ from hookboard.suggest import chosen
 from hookboard.writers import Entry, Loggers
 
 
-class Intervention(Callback):
+class Intervention(EvaluationHooks):
     """Changes inputs, outputs or gradients of the selected modules by a rule, never in place.
 
     Loggers in the same Trainer read what the rule has made of a tensor, wherever they stand in the list. Compiled code
@@ -118,33 +119,20 @@ class Intervention(Callback):
         self._until_end.close()
         self._edits = None
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _on_loop_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Select, where evaluation runs by itself and not within a fit."""
         if trainer.state.fn != TrainerFn.FITTING:
             self.on_fit_start(trainer, pl_module)
 
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    def _on_loop_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """Hook the modules, if this batch is to be changed."""
         self._begin(trainer)
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def _on_loop_batch_end(self, trainer: Trainer) -> None:
         """Unhook them; raises as `on_train_batch_end` does."""
         self._end(trainer)
-
-    # One life for the three loops that evaluate.
-    on_test_start = on_predict_start = on_validation_start
-    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
-    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Unhook: Lightning does not call `teardown` after a failure."""

@@ -6,11 +6,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from hookboard.callbacks.evaluation import EvaluationHooks
 from hookboard.callbacks.trainer import (
     check_every_n_steps,
     is_accumulating,
@@ -58,7 +59,7 @@ class Session:
     is_first: bool = True
 
 
-class PictureLogger(Callback, ABC):
+class PictureLogger(EvaluationHooks, ABC):
     """Base of the callbacks that log pictures.
 
     A subclass resolves what it is to show (`_resolve`), hooks it for one batch (`_begin`), and makes the pictures when
@@ -150,7 +151,7 @@ class PictureLogger(Callback, ABC):
         """Stop watching: an epoch that the module itself cuts short has no end of its last batch."""
         self._end_batch(trainer, is_wanted=False)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _on_loop_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decide whether this loop gives pictures."""
         stage = running_stage(trainer)
         if trainer.state.fn != TrainerFn.FITTING and stage == (self.stage or "validate"):
@@ -160,8 +161,8 @@ class PictureLogger(Callback, ABC):
             session.is_due = session.last is None or step - session.last >= session.every_n_steps
             session.last = step if session.is_due else session.last
 
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    def _on_loop_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """Begin to watch, if it is this batch."""
         session = self._session
@@ -171,19 +172,11 @@ class PictureLogger(Callback, ABC):
             session.is_due = False
             self._begin_batch(pl_module, batch, session)
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def _on_loop_batch_end(self, trainer: Trainer) -> None:
         """Make and write the pictures of the batch."""
         self._end_batch(trainer, is_wanted=True)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _on_loop_end(self, trainer: Trainer) -> None:
         """Say so where the batch that was to be shown has not come."""
         session = self._session
         if session is not None and session.is_due and session.stage == running_stage(trainer):
@@ -192,12 +185,6 @@ class PictureLogger(Callback, ABC):
                 f"hookboard: {self._name} shows batch {self.batch_idx}, and this {session.stage} loop ended before it: "
                 "there will be no picture. Set batch_idx to a smaller number."
             )
-
-    # One life for the three loops that evaluate.
-    on_test_start = on_predict_start = on_validation_start
-    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
-    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
-    on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Let go: Lightning does not call `teardown` after a failure."""
