@@ -224,6 +224,17 @@ def test_a_checkpointed_module_is_kept_once(use_reentrant):
     assert torch.allclose(seen["first"].grad_output, expected)
 
 
+def test_a_gradient_whose_call_cannot_be_told_is_an_error():
+    layer = nn.Linear(2, 2)
+    net = nn.Sequential(layer)
+    x = torch.ones(1, 2, requires_grad=True)
+    with capture(net, roles=["output", "grad_output"]) as seen:
+        (checkpoint(net, x, use_reentrant=True) + net(2 * x)).sum().backward()
+    assert len(seen["0"].calls) == 2
+    with pytest.raises(LookupError, match="which call a gradient belongs to cannot be told"):
+        seen["0"].calls[0].grad_output  # noqa: B018  # the property raises
+
+
 def test_what_is_kept_can_be_moved():
     net = mlp()
     with capture(net, "first", device="meta") as seen:

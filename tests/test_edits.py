@@ -1,7 +1,9 @@
 """An edit gives, bit for bit, what the same change written into the model gives."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -246,3 +248,66 @@ def test_noise_can_be_copied_and_starts_from_its_seed(again):
 def test_a_norm_below_the_limit_is_left_alone():
     x = torch.tensor([0.3, 0.4])
     assert torch.equal(ClipNorm(1.0)(x), x)
+
+
+def test_a_stored_tensor_is_not_changed_by_what_follows():
+    net, stored = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True)), torch.tensor([[-1.0, 2.0]])
+    with capture(net, edit=Edit(Replace(stored), "0")):
+        net(torch.ones(1, 2))
+    assert stored.tolist() == [[-1.0, 2.0]]
+
+
+def test_rules_can_be_compared_and_hashed():
+    assert hash(Noise(1.0)) == hash(Noise(1.0))
+    assert Scale(2.0) == Scale(2.0)
+
+
+# What is around an edit is left alone.
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_model_copied_inside_the_block_is_not_edited(role):
+    net, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2, requires_grad=True)
+    with capture(net, edit=Edit(Zero(), "0", role=role)):
+        twin = copy.deepcopy(net)
+        net(x).sum().backward()
+    x.grad = None
+    y = twin(x)
+    y.sum().backward()
+    assert y.any()
+    assert x.grad.any()
+
+
+def test_a_container_that_a_module_fills_is_the_callers_own():
+    class Caches(nn.Module):
+        def forward(self, x, cache):
+            cache.append(x)
+            return x
+
+    net, cache = nn.Sequential(Caches()), []
+    with capture(net, edit=Edit(Scale(2.0), "0", role="input")):
+        net[0](torch.ones(1), cache)
+    assert len(cache) == 1
+
+
+def test_a_block_that_works_in_place_inside_is_refused_for_what_it_passes_back():
+    net = nn.Sequential(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 2)))
+    message = "the grad_input of '0' cannot be edited: it works in place"
+    with pytest.raises(ValueError, match=message), capture(net, edit=Edit(Scale(1.0), "0", role="grad_input")):
+        pass
+
+
+@pytest.mark.parametrize("role", ["grad_input", "grad_output"])
+def test_a_module_that_keeps_an_activation_is_let_go(role):
+    class Keeps(nn.Module):
+        def forward(self, x):
+            self.last = torch.sigmoid(x)
+            return self.last * 2
+
+    net = nn.Sequential(Keeps())
+    with capture(net, edit=Edit(Scale(1.0), "0", role=role)):
+        net(torch.ones(2, requires_grad=True)).sum().backward()
+    alive = weakref.ref(net[0])
+    del net
+    gc.collect()
+    assert alive() is None

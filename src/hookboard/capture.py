@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from hookboard.compiled import run_eagerly
+from hookboard.compiled import in_backward, run_eagerly
 from hookboard.edits import Edit, EditRole, Edits, Rule, apply_rule, edited_gradient
 from hookboard.gradients import Switch, watch_output, why_no_gradient
 from hookboard.moments import REQUESTABLE, Moments, Scratch, measure
@@ -18,7 +18,7 @@ from hookboard.selection import Patterns, Types, select
 from hookboard.sites import Role, Site
 from hookboard.statistics import FORMULAS
 from hookboard.suggest import chosen, unknown
-from hookboard.taps import Taps
+from hookboard.taps import UNKNOWN, Taps
 from hookboard.values import real_values
 
 CaptureRole = Literal["input", "output", "grad_input", "grad_output"]
@@ -75,24 +75,19 @@ def capture(
     hooks = []
     for one in [edit] if isinstance(edit, Edit) else edit:
         chosen("roles", one.role, get_args(EditRole))
-        hooks.append((one.role, Edits(_select(model, one.modules, one.types), one.role, one.rule)))
-    of_gradients = [edits for role, edits in hooks if role.startswith("grad")]
-    of_values = [edits for role, edits in hooks if not role.startswith("grad")]
+        hooks.append(Edits(_select(model, one.modules, one.types), one.role, one.rule))
     seen = Captured(_select(model, modules, types), wanted, _Keeper(copy, device), calls)
     with run_eagerly():
         try:
-            # The edit that is attached last comes first: to values on their way forward, to gradients on theirs back.
-            for edits in reversed(of_values):
-                edits.attach()
             seen._start()
-            for edits in reversed(of_gradients):
+            for edits in hooks:
                 edits.attach()
             yield seen
         finally:
-            seen._stop()
-            for _, edits in hooks:
+            for edits in hooks:
                 edits.detach()
-    for _, edits in hooks:
+            seen._stop()
+    for edits in hooks:
         edits.check_made()
 
 
@@ -158,9 +153,12 @@ class Captured(Mapping[str, "CapturedModule"]):
         reason = "" if tensor.requires_grad else f"the tensor {why_no_gradient(tensor)}"
         watched.why = lambda *_: reason or "no gradient arrived: the tensor took no part in what was back-propagated"
         index = len(watched.calls)
-        if self._most is not None and index >= self._most:
+        if in_backward():  # a checkpoint computes it again
+            index = 0 if len(watched.calls) == 1 else UNKNOWN
+        elif self._most is not None and index >= self._most:
             return
-        self._keep(Site(name, "output"), index, tensor)
+        else:
+            self._keep(Site(name, "output"), index, tensor)
         if tensor.requires_grad:
             observe = self._open(Site(name, "grad_output"))
             handle = watch_output(tensor, functools.partial(observe, index), self._switch)
@@ -205,6 +203,9 @@ class Captured(Mapping[str, "CapturedModule"]):
         if self._most is not None and index >= self._most:
             return
         captured = self._found[site.name]
+        if index == UNKNOWN:
+            captured.is_ambiguous = True
+            return
         while len(captured.calls) <= index:
             captured.calls.append(Call(captured))
         slots = captured.calls[index]._kept.setdefault(site.role, {})
@@ -235,6 +236,7 @@ class CapturedModule:
     roles: tuple[Role, ...]
     why: Callable[[str, Role], str] = field(repr=False)
     calls: list["Call"] = field(default_factory=list)
+    is_ambiguous: bool = field(default=False, repr=False)
 
     @property
     def input(self) -> Tensors:
@@ -311,6 +313,11 @@ class Call:
         if role not in module.roles:
             asked = ", ".join(module.roles)
             raise LookupError(f"the {role} of {module.name!r} was not asked for: roles has {asked}")
+        if role.startswith("grad") and module.is_ambiguous:
+            raise LookupError(
+                f"{module.name!r} was called several times and recomputed by a checkpoint: which call a gradient "
+                "belongs to cannot be told. Checkpoint with use_reentrant=False."
+            )
         kept = self._kept.get(role)
         if not kept:
             raise LookupError(f"there is no {role} of {module.name!r}: {module.why(module.name, role)}")

@@ -106,7 +106,9 @@ class Noise(EditRule):
 
     std: float
     seed: int = 0
-    _generators: dict[torch.device, torch.Generator] = field(default_factory=dict, init=False, repr=False)
+    _generators: dict[torch.device, torch.Generator] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """The changed tensor."""
@@ -137,7 +139,8 @@ class Replace(EditRule):
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """The changed tensor."""
-        return self.value.to(tensor.device, tensor.dtype)
+        # A copy: what follows may work in place.
+        return self.value.to(tensor.device, tensor.dtype, copy=True)
 
 
 @dataclass(frozen=True)
@@ -162,16 +165,13 @@ class Edit:
 class Edits:
     """The hooks that apply one rule to some modules. Every handle has this one owner.
 
-    Values are changed before other hooks read them; gradients are changed before hooks that were there earlier read
-    them.
+    Values are changed before other hooks read them; gradients before hooks that were there earlier read them. Of
+    several edits on one module the first that was attached comes first.
 
     Args:
         modules: name to module.
         role: which of their tensors.
         rule: what is done to each floating-point tensor.
-
-    Raises:
-        ValueError: at `attach`: a module cannot be edited.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], role: EditRole, rule: Rule) -> None:
@@ -182,16 +182,26 @@ class Edits:
         self._made: set[str] = set()
 
     def attach(self) -> None:
-        """Hook every module."""
+        """Hook every module.
+
+        Raises:
+            ValueError: one of them cannot be edited; then none is hooked.
+        """
         for name, module in self._modules.items():
             if isinstance(module, torch.jit.ScriptModule):
                 raise ValueError(f"{name!r} cannot be edited: hooks never fire in a TorchScript module")
-            if self._role == "grad_input" and getattr(module, "inplace", False):
+            if self._role == "grad_input" and any(getattr(part, "inplace", False) for part in module.modules()):
                 raise ValueError(
                     f"the grad_input of {name!r} cannot be edited: it works in place, on a tensor that others may use"
                 )
         for name, module in self._modules.items():
-            self._handles.append(self._hook(name, module))
+            hook = _EditHook(name, self._role, self._rule, self._made)
+            if self._role in ("output", "grad_output"):
+                self._handles.append(module.register_forward_hook(hook.after))
+                _sort(module._forward_hooks)
+            else:
+                self._handles.append(module.register_forward_pre_hook(hook.before, with_kwargs=True))
+                _sort(module._forward_pre_hooks)
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -211,30 +221,53 @@ class Edits:
             cause = "no gradient came to it" if is_gradient else "it was not called, or with no tensor"
             raise LookupError(f"the edit of the {self._role} of {', '.join(names)} changed nothing: {cause}")
 
-    def _hook(self, name: str, module: nn.Module) -> RemovableHandle:
-        def changed(tensor: Tensor) -> Tensor:
-            if isinstance(self._rule, Noise) and self._role in ("input", "output") and in_backward():
-                raise RuntimeError(f"{name!r} is checkpointed: the noise of its recomputation would be another")
-            self._made.add(name)
-            return apply_rule(self._rule, tensor, f"{self._role} of {name!r}")
 
-        def change(value: Any) -> Any:
-            return map_tensors(lambda t: changed(t) if t.is_floating_point() or t.is_complex() else t, value)
+class _EditHook:
+    """Knows neither the module nor the edits: what a graph holds must not hold the model. A copy does nothing."""
 
-        def change_gradient(value: Any) -> Any:
-            return map_tensors(lambda t: edited_gradient(t, changed) if t.requires_grad else t, value)
+    def __init__(
+        self, name: str = "", role: EditRole | None = None, rule: Rule | None = None, made: Any = None
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.rule = rule
+        self.made = made
 
-        if self._role == "output":
-            return module.register_forward_hook(lambda _, args, output: change(output), prepend=True)
-        if self._role == "input":
-            return module.register_forward_pre_hook(
-                lambda _, args, kwargs: change((args, kwargs)), with_kwargs=True, prepend=True
-            )
-        if self._role == "grad_output":
-            return module.register_forward_hook(lambda _, args, output: change_gradient(output))
-        return module.register_forward_pre_hook(
-            lambda _, args, kwargs: change_gradient((args, kwargs)), with_kwargs=True
-        )
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _EditHook, ()
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return self._changed(output)
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._changed((args, kwargs))
+
+    def _changed(self, value: Any) -> Any:
+        if self.rule is None:
+            return None
+        if self.role in ("grad_input", "grad_output"):
+            return map_tensors(lambda t: edited_gradient(t, self._apply) if t.requires_grad else t, value)
+        return map_tensors(lambda t: self._apply(t) if t.is_floating_point() or t.is_complex() else t, value)
+
+    def _apply(self, tensor: Tensor) -> Tensor:
+        assert self.rule is not None
+        if isinstance(self.rule, Noise) and self.role in ("input", "output") and in_backward():
+            raise RuntimeError(f"{self.name!r} is checkpointed: the noise of its recomputation would be another")
+        self.made.add(self.name)
+        return apply_rule(self.rule, tensor, f"{self.role} of {self.name!r}")
+
+
+def _sort(hooks: dict[int, Callable[..., Any]]) -> None:
+    """First the edits of values, in the order of their coming; last those of gradients, which go the other way."""
+
+    def place(key: int) -> tuple[int, int]:
+        edit = getattr(hooks[key], "__self__", None)
+        if not isinstance(edit, _EditHook):
+            return (1, 0)
+        return (2, -key) if edit.role in ("grad_input", "grad_output") else (0, key)
+
+    for key in sorted(hooks, key=place):
+        hooks[key] = hooks.pop(key)
 
 
 def apply_rule(rule: Rule, tensor: Tensor, what: str) -> Tensor:

@@ -43,11 +43,14 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
         return dataclasses.replace(value, **{str(key): map_tensors(change, item) for key, item in _items(value)})
     if isinstance(value, Mapping):
         changed = {key: map_tensors(change, item) for key, item in value.items()}
+        if all(item is value[key] for key, item in changed.items()):
+            return value  # the caller may look at this very one
         return type(value)(changed)  # type: ignore[call-arg]  # no Mapping promises it, all common ones take it
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*[map_tensors(change, item) for item in value])
     if isinstance(value, tuple | list):
-        return type(value)([map_tensors(change, item) for item in value])
+        items = [map_tensors(change, item) for item in value]
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else type(value)(items)
     return value
 
 

@@ -22,6 +22,9 @@ from hookboard.gradients import (
 from hookboard.nested import tensors_in
 from hookboard.sites import Role, Site, warn_switched_off
 
+UNKNOWN = -1
+"""The number of a call that cannot be told from others."""
+
 
 class Taps:
     """Taps on modules, which show the tensors of some roles to observers while they are active.
@@ -71,10 +74,12 @@ class Taps:
     def detach(self) -> None:
         """Remove every hook. What hangs on a graph that is still alive does nothing from now on."""
         self.active = False
-        self.settle()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        try:
+            self.settle()
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
 
     @property
     def active(self) -> bool:
@@ -253,10 +258,10 @@ class _ModuleTap:
 
 
 class _CallNumbers:
-    """Numbers the calls of a module; a recomputation, as of a checkpoint, has the number of the call it repeats."""
+    """Numbers the calls of a module; a checkpoint's recomputation is that of the only call or, of several, UNKNOWN."""
 
     def __init__(self) -> None:
-        self._made = self._repeated = 0
+        self._made = 0
         self._entered: list[int] = []
 
     @property
@@ -265,9 +270,7 @@ class _CallNumbers:
 
     def enter(self) -> None:
         if in_backward():
-            # Backward goes through the calls from the last to the first.
-            self._repeated += 1
-            self._entered.append(max(0, self._made - self._repeated))
+            self._entered.append(0 if self._made == 1 else UNKNOWN)
         else:
             self._entered.append(self._made)
             self._made += 1

@@ -195,3 +195,17 @@ def test_a_callback_can_be_copied_while_it_is_attached(make):
     fit(None, Copies(mlp()), batches(4), edit)
     assert twins[0]._selected == {}
     assert twins[0].rule == Noise(1.0)
+
+
+@pytest.mark.parametrize("role", ["output", "grad_output"])
+def test_several_on_one_module_apply_in_the_order_of_the_list(tmp_path, role):
+    make = GradientLogger if role.startswith("grad") else ActivationLogger
+    logger = make("net.2", roles=role, statistics=["min", "max"], every_n_steps=1)
+    edits = [Intervention(Zero(), "net.2", role=role), Intervention(lambda x: x + 1, "net.2", role=role)]
+    fit(tmp_path, Toy(mlp()), batches(4), *edits, logger)
+    assert logger.readings[0].statistics == {"min": 1.0, "max": 1.0}
+
+
+def test_a_fit_in_which_nothing_was_to_be_changed_says_so():
+    with pytest.warns(UserWarning, match="Intervention has changed nothing in this fit: .* steps 100 to the last"):
+        fit(None, Toy(mlp()), batches(4), Intervention(Zero(), "net.2", first_step=100))

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from hookboard.callbacks.evaluation import EvaluationHooks
@@ -133,6 +134,11 @@ class Intervention(EvaluationHooks):
     def _on_loop_batch_end(self, trainer: Trainer) -> None:
         """Unhook them; raises as `on_train_batch_end` does."""
         self._end(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so where no batch of the fit was to be changed."""
+        if not self._checked:
+            rank_zero_warn(f"hookboard: Intervention has changed nothing in this fit: {self._description()}.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Unhook: Lightning does not call `teardown` after a failure."""
