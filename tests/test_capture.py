@@ -325,7 +325,7 @@ def test_with_the_result_goes_every_tensor(copy):
     with capture(net, roles=ROLES, copy=copy) as seen:
         net(torch.randn(1, 4)).sum().backward()
     calls = [captured.calls[0] for captured in seen.values()]
-    alive = [weakref.ref(call._kept["output"][""].tensor) for call in calls]
+    alive = [weakref.ref(call.kept["output"][""].tensor) for call in calls]
     assert len(alive) == 3
     del seen, calls
     gc.collect()

@@ -9,11 +9,13 @@ from hookboard.callbacks import (
     KernelLogger,
     ParameterLogger,
 )
-from hookboard.capture import Captured, CapturedModule, capture
-from hookboard.edits import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
+from hookboard.capture import Captured, capture
+from hookboard.captured import CapturedModule
+from hookboard.edits import Edit
 from hookboard.histogram import Histogram
 from hookboard.moments import Moments
 from hookboard.recorder import Reading
+from hookboard.rules import Clamp, ClipNorm, Noise, Replace, Scale, Zero
 from hookboard.sites import Site
 from hookboard.statistics import Statistic
 

@@ -4,29 +4,22 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from hookboard.captured import Call, CapturedModule, Keeper
 from hookboard.compiled import in_backward, run_eagerly
-from hookboard.edits import Edit, EditRole, Edits, Rule, apply_rule, edited_gradient
+from hookboard.edits import Edit, EditRole, Edits, edited_gradient
 from hookboard.gradients import Switch, watch_output, why_no_gradient
-from hookboard.moments import REQUESTABLE, Moments, Scratch, measure
+from hookboard.rules import Rule, apply_rule
 from hookboard.selection import Patterns, Types, select
-from hookboard.sites import Role, Site
-from hookboard.statistics import FORMULAS
+from hookboard.sites import Site
 from hookboard.suggest import chosen, unknown
 from hookboard.taps import UNKNOWN, Taps
-from hookboard.values import real_values
 
 CaptureRole = Literal["input", "output", "grad_input", "grad_output"]
-
-Tensors = Tensor | dict[str, Tensor]
-"""One tensor, or, of several, each by the index or key that leads to it."""
-
-SUMMARY = ("mean", "std", "zero_fraction")
 
 
 @contextmanager
@@ -76,7 +69,7 @@ def capture(
     for one in [edit] if isinstance(edit, Edit) else edit:
         chosen("roles", one.role, get_args(EditRole))
         hooks.append(Edits(_select(model, one.modules, one.types), one.role, one.rule))
-    seen = Captured(_select(model, modules, types), wanted, _Keeper(copy, device), calls)
+    seen = Captured(_select(model, modules, types), wanted, Keeper(copy, device), calls)
     with run_eagerly():
         try:
             seen._start()
@@ -100,7 +93,7 @@ class Captured(Mapping[str, "CapturedModule"]):
     """What was captured, by module name, and by the names that were given to `watch`."""
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], roles: Sequence[CaptureRole], keeper: "_Keeper", calls: int | None
+        self, modules: Mapping[str, nn.Module], roles: Sequence[CaptureRole], keeper: "Keeper", calls: int | None
     ) -> None:
         self._keeper = keeper
         self._most = calls
@@ -168,7 +161,7 @@ class Captured(Mapping[str, "CapturedModule"]):
     def summary(self) -> str:
         """A table: module, type, role and call, shape, mean, standard deviation and share of zeros of each tensor."""
         header = ["name", "type", "tensor", "shape", "mean", "std", "zeros"]
-        rows = [row for captured in self._found.values() for row in captured._rows()]
+        rows = [row for captured in self._found.values() for row in captured.rows()]
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [header, *rows]]
         return "\n".join(lines)
@@ -208,157 +201,9 @@ class Captured(Mapping[str, "CapturedModule"]):
             return
         while len(captured.calls) <= index:
             captured.calls.append(Call(captured))
-        slots = captured.calls[index]._kept.setdefault(site.role, {})
+        slots = captured.calls[index].kept.setdefault(site.role, {})
         earlier = slots.get(site.index)
         if earlier is not None and site.role.startswith("grad"):
             # Of several backward passes the gradients add up, as they do in `.grad`.
             tensor = earlier.value(str(site)) + tensor.to(earlier.tensor.device)
         slots[site.index] = self._keeper.keep(tensor)
-
-
-@dataclass
-class CapturedModule:
-    """What was captured of one module.
-
-    `input`, `output`, `grad_input` and `grad_output` are those of its only call. One tensor stands for itself; several
-    are a dict by the index or key that leads to each, as in tags.
-
-    Args:
-        name: the module's dotted name.
-        kind: its type.
-        roles: what was asked for.
-        why: tells why nothing of a role has been captured.
-        calls: what was captured of each call, in their order.
-    """
-
-    name: str
-    kind: str
-    roles: tuple[Role, ...]
-    why: Callable[[str, Role], str] = field(repr=False)
-    calls: list["Call"] = field(default_factory=list)
-    is_ambiguous: bool = field(default=False, repr=False)
-
-    @property
-    def input(self) -> Tensors:
-        """What the module took."""
-        return self._only("input").input
-
-    @property
-    def output(self) -> Tensors:
-        """What the module returned."""
-        return self._only("output").output
-
-    @property
-    def grad_input(self) -> Tensors:
-        """The gradient that the module passed back to what it took."""
-        return self._only("grad_input").grad_input
-
-    @property
-    def grad_output(self) -> Tensors:
-        """The gradient with respect to what the module returned."""
-        return self._only("grad_output").grad_output
-
-    def __repr__(self) -> str:
-        parts = [f"{role} {_shapes(kept)}" for call in self.calls[:1] for role, kept in call._kept.items()]
-        if len(self.calls) != 1:
-            parts.append(f"{len(self.calls)} calls")
-        return f"{self.name or 'model'} ({self.kind}): {'; '.join(parts)}"
-
-    def _only(self, role: Role) -> "Call":
-        if len(self.calls) > 1:
-            raise LookupError(f"{self.name!r} was called {len(self.calls)} times: take .calls[0].{role}, and so on")
-        return self.calls[0] if self.calls else Call(self)
-
-    def _rows(self) -> Iterator[list[str]]:
-        for k, call in enumerate(self.calls):
-            for role, kept in call._kept.items():
-                for path, one in kept.items():
-                    which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
-                    tensor = one.value(f"{role} of {self.name!r}")
-                    yield [self.name, self.kind, which, str(tuple(tensor.shape)), *_described(tensor)]
-
-
-class Call:
-    """What was captured of one call of a module."""
-
-    def __init__(self, module: CapturedModule) -> None:
-        self._module = module
-        self._kept: dict[Role, dict[str, _Kept]] = {}
-
-    @property
-    def input(self) -> Tensors:
-        """What the module took."""
-        return self._of("input")
-
-    @property
-    def output(self) -> Tensors:
-        """What the module returned."""
-        return self._of("output")
-
-    @property
-    def grad_input(self) -> Tensors:
-        """The gradient that the module passed back to what it took."""
-        return self._of("grad_input")
-
-    @property
-    def grad_output(self) -> Tensors:
-        """The gradient with respect to what the module returned."""
-        return self._of("grad_output")
-
-    def __repr__(self) -> str:
-        return "; ".join(f"{role} {_shapes(kept)}" for role, kept in self._kept.items())
-
-    def _of(self, role: Role) -> Tensors:
-        module = self._module
-        if role not in module.roles:
-            asked = ", ".join(module.roles)
-            raise LookupError(f"the {role} of {module.name!r} was not asked for: roles has {asked}")
-        if role.startswith("grad") and module.is_ambiguous:
-            raise LookupError(
-                f"{module.name!r} was called several times and recomputed by a checkpoint: which call a gradient "
-                "belongs to cannot be told. Checkpoint with use_reentrant=False."
-            )
-        kept = self._kept.get(role)
-        if not kept:
-            raise LookupError(f"there is no {role} of {module.name!r}: {module.why(module.name, role)}")
-        values = {path: one.value(f"the {role} of {module.name!r}") for path, one in kept.items()}
-        return values[""] if list(values) == [""] else values
-
-
-@dataclass
-class _Kept:
-    """A tensor, and, where it is no copy, its version when it was captured."""
-
-    tensor: Tensor
-    version: int | None
-
-    def value(self, what: str) -> Tensor:
-        if self.version is not None and self.tensor._version != self.version:
-            raise RuntimeError(f"{what} was changed in place after it was captured: capture it with copy=True")
-        return self.tensor
-
-
-@dataclass
-class _Keeper:
-    """How tensors are kept."""
-
-    copy: bool
-    device: str | torch.device | None
-
-    def keep(self, tensor: Tensor) -> _Kept:
-        # An inference tensor has no version that would tell a change.
-        if self.copy or tensor.is_inference():
-            return _Kept(tensor.detach().to(self.device or tensor.device, copy=True), None)
-        moved = tensor if self.device is None else tensor.to(self.device)
-        return _Kept(moved, moved._version)
-
-
-def _shapes(kept: Mapping[str, _Kept]) -> str:
-    return ", ".join(f"{path} {tuple(one.tensor.shape)}".strip() for path, one in kept.items())
-
-
-def _described(tensor: Tensor) -> list[str]:
-    values, implicit_zeros = real_values(tensor.detach().cpu())
-    row = measure(values, implicit_zeros, REQUESTABLE, Scratch())
-    moments = Moments(*(row.tolist() if isinstance(row, Tensor) else row))
-    return [f"{FORMULAS[name].value(moments):.4g}" for name in SUMMARY]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from hookboard.callbacks.evaluation import EvaluationHooks
 from hookboard.callbacks.trainer import logged_step, running_stage, without_trainer
 from hookboard.compiled import run_eagerly
-from hookboard.edits import EditRole, EditRule, Edits
+from hookboard.edits import EditRole, Edits
+from hookboard.rules import EditRule
 from hookboard.selection import select
 from hookboard.sites import Stage
 from hookboard.suggest import chosen
