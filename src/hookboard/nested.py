@@ -1,9 +1,10 @@
 """The tensors inside whatever a module takes or returns."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -43,15 +44,20 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
         return dataclasses.replace(value, **{str(key): map_tensors(change, item) for key, item in _items(value)})
     if isinstance(value, Mapping):
         changed = {key: map_tensors(change, item) for key, item in value.items()}
-        if all(item is value[key] for key, item in changed.items()):
+        if _is_same(changed.values(), value.values()):
             return value  # the caller may look at this very one
         return type(value)(changed)  # type: ignore[call-arg]  # no Mapping promises it, all common ones take it
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*[map_tensors(change, item) for item in value])
     if isinstance(value, tuple | list):
         items = [map_tensors(change, item) for item in value]
-        return value if all(new is old for new, old in zip(items, value, strict=True)) else type(value)(items)
+        return value if _is_same(items, value) else type(value)(items)
     return value
+
+
+def _is_same(new: Iterable[object], old: Iterable[object]) -> bool:
+    # Identity cannot be traced.
+    return not torch.compiler.is_compiling() and all(a is b for a, b in zip(new, old, strict=True))
 
 
 def _items(value: object) -> Iterator[tuple[object, object]]:

@@ -113,7 +113,9 @@ def test_what_is_changed_is_written_as_text_once(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+)
 @pytest.mark.parametrize("role", ROLES)
 def test_a_compiled_model_is_changed_all_the_same(tmp_path, role):
     torch.compiler.reset()

@@ -380,7 +380,9 @@ def test_without_a_logger_nothing_is_done(callback):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+)
 def test_after_the_batch_that_is_shown_compiled_code_runs_compiled_again(tmp_path):
     torch.compiler.reset()
     ran = []
@@ -399,7 +401,9 @@ def test_after_the_batch_that_is_shown_compiled_code_runs_compiled_again(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+)
 @pytest.mark.parametrize("compiled", ["attribute", "in_place"])
 def test_a_compiled_model_is_shown_in_validation_all_the_same(tmp_path, compiled):
     torch.compiler.reset()

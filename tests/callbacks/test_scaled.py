@@ -81,7 +81,9 @@ def test_the_count_of_an_overflow_is_logged_where_it_was_not_asked_for(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+)
 def test_compiled_gradients_are_unscaled_too(tmp_path):
     def net():
         return Toy(mlp())

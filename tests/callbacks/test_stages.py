@@ -164,7 +164,9 @@ def test_evaluation_alone_can_be_watched_under_fixed_precision_and_with_gradient
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+)
 def test_a_compiled_model_has_one_more_graph_and_the_same_numbers(tmp_path):
     graphs = []
 
