@@ -23,12 +23,12 @@ MOST_CHANNELS = 16
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module: the shapes of the first tensors that it took and returned, if any."""
+    """One call of a module: the shapes of the first tensors that it took and returned, () where there was none."""
 
     name: str
     module: nn.Module
-    given: Shape | None
-    returned: Shape | None
+    given: Shape
+    returned: Shape
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class ClassificationTap:
     Args:
         model: what is to be called.
         samples: how many samples are kept of the call's arguments.
+
+    A fault in its hooks never reaches the model: it is kept in `error`, and the hooks do no more.
     """
 
     def __init__(self, model: nn.Module, samples: int) -> None:
@@ -139,8 +141,8 @@ def _pictures_in(given: object) -> Tensor | None:
     return next((t for _, t in tensors_in(given) if t.ndim == 4 and t.shape[1] <= MOST_CHANNELS), None)
 
 
-def _first_shape(value: object) -> Shape | None:
-    return next((tuple(tensor.shape) for _, tensor in tensors_in(value)), None)
+def _first_shape(value: object) -> Shape:
+    return next((tuple(tensor.shape) for _, tensor in tensors_in(value)), ())
 
 
 def _scores_in(output: object, count: int) -> Tensor | None:
@@ -181,19 +183,17 @@ def last_layer(calls: Sequence[Call]) -> Layer:
         ValueError: no module of the model returned maps.
     """
     convolutions = [
-        k
-        for k, call in enumerate(calls)
-        if isinstance(call.module, nn.Conv2d) and call.returned is not None and math.prod(call.returned[2:]) > 1
+        k for k, call in enumerate(calls) if isinstance(call.module, nn.Conv2d) and math.prod(call.returned[2:]) > 1
     ]
     attentions = [
         k
         for k, call in enumerate(calls)
-        if "attention" in type(call.module).__name__.lower() and call.given is not None and len(call.given) in (3, 4)
+        if "attention" in type(call.module).__name__.lower() and len(call.given) in (3, 4)
     ]
     last = -1
     if convolutions:
-        size = (calls[convolutions[-1]].returned or ())[2:]
-        last = max(k for k, call in enumerate(calls) if len(call.returned or ()) == 4 and call.returned[2:] == size)  # type: ignore[index]  # it has four
+        size = calls[convolutions[-1]].returned[2:]
+        last = max(k for k, call in enumerate(calls) if len(call.returned) == 4 and call.returned[2:] == size)
     if attentions and attentions[-1] > last:
         call = calls[attentions[-1]]
         return Layer(call.name, call.module, _number(calls, attentions[-1]), is_input=True)
@@ -209,7 +209,7 @@ def named_layer(calls: Sequence[Call], name: str) -> Layer:
         ValueError: it returns none.
     """
     for k, call in reversed(list(enumerate(calls))):
-        if call.name == name and len(call.returned or ()) in (3, 4):
+        if call.name == name and len(call.returned) in (3, 4):
             return Layer(name, call.module, _number(calls, k))
     raise ValueError(f"module {name!r} returned no maps of shape (n, channels, height, width), and no tokens")
 

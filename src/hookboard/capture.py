@@ -89,11 +89,11 @@ def _select(model: nn.Module, modules: Patterns | None, types: Types | None) -> 
     return {"": model} if is_alone else select(model, modules, types)
 
 
-class Captured(Mapping[str, "CapturedModule"]):
+class Captured(Mapping[str, CapturedModule]):
     """What was captured, by module name, and by the names that were given to `watch`."""
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], roles: Sequence[CaptureRole], keeper: "Keeper", calls: int | None
+        self, modules: Mapping[str, nn.Module], roles: Sequence[CaptureRole], keeper: Keeper, calls: int | None
     ) -> None:
         self._keeper = keeper
         self._most = calls
@@ -105,7 +105,7 @@ class Captured(Mapping[str, "CapturedModule"]):
             for name, module in modules.items()
         }
 
-    def __getitem__(self, name: str) -> "CapturedModule":
+    def __getitem__(self, name: str) -> CapturedModule:
         if name not in self._found:
             raise KeyError(str(unknown("module", name, self._found)))
         return self._found[name]

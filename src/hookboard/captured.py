@@ -17,75 +17,8 @@ Tensors = Tensor | dict[str, Tensor]
 SUMMARY = ("mean", "std", "zero_fraction")
 
 
-@dataclass
-class CapturedModule:
-    """What was captured of one module.
-
-    `input`, `output`, `grad_input` and `grad_output` are those of its only call. One tensor stands for itself; several
-    are a dict by the index or key that leads to each, as in tags.
-
-    Args:
-        name: the module's dotted name.
-        kind: its type.
-        roles: what was asked for.
-        why: tells why nothing of a role has been captured.
-        calls: what was captured of each call, in their order.
-    """
-
-    name: str
-    kind: str
-    roles: tuple[Role, ...]
-    why: Callable[[str, Role], str] = field(repr=False)
-    calls: list["Call"] = field(default_factory=list)
-    is_ambiguous: bool = field(default=False, repr=False)
-
-    @property
-    def input(self) -> Tensors:
-        """What the module took."""
-        return self._only("input").input
-
-    @property
-    def output(self) -> Tensors:
-        """What the module returned."""
-        return self._only("output").output
-
-    @property
-    def grad_input(self) -> Tensors:
-        """The gradient that the module passed back to what it took."""
-        return self._only("grad_input").grad_input
-
-    @property
-    def grad_output(self) -> Tensors:
-        """The gradient with respect to what the module returned."""
-        return self._only("grad_output").grad_output
-
-    def __repr__(self) -> str:
-        parts = [f"{role} {_shapes(kept)}" for call in self.calls[:1] for role, kept in call.kept.items()]
-        if len(self.calls) != 1:
-            parts.append(f"{len(self.calls)} calls")
-        return f"{self.name or 'model'} ({self.kind}): {'; '.join(parts)}"
-
-    def _only(self, role: Role) -> "Call":
-        if len(self.calls) > 1:
-            raise LookupError(f"{self.name!r} was called {len(self.calls)} times: take .calls[0].{role}, and so on")
-        return self.calls[0] if self.calls else Call(self)
-
-    def rows(self) -> Iterator[list[str]]:
-        """The lines of a summary: name, type, which tensor, its shape and what describes it."""
-        for k, call in enumerate(self.calls):
-            for role, kept in call.kept.items():
-                for path, one in kept.items():
-                    which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
-                    tensor = one.value(f"{role} of {self.name!r}")
-                    yield [self.name, self.kind, which, str(tuple(tensor.shape)), *_described(tensor)]
-
-
-class Call:
-    """What was captured of one call of a module."""
-
-    def __init__(self, module: CapturedModule) -> None:
-        self._module = module
-        self.kept: dict[Role, dict[str, Kept]] = {}
+class _OfRoles:
+    """The tensors of each role, for one call or for the only one."""
 
     @property
     def input(self) -> Tensors:
@@ -106,6 +39,61 @@ class Call:
     def grad_output(self) -> Tensors:
         """The gradient with respect to what the module returned."""
         return self._of("grad_output")
+
+    def _of(self, role: Role) -> Tensors:
+        raise NotImplementedError
+
+
+@dataclass
+class CapturedModule(_OfRoles):
+    """What was captured of one module.
+
+    `input`, `output`, `grad_input` and `grad_output` are those of its only call. One tensor stands for itself; several
+    are a dict by the index or key that leads to each, as in tags.
+
+    Args:
+        name: the module's dotted name.
+        kind: its type.
+        roles: what was asked for.
+        why: tells why nothing of a role has been captured.
+        calls: what was captured of each call, in their order.
+        is_ambiguous: whether gradients came of which the call cannot be told.
+    """
+
+    name: str
+    kind: str
+    roles: tuple[Role, ...]
+    why: Callable[[str, Role], str] = field(repr=False)
+    calls: list["Call"] = field(default_factory=list)
+    is_ambiguous: bool = field(default=False, repr=False)
+
+    def __repr__(self) -> str:
+        parts = [f"{role} {_shapes(kept)}" for call in self.calls[:1] for role, kept in call.kept.items()]
+        if len(self.calls) != 1:
+            parts.append(f"{len(self.calls)} calls")
+        return f"{self.name or 'model'} ({self.kind}): {'; '.join(parts)}"
+
+    def _of(self, role: Role) -> Tensors:
+        if len(self.calls) > 1:
+            raise LookupError(f"{self.name!r} was called {len(self.calls)} times: take .calls[0].{role}, and so on")
+        return (self.calls[0] if self.calls else Call(self))._of(role)
+
+    def rows(self) -> Iterator[list[str]]:
+        """The lines of a summary: name, type, which tensor, its shape and what describes it."""
+        for k, call in enumerate(self.calls):
+            for role, kept in call.kept.items():
+                for path, one in kept.items():
+                    which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
+                    tensor = one.value(f"{role} of {self.name!r}")
+                    yield [self.name, self.kind, which, str(tuple(tensor.shape)), *_described(tensor)]
+
+
+class Call(_OfRoles):
+    """What was captured of one call of a module."""
+
+    def __init__(self, module: CapturedModule) -> None:
+        self._module = module
+        self.kept: dict[Role, dict[str, Kept]] = {}
 
     def __repr__(self) -> str:
         return "; ".join(f"{role} {_shapes(kept)}" for role, kept in self.kept.items())

@@ -422,6 +422,20 @@ def test_a_compiled_model_is_shown_in_validation_all_the_same(tmp_path, compiled
     assert all(list(steps) == [1, 3] for steps in found.values())
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+)
+def test_in_training_the_modules_of_a_compiled_model_are_named(tmp_path):
+    torch.compiler.reset()
+    model = Toy(cnn())
+    model.net = torch.compile(model.net, backend="aot_eager")
+    with pytest.warns(UserWarning, match="no picture of 2 out of 2 modules") as said:
+        fit(tmp_path, model, pictures_of(3), FeatureMapLogger(stage="train", every_n_steps=2))
+    torch.compiler.reset()
+    assert len(ours(said)) == 1
+
+
 def test_vectors_and_sequences_have_pictures_too(tmp_path):
     fit(tmp_path, Toy(mlp()), batches(4), FeatureMapLogger(every_n_steps=1))
     assert len(images(tmp_path)) == 3

@@ -10,7 +10,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 
 from hookboard.attribution import ClassificationTap, Layer, attribute
-from hookboard.images.cam import METHODS, cam
+from hookboard.images.cam import OF_GRADIENTS, cam, eigen_cam
 
 LAYERS = {"resnet18": "layer4", "vgg11_bn": "features.27", "densenet121": "features.denseblock4"}
 """Layers behind which nothing works in place: the other libraries would see what became of them."""
@@ -62,7 +62,7 @@ def test_as_torch_cam(case, method, library):
     with getattr(torchcam.methods, library)(model, layer.module) as extractor:
         scores = model(pictures.clone().requires_grad_())
         theirs = extractor(classes, scores, normalized=False)[0]
-    assert_same(min_max(METHODS[method](seen.activation, seen.gradient)), min_max(theirs.detach()))
+    assert_same(min_max(OF_GRADIENTS[method](seen.activation, seen.gradient)), min_max(theirs.detach()))
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_as_pytorch_grad_cam(case, method, library):
         height, width = seen.activation.shape[2:]
         extractor.get_target_width_height = lambda _: (width, height)
         theirs = torch.from_numpy(np.asarray(extractor(pictures, targets)))
-    assert_same(scaled(METHODS[method](seen.activation, seen.gradient)), theirs)
+    assert_same(scaled(OF_GRADIENTS[method](seen.activation, seen.gradient)), theirs)
 
 
 def test_eigen_cam_as_pytorch_grad_cam_up_to_the_sign_that_it_leaves_to_chance(case):
     seen = case[-1]
-    ours = METHODS["eigen_cam"](seen.activation, None)
+    ours = eigen_cam(seen.activation)
     theirs = torch.from_numpy(get_2d_projection(seen.activation.numpy().copy()))
     for mine, their in zip(ours, theirs, strict=True):
         signed = their if torch.dot(mine.flatten(), their.flatten().relu()) > 0.5 * mine.square().sum() else -their

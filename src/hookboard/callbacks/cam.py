@@ -20,7 +20,7 @@ from hookboard.attribution import (
     named_layer,
 )
 from hookboard.callbacks.pictures import PictureLogger, Session
-from hookboard.images.cam import METHODS, Method, cam
+from hookboard.images.cam import OF_GRADIENTS, Method, cam, eigen_cam
 from hookboard.images.feature_maps import aspect_of, maps_in, samples_first
 from hookboard.images.overlay import overlays, unnormalized
 from hookboard.images.picture import Picture
@@ -40,8 +40,6 @@ TITLES: dict[str, str] = {
     "eigen_cam": "Eigen-CAM",
     "cam": "CAM",
 }
-
-OF_GRADIENTS = frozenset(METHODS) - {"eigen_cam"}
 
 
 class CAMLogger(PictureLogger):
@@ -169,9 +167,10 @@ class CAMLogger(PictureLogger):
 
     def _maps(self, layer: Layer, seen: Attribution, aspect: float | None) -> Tensor:
         activation = _as_maps(seen.activation, layer, aspect)
-        if self.method != "cam":
-            gradient = activation if seen.gradient is None else _as_maps(seen.gradient, layer, aspect)
-            return METHODS[self.method](activation, gradient)
+        if seen.gradient is not None:
+            return OF_GRADIENTS[self.method](activation, _as_maps(seen.gradient, layer, aspect))
+        if self.method == "eigen_cam":
+            return eigen_cam(activation)
         if seen.pooled is not None and seen.weight is not None and seen.pooled.shape == activation.shape[:2]:
             # Some models rectify what the layer returns by a function, not a module, before they pool it.
             for features in (activation, activation.relu()):

@@ -137,8 +137,9 @@ class Intervention(EvaluationHooks):
         self._end(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say so where no batch of the fit was to be changed."""
-        if not self._checked:
+        """Say so where the fit was to be changed and no batch of it was."""
+        stages = chosen("stages", self.stages, get_args(Stage))
+        if not self._checked and {"train", "validate"} & set(stages):
             rank_zero_warn(f"hookboard: Intervention has changed nothing in this fit: {self._description()}.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -1,7 +1,7 @@
 """Class-activation maps: which places of a picture speak for a class, by what a layer returned there.
 
-Every method takes `a`, what the layer returned, and `g`, the gradient of the class's score (the logit) with respect to
-it, both of shape (n, channels, height, width), and gives a map of shape (n, height, width), not normalized.
+All methods take `a`, what the layer returned, and most `g`, the gradient of the class's score (the logit) with respect
+to it, both of shape (n, channels, height, width), and give a map of shape (n, height, width), not normalized.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def hires_cam(a: Tensor, g: Tensor) -> Tensor:
     return _weighted(g, a)
 
 
-def eigen_cam(a: Tensor, g: Tensor | None = None) -> Tensor:
+def eigen_cam(a: Tensor) -> Tensor:
     """Muhammad and Yeasin, "Eigen-CAM", 2020: what all channels have in common, of no class.
 
     The projection on the first principal component of the channels, centred. Its sign, which is free, is the one that
@@ -72,12 +72,11 @@ def _weighted(weight: Tensor, a: Tensor) -> Tensor:
     return (weight * a).sum(dim=1).relu()
 
 
-METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+OF_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "grad_cam": grad_cam,
     "grad_cam++": grad_cam_plus_plus,
     "layer_cam": layer_cam,
     "xgrad_cam": xgrad_cam,
     "hires_cam": hires_cam,
-    "eigen_cam": eigen_cam,
 }
-"""All but `cam`, which needs no gradient but the head."""
+"""The methods that take the gradient."""

@@ -26,7 +26,7 @@ def part_shown(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
         Shape (kernels, channels, height, width), float32; of volumes the middle slice.
     """
     if weight.shape[1] in (1, 3):
-        kernels, channels = kernels * channels, 3
+        kernels, channels = kernels * channels, weight.shape[1]
     part = weight.detach()[:kernels, :channels].float()
     if part.ndim == 3:
         part = part.unsqueeze(2)
