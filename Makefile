@@ -27,7 +27,7 @@ bench: $(INSTALLED)  ## what it costs, as ratios to the bare step
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/pictures.py
 
-$(INSTALLED): pyproject.toml setup.py src/hookboard/_native.c
+$(INSTALLED): pyproject.toml setup.py src/hookboard/measure/_native.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '.[examples]' --group dev

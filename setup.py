@@ -4,8 +4,8 @@ from setuptools import Extension, setup
 
 # Without a C compiler the package installs all the same, and measures on the CPU with torch's own operations.
 native = Extension(
-    "hookboard._native",
-    ["src/hookboard/_native.c"],
+    "hookboard.measure._native",
+    ["src/hookboard/measure/_native.c"],
     extra_compile_args=["-O3"],
     py_limited_api=True,
     optional=True,

@@ -9,15 +9,15 @@ from hookboard.callbacks import (
     KernelLogger,
     ParameterLogger,
 )
-from hookboard.capture import Captured, capture
-from hookboard.captured import CapturedModule
-from hookboard.edits import Edit
-from hookboard.histogram import Histogram
-from hookboard.moments import Moments
-from hookboard.recorder import Reading
-from hookboard.rules import Clamp, ClipNorm, Noise, Replace, Scale, Zero
+from hookboard.capture.block import Captured, capture
+from hookboard.capture.captured import CapturedModule
+from hookboard.hooks.edits import Edit
+from hookboard.hooks.rules import Clamp, ClipNorm, Noise, Replace, Scale, Zero
+from hookboard.measure.histogram import Histogram
+from hookboard.measure.moments import Moments
+from hookboard.measure.statistics import Statistic
+from hookboard.recording.recorder import Reading
 from hookboard.sites import Site
-from hookboard.statistics import Statistic
 
 __version__ = "0.1.0"
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torchmetrics import Metric
 
-from hookboard.suggest import closest, listed
+from hookboard.messages import closest, listed
 
 Patterns = str | Sequence[str]
 Types = str | type | Sequence[str | type]

@@ -7,7 +7,7 @@ from torch import nn
 from toys import Toy, batches, fit
 
 from hookboard import GradientLogger
-from hookboard.statistics import FORMULAS
+from hookboard.measure.statistics import FORMULAS
 
 
 def gradients(folder, model):

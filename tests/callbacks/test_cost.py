@@ -7,9 +7,9 @@ import torch
 from toys import Toy, batches, fit, mlp, records
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
-from hookboard.recorder import Recorder
+from hookboard.measure.statistics import plan
+from hookboard.recording.recorder import Recorder
 from hookboard.sites import Site
-from hookboard.statistics import plan
 
 
 def everything(**options):

@@ -7,7 +7,7 @@ from torch import nn
 from toys import Toy, batches, fit, mlp, scalars
 
 from hookboard import ParameterLogger, Statistic
-from hookboard.statistics import FORMULAS
+from hookboard.measure.statistics import FORMULAS
 
 
 class Keeps(Toy):

@@ -8,7 +8,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from toys import EachStep, Toy, batches, fit, mlp
 
 from hookboard import GradientLogger
-from hookboard.statistics import FORMULAS
+from hookboard.measure.statistics import FORMULAS
 
 # The first module's input is the data, which has no gradient.
 pytestmark = pytest.mark.filterwarnings("ignore:hookboard.*had nothing to measure")

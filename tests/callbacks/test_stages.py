@@ -9,7 +9,7 @@ from oracle import assert_true
 from toys import EachStep, Toy, batches, events, fit, hooked, loader, mlp, scalars, trainer
 
 from hookboard import ActivationLogger
-from hookboard.statistics import FORMULAS
+from hookboard.measure.statistics import FORMULAS
 
 LOOPS = ["validate", "test", "predict"]
 BATCHES = batches(5, 3, 7)

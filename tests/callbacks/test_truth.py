@@ -9,8 +9,8 @@ from torch import nn
 from toys import EachStep, Raw, Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger
+from hookboard.measure.statistics import FORMULAS
 from hookboard.sites import KINDS
-from hookboard.statistics import FORMULAS
 
 ALL = tuple(FORMULAS)
 

@@ -28,7 +28,7 @@ from hookboard import (
     ParameterLogger,
     Statistic,
 )
-from hookboard.statistics import FORMULAS
+from hookboard.measure.statistics import FORMULAS
 
 SIZES = {0: [3, 4, 2], 1: [5, 1, 6]}
 """Rows of each rank's batches."""

@@ -5,14 +5,14 @@ from typing import Literal, get_args
 
 from lightning.pytorch import LightningModule
 
-from hookboard.callbacks.base import SiteLogger
+from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.watch import Watch
-from hookboard.recorder import Recorder
+from hookboard.hooks.taps import Taps
+from hookboard.measure.statistics import DEFAULT, Statistic
+from hookboard.messages import chosen
+from hookboard.recording.recorder import Recorder
 from hookboard.selection import select
 from hookboard.sites import Stage
-from hookboard.statistics import DEFAULT, Statistic
-from hookboard.suggest import chosen
-from hookboard.taps import Taps
 
 ActivationRole = Literal["output", "input"]
 

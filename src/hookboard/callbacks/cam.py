@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from hookboard.attribution import (
+from hookboard.attribution.attribute import (
     MOST_CHANNELS,
     Attribution,
     Classification,
@@ -19,14 +19,14 @@ from hookboard.attribution import (
     last_layer,
     named_layer,
 )
+from hookboard.attribution.methods import OF_GRADIENTS, Method, cam, eigen_cam
 from hookboard.callbacks.pictures import PictureLogger, Session
-from hookboard.images.cam import OF_GRADIENTS, Method, cam, eigen_cam
 from hookboard.images.feature_maps import aspect_of, maps_in, samples_first
 from hookboard.images.overlay import overlays, unnormalized
 from hookboard.images.picture import Picture
+from hookboard.messages import unknown
 from hookboard.nested import tensors_in
 from hookboard.selection import select
-from hookboard.suggest import unknown
 
 EvaluationStage = Literal["validate", "test", "predict"]
 
@@ -59,7 +59,7 @@ class CAMLogger(PictureLogger):
             out: the last that has the size of the last convolution's output, or, in a transformer, what its last
             attention takes, without the class token.
         method: `grad_cam`, `grad_cam++`, `layer_cam`, `xgrad_cam`, `hires_cam`, `eigen_cam` (of no class), or `cam`,
-            which needs a linear head on the globally averaged layer. `hookboard.images.cam` has the papers.
+            which needs a linear head on the globally averaged layer. `hookboard.attribution.methods` has the papers.
         target: Of which class: the `predicted` one, the `label`, or the number of a class.
         stage: `validate`, `test` or `predict`.
         samples: How many samples, from the first of the batch.

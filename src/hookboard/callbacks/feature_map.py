@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from hookboard.callbacks.pictures import PictureLogger, Session
 from hookboard.callbacks.watch import listed_gaps
-from hookboard.gradients import Observer
+from hookboard.hooks.gradients import Observer
+from hookboard.hooks.taps import Taps
 from hookboard.images.feature_maps import Order, Shown, aspect_of, feature_maps, maps_in, samples_first, shown
 from hookboard.images.picture import Picture
+from hookboard.messages import unknown
 from hookboard.nested import tensors_in
 from hookboard.ranks import whole
 from hookboard.selection import named_submodules, select
 from hookboard.sites import Site, Stage
-from hookboard.suggest import unknown
-from hookboard.taps import Taps
 
 MOST_MODULES = 16
 """Modules that are shown where none is named."""

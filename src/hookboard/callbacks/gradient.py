@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from hookboard.callbacks.base import SiteLogger
+from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.watch import Watch
+from hookboard.hooks.taps import Taps
+from hookboard.measure.statistics import DEFAULT, Statistic
+from hookboard.messages import chosen
 from hookboard.parameters import own_parameters, stepped_by
-from hookboard.recorder import Reading, Recorder
+from hookboard.recording.recorder import Reading, Recorder
 from hookboard.selection import select
 from hookboard.sites import Role, Site
-from hookboard.statistics import DEFAULT, Statistic
-from hookboard.suggest import chosen
-from hookboard.taps import Taps
 
 GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from hookboard.callbacks.evaluation import EvaluationHooks
 from hookboard.callbacks.trainer import logged_step, running_stage, without_trainer
-from hookboard.compiled import run_eagerly
-from hookboard.edits import EditRole, Edits
-from hookboard.rules import EditRule
+from hookboard.hooks.compiled import run_eagerly
+from hookboard.hooks.edits import EditRole, Edits
+from hookboard.hooks.rules import EditRule
+from hookboard.messages import chosen
 from hookboard.selection import select
 from hookboard.sites import Stage
-from hookboard.suggest import chosen
-from hookboard.writers import Entry, Loggers
+from hookboard.writers.loggers import Entry, Loggers
 
 
 class Intervention(EvaluationHooks):

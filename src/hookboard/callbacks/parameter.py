@@ -9,14 +9,14 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookboard.callbacks.base import SiteLogger
+from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.watch import Watch
+from hookboard.hooks.taps import Taps
+from hookboard.measure.statistics import FORMULAS, Plan, Statistic, as_list, plan
 from hookboard.parameters import own_parameters, stepped_by
-from hookboard.recorder import Reading, Recorder
+from hookboard.recording.recorder import Reading, Recorder
 from hookboard.selection import select
 from hookboard.sites import Role, Site
-from hookboard.statistics import FORMULAS, Plan, Statistic, as_list, plan
-from hookboard.taps import Taps
 
 UPDATES = ("update_norm", "update_ratio")
 

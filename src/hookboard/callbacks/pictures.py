@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from hookboard.callbacks.evaluation import EvaluationHooks
+from hookboard.callbacks.schedule import is_due
 from hookboard.callbacks.trainer import (
     check_every_n_steps,
     is_accumulating,
@@ -21,12 +22,11 @@ from hookboard.callbacks.trainer import (
     running_stage,
     without_trainer,
 )
-from hookboard.compiled import run_eagerly
+from hookboard.hooks.compiled import run_eagerly
 from hookboard.images.picture import Picture
-from hookboard.schedule import is_due
+from hookboard.messages import chosen
 from hookboard.sites import Stage, warn_switched_off
-from hookboard.suggest import chosen
-from hookboard.writers import Entry, Loggers
+from hookboard.writers.loggers import Entry, Loggers
 
 STEPS_PER_LOG = 20
 """Pictures are looked at less often than numbers, and cost more: by default, one for this many log steps."""

@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn import Parameter
 
+from hookboard.hooks.taps import Taps
 from hookboard.parameters import why_silent
-from hookboard.recorder import Reading, Recorder
+from hookboard.recording.recorder import Reading, Recorder
 from hookboard.sites import Role
-from hookboard.taps import Taps
-from hookboard.writers import Loggers
+from hookboard.writers.loggers import Loggers
 
 
 @dataclass

@@ -3,9 +3,9 @@ import torch
 from oracle import assert_true, normal
 
 from hookboard import Statistic
-from hookboard.moments import Moments, Scratch, measure
-from hookboard.rows import MOST_ROWS, RowBuffer, merge_rows
-from hookboard.statistics import FORMULAS
+from hookboard.measure.moments import Moments, Scratch, measure
+from hookboard.measure.statistics import FORMULAS
+from hookboard.recording.rows import MOST_ROWS, RowBuffer, merge_rows
 
 CPU = torch.device("cpu")
 WANTED = frozenset({"mean", "m2", "abs_sum", "zeros"})

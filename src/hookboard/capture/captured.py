@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hookboard.moments import REQUESTABLE, Moments, Scratch, measure
+from hookboard.measure.moments import REQUESTABLE, Moments, Scratch, measure
+from hookboard.measure.statistics import FORMULAS
+from hookboard.measure.values import real_values
 from hookboard.sites import Role
-from hookboard.statistics import FORMULAS
-from hookboard.values import real_values
 
 Tensors = Tensor | dict[str, Tensor]
 """One tensor, or, of several, each by the index or key that leads to it."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hookboard.attribution.undisturbed import undisturbed
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.ranks import whole
 from hookboard.selection import named_submodules
-from hookboard.undisturbed import undisturbed
 
 Shape = tuple[int, ...]
 

@@ -7,8 +7,8 @@ import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from torch import Tensor, nn
 
-from hookboard.compiled import run_eagerly
-from hookboard.taps import shut_taps
+from hookboard.hooks.compiled import run_eagerly
+from hookboard.hooks.taps import shut_taps
 
 
 @contextmanager

@@ -5,8 +5,8 @@ import torch
 from oracle import normal
 
 from hookboard import Statistic
-from hookboard.moments import Moments
-from hookboard.statistics import FORMULAS, measure_own, merge_own, plan
+from hookboard.measure.moments import Moments
+from hookboard.measure.statistics import FORMULAS, measure_own, merge_own, plan
 
 NEAR_ZERO = Statistic("near_zero", lambda x: (x.abs() < 0.1).double().mean(), merge="mean")
 NOT_A_STATISTIC = 3

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 
-from hookboard.histogram import BINS, count_without_waiting
-from hookboard.moments import EMPTY, WIDTH, elements_in, measure_without_waiting, merge_pair
+from hookboard.measure.histogram import BINS, count_without_waiting
+from hookboard.measure.moments import EMPTY, WIDTH, elements_in, measure_without_waiting, merge_pair
+from hookboard.measure.statistics import IDENTITY, Statistic, measure_own, merge_own_pair
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.sites import Role, Site
-from hookboard.statistics import IDENTITY, Statistic, measure_own, merge_own_pair
 
 MOST_TENSORS = 8
 """Tensors of one role that a compiled module may have: their rows are there before it is traced."""

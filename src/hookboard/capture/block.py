@@ -9,15 +9,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from hookboard.captured import Call, CapturedModule, Keeper
-from hookboard.compiled import in_backward, run_eagerly
-from hookboard.edits import Edit, EditRole, Edits, edited_gradient
-from hookboard.gradients import Switch, watch_output, why_no_gradient
-from hookboard.rules import Rule, apply_rule
+from hookboard.capture.captured import Call, CapturedModule, Keeper
+from hookboard.hooks.compiled import in_backward, run_eagerly
+from hookboard.hooks.edits import Edit, EditRole, Edits, edited_gradient
+from hookboard.hooks.gradients import Switch, watch_output, why_no_gradient
+from hookboard.hooks.rules import Rule, apply_rule
+from hookboard.hooks.taps import UNKNOWN, Taps
+from hookboard.messages import chosen, unknown
 from hookboard.selection import Patterns, Types, select
 from hookboard.sites import Site
-from hookboard.suggest import chosen, unknown
-from hookboard.taps import UNKNOWN, Taps
 
 CaptureRole = Literal["input", "output", "grad_input", "grad_output"]
 

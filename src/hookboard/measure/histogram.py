@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.moments import BLOCK, Scratch, _native
+from hookboard.measure.moments import BLOCK, Scratch, _native
 
 MANTISSA_BITS = 4
 """Sixteen bins for each power of two: none is wider than 1/16 of its value (TensorBoard's own grow by 1/10)."""

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
 from hookboard.callbacks.evaluation import EvaluationHooks
+from hookboard.callbacks.schedule import is_due
 from hookboard.callbacks.trainer import (
     check_every_n_steps,
     is_accumulating,
@@ -21,14 +22,13 @@ from hookboard.callbacks.trainer import (
     without_trainer,
 )
 from hookboard.callbacks.watch import Watch, listed_gaps
-from hookboard.compiled import forget_graphs
+from hookboard.hooks.compiled import forget_graphs
+from hookboard.measure.statistics import Plan, Statistic, plan
+from hookboard.messages import chosen
 from hookboard.ranks import Ranks
-from hookboard.recorder import Reading, Recorder
-from hookboard.schedule import is_due
+from hookboard.recording.recorder import Reading, Recorder
 from hookboard.sites import Stage, warn_switched_off
-from hookboard.statistics import Plan, Statistic, plan
-from hookboard.suggest import chosen
-from hookboard.writers import Entry, Loggers
+from hookboard.writers.loggers import Entry, Loggers
 
 
 class SiteLogger(EvaluationHooks, ABC):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.compiled import Slots, Traced, TracedTap, in_backward
-from hookboard.gradients import (
+from hookboard.hooks.compiled import Slots, Traced, TracedTap, in_backward
+from hookboard.hooks.gradients import (
     Edges,
     InputGradients,
     Observer,

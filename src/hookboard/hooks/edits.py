@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.compiled import in_backward
+from hookboard.hooks.compiled import in_backward
+from hookboard.hooks.rules import Noise, Rule, apply_rule
 from hookboard.nested import map_tensors
-from hookboard.rules import Noise, Rule, apply_rule
 from hookboard.selection import Patterns, Types
 
 EditRole = Literal["input", "output", "grad_input", "grad_output"]

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard import histogram as histograms
-from hookboard.compiled import Measuring, Slots, Traced, unscaled
-from hookboard.histogram import Histogram
-from hookboard.moments import FIELDS, REQUESTABLE, WIDTH, Moments, Scratch, elements_in, measure
+from hookboard.hooks.compiled import Measuring, Slots, Traced, unscaled
+from hookboard.measure import histogram as histograms
+from hookboard.measure.histogram import Histogram
+from hookboard.measure.moments import FIELDS, REQUESTABLE, WIDTH, Moments, Scratch, elements_in, measure
+from hookboard.measure.statistics import Plan, Statistic, measure_own
+from hookboard.measure.values import real_values
 from hookboard.ranks import Ranks, own_part
-from hookboard.rows import RowBuffer, merge_rows
+from hookboard.recording.rows import RowBuffer, merge_rows
 from hookboard.sites import MOMENTS_ONLY, Role, Site, Stage, warn_switched_off
-from hookboard.statistics import Plan, Statistic, measure_own
-from hookboard.values import real_values
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 try:
-    from hookboard import _native
+    from hookboard.measure import _native
 except ImportError:  # there was no C compiler when hookboard was installed
     _native = None  # type: ignore[assignment]
 

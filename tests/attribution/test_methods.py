@@ -9,8 +9,8 @@ import torchvision
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 
-from hookboard.attribution import ClassificationTap, Layer, attribute
-from hookboard.images.cam import OF_GRADIENTS, cam, eigen_cam
+from hookboard.attribution.attribute import ClassificationTap, Layer, attribute
+from hookboard.attribution.methods import OF_GRADIENTS, cam, eigen_cam
 
 LAYERS = {"resnet18": "layer4", "vgg11_bn": "features.27", "densenet121": "features.denseblock4"}
 """Layers behind which nothing works in place: the other libraries would see what became of them."""

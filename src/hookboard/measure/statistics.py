@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.moments import Moments
-from hookboard.suggest import unknown
+from hookboard.measure.moments import Moments
+from hookboard.messages import unknown
 
 DEFAULT = ("mean", "std", "abs_max", "zero_fraction", "nonfinite_count")
 

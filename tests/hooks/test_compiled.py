@@ -6,10 +6,10 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from hookboard import Statistic
-from hookboard.recorder import Recorder
+from hookboard.hooks.taps import Taps
+from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.recording.recorder import Recorder
 from hookboard.selection import select
-from hookboard.statistics import FORMULAS, plan
-from hookboard.taps import Taps
 
 pytestmark = [
     pytest.mark.slow,

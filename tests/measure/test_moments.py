@@ -4,9 +4,9 @@ import pytest
 import torch
 from oracle import assert_true, normal, truth
 
-from hookboard import moments
-from hookboard.moments import BLOCK, FIELDS, REQUESTABLE, Moments, Scratch, measure, merge
-from hookboard.statistics import FORMULAS, plan
+from hookboard.measure import moments
+from hookboard.measure.moments import BLOCK, FIELDS, REQUESTABLE, Moments, Scratch, measure, merge
+from hookboard.measure.statistics import FORMULAS, plan
 
 
 def statistics(row, names=tuple(FORMULAS)):

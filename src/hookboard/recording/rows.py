@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.moments import WIDTH, Row, elements_in, merge
-from hookboard.statistics import Statistic, merge_own
+from hookboard.measure.moments import WIDTH, Row, elements_in, merge
+from hookboard.measure.statistics import Statistic, merge_own
 
 MOST_ROWS = 4096
 """Rows that are kept apart. Of more, as a whole validation loop gives, each owner's are merged before the next."""

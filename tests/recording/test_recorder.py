@@ -2,9 +2,9 @@ import torch
 from oracle import assert_true, normal
 
 from hookboard import Statistic
-from hookboard.recorder import Recorder
+from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.recording.recorder import Recorder
 from hookboard.sites import Site
-from hookboard.statistics import FORMULAS, plan
 
 A, B = Site("a", "output"), Site("b", "output")
 

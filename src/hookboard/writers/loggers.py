@@ -10,7 +10,7 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, Summar
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.images.picture import Picture
-from hookboard.recorder import Reading
+from hookboard.recording.recorder import Reading
 from hookboard.sites import warn_switched_off
 
 

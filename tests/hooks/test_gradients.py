@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.gradients import InputGradients, Switch, edges_of, watch_output
+from hookboard.hooks.gradients import InputGradients, Switch, edges_of, watch_output
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchvision.models import resnet18
 
+from hookboard.hooks.taps import Taps
 from hookboard.nested import tensors_in
 from hookboard.selection import select
 from hookboard.sites import Site
-from hookboard.taps import Taps
 
 
 class Seen(dict):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.values import real_values
+from hookboard.measure.values import real_values
 
 
 def test_a_contiguous_tensor_is_not_copied():

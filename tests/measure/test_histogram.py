@@ -5,8 +5,8 @@ import pytest
 import torch
 from oracle import normal
 
-from hookboard.histogram import BINS, count_into, histogram
-from hookboard.moments import BLOCK, Scratch
+from hookboard.measure.histogram import BINS, count_into, histogram
+from hookboard.measure.moments import BLOCK, Scratch
 
 
 def counts_of(*tensors, implicit_zeros=0):
@@ -52,9 +52,9 @@ def test_every_finite_value_is_in_the_bin_whose_edges_hold_it(values):
     ids=["long", "odd", "gaps", "empty"],
 )
 def test_the_compiled_kernel_counts_as_torch_does(values, monkeypatch):
-    pytest.importorskip("hookboard._native", reason="installed without a C compiler")
+    pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
     natively = counts_of(values)
-    monkeypatch.setattr("hookboard.histogram._native", None)
+    monkeypatch.setattr("hookboard.measure.histogram._native", None)
     assert (counts_of(values) == natively).all()
 
 

@@ -1,0 +1,1 @@
+"""Class-activation maps: which places of a picture speak for a class."""

@@ -1,0 +1,1 @@
+"""The tensors themselves, kept without a Trainer."""

@@ -1,0 +1,1 @@
+"""The rows of all sites of a step, merged, as readings on the host."""

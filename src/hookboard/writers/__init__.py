@@ -1,0 +1,1 @@
+"""Readings, pictures and texts on their way to a logger."""
