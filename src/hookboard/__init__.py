@@ -16,6 +16,7 @@ from hookboard.hooks.rules import Clamp, ClipNorm, Noise, Replace, Scale, Zero
 from hookboard.measure.histogram import Histogram
 from hookboard.measure.moments import Moments
 from hookboard.measure.statistics import Statistic
+from hookboard.messages import HookboardWarning
 from hookboard.recording.recorder import Reading
 from hookboard.sites import Site
 
@@ -32,6 +33,7 @@ __all__ = [
     "FeatureMapLogger",
     "GradientLogger",
     "Histogram",
+    "HookboardWarning",
     "Intervention",
     "KernelLogger",
     "Moments",

@@ -1,12 +1,27 @@
-"""What an error about a name says: what was given, the closest match, what would be valid."""
+"""What hookboard says: its category of warnings, and errors about names with what was given and what would be valid."""
 
 import difflib
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 Name = TypeVar("Name", bound=str)
 
 SHOWN = 12
+
+
+class HookboardWarning(UserWarning):
+    """The category of every warning of hookboard, to filter by."""
+
+
+def warn(text: str) -> None:
+    """Warn under hookboard's name."""
+    warnings.warn(f"hookboard: {text}", HookboardWarning, stacklevel=3)
+
+
+def warn_switched_off(what: str, error: Exception) -> None:
+    """Say that something is no longer measured or written, and why."""
+    warn(f"{what} is switched off for the rest of the fit, training goes on: {type(error).__name__}: {error}")
 
 
 def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:

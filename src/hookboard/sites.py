@@ -1,6 +1,5 @@
 """What is watched, and under which tag it appears."""
 
-import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,11 +72,3 @@ class Site:
 
 def _prefix(stage: Stage) -> str:
     return "" if stage == "train" else f"{stage}_"
-
-
-def warn_switched_off(what: str, error: Exception) -> None:
-    """Say once that something is no longer measured or written, and why."""
-    warnings.warn(
-        f"hookboard: {what} is switched off for the rest of the fit, training goes on: {type(error).__name__}: {error}",
-        stacklevel=2,
-    )

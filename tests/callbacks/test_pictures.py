@@ -158,9 +158,9 @@ def test_kernels_that_are_computed_are_shown_as_they_are_and_left_alone(tmp_path
 
 def test_a_fit_too_short_for_a_picture_says_so(tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr("hookboard.callbacks.pictures.rank_zero_info", lines.append)
+    monkeypatch.setattr("hookboard.callbacks.pictures.inform", lines.append)
     fit(tmp_path, Toy(cnn()), pictures_of(3), KernelLogger(every_n_steps=5))
-    assert lines == ["hookboard: KernelLogger has shown nothing: the fit made 3 steps, and every_n_steps is 5."]
+    assert lines == ["KernelLogger has shown nothing: the fit made 3 steps, and every_n_steps is 5."]
 
 
 def test_by_default_convolutions_are_shown_and_kernels_of_one_pixel_are_not(tmp_path):

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from hookboard.callbacks.pictures import PictureLogger, Session
+from hookboard.callbacks.trainer import inform, warn
 from hookboard.callbacks.watch import listed_gaps
 from hookboard.hooks.gradients import Observer
 from hookboard.hooks.taps import Taps
@@ -97,8 +97,8 @@ class FeatureMapLogger(PictureLogger):
         found = found or select(pl_module)
         if len(found) <= MOST_MODULES:
             return found
-        rank_zero_info(
-            f"hookboard: {self._name} shows {MOST_MODULES} of {len(found)} modules, evenly from first to last; name "
+        inform(
+            f"{self._name} shows {MOST_MODULES} of {len(found)} modules, evenly from first to last; name "
             "others with `modules` or `types`."
         )
         names = list(found)
@@ -157,7 +157,7 @@ class FeatureMapLogger(PictureLogger):
         is_named = self.modules is not None or self.types is not None
         if gaps and (is_named or not taken.shown):
             count = f"{len(gaps)} out of {len(session.watched)} modules"
-            rank_zero_warn(f"hookboard: {self._name}: no picture of {count}:{listed_gaps(gaps)}")
+            warn(f"{self._name}: no picture of {count}:{listed_gaps(gaps)}")
 
 
 @dataclass

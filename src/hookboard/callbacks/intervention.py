@@ -6,11 +6,10 @@ from typing import Any, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from hookboard.callbacks.evaluation import EvaluationHooks
-from hookboard.callbacks.trainer import logged_step, running_stage, without_trainer
+from hookboard.callbacks.trainer import logged_step, running_stage, warn, without_trainer
 from hookboard.hooks.compiled import run_eagerly
 from hookboard.hooks.edits import EditRole, Edits
 from hookboard.hooks.rules import EditRule
@@ -140,7 +139,7 @@ class Intervention(EvaluationHooks):
         """Say so where the fit was to be changed and no batch of it was."""
         stages = chosen("stages", self.stages, get_args(Stage))
         if not self._checked and {"train", "validate"} & set(stages):
-            rank_zero_warn(f"hookboard: Intervention has changed nothing in this fit: {self._description()}.")
+            warn(f"Intervention has changed nothing in this fit: {self._description()}.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Unhook: Lightning does not call `teardown` after a failure."""

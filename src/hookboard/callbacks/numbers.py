@@ -7,27 +7,28 @@ from typing import Any, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
 from hookboard.callbacks.evaluation import EvaluationHooks
 from hookboard.callbacks.schedule import is_due
 from hookboard.callbacks.trainer import (
     check_every_n_steps,
+    inform,
     is_accumulating,
     is_fast_dev_run,
     log_every_n_steps,
     logged_step,
     running_stage,
+    warn,
     without_trainer,
 )
 from hookboard.callbacks.watch import Watch, listed_gaps
 from hookboard.hooks.compiled import forget_graphs
 from hookboard.measure.statistics import Plan, Statistic, plan
-from hookboard.messages import chosen
+from hookboard.messages import chosen, warn_switched_off
 from hookboard.ranks import Ranks
 from hookboard.recording.recorder import Reading, Recorder
-from hookboard.sites import Stage, warn_switched_off
+from hookboard.sites import Stage
 from hookboard.writers.loggers import Entry, Loggers
 
 
@@ -119,7 +120,7 @@ class SiteLogger(EvaluationHooks, ABC):
             watches[stage] = self._watch(pl_module, recorder)
         reason = _why_not_measured(trainer, pl_module)
         if reason:
-            rank_zero_info(f"hookboard: {self._name} measures nothing: {reason}.")
+            inform(f"{self._name} measures nothing: {reason}.")
             return
         if not (self.sync_dist or trainer.is_global_zero):
             return
@@ -238,8 +239,8 @@ class SiteLogger(EvaluationHooks, ABC):
             return
         stage = watch.recorder.stage
         where = f"at step {step}" if stage == "train" else f"in the {stage} loop at step {step}"
-        rank_zero_warn(
-            f"hookboard: {self._name}: {len(gaps)} of {len(watch.sites)} sites had nothing to measure {where} "
+        warn(
+            f"{self._name}: {len(gaps)} of {len(watch.sites)} sites had nothing to measure {where} "
             f"(this is said once):{listed_gaps(gaps)}"
         )
 

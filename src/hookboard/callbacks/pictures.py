@@ -9,23 +9,24 @@ from typing import Any, get_args
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from hookboard.callbacks.evaluation import EvaluationHooks
 from hookboard.callbacks.schedule import is_due
 from hookboard.callbacks.trainer import (
     check_every_n_steps,
+    inform,
     is_accumulating,
     is_fast_dev_run,
     log_every_n_steps,
     logged_step,
     running_stage,
+    warn,
     without_trainer,
 )
 from hookboard.hooks.compiled import run_eagerly
 from hookboard.images.picture import Picture
-from hookboard.messages import chosen
-from hookboard.sites import Stage, warn_switched_off
+from hookboard.messages import chosen, warn_switched_off
+from hookboard.sites import Stage
 from hookboard.writers.loggers import Entry, Loggers
 
 STEPS_PER_LOG = 20
@@ -106,17 +107,17 @@ class PictureLogger(EvaluationHooks, ABC):
         stage = self.stage or ("validate" if trainer.enable_validation else "train")
         self._start(trainer, pl_module, stage)
         if self._session is not None and stage == "validate" and not trainer.enable_validation:
-            rank_zero_warn(f"hookboard: {self._name} takes its pictures in validation, and this fit has none.")
+            warn(f"{self._name} takes its pictures in validation, and this fit has none.")
 
     def _start(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._let_go()
         watched = self._resolve(pl_module)
         if is_fast_dev_run(trainer) or not trainer.loggers:
-            rank_zero_info(f"hookboard: {self._name} shows nothing: there is no logger to write to.")
+            inform(f"{self._name} shows nothing: there is no logger to write to.")
             return
         if self.needs_weights and isinstance(trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
-            rank_zero_warn(
-                f"hookboard: {self._name} shows nothing under {type(trainer.strategy).__name__}, which keeps parts of "
+            warn(
+                f"{self._name} shows nothing under {type(trainer.strategy).__name__}, which keeps parts of "
                 "the weights on other ranks; ModelParallelStrategy (FSDP2) works."
             )
             return
@@ -142,8 +143,8 @@ class PictureLogger(EvaluationHooks, ABC):
         """Say so where the fit was too short for a picture."""
         session = self._session
         if session is not None and session.stage == "train" and session.is_first:
-            rank_zero_info(
-                f"hookboard: {self._name} has shown nothing: the fit made {logged_step(trainer)} steps, and "
+            inform(
+                f"{self._name} has shown nothing: the fit made {logged_step(trainer)} steps, and "
                 f"every_n_steps is {session.every_n_steps}."
             )
 
@@ -181,8 +182,8 @@ class PictureLogger(EvaluationHooks, ABC):
         session = self._session
         if session is not None and session.is_due and session.stage == running_stage(trainer):
             self._let_go()
-            rank_zero_warn(
-                f"hookboard: {self._name} shows batch {self.batch_idx}, and this {session.stage} loop ended before it: "
+            warn(
+                f"{self._name} shows batch {self.batch_idx}, and this {session.stage} loop ended before it: "
                 "there will be no picture. Set batch_idx to a smaller number."
             )
 

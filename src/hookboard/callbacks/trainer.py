@@ -3,6 +3,19 @@
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from hookboard.messages import HookboardWarning
+
+
+def warn(text: str) -> None:
+    """Warn under hookboard's name, on rank 0."""
+    rank_zero_warn(f"hookboard: {text}", category=HookboardWarning, stacklevel=6)
+
+
+def inform(text: str) -> None:
+    """Say something that is no cause for worry, on rank 0."""
+    rank_zero_info(f"hookboard: {text}")
 
 
 def logged_step(trainer: Trainer) -> int:

@@ -19,8 +19,9 @@ from hookboard.hooks.gradients import (
     watch_output,
     why_no_gradient,
 )
+from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
-from hookboard.sites import Role, Site, warn_switched_off
+from hookboard.sites import Role, Site
 
 UNKNOWN = -1
 """The number of a call that cannot be told from others."""

@@ -14,9 +14,10 @@ from hookboard.measure.histogram import Histogram
 from hookboard.measure.moments import FIELDS, REQUESTABLE, WIDTH, Moments, Scratch, elements_in, measure
 from hookboard.measure.statistics import Plan, Statistic, measure_own
 from hookboard.measure.values import real_values
+from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
 from hookboard.recording.rows import RowBuffer, merge_rows
-from hookboard.sites import MOMENTS_ONLY, Role, Site, Stage, warn_switched_off
+from hookboard.sites import MOMENTS_ONLY, Role, Site, Stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.images.picture import Picture
+from hookboard.messages import warn, warn_switched_off
 from hookboard.recording.recorder import Reading
-from hookboard.sites import warn_switched_off
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Loggers:
             for what in refused:
                 if f"{name} {what}" not in self._refused:
                     self._refused.add(f"{name} {what}")
-                    rank_zero_warn(f"hookboard: {self._owner}: {name} takes no {what}.")
+                    warn(f"{self._owner}: {name} takes no {what}.")
 
 
 @functools.singledispatch

@@ -1,0 +1,88 @@
+"""What torch does not tell by a public name. No other file uses a private name of torch's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
+from torch._dynamo.utils import counters
+from torch.amp import GradScaler
+from torch.autograd.graph import Node
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.writer import FileWriter
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass: a forward that runs there is the recomputation of a checkpointed one.
+
+    It cannot be traced by torch.compile.
+    """
+    return torch._C._current_graph_task_id() != -1
+
+
+def sequence_number() -> int:
+    """The number that autograd gives to the next node of this thread."""
+    return torch.autograd._get_sequence_nr()
+
+
+def sequence_number_of(node: Node) -> int:
+    """The number that autograd gave to this node when it was made."""
+    return node._sequence_nr()
+
+
+def version_of(tensor: Tensor) -> int:
+    """How many in-place operations have changed the memory of the tensor; an inference tensor has none."""
+    return tensor._version
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """The tensor that this one is a view of."""
+    return tensor._base
+
+
+def forward_hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
+    """The module's own forward hooks, in the order in which they run."""
+    return module._forward_hooks
+
+
+def forward_pre_hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
+    """The module's own forward pre-hooks, in the order in which they run."""
+    return module._forward_pre_hooks
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """The module's own buffers by name; a change of this dict changes the module."""
+    return module._buffers
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile runs the module's forward."""
+    return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+
+
+def has_compiled_anything() -> bool:
+    """Whether torch.compile has made a graph in this process."""
+    return bool(counters["stats"])
+
+
+def compiler_stance() -> str:
+    """What compiled code does now: `default`, or another of `torch.compiler.set_stance`'s names."""
+    return torch._dynamo.eval_frame._stance.stance
+
+
+def scale_of(scaler: GradScaler) -> Tensor | None:
+    """The scale in force, shape (), without making the host wait as `get_scale()` does; None before the first."""
+    return scaler._scale
+
+
+def waited(tensor: Tensor) -> Tensor:
+    """The tensor itself where it stands for the result of a collective that may still run."""
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+def file_writer_of(writer: SummaryWriter) -> FileWriter:
+    """What writes whole events to the file; it is made anew where the writer had been closed."""
+    file_writer: FileWriter = writer._get_file_writer()
+    return file_writer
