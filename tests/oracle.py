@@ -13,7 +13,9 @@ def truth(tensors: Iterable[Tensor]) -> dict[str, float]:
     everything = np.concatenate([t.detach().double().numpy(force=True).ravel() for t in tensors])
     x = everything[np.isfinite(everything)]
     empty = not x.size
-    return {
+    if (not empty and np.max(np.abs(x)) > 1e100) or 0 < np.max(np.abs(x), initial=0) < 1e-100:
+        x = x.astype(np.longdouble)  # whose squares do not overflow
+    numbers = {
         "mean": math.nan if empty else np.mean(x),
         "std": math.nan if empty else np.std(x, ddof=1) if x.size > 1 else 0.0,
         "var": math.nan if empty else np.var(x, ddof=1) if x.size > 1 else 0.0,
@@ -29,6 +31,7 @@ def truth(tensors: Iterable[Tensor]) -> dict[str, float]:
         "nan_count": float(np.sum(np.isnan(everything))),
         "inf_count": float(np.sum(np.isinf(everything))),
     }
+    return {name: float(number) for name, number in numbers.items()}
 
 
 def assert_true(measured: dict[str, float], tensors: Iterable[Tensor], rel: float = 1e-6) -> None:

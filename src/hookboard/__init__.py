@@ -13,9 +13,7 @@ from hookboard.capture.block import Captured, capture
 from hookboard.capture.captured import CapturedModule
 from hookboard.hooks.edits import Edit
 from hookboard.hooks.rules import Clamp, ClipNorm, Noise, Replace, Scale, Zero
-from hookboard.measure.histogram import Histogram
-from hookboard.measure.moments import Moments
-from hookboard.measure.statistics import Statistic
+from hookboard.measure import Histogram, Moments, Statistic
 from hookboard.messages import HookboardWarning
 from hookboard.recording.recorder import Reading
 from hookboard.sites import Site

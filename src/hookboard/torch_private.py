@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.autograd.graph import Node
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -75,6 +76,22 @@ def compiler_stance() -> str:
 def scale_of(scaler: GradScaler) -> Tensor | None:
     """The scale in force, shape (), without making the host wait as `get_scale()` does; None before the first."""
     return scaler._scale
+
+
+def is_inside_transform(tensor: Tensor) -> bool:
+    """Whether the tensor stands for others inside `torch.func` (vmap, grad, jvp, functionalize)."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether the tensor has a shape and no values."""
+    return isinstance(tensor, FakeTensor)
+
+
+def as_plain(tensor: Tensor) -> Tensor:
+    """The memory of a subclass as a `torch.Tensor`, whatever the subclass makes of torch's functions."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
 
 
 def waited(tensor: Tensor) -> Tensor:

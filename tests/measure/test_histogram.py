@@ -4,24 +4,24 @@ import numpy as np
 import pytest
 import torch
 from oracle import normal
+from ways import every_way, histogram_of, no_counts, on_cpu, without_a_compiler
 
-from hookboard.measure.histogram import BINS, count_into, histogram
-from hookboard.measure.moments import BLOCK, Scratch
+from hookboard.measure import histogram
+from hookboard.measure.scratch import BLOCK
 
 
-def counts_of(*tensors, implicit_zeros=0):
-    counts = torch.zeros(BINS, dtype=torch.long)
+def counts_of(*tensors, measured=on_cpu):
+    counts = no_counts()
     for tensor in tensors:
-        count_into(counts, tensor, implicit_zeros, Scratch())
+        measured(tensor, counts=counts)
     return counts.numpy()
 
 
-def histogram_of(*tensors):
-    finite = torch.cat([t.double().flatten() for t in tensors])
-    finite = finite[finite.isfinite()]
-    return histogram(counts_of(*tensors), finite.min().item(), finite.max().item())
+def double(*values):
+    return torch.tensor(values, dtype=torch.float64)
 
 
+@every_way
 @pytest.mark.parametrize(
     "values",
     [
@@ -33,11 +33,23 @@ def histogram_of(*tensors):
         torch.full((5,), -2.5),
         torch.tensor([1e-38, -1e-42, 0.0, 3e38, -3e38]),
         torch.cat([normal(100), torch.tensor([math.nan, math.inf, -math.inf])]),
+        double(1e200, 2e200, -3e200, 1.0, 0.0, math.inf, -math.inf, math.nan),
+        double(1e200, 2e200),
+        double(1.7e308, -1.7e308, 3e38, -1e39),
+        double(3.4028236e38, 3.4e38, 1.0),
+        normal(2000, dtype=torch.float64) * 1e-41,
+        double(1e-300, -1e-300, 5e-324, 0.0),
+        double(1.0625 - 1e-12, 1.0625, -1.0625 + 1e-12, 1.5),
+        torch.tensor([2**25 - 1, 2**25, 2**40 - 1, -(2**40) + 1, 2**62]),
     ],
-    ids=["normal", "relu", "far from zero", "negative", "zero", "constant", "whole range", "NaN and infinities"],
+    ids=[
+        *["normal", "relu", "far from zero", "negative", "zero", "constant", "whole range", "NaN and infinities"],
+        *["beyond float32", "all beyond float32", "the ends of float64", "just beyond float32", "subnormal"],
+        *["below float32", "just below an edge", "integers just below an edge"],
+    ],
 )
-def test_every_finite_value_is_in_the_bin_whose_edges_hold_it(values):
-    found = histogram_of(values)
+def test_every_finite_value_is_in_the_bin_whose_edges_hold_it(measured, values):
+    found = histogram_of(measured, values)
     # An edge belongs to the bin away from zero, so below zero "less than the edge" is "at most the edge".
     finite = values.double().numpy()[values.isfinite().numpy()]
     at = [((finite < e) | ((finite == e) & (e < 0))).sum() for e in found.edges[1:-1]]
@@ -51,11 +63,9 @@ def test_every_finite_value_is_in_the_bin_whose_edges_hold_it(values):
     [normal(BLOCK + 3).relu(), normal(999), normal(1000)[::2], torch.empty(0)],
     ids=["long", "odd", "gaps", "empty"],
 )
-def test_the_compiled_kernel_counts_as_torch_does(values, monkeypatch):
+def test_the_compiled_kernel_counts_as_torch_does(values):
     pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
-    natively = counts_of(values)
-    monkeypatch.setattr("hookboard.measure.histogram._native", None)
-    assert (counts_of(values) == natively).all()
+    assert (counts_of(values) == counts_of(values, measured=without_a_compiler)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool])
@@ -69,14 +79,14 @@ def test_edges_are_fixed_so_parts_add_up_to_the_whole():
     assert sum(counts_of(part) for part in parts).tolist() == counts_of(torch.cat(parts)).tolist()
 
 
-def test_implicit_zeros_are_in_the_bin_of_zero():
-    assert (
-        counts_of(torch.tensor([1.0]), implicit_zeros=5).tolist() == counts_of(torch.tensor([1.0, *[0] * 5])).tolist()
-    )
+@every_way
+def test_implicit_zeros_are_in_the_bin_of_zero(measured):
+    dense = torch.tensor([0.0, 1.0, 0.0, 0.0])
+    assert counts_of(dense.to_sparse(), measured=measured).tolist() == counts_of(dense).tolist()
 
 
 def test_a_histogram_is_fine_enough_to_draw_and_small_enough_to_write():
-    found = histogram_of(normal(100_000))
+    found = histogram_of(on_cpu, normal(100_000))
     width = found.edges[-1] - found.edges[0]
     assert np.diff(found.edges).max() < width / 20
     assert 30 < len(found.counts) <= 65

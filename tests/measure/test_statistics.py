@@ -5,8 +5,9 @@ import torch
 from oracle import normal
 
 from hookboard import Statistic
-from hookboard.measure.moments import Moments
-from hookboard.measure.statistics import FORMULAS, measure_own, merge_own, plan
+from hookboard.measure import FORMULAS, Moments, plan
+from hookboard.measure.merge import merge_own
+from hookboard.measure.statistics import measure_own
 
 NEAR_ZERO = Statistic("near_zero", lambda x: (x.abs() < 0.1).double().mean(), merge="mean")
 NOT_A_STATISTIC = 3

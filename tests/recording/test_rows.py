@@ -3,12 +3,10 @@ import torch
 from oracle import assert_true, normal
 
 from hookboard import Statistic
-from hookboard.measure.moments import Moments, Scratch, measure
-from hookboard.measure.statistics import FORMULAS
-from hookboard.recording.rows import MOST_ROWS, RowBuffer, merge_rows
+from hookboard.measure import FORMULAS, Moments, measure, merge_rows, plan
+from hookboard.recording.rows import MOST_ROWS, RowBuffer
 
 CPU = torch.device("cpu")
-WANTED = frozenset({"mean", "m2", "abs_sum", "zeros"})
 CALLS = 3 * MOST_ROWS
 
 
@@ -16,11 +14,12 @@ CALLS = 3 * MOST_ROWS
 def filled():
     """A buffer that two sites have filled many times over, one of them with nothing now and then."""
     peak = Statistic("peak", lambda x: x.max(), merge="max")
+    asked = plan([*FORMULAS, peak])
     buffer, parts = RowBuffer([peak], CPU), list(normal(CALLS, 5, mean=3.0))
     for index, part in enumerate(parts):
-        buffer.append(7, measure(part, 0, WANTED, Scratch()), part.max())
+        buffer.append(7, measure(part, asked))
         if index % 3 == 0:
-            buffer.append(2, measure(part[:0], 0, WANTED, Scratch()), None)
+            buffer.append(2, measure(part[:0], asked, moments_only=True))
     memory = sum(len(block) for block in buffer._blocks)
     return merge_rows(*buffer.take(), 8, [peak]), parts, memory
 

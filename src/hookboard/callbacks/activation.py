@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.watch import Watch
 from hookboard.hooks.taps import Taps
-from hookboard.measure.statistics import DEFAULT, Statistic
+from hookboard.measure import DEFAULT, Statistic
 from hookboard.messages import chosen
 from hookboard.recording.recorder import Recorder
 from hookboard.selection import select

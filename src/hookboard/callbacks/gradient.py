@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.watch import Watch
 from hookboard.hooks.taps import Taps
-from hookboard.measure.statistics import DEFAULT, Statistic
+from hookboard.measure import DEFAULT, Statistic
 from hookboard.messages import chosen
 from hookboard.parameters import own_parameters, stepped_by
 from hookboard.recording.recorder import Reading, Recorder

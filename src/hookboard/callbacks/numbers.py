@@ -24,7 +24,7 @@ from hookboard.callbacks.trainer import (
 )
 from hookboard.callbacks.watch import Watch, listed_gaps
 from hookboard.hooks.compiled import forget_graphs
-from hookboard.measure.statistics import Plan, Statistic, plan
+from hookboard.measure import Plan, Statistic, plan
 from hookboard.messages import chosen, warn_switched_off
 from hookboard.ranks import Ranks
 from hookboard.recording.recorder import Reading, Recorder

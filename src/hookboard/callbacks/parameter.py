@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.watch import Watch
 from hookboard.hooks.taps import Taps
-from hookboard.measure.statistics import FORMULAS, Plan, Statistic, as_list, plan
+from hookboard.measure import FORMULAS, Plan, Statistic, as_list, plan
 from hookboard.parameters import own_parameters, stepped_by
 from hookboard.recording.recorder import Reading, Recorder
 from hookboard.selection import select

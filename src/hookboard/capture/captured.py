@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hookboard.measure.moments import REQUESTABLE, Moments, Scratch, measure
-from hookboard.measure.statistics import FORMULAS
-from hookboard.measure.values import real_values
+from hookboard.measure import Moments, measure, plan
 from hookboard.sites import Role
 
 Tensors = Tensor | dict[str, Tensor]
 """One tensor, or, of several, each by the index or key that leads to it."""
 
 SUMMARY = ("mean", "std", "zero_fraction")
+_SUMMARY = plan(SUMMARY)
 
 
 class _OfRoles:
@@ -150,7 +149,6 @@ def _shapes(kept: Mapping[str, Kept]) -> str:
 
 
 def _described(tensor: Tensor) -> list[str]:
-    values, implicit_zeros = real_values(tensor.detach().cpu())
-    row = measure(values, implicit_zeros, REQUESTABLE, Scratch())
-    moments = Moments(*(row.tolist() if isinstance(row, Tensor) else row))
-    return [f"{FORMULAS[name].value(moments):.4g}" for name in SUMMARY]
+    row = measure(tensor.detach().cpu(), _SUMMARY)
+    values = _SUMMARY.values(Moments(*row), [])
+    return [f"{value:.4g}" for value in values.values()]

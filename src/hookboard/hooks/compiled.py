@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 
-from hookboard.measure.histogram import BINS, count_without_waiting
-from hookboard.measure.moments import EMPTY, WIDTH, elements_in, measure_without_waiting, merge_pair
-from hookboard.measure.statistics import IDENTITY, Statistic, measure_own, merge_own_pair
+from hookboard.measure import BINS, EMPTY, WIDTH, Statistic, elements_in
+from hookboard.measure.device import row_of_block
+from hookboard.measure.statistics import IDENTITY, measure_own
+from hookboard.measure.traced import count_without_waiting, merge_own_pair, merge_pair
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.sites import Role, Site
 
@@ -113,7 +114,7 @@ class Slots:
         if self.is_gradient and self.measuring.scale is not None:
             tensor = unscaled(tensor, self.measuring.scale)
         row, own = self.rows[k], self.measuring.own
-        fresh = measure_without_waiting(tensor, self.measuring.wanted)
+        fresh = row_of_block(tensor, self.measuring.wanted)
         merged = merge_pair(row[:WIDTH], fresh)
         if own:
             elements = (elements_in(row), elements_in(fresh))

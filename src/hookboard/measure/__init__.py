@@ -1,1 +1,32 @@
-"""A tensor as a row: what is known of its numbers, in a form that merges exactly, and what follows from it."""
+"""A tensor as a row: what is known of its numbers, in a form that merges exactly, and what follows from it.
+
+A tensor enters by `measure` and leaves as a row. Nothing else of this room touches tensors of a model.
+"""
+
+from hookboard.measure.bins import BINS
+from hookboard.measure.door import measure
+from hookboard.measure.histograms import Histogram, histogram
+from hookboard.measure.merge import merge_rows
+from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
+from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, plan
+
+__all__ = [
+    "BINS",
+    "DEFAULT",
+    "EMPTY",
+    "FIELDS",
+    "FORMULAS",
+    "REQUESTABLE",
+    "WIDTH",
+    "Histogram",
+    "Moments",
+    "Plan",
+    "Row",
+    "Statistic",
+    "as_list",
+    "elements_in",
+    "histogram",
+    "measure",
+    "merge_rows",
+    "plan",
+]

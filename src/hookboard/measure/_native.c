@@ -1,5 +1,6 @@
-/* One pass over float32 values where torch needs five. Optional: without it moments.py and histogram.py do the same
-   with torch's own operations. Tensors come as the address of their first value; the caller holds them alive. */
+/* One pass over float32 values where torch needs five. Optional: without it cpu.py does the same with torch's own
+   operations. Tensors come as the address of their first value: native.py, the only caller, has looked at each and
+   holds it alive. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -19,10 +20,10 @@
 
 #define LANES 16
 #define CHUNK 4096 /* values that stay in the fastest cache for a second look */
-#define SHIFT 19   /* as in histogram.py */
+#define SHIFT 19   /* as in bins.py */
 #define BINS 8192
 
-static const double CANCELLATION = 1e-6; /* as in moments.py */
+static const double CANCELLATION = 1e-6; /* as in cpu.py */
 
 typedef struct {
     double count, mean, m2, abs_sum, zeros, nan, posinf, neginf, min, max;
@@ -145,7 +146,7 @@ static void add_chunk(Row *row, const float *x, size_t count, int with_abs_sum)
     if (m2 < CANCELLATION * part.squares)
         m2 = squares_about(mean, x, count);
 
-    /* Chan, Golub and LeVeque, as in moments.py's merge. */
+    /* Chan, Golub and LeVeque, as in merge.py. */
     double whole = row->count + n, away = mean - row->mean;
     row->m2 += m2 + away * away * row->count * n / whole;
     row->mean += away * n / whole;
@@ -169,8 +170,9 @@ static PyObject *measure(PyObject *module, PyObject *args)
     for (Py_ssize_t i = 0; i < count; i += CHUNK)
         add_chunk(&row, x + i, (size_t)(count - i < CHUNK ? count - i : CHUNK), with_abs_sum);
     Py_END_ALLOW_THREADS
-    return Py_BuildValue("[dddddddddd]", row.count, row.mean, row.m2, row.abs_sum, row.zeros, row.nan, row.posinf,
-                         row.neginf, row.min, row.max);
+    double at_least_one = row.count > 1 ? row.count : 1;
+    return Py_BuildValue("[dddddddddd]", row.count, row.mean, sqrt(row.m2 / at_least_one), row.abs_sum / at_least_one,
+                         row.zeros, row.nan, row.posinf, row.neginf, row.min, row.max);
 }
 
 static inline uint32_t bin_of(const float *value)
@@ -209,7 +211,7 @@ static PyObject *count_into(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"measure", measure, METH_VARARGS, "measure(address, count, with_abs_sum): the row of float32 values."},
+    {"measure", measure, METH_VARARGS, "measure(address, count, with_abs_mean): the row of float32 values."},
     {"count_into", count_into, METH_VARARGS, "count_into(counts, address, count): count float32 values into bins."},
     {NULL, NULL, 0, NULL},
 };

@@ -3,13 +3,13 @@
 import importlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hookboard.measure.moments import Moments
+from hookboard.measure.row import WIDTH, Moments
 from hookboard.messages import unknown
 
 DEFAULT = ("mean", "std", "abs_max", "zero_fraction", "nonfinite_count")
@@ -22,12 +22,8 @@ class Formula(NamedTuple):
     value: Callable[[Moments], float]
 
 
-def _var(m: Moments) -> float:
-    return m.m2 / (m.count - 1) if m.count > 1 else 0.0
-
-
-def _square_sum(m: Moments) -> float:
-    return m.m2 + m.count * m.mean * m.mean
+def _std(m: Moments) -> float:
+    return m.deviation * math.sqrt(m.count / (m.count - 1)) if m.count > 1 else 0.0
 
 
 def _formula(needs: str, value: Callable[[Moments], float], *, of_any: bool = True) -> Formula:
@@ -38,15 +34,15 @@ def _formula(needs: str, value: Callable[[Moments], float], *, of_any: bool = Tr
 
 FORMULAS: dict[str, Formula] = {
     "mean": _formula("mean", lambda m: m.mean),
-    "std": _formula("mean m2", lambda m: math.sqrt(_var(m))),
-    "var": _formula("mean m2", _var),
+    "std": _formula("mean deviation", _std),
+    "var": _formula("mean deviation", lambda m: _std(m) * _std(m)),
     "min": _formula("", lambda m: m.min),
     "max": _formula("", lambda m: m.max),
     "abs_max": _formula("", lambda m: max(abs(m.min), abs(m.max))),
-    "abs_mean": _formula("abs_sum", lambda m: m.abs_sum / m.count),
-    "rms": _formula("mean m2", lambda m: math.sqrt(_square_sum(m) / m.count)),
-    "l1": _formula("abs_sum", lambda m: m.abs_sum),
-    "l2": _formula("mean m2", lambda m: math.sqrt(_square_sum(m))),
+    "abs_mean": _formula("abs_mean", lambda m: m.abs_mean),
+    "rms": _formula("mean deviation", lambda m: m.rms),
+    "l1": _formula("abs_mean", lambda m: m.abs_sum),
+    "l2": _formula("mean deviation", lambda m: m.rms * math.sqrt(m.count)),
     "zero_fraction": _formula("zeros", lambda m: m.zeros / m.count),
     "nonfinite_count": _formula("", lambda m: m.nonfinite, of_any=False),
     "nan_count": _formula("", lambda m: m.nan, of_any=False),
@@ -108,8 +104,22 @@ class Plan:
     own: tuple[Statistic, ...]
     wanted: frozenset[str]
 
+    @property
+    def width(self) -> int:
+        """How many numbers a row has: the moments, and the user's statistics behind them."""
+        return WIDTH + len(self.own)
+
+    def with_histogram(self) -> "Plan":
+        """The same plan, which also fills the columns that a histogram is written with."""
+        return replace(self, wanted=self.wanted | {"mean", "deviation"})
+
     def values(self, moments: Moments, own: Sequence[float]) -> dict[str, float]:
-        """Every statistic of the plan by name, from a merged row and the merged numbers of the user's own."""
+        """Every statistic by name.
+
+        Args:
+            moments: of a merged row.
+            own: the merged numbers of the user's statistics, in their order.
+        """
         values = {name: FORMULAS[name].value(moments) for name in self.names}
         if self.own:
             values.update({statistic.name: value for statistic, value in zip(self.own, own, strict=True)})
@@ -162,50 +172,4 @@ def measure_own(own: Sequence[Statistic], tensor: Tensor) -> Tensor:
 
 
 IDENTITY = {"mean": 0.0, "sum": 0.0, "min": math.inf, "max": -math.inf}
-"""What a number merges with and stays as it is."""
-
-
-def merge_own_pair(own: Sequence[Statistic], one: Tensor, other: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
-    """`merge_own` for two calls, as plain tensor operations for a compiled graph.
-
-    Args:
-        own: the statistics.
-        one: shape (len(own),), float64; where nothing was measured yet, each rule's `IDENTITY`.
-        other: the same of another call.
-        weights: how many elements the tensors of the two had.
-    """
-    merged = []
-    for i, statistic in enumerate(own):
-        a, b = one[i], other[i]
-        if statistic.merge == "mean":
-            merged.append((a * weights[0] + b * weights[1]) / (weights[0] + weights[1]).clamp(min=1))
-        elif statistic.merge == "sum":
-            merged.append(a + b)
-        else:
-            merged.append(torch.minimum(a, b) if statistic.merge == "min" else torch.maximum(a, b))
-    return torch.stack(merged)
-
-
-def merge_own(own: Sequence[Statistic], numbers: Tensor, weights: Tensor, owner: Tensor, owners: int) -> Tensor:
-    """Merge the numbers of several calls by each statistic's rule.
-
-    Args:
-        own: the statistics.
-        numbers: shape (n, len(own)), float64: one row for each call.
-        weights: shape (n,): how many elements the tensor of that call had.
-        owner: shape (n,), int64: which of the results each call goes into.
-        owners: how many results there are.
-
-    Returns:
-        Shape (owners, len(own)); NaN where nothing was measured.
-    """
-    merged = numbers.new_full((owners, len(own)), math.nan)
-    for i, statistic in enumerate(own):
-        column = merged[:, i]
-        if statistic.merge == "mean":
-            share = weights / weights.new_zeros(owners).index_add_(0, owner, weights)[owner]
-            column.scatter_reduce_(0, owner, numbers[:, i] * share, "sum", include_self=False)
-        else:
-            how = {"sum": "sum", "min": "amin", "max": "amax"}[statistic.merge]
-            column.scatter_reduce_(0, owner, numbers[:, i], how, include_self=False)
-    return merged
+"""The neutral element of each merge rule."""

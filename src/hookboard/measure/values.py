@@ -1,39 +1,177 @@
 """Any tensor as one flat run of real numbers, which is what the statistics are taken over."""
 
+import math
+from typing import Any, NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.masked import MaskedTensor
+
+from hookboard.torch_private import as_plain, is_fake, is_inside_transform
 
 _COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
+_HAS_STORAGE = {"cpu", "cuda", "xpu"}
+"""Devices whose tensors can be asked for their memory."""
 
-def real_values(tensor: Tensor) -> tuple[Tensor, int]:
-    """The numbers in `tensor`, flat, in any order, and how many zeros a sparse tensor leaves unwritten.
+_UNWRITTEN = 0x7FF8_5EED_5EED_5EED
+"""The bits of a NaN that no computation gives."""
 
-    Real dense tensors of any dtype keep it; nothing is copied unless the memory has gaps. A complex tensor is
-    measured by its modulus. A sparse tensor gives its explicit values and the count of implicit zeros, a
-    jagged nested tensor its values, other layouts and quantized tensors their dense form.
 
-    >>> real_values(torch.tensor([[3 + 4j, 0]]))
-    (tensor([5., 0.]), 0)
-    >>> real_values(torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse())
-    (tensor([2.]), 3)
+class Values(NamedTuple):
+    """The numbers in a tensor.
+
+    Args:
+        numbers: shape (n,), real, plain, in any order.
+        zeros: how many zeros a sparse tensor leaves unwritten.
+        holes: how many of the numbers are NaN only because they do not belong to the tensor, shape (); None for none.
     """
-    if tensor.layout is torch.strided and not (tensor.is_complex() or tensor.is_nested or tensor.is_quantized):
-        return _flat(tensor.resolve_neg()), 0
-    whole = tensor.numel()
+
+    numbers: Tensor
+    zeros: int = 0
+    holes: Tensor | None = None
+
+
+def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
+    """The numbers in any tensor.
+
+    - A dense real tensor keeps its dtype and is copied only if its memory has gaps.
+    - Of complex numbers it is the modulus, in float64.
+    - A sparse tensor gives its explicit values and the count of implicit zeros.
+    - A nested tensor gives what lies within its lengths, a MaskedTensor what its mask lets through.
+    - Quantized tensors and other layouts give their dense form.
+    - A subclass that wraps other tensors is copied by its own operation.
+
+    Args:
+        tensor: detached.
+        may_wait: whether the host may wait for the device; left out, only where that is the CPU.
+
+    Raises:
+        TypeError: the tensor has no values, or does not let them be read; the message says why.
+
+    Example:
+        >>> values_of(torch.tensor([[3 + 4j, 0]])).numbers
+        tensor([5., 0.], dtype=torch.float64)
+        >>> values_of(torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse())
+        Values(numbers=tensor([2.]), zeros=3, holes=None)
+    """
+    if nn.parameter.is_lazy(tensor):
+        raise TypeError("a lazy parameter has no values before the first forward pass")
+    kind = type(tensor)
+    if kind not in (Tensor, nn.Parameter) and kind.__torch_dispatch__ is Tensor.__torch_dispatch__:
+        # A subclass may give torch's functions a meaning of their own; its memory is that of any tensor.
+        tensor = as_plain(tensor)
+    _refuse_without_values(tensor)
+    may_wait = tensor.is_cpu if may_wait is None else may_wait
+    if isinstance(tensor, MaskedTensor):
+        return _masked(tensor, may_wait)
+    if tensor.is_nested:
+        return _nested(tensor, may_wait)
+    tensor = _plain(tensor)
     if tensor.is_quantized:
         tensor = tensor.dequantize()
+    if tensor.layout is torch.strided:
+        return Values(_flat(_real(tensor)))
     if tensor.layout is torch.sparse_coo:
-        tensor = tensor.coalesce().values()
-    elif tensor.layout in _COMPRESSED or tensor.is_nested:
-        is_sparse = not tensor.is_nested
-        tensor = tensor.values()
-        whole = whole if is_sparse else tensor.numel()
-    elif tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
+        explicit = tensor.coalesce().values()
+    elif tensor.layout in _COMPRESSED:
+        explicit = tensor.values()
+    else:
+        return values_of(tensor.to_dense(), may_wait=may_wait)
+    return Values(_flat(_real(_with_memory(explicit))), tensor.numel() - explicit.numel())
+
+
+def _refuse_without_values(tensor: Tensor) -> None:
+    if is_inside_transform(tensor):
+        raise TypeError("inside torch.func (vmap, grad, jvp, functionalize) the values of a tensor cannot be read")
+    if is_fake(tensor):
+        raise TypeError("a fake tensor has no values")
+    if tensor.is_meta:
+        raise TypeError("a meta tensor has no values")
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor as one that has its values in memory, whatever subclass it is."""
+    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
+        return _with_memory(tensor)
+    if isinstance(tensor, DTensor):
+        if tensor.device_mesh.size() > 1:
+            raise TypeError(f"a DTensor over {tensor.device_mesh.size()} processes: measure the local part of each")
+        local: Tensor = tensor.to_local()
+        return _plain(local)
+    return _copied(tensor)
+
+
+def _with_memory(tensor: Tensor) -> Tensor:
+    """The tensor, if all its values lie in memory: FSDP frees that of parameters which still exist."""
+    if tensor.layout is torch.strided and tensor.numel() and tensor.device.type in _HAS_STORAGE:
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        needed = (tensor.storage_offset() + reach + 1) * tensor.element_size()
+        if tensor.untyped_storage().nbytes() < needed:
+            raise TypeError("its memory has been freed")
+        if tensor.data_ptr() == 0:
+            raise TypeError("it has no memory of its own")
+    return tensor
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A plain copy of a subclass that says itself what its operations do.
+
+    The copy is looked through for numbers that were not written, for which the host waits.
+    """
+    kind = type(tensor).__name__
+    shape = (*tensor.shape, 2) if tensor.is_complex() else tensor.shape
+    bits = torch.full(shape, _UNWRITTEN, dtype=torch.int64, device=tensor.device)
+    copy = bits.view(torch.float64)
+    try:
+        (torch.view_as_complex(copy) if tensor.is_complex() else copy).copy_(tensor)
+    except Exception as error:
+        raise TypeError(f"a {kind} that cannot be copied into a plain tensor: {error}") from error
+    if type(copy) is not Tensor or (bits == _UNWRITTEN).any().item():
+        raise TypeError(f"a {kind} that does not give all its values when it is copied into a plain tensor")
+    return torch.view_as_complex(copy) if tensor.is_complex() else copy
+
+
+def _masked(tensor: MaskedTensor, may_wait: bool) -> Values:
+    """The values that the mask lets through."""
+    data, mask = tensor.get_data(), tensor.get_mask()
+    if data.layout is not torch.strided:
+        raise TypeError("a sparse MaskedTensor cannot be measured")
+    return _only(_real(_plain(data)), _plain(mask), may_wait)
+
+
+def _nested(tensor: Tensor, may_wait: bool) -> Values:
+    """What lies within the lengths of a nested tensor: a narrowed one keeps in memory what it leaves out."""
+    if tensor.layout is torch.strided:
+        parts = [tensor.values()] if tensor.is_contiguous() else tensor.unbind()
+        return Values(torch.cat([_flat(_real(_plain(part))) for part in parts]))
+    jagged: Any = tensor  # torch has no types for it
+    values, offsets, lengths = _plain(jagged.values()), jagged.offsets(), jagged.lengths()
+    if lengths is None:
+        lengths = offsets.diff()
+    # The ragged dimension has no size that is a number. The memory has one dimension less: the batch's.
+    ragged = next(dim for dim, size in enumerate(tensor.shape) if not isinstance(size, int)) - 1
+    place = torch.arange(values.shape[ragged], device=values.device)
+    part = torch.bucketize(place, offsets[:-1].contiguous(), right=True) - 1
+    is_inside = (part >= 0) & (place - offsets[part] < lengths[part])
+    shape = [-1 if dim == ragged else 1 for dim in range(values.dim())]
+    return _only(_real(values), is_inside.view(shape).expand(values.shape), may_wait)
+
+
+def _only(values: Tensor, belongs: Tensor, may_wait: bool) -> Values:
+    """The values that belong to the tensor; where the host may not wait for their number, the others become NaN."""
+    if may_wait:
+        return Values(values[belongs])
+    values = values if values.dtype.is_floating_point else values.double()
+    return Values(_flat(values.where(belongs, math.nan)), holes=(~belongs).sum())
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The tensor, or the modulus of a complex one: that of complex64 can be larger than float32 holds."""
     if tensor.is_complex():
-        tensor = tensor.abs()
-    return _flat(tensor), whole - tensor.numel()
+        return torch.hypot(tensor.real.double(), tensor.imag.double())
+    return tensor.resolve_neg()
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -9,14 +9,22 @@ import torch
 from torch import Tensor
 
 from hookboard.hooks.compiled import Measuring, Slots, Traced, unscaled
-from hookboard.measure import histogram as histograms
-from hookboard.measure.histogram import Histogram
-from hookboard.measure.moments import FIELDS, REQUESTABLE, WIDTH, Moments, Scratch, elements_in, measure
-from hookboard.measure.statistics import Plan, Statistic, measure_own
-from hookboard.measure.values import real_values
+from hookboard.measure import (
+    BINS,
+    FIELDS,
+    REQUESTABLE,
+    WIDTH,
+    Histogram,
+    Moments,
+    Plan,
+    elements_in,
+    measure,
+    merge_rows,
+)
+from hookboard.measure import histogram as histogram_of
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
-from hookboard.recording.rows import RowBuffer, merge_rows
+from hookboard.recording.rows import RowBuffer
 from hookboard.sites import MOMENTS_ONLY, Role, Site, Stage
 
 
@@ -70,9 +78,8 @@ class Recorder:
         sync: bool = True,
     ) -> None:
         self.stage: Stage = stage
-        self._plan = plan
-        self._measuring = Measuring(plan.wanted | ({"mean", "m2"} if histogram else set()), plan.own)
-        self._scratch = Scratch()
+        self._plan = plan.with_histogram() if histogram else plan
+        self._measuring = Measuring(self._plan.wanted, plan.own)
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._measuring.wanted]
         self._rows = RowBuffer(plan.own, device)
         self._traced = Traced((), self._measuring, device, histogram=histogram)
@@ -96,7 +103,7 @@ class Recorder:
 
     def _add(self, site: Site) -> Callable[[Tensor], None]:
         index = len(self._observers)
-        own = () if site.role in MOMENTS_ONLY else self._plan.own
+        moments_only = site.role in MOMENTS_ONLY
         counts = self._counts_of(site) if self._has_histogram(site) else None
         is_replicated = site.role.startswith("parameter")
         is_scaled = site.role in ("grad_output", "grad_input")
@@ -113,7 +120,8 @@ class Recorder:
                     tensor = part
                 if is_scaled and self._measuring.scale is not None:
                     tensor = unscaled(tensor, self._measuring.scale)
-                self._record(index, tensor, own, counts)
+                row = measure(tensor, self._plan, counts=counts, moments_only=moments_only)
+                self._rows.append(index, row)
             except Exception as error:
                 self._off.add(site)
                 warn_switched_off(f"{site.role} of {site.path!r}", error)
@@ -126,7 +134,7 @@ class Recorder:
     def _counts_of(self, site: Site) -> Tensor:
         if site not in self._counts:
             with torch.inference_mode(False):
-                self._counts[site] = torch.zeros(histograms.BINS, dtype=torch.long, device=self._rows.device)
+                self._counts[site] = torch.zeros(BINS, dtype=torch.long, device=self._rows.device)
         return self._counts[site]
 
     def trace(self, sites: Collection[tuple[str, Role]]) -> dict[tuple[str, Role], Slots]:
@@ -150,14 +158,6 @@ class Recorder:
     def is_off(self, name: str, role: Role) -> bool:
         """Whether measuring this role of this module or parameter has failed, on any rank."""
         return any((site.name, site.role) == (name, role) for site in self._off)
-
-    def _record(self, index: int, tensor: Tensor, own: tuple[Statistic, ...], counts: Tensor | None) -> None:
-        values, implicit_zeros = real_values(tensor)
-        row = measure(values, implicit_zeros, self._measuring.wanted, self._scratch)
-        numbers = measure_own(own, tensor) if own else None
-        if counts is not None:
-            histograms.count_into(counts, values, implicit_zeros, self._scratch)
-        self._rows.append(index, row, numbers)
 
     def flush(self, next_scale: Tensor | None = None) -> list[Reading]:
         """Merge what was measured since the last flush and forget it.
@@ -187,7 +187,7 @@ class Recorder:
             row[self._not_measured] = math.nan
             numbers = row.tolist()
             moments = Moments(*numbers[:WIDTH])
-            histogram = None if bins is None else histograms.histogram(bins, moments.min, moments.max)
+            histogram = None if bins is None else histogram_of(bins, moments.min, moments.max)
             values = self._plan.values(moments, numbers[WIDTH:])
             if overflowed:
                 values, histogram = _counts_alone(values, moments), None
@@ -238,7 +238,7 @@ class Recorder:
         table = table.reshape(rows.shape)
         counted += self._traced.counted(numbers, most)
         sites = [*sites, *self._traced.named(numbers, most)]
-        bins_of = _summed(zip(counted, all_bins.reshape(-1, histograms.BINS), strict=True))
+        bins_of = _summed(zip(counted, all_bins.reshape(-1, BINS), strict=True))
         if len(set(sites)) < len(sites):  # a module that ran compiled and not, in one step
             whole = list(dict.fromkeys(sites))
             into = torch.tensor([whole.index(site) for site in sites])

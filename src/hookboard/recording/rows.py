@@ -1,37 +1,15 @@
 """Rows as they come in, each with its owner, and merged by owner."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure.moments import WIDTH, Row, elements_in, merge
-from hookboard.measure.statistics import Statistic, merge_own
+from hookboard.measure import WIDTH, Row, Statistic, merge_rows
 
 MOST_ROWS = 4096
 """Rows that are kept apart. Of more, as a whole validation loop gives, each owner's are merged before the next."""
-
-
-def merge_rows(rows: Tensor, owner: Tensor, owners: int, own: Sequence[Statistic]) -> Tensor:
-    """The rows of each owner as one.
-
-    Args:
-        rows: shape (n, WIDTH + len(own)), float64; those of nothing merge with nothing.
-        owner: shape (n,), int64: which of the results each row goes into.
-        owners: how many results there are.
-        own: the user's statistics, which stand behind the moments.
-
-    Returns:
-        Shape (owners, WIDTH + len(own)).
-    """
-    elements = elements_in(rows)
-    owner = owner.where(elements != 0, owners)
-    merged = merge(rows[:, :WIDTH], owner, owners + 1)
-    if own:
-        merged = torch.cat([merged, merge_own(own, rows[:, WIDTH:], elements, owner, owners + 1)], dim=1)
-    return merged[:owners]
 
 
 class RowBuffer:
@@ -51,17 +29,15 @@ class RowBuffer:
         self._slots: list[Tensor | np.ndarray] = []
         self._grow(capacity)
 
-    def append(self, owner: int, moments: Row, own: Tensor | None) -> None:
-        """Keep a row; its own statistics are NaN where none are given."""
+    def append(self, owner: int, row: Row) -> None:
+        """Keep a row."""
         if len(self.owners) == len(self._slots):
             self._make_room()
         slot = self._slots[len(self.owners)]
         if isinstance(slot, Tensor):
-            slot[:WIDTH] = torch.as_tensor(moments, dtype=torch.float64)
+            slot.copy_(torch.as_tensor(row, dtype=torch.float64))
         else:
-            slot[:WIDTH] = moments
-        if self._own:
-            slot[WIDTH:] = math.nan if own is None else own
+            slot[:] = row
         self.owners.append(owner)
 
     def take(self) -> tuple[Tensor, Tensor]:

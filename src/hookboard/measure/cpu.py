@@ -1,0 +1,105 @@
+"""Rows and bins of values on the CPU, where reading a number back costs nothing. The arithmetic is float64."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from hookboard.measure import native
+from hookboard.measure.bins import BINS, as_single, bins_of
+from hookboard.measure.merge import merge
+from hookboard.measure.row import EMPTY
+from hookboard.measure.scratch import BLOCK, scratch
+from hookboard.measure.values import Values
+
+CANCELLATION = 1e-6
+"""Where the variance is a smaller part than this of the mean square, it is computed again about the mean."""
+
+SAFE = (1e-100, 1e100)
+"""Magnitudes between which no square leaves the range of float64."""
+
+_EXACT_AS_FLOAT32 = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16}
+
+
+def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
+    """The row of the values, with at least the columns that are wanted."""
+    numbers = values.numbers
+    blocks = [numbers] if native.can_read(numbers) else numbers.split(BLOCK)
+    rows = [_row_of_block(block, wanted) for block in blocks]
+    if values.zeros:
+        rows.append([values.zeros, 0.0, 0.0, 0.0, values.zeros, 0.0, 0.0, 0.0, 0.0, 0.0])
+    if len(rows) == 1:
+        return rows[0]
+    owner = torch.zeros(len(rows), dtype=torch.long, device="cpu")
+    merged: list[float] = merge(torch.tensor(rows, dtype=torch.float64, device="cpu"), owner, 1)[0].tolist()
+    return merged
+
+
+def _row_of_block(block: Tensor, wanted: frozenset[str]) -> list[float]:
+    if not block.numel():
+        return list(EMPTY)
+    block = _as_float(block)
+    if native.can_read(block):
+        return native.row_of(block, with_abs_mean="abs_mean" in wanted)
+    low, high = (extreme.item() for extreme in torch.aminmax(block))
+    if math.isfinite(low) and math.isfinite(high):
+        return _row_of_finite(block, low, high, wanted)
+    row = _row_of_block(block[torch.isfinite(block)], wanted)
+    row[5:8] = [found.sum().item() for found in (block.isnan(), block == math.inf, block == -math.inf)]
+    return row
+
+
+def _as_float(block: Tensor) -> Tensor:
+    """The block without gaps as float32 or float64, whichever holds its values."""
+    if block.dtype in (torch.float32, torch.float64):
+        return block.contiguous()
+    is_single = block.dtype.is_floating_point or block.dtype in _EXACT_AS_FLOAT32
+    return scratch("float", torch.float32 if is_single else torch.float64, block.numel()).copy_(block)
+
+
+def _row_of_finite(block: Tensor, low: float, high: float, wanted: frozenset[str]) -> list[float]:
+    count = block.numel()
+    mean = deviation = abs_mean = zeros = 0.0
+    if "zeros" in wanted and low <= 0 <= high:
+        # Into a float of its own type is the only comparison that torch vectorizes.
+        zeros = torch.eq(block, 0, out=scratch("is_zero", block.dtype, count)).sum().item()
+    if wanted & {"mean", "deviation", "abs_mean"}:
+        wide = scratch("wide", torch.float64, count).copy_(block)
+        size, unit = max(-low, high), 1.0
+        if size and not SAFE[0] < size < SAFE[1]:
+            unit = 2.0 ** (math.frexp(size)[1] - 1)
+            wide.div_(unit)
+        total = wide.sum().item()
+        mean = total / count
+        if "deviation" in wanted:
+            deviation = unit * math.sqrt(max(0.0, _squares_about(mean, total, wide)) / count)
+        if "abs_mean" in wanted:
+            one_signed = low >= 0 or high <= 0
+            abs_mean = (abs(total) if one_signed else wide.abs_().sum().item()) / count * unit
+        mean *= unit
+    return [count, mean, deviation, abs_mean, zeros, 0.0, 0.0, 0.0, low, high]
+
+
+def _squares_about(mean: float, total: float, wide: Tensor) -> float:
+    """The sum of squared differences from the mean."""
+    squares = torch.dot(wide, wide).item()
+    about_mean = squares - total * mean
+    if about_mean < CANCELLATION * squares:
+        away = wide - mean
+        about_mean = torch.dot(away, away).item() - away.sum().item() ** 2 / wide.numel()
+    return about_mean
+
+
+def count_into(counts: Tensor, values: Values) -> None:
+    """Add the bins of the values to `counts`, shape (BINS,), int64."""
+    numbers = values.numbers
+    for block in [numbers] if native.can_read(numbers) else numbers.split(BLOCK):
+        single = as_single(block).contiguous()
+        if native.can_read(single):
+            native.count_into(counts, single)
+        else:
+            native.add_counts(counts, torch.bincount(bins_of(single), minlength=BINS))
+    if values.zeros:
+        zeros = torch.zeros(BINS, dtype=torch.long, device="cpu")
+        zeros[0] = values.zeros
+        native.add_counts(counts, zeros)

@@ -1,0 +1,75 @@
+"""The one door into measuring: a tensor goes in, its row comes out."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from hookboard.measure import cpu, device, native
+from hookboard.measure.row import Row
+from hookboard.measure.statistics import Plan, measure_own
+from hookboard.measure.values import Values, values_of
+
+
+def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments_only: bool = False) -> Row:
+    """Measure a tensor. Any number of threads may do so at once.
+
+    Args:
+        tensor: detached; of any shape, dtype, layout, subclass and device.
+        plan: what to measure.
+        counts: the bins of its values are added to this, shape (BINS,), int64, contiguous, on the tensor's device.
+        moments_only: leave out the user's statistics, which are NaN then, and `counts`.
+
+    Returns:
+        `plan.width` numbers: the columns of `FIELDS`, and the user's statistics behind them. Floats on the CPU;
+        elsewhere a float64 tensor on the device, which the host has not waited for. Only sparse tensors with
+        duplicates and subclasses that wrap other tensors make it wait.
+
+    Raises:
+        TypeError: the tensor has no values, or does not let them be read; the message says why.
+        Exception: whatever a statistic of the user's raises. `counts` is as it was then.
+
+    Example:
+        >>> from hookboard.measure import FIELDS, plan
+        >>> row = measure(torch.tensor([1.0, 3.0, float("nan")]), plan(["mean", "nan_count"]))
+        >>> row[FIELDS.index("mean")], row[FIELDS.index("nan")]
+        (2.0, 1.0)
+    """
+    if native.can_read(tensor):
+        row = native.row_of(tensor, with_abs_mean="abs_mean" in plan.wanted)
+        if plan.own:
+            row += _own(tensor, plan, moments_only)
+        if counts is not None and not moments_only:
+            native.count_into(counts, tensor)
+        return row
+    values = values_of(tensor)
+    way = row_on_cpu if values.numbers.is_cpu else row_on_device
+    return way(tensor, values, plan, counts, moments_only)
+
+
+def row_on_cpu(tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool) -> list[float]:
+    """`measure` for a tensor on the CPU that is no plain float32."""
+    row = cpu.row_of(values, plan.wanted)
+    if plan.own:
+        row += _own(tensor, plan, moments_only)
+    if counts is not None and not moments_only:
+        cpu.count_into(counts, values)
+    return row
+
+
+def row_on_device(tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool) -> Tensor:
+    """`measure` for a tensor that is not on the CPU; right for one that is, but slower."""
+    row = device.row_of(values, plan.wanted)
+    if plan.own:
+        own = row.new_full((len(plan.own),), math.nan) if moments_only else measure_own(plan.own, tensor)
+        row = torch.cat([row, own])
+    if counts is not None and not moments_only:
+        device.count_into(counts, values)
+    return row
+
+
+def _own(tensor: Tensor, plan: Plan, moments_only: bool) -> list[float]:
+    if moments_only:
+        return [math.nan] * len(plan.own)
+    numbers: list[float] = measure_own(plan.own, tensor).tolist()
+    return numbers

@@ -1,0 +1,100 @@
+"""Rows that belong together become one, as if all their values had been measured at once."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hookboard.measure.row import WIDTH, elements_in
+from hookboard.measure.statistics import Statistic
+
+
+def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
+    """Merge the rows of each owner, as if all their values had been measured at once.
+
+    The algorithm of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
+    variances", 1979) for any number of parts: with `n = sum n_i`,
+
+        mean = sum(n_i mean_i) / n,    n deviation^2 = sum(n_i (deviation_i^2 + (mean_i - mean)^2))
+
+    It is computed in units of the owner's largest value, where no square overflows or underflows.
+
+    Args:
+        rows: shape (n, WIDTH), float64.
+        owner: shape (n,), int64: the index of the result that each row belongs to.
+        owners: how many results there are.
+
+    Returns:
+        Shape (owners, WIDTH); an owner without rows gets the row of an empty tensor.
+    """
+    merged = rows.new_zeros(owners, WIDTH).index_add_(0, owner, rows)
+    low, high = merged[:, 8], merged[:, 9]
+    low.fill_(math.inf).scatter_reduce_(0, owner, rows[:, 8], "amin")
+    high.fill_(-math.inf).scatter_reduce_(0, owner, rows[:, 9], "amax")
+
+    unit = unit_of(low, high)[:, None]
+    part, count = rows[:, 1:4] / unit[owner], rows[:, :1]
+    at_least_one = merged[:, :1].clamp(min=1)
+    means = part.new_zeros(owners, 3).index_add_(0, owner, count * part).div_(at_least_one)
+    squares = count[:, 0] * (part[:, 1].square() + (part[:, 0] - means[owner, 0]).square())
+    means[:, 1] = (part.new_zeros(owners).index_add_(0, owner, squares) / at_least_one[:, 0]).sqrt_()
+    merged[:, 1:4] = means * unit
+    return merged
+
+
+def unit_of(low: Tensor, high: Tensor) -> Tensor:
+    """A power of two of the size of the larger magnitude, by which division is exact; 1 where that is 0 or not finite.
+
+    Args:
+        low: the smallest value, of any shape, floating point.
+        high: the largest value, of the same shape and dtype.
+    """
+    size = torch.maximum(low.abs(), high.abs())
+    mantissa = torch.frexp(size).mantissa
+    return torch.where((size > 0) & (size < math.inf), size / (2 * mantissa), 1)
+
+
+def merge_rows(rows: Tensor, owner: Tensor, owners: int, own: Sequence[Statistic]) -> Tensor:
+    """Merge the rows of each owner, with the numbers of the user's statistics behind the moments.
+
+    Args:
+        rows: shape (n, WIDTH + len(own)), float64; a row of no values changes nothing.
+        owner: shape (n,), int64: the index of the result that each row belongs to.
+        owners: how many results there are.
+        own: the user's statistics.
+
+    Returns:
+        Shape (owners, WIDTH + len(own)).
+    """
+    elements = elements_in(rows)
+    owner = owner.where(elements != 0, owners)
+    merged = merge(rows[:, :WIDTH], owner, owners + 1)
+    if own:
+        merged = torch.cat([merged, merge_own(own, rows[:, WIDTH:], elements, owner, owners + 1)], dim=1)
+    return merged[:owners]
+
+
+def merge_own(own: Sequence[Statistic], numbers: Tensor, weights: Tensor, owner: Tensor, owners: int) -> Tensor:
+    """Merge the numbers of several calls by each statistic's rule.
+
+    Args:
+        own: the statistics.
+        numbers: shape (n, len(own)), float64: one row for each call.
+        weights: shape (n,): how many elements the tensor of that call had.
+        owner: shape (n,), int64: which of the results each call goes into.
+        owners: how many results there are.
+
+    Returns:
+        Shape (owners, len(own)); NaN where nothing was measured.
+    """
+    merged = numbers.new_full((owners, len(own)), math.nan)
+    for i, statistic in enumerate(own):
+        column = merged[:, i]
+        if statistic.merge == "mean":
+            share = weights / weights.new_zeros(owners).index_add_(0, owner, weights)[owner]
+            column.scatter_reduce_(0, owner, numbers[:, i] * share, "sum", include_self=False)
+        else:
+            how = {"sum": "sum", "min": "amin", "max": "amax"}[statistic.merge]
+            column.scatter_reduce_(0, owner, numbers[:, i], how, include_self=False)
+    return merged

@@ -1,0 +1,61 @@
+"""The compiled kernel, and the only place that hands addresses of tensors to it."""
+
+import threading
+
+import torch
+from torch import Tensor, nn
+
+try:
+    from hookboard.measure import _native
+except ImportError:  # there was no C compiler when hookboard was installed
+    _native = None  # type: ignore[assignment]
+
+_COUNTING = threading.Lock()
+"""Held while bins are added: the kernel runs without the interpreter's lock."""
+
+
+def can_read(tensor: Tensor) -> bool:
+    """Whether the kernel may read the tensor: all its values lie at its address, in any order, as float32.
+
+    Only plain tensors pass. A subclass may have no memory of its own, a tensor inside `torch.func` has none, a view
+    may mean the negative of what lies there, and FSDP frees the memory of tensors that still exist.
+    """
+    kind = type(tensor)
+    if not (
+        _native is not None
+        and (kind is Tensor or kind is nn.Parameter)
+        and tensor.dtype is torch.float32
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
+        and not tensor.is_neg()
+    ):
+        return False
+    try:
+        needed = 4 * (tensor.storage_offset() + tensor.numel())
+        return tensor.untyped_storage().nbytes() >= needed and tensor.data_ptr() != 0
+    except RuntimeError:  # a tensor inside torch.func
+        return False
+
+
+def row_of(tensor: Tensor, *, with_abs_mean: bool) -> list[float]:
+    """The row of a tensor that `can_read` has passed; `abs_mean` may be left 0."""
+    return _native.measure(tensor.data_ptr(), tensor.numel(), with_abs_mean)
+
+
+def count_into(counts: Tensor, tensor: Tensor) -> None:
+    """Add the bins of a tensor that `can_read` has passed.
+
+    Args:
+        counts: shape (BINS,), int64, contiguous, on the CPU; changed in place.
+        tensor: the values.
+    """
+    with _COUNTING:
+        _native.count_into(counts.data_ptr(), tensor.data_ptr(), tensor.numel())
+
+
+def add_counts(counts: Tensor, more: Tensor) -> None:
+    """Add counted bins, both of shape (BINS,), int64, while no other thread does."""
+    with _COUNTING:
+        counts += more

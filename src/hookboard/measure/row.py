@@ -1,0 +1,75 @@
+"""The row: what is known of a set of numbers, in a form that merges exactly."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+FIELDS = ("count", "mean", "deviation", "abs_mean", "zeros", "nan", "posinf", "neginf", "min", "max")
+"""The columns of a row.
+
+count: how many values are finite. The other columns, except for the next three, describe only these.
+nan, posinf, neginf: how many values are NaN, +Inf, -Inf.
+mean: the mean. abs_mean: the mean of the absolute values.
+deviation: the root of the mean squared difference from the mean (the standard deviation with divisor `count`).
+zeros: how many values are 0. min, max: the extremes; inf and -inf where count is 0.
+
+Means are kept and no sums: no column is larger than the largest value, so nothing overflows that can be represented.
+"""
+
+WIDTH = len(FIELDS)
+
+REQUESTABLE = frozenset({"mean", "deviation", "abs_mean", "zeros"})
+"""Columns that are filled only where a statistic needs them. The others are always filled."""
+
+EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
+"""The row of no values."""
+
+Row = list[float] | Tensor
+"""Floats on the CPU; elsewhere a float64 tensor on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """One merged row on the host. The arguments are described at `FIELDS`; those not asked for are NaN."""
+
+    count: float
+    mean: float
+    deviation: float
+    abs_mean: float
+    zeros: float
+    nan: float
+    posinf: float
+    neginf: float
+    min: float
+    max: float
+
+    @property
+    def nonfinite(self) -> float:
+        """How many values are NaN or infinite."""
+        return self.nan + self.posinf + self.neginf
+
+    @property
+    def m2(self) -> float:
+        """The sum of squared differences from the mean; inf where float64 cannot hold it."""
+        return self.deviation * self.deviation * self.count
+
+    @property
+    def abs_sum(self) -> float:
+        """The sum of absolute values."""
+        return self.abs_mean * self.count
+
+    @property
+    def rms(self) -> float:
+        """The root of the mean square."""
+        return math.hypot(self.mean, self.deviation)
+
+    @property
+    def square_sum(self) -> float:
+        """The sum of squares; inf where float64 cannot hold it."""
+        return self.rms * self.rms * self.count
+
+
+def elements_in(rows: Tensor) -> Tensor:
+    """How many values each row describes, finite or not; from shape (..., at least WIDTH) to (...)."""
+    return rows[..., 0] + rows[..., 5:8].sum(-1)

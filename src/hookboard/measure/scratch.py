@@ -1,0 +1,35 @@
+"""Memory to work in on the CPU, kept between calls: fresh temporaries cost more than the arithmetic."""
+
+import threading
+
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 18
+"""Elements that are worked on at once: fewer cost more calls, more drive the model out of the cache."""
+
+
+class _Buffers(threading.local):
+    """The buffers of one thread: modules may be called from several at once."""
+
+    def __init__(self) -> None:
+        self.by_use: dict[tuple[str, torch.dtype], Tensor] = {}
+
+
+_BUFFERS = _Buffers()
+
+
+def scratch(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
+    """An uninitialized CPU tensor of shape (size,), valid until this thread asks for the same purpose again.
+
+    Args:
+        purpose: a name; different ones never share memory.
+        dtype: of the tensor.
+        size: at most `BLOCK`.
+    """
+    buffer = _BUFFERS.by_use.get((purpose, dtype))
+    if buffer is None or buffer.numel() < size:
+        # A tensor made under inference_mode could never be written to outside of it.
+        with torch.inference_mode(False):
+            buffer = _BUFFERS.by_use[purpose, dtype] = torch.empty(size, dtype=dtype, device="cpu")
+    return buffer[:size]
