@@ -28,6 +28,17 @@ def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from tensors_in(item, f"{path}/{key}" if path else str(key))
 
 
+def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What a module is called with, as one structure: a single argument stands for itself, several go by their names.
+
+    >>> named_inputs((1,), {})
+    1
+    >>> named_inputs((1, 2), {"mask": 3})
+    {0: 1, 1: 2, 'mask': 3}
+    """
+    return args[0] if len(args) == 1 and not kwargs else dict(enumerate(args)) | dict(kwargs)
+
+
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """The same structure with every tensor of `tensors_in` changed, in that order.
 

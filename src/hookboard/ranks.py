@@ -6,8 +6,9 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate
+
+from hookboard.torch_private import waited
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ def own_part(tensor: Tensor, *, is_replicated: bool, rank: int, is_merged: bool)
         RuntimeError: a DTensor holds partial sums, and the other ranks do not take part.
     """
     if not isinstance(tensor, DTensor):
-        return None if is_replicated and rank else _arrived(tensor)
+        return None if is_replicated and rank else waited(tensor)
     mesh, placements = tensor.device_mesh, tensor.placements
     if is_replicated and 0 not in mesh.mesh:
         return None
@@ -70,14 +71,15 @@ def own_part(tensor: Tensor, *, is_replicated: bool, rank: int, is_merged: bool)
         tensor = tensor.redistribute(placements=placements)
     if any(placement.is_replicate() and mesh.get_local_rank(i) for i, placement in enumerate(placements)):
         return None
-    return _arrived(tensor.to_local())
+    return waited(tensor.to_local())
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The tensor as one process would have it; of a DTensor every rank must ask."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return _arrived(full)
+    return waited(full)
 
 
-def _arrived(tensor: Tensor) -> Tensor:
-    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lies on this rank."""
+    return waited(tensor.to_local()) if isinstance(tensor, DTensor) else tensor

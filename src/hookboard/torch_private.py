@@ -9,8 +9,10 @@ from torch._dynamo import OptimizedModule
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
+from torch.amp.grad_scaler import OptState
 from torch.autograd.graph import Node
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.writer import FileWriter
 
@@ -21,6 +23,12 @@ def in_backward() -> bool:
     It cannot be traced by torch.compile.
     """
     return torch._C._current_graph_task_id() != -1
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it
+def in_transform() -> bool:
+    """Whether a function transform (`torch.func.vmap`, `grad` and so on) is being run, or traced by torch.compile."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def sequence_number() -> int:
@@ -92,6 +100,11 @@ def as_plain(tensor: Tensor) -> Tensor:
     """The memory of a subclass as a `torch.Tensor`, whatever the subclass makes of torch's functions."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(Tensor)
+
+
+def has_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
+    """Whether the scaler has divided its scale out of the optimizer's gradients since they were made."""
+    return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
 
 
 def waited(tensor: Tensor) -> Tensor:

@@ -66,8 +66,8 @@ def test_on_a_gpu_the_host_waits_once_for_each_flush():
 
 
 def test_nothing_is_measured_when_no_step_is_due(tmp_path, monkeypatch):
-    def forbidden(*args):
+    def forbidden(*args, **kwargs):
         raise AssertionError("measured")
 
-    monkeypatch.setattr(Recorder, "_record", forbidden)
+    monkeypatch.setattr("hookboard.recording.recorder.measure", forbidden)
     fit(tmp_path, Toy(mlp()), batches(4, 4), *everything(every_n_steps=100))

@@ -70,6 +70,17 @@ def test_every_statistic_is_that_of_one_process_on_the_data_of_both(one, two):
             assert_same(mine[site], theirs[site])
 
 
+def test_a_compiled_module_that_returns_other_names_on_each_rank_is_logged_under_each(one, tmp_path):
+    two = run(tmp_path, "ddp_find_unused_parameters_true", 2, "compiled")
+    for mine, theirs in zip(two[0].steps, one.steps, strict=True):
+        ways = [site for site in theirs if site.name == "net.ways"]
+        assert {site.index for site in ways if site.role == "output"} >= {"ordinary"}
+        for site in ways:
+            assert_same(mine[site], theirs[site])
+    last = {site.index for site in two[0].steps[-1] if (site.name, site.role) == ("net.ways", "output")}
+    assert last == {"ordinary", "special"}
+
+
 def test_a_branch_that_one_rank_takes_alone_is_logged(two):
     ran = [{site.path for site in step if site.name == "net.branch"} for step in two[0].steps]
     assert ran[0] == set()
@@ -166,7 +177,7 @@ def test_what_tensor_parallelism_splits_is_measured_as_a_whole(tensor_parallel, 
     for mine, theirs in zip(tensor_parallel, whole, strict=True):
         assert mine.keys() == theirs.keys()
         for site, reading in theirs.items():
-            if site.name != "net.squash":
+            if site.name not in ("net.squash", "net.ways"):
                 assert_same(mine[site], reading, rel=1e-4)
 
 

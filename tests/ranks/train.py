@@ -1,6 +1,6 @@
 """Trains a toy on any strategy and saves what each rank read.
 
-python train.py STRATEGY DEVICES sync|alone|faults|sharded|pictures FILE
+python train.py STRATEGY DEVICES sync|compiled|alone|faults|sharded|pictures FILE
 
 STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism).
 """
@@ -41,6 +41,13 @@ def near_zero(x: Tensor) -> Tensor:
 NEAR_ZERO = Statistic("near_zero", near_zero, merge="mean")
 
 
+class Ways(nn.Module):
+    """Returns its input under the name that it is given."""
+
+    def forward(self, x: Tensor, way: str) -> dict[str, Tensor]:
+        return {way: 2 * x}
+
+
 class Branches(nn.Module):
     """Rank 1 alone takes the branch, where there is one."""
 
@@ -48,6 +55,7 @@ class Branches(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.squash = nn.Tanh()
+        self.ways = Ways()
         self.first = nn.Linear(4, 8)
         self.relu = nn.ReLU(inplace=True)
         self.branch = nn.LSTM(8, 8) if has_branch else None
@@ -55,7 +63,9 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         ordinary, special = x[x[:, 0] < 100], x[x[:, 0] >= 100]
-        y = self.relu(self.first(self.squash(torch.cat([ordinary, special]) % 100)))
+        named = [("ordinary", ordinary), ("special", special)]
+        x = torch.cat([self.ways(part % 100, way)[way] for way, part in named if len(part)])
+        y = self.relu(self.first(self.squash(x)))
         if len(special) and self.branch is not None:
             y = torch.cat([y[: len(ordinary)], self.branch(y[len(ordinary) :])[0]])
         return self.last(y)
@@ -173,6 +183,8 @@ def main(strategy: str, devices: int, how: str, file: str) -> None:
     # The mean of the ranks' gradients is half of their sum, which one process has.
     lr = 0.01 if together else 0.02
     model = Model(has_branch=how != "sharded", lr=lr if how == "sharded" else 0.0)
+    if how == "compiled":
+        model.net.ways.compile(backend="aot_eager")
     data = DataLoader(Batches(together), batch_size=None)
     trainer.fit(model, data, data)
 

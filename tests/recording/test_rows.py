@@ -14,12 +14,12 @@ CALLS = 3 * MOST_ROWS
 def filled():
     """A buffer that two sites have filled many times over, one of them with nothing now and then."""
     peak = Statistic("peak", lambda x: x.max(), merge="max")
-    asked = plan([*FORMULAS, peak])
+    everything = plan([*FORMULAS, peak])
     buffer, parts = RowBuffer([peak], CPU), list(normal(CALLS, 5, mean=3.0))
     for index, part in enumerate(parts):
-        buffer.append(7, measure(part, asked))
+        buffer.append(7, measure(part, everything))
         if index % 3 == 0:
-            buffer.append(2, measure(part[:0], asked, moments_only=True))
+            buffer.append(2, measure(part[:0], everything, moments_only=True))
     memory = sum(len(block) for block in buffer._blocks)
     return merge_rows(*buffer.take(), 8, [peak]), parts, memory
 

@@ -10,7 +10,7 @@ from hookboard.callbacks.watch import Watch
 from hookboard.hooks.taps import Taps
 from hookboard.measure import DEFAULT, Statistic
 from hookboard.messages import chosen
-from hookboard.recording.recorder import Recorder
+from hookboard.recording import Recorder
 from hookboard.selection import select
 from hookboard.sites import Stage
 
@@ -70,5 +70,5 @@ class ActivationLogger(SiteLogger):
 
     def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
         modules = select(pl_module, self.modules, self.types)
-        taps = Taps(modules, chosen("roles", self.roles, get_args(ActivationRole)), recorder.open, recorder.trace)
+        taps = Taps(modules, chosen("roles", self.roles, get_args(ActivationRole)), recorder.open, in_graphs=True)
         return Watch(recorder, taps, parameters={}, sites=list(taps.expected()))

@@ -14,7 +14,7 @@ from hookboard.callbacks.watch import Watch
 from hookboard.hooks.taps import Taps
 from hookboard.measure import FORMULAS, Plan, Statistic, as_list, plan
 from hookboard.parameters import own_parameters, stepped_by
-from hookboard.recording.recorder import Reading, Recorder
+from hookboard.recording import Reading, Recorder
 from hookboard.selection import select
 from hookboard.sites import Role, Site
 

@@ -139,10 +139,14 @@ class InputGradients:
                 self._pending.append(passed)
         self.unreached = [path for path, edge in inputs.items() if _key(edge) not in crossings.keys() | returned.keys()]
 
-    def settle(self) -> None:
+    def show_pending(self) -> None:
         """Observe what has arrived where not every edge had its gradient: the others were not part of the loss."""
         for passed in self._pending:
             passed.settle()
+
+    def settle(self) -> None:
+        """Observe what has arrived, and let go of the handles."""
+        self.show_pending()
         for handle in self._handles:
             if handle is not None:
                 handle.remove()
@@ -192,8 +196,8 @@ class _NodeHook:
 def _crossings(outputs: Iterable[Tensor], since: int) -> dict[tuple[Node, int], list[tuple[Node, int]]]:
     """From each edge that leaves the module's part of the graph to the nodes (and their slots) that it leaves."""
     found: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
-    waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-    seen = set(waiting)
+    seen = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
+    waiting = list(seen)
     while waiting:
         node = waiting.pop()
         if node._sequence_nr() < since:

@@ -1,27 +1,21 @@
 """Hooks on modules: each tensor that passes is shown to an observer; every handle has one owner."""
 
 import functools
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from hookboard.hooks.compiled import Slots, Traced, TracedTap, in_backward
-from hookboard.hooks.gradients import (
-    Edges,
-    InputGradients,
-    Observer,
-    Switch,
-    edges_of,
-    watch_output,
-    why_no_gradient,
-)
+from hookboard.hooks.gradients import Edges, InputGradients, Observer, Switch, edges_of, watch_output, why_no_gradient
+from hookboard.hooks.graphs import GraphEnd
+from hookboard.hooks.own_call import is_own_call
 from hookboard.messages import warn_switched_off
-from hookboard.nested import tensors_in
+from hookboard.nested import named_inputs, tensors_in
 from hookboard.sites import Role, Site
+from hookboard.torch_private import has_compiled_anything, in_backward, sequence_number
 
 UNKNOWN = -1
 """The number of a call that cannot be told from others."""
@@ -35,8 +29,7 @@ class Taps:
         roles: from `input`, `output`, `grad_input`, `grad_output`.
         open_site: called with a site when its first tensor is about to pass; returns what that tensor and all
             later ones of the site are shown to, as they are: an observer that keeps one detaches it.
-        trace: called with all modules and roles; returns the rows that compiled graphs write to in place of
-            observers. Left out: compiled modules are left as they are.
+        in_graphs: whether graphs of torch.compile show their tensors too, where they are traced with the taps on.
         each_call: whether observers are to know the call: they get its number, from 0 for each module, before the
             tensor.
     """
@@ -46,20 +39,16 @@ class Taps:
         modules: Mapping[str, nn.Module],
         roles: Collection[Role],
         open_site: Callable[[Site], Callable[..., object]],
-        trace: Callable[[Collection[tuple[str, Role]]], Mapping[tuple[str, Role], Slots]] | None = None,
         *,
+        in_graphs: bool = False,
         each_call: bool = False,
     ) -> None:
         self._switch = Switch()
-        slots = trace([(name, role) for name in modules for role in roles]) if trace else {}
-        self._taps = {}
-        for name in modules:
-            traced = TracedTap(self._switch, {role: slots[name, role] for role in roles}) if slots else None
-            self._taps[name] = _ModuleTap(name, roles, open_site, self._switch, traced, each_call)
+        self._taps = {name: _ModuleTap(name, roles, open_site, self._switch, in_graphs, each_call) for name in modules}
         self._modules = dict(modules)
         self._roles = tuple(roles)
         self._each_call = each_call
-        self._handles: list[RemovableHandle] = []
+        self._until_detached = ExitStack()
 
     def attach(self) -> None:
         """Hook every module, behind the hooks that are there already."""
@@ -69,18 +58,14 @@ class Taps:
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             if before:
-                self._handles.append(module.register_forward_pre_hook(tap.before, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(tap.after, with_kwargs=True))
+                self._until_detached.callback(module.register_forward_pre_hook(tap.before, with_kwargs=True).remove)
+            self._until_detached.callback(module.register_forward_hook(tap.after, with_kwargs=True).remove)
 
     def detach(self) -> None:
         """Remove every hook. What hangs on a graph that is still alive does nothing from now on."""
         self.active = False
-        try:
+        with self._until_detached:
             self.settle()
-        finally:
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
 
     @property
     def active(self) -> bool:
@@ -90,6 +75,11 @@ class Taps:
     @active.setter
     def active(self, on: bool) -> None:
         self._switch.on = on
+
+    def show_pending(self) -> None:
+        """Show the gradients of inputs that are held back because a part of them may be to come."""
+        for tap in self._taps.values():
+            tap.show_pending()
 
     def settle(self) -> None:
         """Finish the step: show what is still held back, let go of everything that belonged to it."""
@@ -108,37 +98,20 @@ class Taps:
         if role in tap.causes:
             return tap.causes[role]
         if not tap.called:
-            cause = _why_not_called(module)
-            if role == "grad_input" and Traced.most_tensors():
-                cause += "; or, in a compiled graph, its input needs no gradient or is changed in place by it"
-            return cause
+            return _why_not_called(module)
         return "no gradient arrived: the output took no part in what was back-propagated"
 
 
-@contextmanager
-def shut_taps(model: nn.Module) -> Iterator[None]:
-    """Until the context is left, no taps on modules of `model` show anything: what runs is a call of our own."""
-    owners = (getattr(hook, "__self__", None) for m in model.modules() for hook in m._forward_hooks.values())
-    switches = {tap._switch for tap in owners if isinstance(tap, _ModuleTap) and tap._switch.on}
-    for switch in switches:
-        switch.on = False
-    try:
-        yield
-    finally:
-        for switch in switches:
-            switch.on = True
-
-
 def _why_not_called(module: nn.Module) -> str:
-    graph = (
-        "it runs inside a function that was compiled and run before the fit (torch.compiler.reset() before it helps)"
-    )
-    if any(p.grad is not None for p in module.parameters(recurse=False)):
-        return (
-            "the module was not called, yet its parameters received a gradient: its forward was called directly, "
-            f"{graph}, or its parent uses its weights itself (as nn.MultiheadAttention does)"
+    causes = ["its forward was called directly"]
+    if has_compiled_anything():
+        causes.append(
+            "it runs in a function compiled and run before the fit (torch.compiler.reset() before the fit helps)"
         )
-    return f"the module was not called in this step (or its forward was called directly, or {graph})"
+    if any(p.grad is not None for p in module.parameters(recurse=False)):
+        causes.append("its parent uses its weights itself, as nn.MultiheadAttention does")
+        return f"the module was not called, yet its parameters received a gradient: {' or '.join(causes)}"
+    return f"the module was not called in this step (or {' or '.join(causes)})"
 
 
 class _ModuleTap:
@@ -150,21 +123,22 @@ class _ModuleTap:
         roles: Collection[Role],
         open_site: Callable[[Site], Callable[..., object]] | None,
         switch: Switch,
-        traced: TracedTap | None = None,
+        in_graphs: bool = False,
         each_call: bool = False,
     ) -> None:
         self.name = name
-        self.traced = traced
         self.roles = frozenset(roles)
         self.called = False
-        self.causes: dict[Role, str] = {}
+        self.causes: dict[str, str] = {}
+        self._is_off = False
         self._open_site = open_site
         self._switch = switch
-        self._observers: dict[tuple[Role, str], Callable[..., object]] = {}
+        self._graph_end = GraphEnd(self) if in_graphs else None
+        self._observers: dict[tuple[str, str], Callable[..., object]] = {}
         self._numbers = _CallNumbers() if each_call else None
-        self._entered: list[tuple[Edges, int]] = []
+        self._running = _Running()
         self._input_gradients: list[InputGradients] = []
-        self._leaf_handles: list[RemovableHandle] = []
+        self._until_settled = ExitStack()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copied or unpickled model has the hook, but none of the life behind it.
@@ -172,62 +146,98 @@ class _ModuleTap:
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The forward pre-hook: an in-place module changes its input, so the input is read here."""
-        if torch.compiler.is_compiling():
-            return None if self.traced is None else self.traced.before(module, args, kwargs)
-        if not self._switch.on or not self.roles:
+        if not self._switch.on:
             return None
+        if torch.compiler.is_compiling():
+            return None if self._graph_end is None else self._graph_end.before(self.roles, module, args, kwargs)
+        self._enter(args, kwargs)
+        return None
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Between two graphs torch.compile would compile this function, and all that it calls.
+        if self._is_off or is_own_call():
+            return
         try:
             if self._numbers is not None:
                 self._numbers.enter()
-            inputs = list(_inputs(args, kwargs))
-            if "input" in self.roles and not in_backward():
-                for path, tensor in inputs:
-                    self._observer("input", path)(tensor)
+            inputs = list(tensors_in(named_inputs(args, kwargs)))
+            if "input" in self.roles:
+                self._show_all("input", inputs)
                 if not inputs:
                     self.causes["input"] = "the module was called with no tensor"
             if "grad_input" in self.roles:
                 edges = edges_of(inputs)
-                self._entered.append((edges, torch.autograd._get_sequence_nr()))
+                self._running.entered.append((edges, sequence_number()))
                 if not edges:
                     self.causes["grad_input"] = _why_no_gradient_of("input", [tensor for _, tensor in inputs])
         except Exception as error:
             self._give_up(error)
-        return None
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> Any:
         """The forward hook. What it returns would replace the output: nothing, but inside a graph."""
-        if torch.compiler.is_compiling():
-            return None if self.traced is None else self.traced.after(output)
-        if not self._switch.on or not self.roles:
+        if not self._switch.on:
             return None
+        if torch.compiler.is_compiling():
+            return None if self._graph_end is None else self._graph_end.after(self.roles, output)
+        self._leave(output)
+        return None
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
+    def _leave(self, output: object) -> None:
+        if self._is_off or is_own_call():
+            return
         try:
             self.called = True
             outputs = [("", output)] if isinstance(output, Tensor) else list(tensors_in(output))
             if not outputs:
                 nothing = f"the module returned {type(output).__name__}, in which there is no tensor"
                 self.causes |= dict.fromkeys(self.roles & {"output", "grad_output"}, nothing)
-            if "output" in self.roles and not in_backward():
-                for path, tensor in outputs:
-                    self._observer("output", path)(tensor)
+            if "output" in self.roles:
+                self._show_all("output", outputs)
             if "grad_output" in self.roles:
                 for path, tensor in outputs:
                     self._watch_gradient(path, tensor)
-            if self._entered:
+            if self._running.entered:
                 self._watch_input_gradients([tensor for _, tensor in outputs])
             if self._numbers is not None:
                 self._numbers.leave()
         except Exception as error:
             self._give_up(error)
-        return None
+
+    def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
+        """Take what a graph shows while it runs; see `graphs.Receiver`."""
+        if not self._switch.on or self._is_off:
+            return
+        try:
+            self.called = True
+            if tensor is None:
+                if cause:
+                    self.causes[role] = cause
+            elif role in ("grad_input", "grad_output"):
+                self._observer(role, path)(tensor)
+            else:
+                self._show_all(role, [(path, tensor)])
+        except Exception as error:
+            self._give_up(error)
+
+    def show_pending(self) -> None:
+        for gradients in self._input_gradients:
+            gradients.show_pending()
 
     def settle(self) -> None:
         for gradients in self._input_gradients:
             gradients.settle()
-        for handle in self._leaf_handles:
-            handle.remove()
         self._input_gradients.clear()
-        self._leaf_handles.clear()
-        self._entered.clear()
+        self._until_settled.close()
+        if "grad_input" in self.roles:
+            self._running = _Running()
+
+    def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]]) -> None:
+        if in_backward():  # a checkpoint computes again what has been shown before
+            return
+        for path, tensor in tensors:
+            self._observer(role, path)(tensor)
 
     def _watch_gradient(self, path: str, tensor: Tensor) -> None:
         if not tensor.requires_grad:
@@ -235,10 +245,10 @@ class _ModuleTap:
             return
         handle = watch_output(tensor, self._observer("grad_output", path), self._switch)
         if handle is not None:
-            self._leaf_handles.append(handle)
+            self._until_settled.callback(handle.remove)
 
     def _watch_input_gradients(self, outputs: list[Tensor]) -> None:
-        edges, since = self._entered.pop()
+        edges, since = self._running.entered.pop()
         observers = {path: self._observer("grad_input", path) for path in edges}
         gradients = InputGradients(edges, outputs, since, observers, self._switch)
         self._input_gradients.append(gradients)
@@ -254,42 +264,52 @@ class _ModuleTap:
 
     def _give_up(self, error: Exception) -> None:
         self.causes = dict.fromkeys(self.roles, f"could not be read: {error}")
-        self.roles = frozenset()
+        self._is_off = True
         warn_switched_off(f"module {self.name!r}", error)
 
 
+class _Running(threading.local):
+    """The calls of a module that a thread is in: the edges of their inputs, and autograd's number at their start."""
+
+    def __init__(self) -> None:
+        self.entered: list[tuple[Edges, int]] = []
+
+
 class _CallNumbers:
-    """Numbers the calls of a module; a checkpoint's recomputation is that of the only call or, of several, UNKNOWN."""
+    """Counts a module's calls, in the order in which they begin.
+
+    A recomputation under checkpointing gets the number of the call it repeats, or UNKNOWN if there were several.
+    """
 
     def __init__(self) -> None:
         self._made = 0
-        self._entered: list[int] = []
+        self._lock = threading.Lock()
+        self._here = _Entered()
 
     @property
     def current(self) -> int:
-        return self._entered[-1]
+        return self._here.numbers[-1]
 
     def enter(self) -> None:
-        if in_backward():
-            self._entered.append(0 if self._made == 1 else UNKNOWN)
-        else:
-            self._entered.append(self._made)
-            self._made += 1
+        with self._lock:
+            if in_backward():
+                self._here.numbers.append(0 if self._made == 1 else UNKNOWN)
+            else:
+                self._here.numbers.append(self._made)
+                self._made += 1
 
     def leave(self) -> None:
-        self._entered.pop()
+        self._here.numbers.pop()
+
+
+class _Entered(threading.local):
+    """The numbers of the calls that a thread is in."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
 
 
 def _why_no_gradient_of(what: str, tensors: list[Tensor]) -> str:
     if not tensors:
         return "the module was called with no tensor"
     return f"the {what} {why_no_gradient(tensors[0])}"
-
-
-def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """A single positional argument stands without an index; several go by their index, keywords by their name."""
-    if len(args) == 1 and not kwargs:
-        return tensors_in(args[0])
-    named: dict[object, object] = dict(enumerate(args))
-    named.update(kwargs)
-    return tensors_in(named)

@@ -18,7 +18,7 @@ def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments
         tensor: detached; of any shape, dtype, layout, subclass and device.
         plan: what to measure.
         counts: the bins of its values are added to this, shape (BINS,), int64, contiguous, on the tensor's device.
-        moments_only: leave out the user's statistics, which are NaN then, and `counts`.
+        moments_only: leave out the user's statistics, which are NaN then, and `counts`. So it is for an empty tensor.
 
     Returns:
         `plan.width` numbers: the columns of `FIELDS`, and the user's statistics behind them. Floats on the CPU;
@@ -36,6 +36,7 @@ def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments
         (2.0, 1.0)
     """
     if native.can_read(tensor):
+        moments_only = moments_only or not tensor.numel()
         row = native.row_of(tensor, with_abs_mean="abs_mean" in plan.wanted)
         if plan.own:
             row += _own(tensor, plan, moments_only)
@@ -43,6 +44,7 @@ def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments
             native.count_into(counts, tensor)
         return row
     values = values_of(tensor)
+    moments_only = moments_only or not (values.numbers.numel() or values.zeros)
     way = row_on_cpu if values.numbers.is_cpu else row_on_device
     return way(tensor, values, plan, counts, moments_only)
 

@@ -1,5 +1,6 @@
-"""Rows as they come in, each with its owner, and merged by owner."""
+"""Rows as they come in, each with its owner, until they are merged."""
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ MOST_ROWS = 4096
 
 
 class RowBuffer:
-    """Rows in the order they came, in preallocated memory on the device.
+    """Rows in the order they came, in preallocated memory on the device. Several threads may append.
 
     Args:
         own: the user's statistics, which stand behind the moments.
@@ -25,20 +26,22 @@ class RowBuffer:
         self.device = device
         self.owners: list[int] = []
         self._own = own
+        self._lock = threading.Lock()
         self._blocks: list[Tensor] = []
         self._slots: list[Tensor | np.ndarray] = []
         self._grow(capacity)
 
     def append(self, owner: int, row: Row) -> None:
-        """Keep a row."""
-        if len(self.owners) == len(self._slots):
-            self._make_room()
-        slot = self._slots[len(self.owners)]
-        if isinstance(slot, Tensor):
-            slot.copy_(torch.as_tensor(row, dtype=torch.float64))
-        else:
-            slot[:] = row
-        self.owners.append(owner)
+        """Keep a row of WIDTH + len(own) numbers."""
+        with self._lock:
+            if len(self.owners) == len(self._slots):
+                self._make_room()
+            slot = self._slots[len(self.owners)]
+            if isinstance(slot, Tensor):
+                slot[:] = torch.as_tensor(row, dtype=torch.float64)
+            else:
+                slot[:] = row  # numpy takes floats as they are
+            self.owners.append(owner)
 
     def take(self) -> tuple[Tensor, Tensor]:
         """The rows and their owners, to be used before the next is appended; the buffer is empty afterwards."""
@@ -64,5 +67,4 @@ class RowBuffer:
         with torch.inference_mode(False):
             block = torch.empty(capacity, WIDTH + len(self._own), dtype=torch.float64, device=self.device)
         self._blocks.append(block)
-        # A numpy row takes floats as they are; a tensor row would need them made into a tensor first.
         self._slots.extend(block.numpy() if self.device.type == "cpu" else block.unbind())

@@ -10,7 +10,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.images.picture import Picture
 from hookboard.messages import warn, warn_switched_off
-from hookboard.recording.recorder import Reading
+from hookboard.recording.reading import Reading
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,17 @@
+import warnings
+
+import numpy as np
 import pytest
 import torch
 from oracle import assert_true
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from hookboard import Statistic
+from hookboard import HookboardWarning, Statistic
 from hookboard.hooks.taps import Taps
 from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.nested import tensors_in
 from hookboard.recording.recorder import Recorder
 from hookboard.selection import select
 
@@ -75,7 +79,7 @@ def text(step):
 def train(net, make_input, steps, *, roles=("output", "grad_output"), run=None, statistics=NAMES, histogram=False):
     """Every due step's readings, and the weights afterwards; every second step is due."""
     recorder = Recorder(plan(statistics), torch.device("cpu"), histogram=histogram)
-    taps = Taps(select(net), roles, recorder.open, recorder.trace)
+    taps = Taps(select(net), roles, recorder.open, in_graphs=True)
     taps.attach()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     readings = []
@@ -86,7 +90,7 @@ def train(net, make_input, steps, *, roles=("output", "grad_output"), run=None, 
         optimizer.step()
         taps.settle()
         if taps.active:
-            readings.append({reading.site: reading for reading in recorder.flush()})
+            readings.append({reading.site: reading for reading in recorder.flush()[0]})
     taps.detach()
     return readings, [p.detach().clone() for p in net.parameters()]
 
@@ -199,11 +203,190 @@ def test_several_tensors_and_ones_own_statistics_are_measured_under_their_names(
         assert mine.counts.tolist() == theirs.counts.tolist()
 
 
+class Calls(nn.Module):
+    """Calls `inner` once for each way, on the output of a linear layer, and adds up what comes back."""
+
+    def __init__(self, inner, ways):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 4)
+        self.inner = inner
+        self.ways = ways
+
+    def forward(self, x):
+        y = self.first(x)
+        return sum(tensor.sum() for way in self.ways for _, tensor in tensors_in(self.inner(y, way)))
+
+
+class InWays(nn.Module):
+    """Returns what it is asked for, in one of several structures."""
+
+    def forward(self, x, way):
+        if way == "tensor":
+            return x + 1
+        if way == "pair":
+            return x + 10, x + 20
+        if way == "many":
+            return tuple(x + k for k in range(12))
+        if way == "twice":
+            y = 2 * x
+            return y, y
+        return {way: x * len(way)}
+
+
+ALL_ROLES = ("input", "output", "grad_input", "grad_output")
+
+
+def assert_same_compiled(make, make_input=rows_of_four, *, fullgraph=True, **options):
+    """Four steps of the compiled network give the readings of the eager one; returns them."""
+    expected, _ = train(make(), make_input, 4, **options)
+    net = make()
+    found, _ = train(net, make_input, 4, run=torch.compile(net, fullgraph=fullgraph, backend="aot_eager"), **options)
+    assert_equal_readings(found, expected)
+    return found
+
+
+@pytest.mark.parametrize("ways", [("a", "bb"), ("tensor", "pair"), ("many",), ("twice",)], ids=str)
+@pytest.mark.parametrize("histogram", [False, True])
+def test_each_path_of_a_module_in_a_graph_has_a_row_of_its_own(ways, histogram):
+    found = assert_same_compiled(lambda: Calls(InWays(), ways), roles=ALL_ROLES, histogram=histogram)
+    paths = {site.index for site in found[0] if (site.name, site.role) == ("inner", "output")}
+    shown = {"a": {"a"}, "bb": {"bb"}, "tensor": {""}, "pair": {"0", "1"}, "twice": {"0", "1"}}
+    assert paths == set().union(*(shown.get(way, set(map(str, range(12)))) for way in ways))
+    if histogram:
+        assert all(reading.histogram.counts.sum() == reading.moments.count for reading in found[0].values())
+
+
+def no_number(x):
+    raise RuntimeError("no number today")
+
+
+BAD = {
+    "raises": (no_number, "no number today"),
+    "wrong shape": (lambda x: x, "shape"),
+}
+UNTRACEABLE = {
+    "numpy": lambda x: float(np.abs(x.numpy()).max()),
+    "item": lambda x: x.abs().max().item(),
+    "branches on values": lambda x: 1.0 if x.sum() > 0 else -1.0,
+}
+
+
+@pytest.mark.parametrize("measure", UNTRACEABLE.values(), ids=UNTRACEABLE)
+def test_a_statistic_that_cannot_be_traced_is_measured_in_a_graph_as_it_is_outside(measure):
+    own = Statistic("own", measure, merge="max")
+    assert_same_compiled(cnn, images, statistics=["mean", own])
+
+
+@pytest.mark.parametrize(("measure", "message"), BAD.values(), ids=BAD)
+def test_a_statistic_that_fails_in_a_graph_switches_its_sites_off_and_training_goes_on(measure, message):
+    own = Statistic("own", lambda x: measure(x) if x.dim() == 2 else x.double().sum(), merge="sum")
+    _, expected = train(cnn(), images, 4)
+    net = cnn()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", HookboardWarning)
+        run = torch.compile(net, fullgraph=True, backend="aot_eager")
+        found, weights = train(net, images, 4, run=run, statistics=["mean", own])
+    ours = [str(w.message) for w in said if w.category is HookboardWarning]
+    assert len(ours) == 4  # of `5` and `6`, what flows forward and backward
+    assert all(message in text and "is switched off" in text for text in ours)
+    assert {site.name for site in found[-1]} == {"0", "1", "2", "3", "4"}
+    for mine, theirs in zip(weights, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+class Jagged(nn.Module):
+    def forward(self, x):
+        return torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, 3]))
+
+
+class Named(torch.Tensor):
+    pass
+
+
+class Wraps(nn.Module):
+    def forward(self, x):
+        return x.as_subclass(Named)
+
+
+class Unwraps(nn.Module):
+    def forward(self, x):
+        return x.values() if x.is_nested else x.as_subclass(Tensor)
+
+
+class PerSample(nn.Module):
+    """Runs a module under a function transform."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.func.vmap(self.inner)(x) + torch.func.grad(lambda t: self.inner(t).sum())(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "cause"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 4), Jagged(), Unwraps()), "1", "tensors of type NestedTensor"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), Wraps(), Unwraps()), "1", "tensors of type Named"),
+        (PerSample, "inner", "function transform"),
+    ],
+    ids=["nested", "subclass", "vmap"],
+)
+def test_a_tensor_that_a_graph_cannot_show_is_named_and_training_goes_on(make, name, cause):
+    torch.manual_seed(0)
+    net = make()
+    recorder = Recorder(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net), ("output", "grad_output"), recorder.open, in_graphs=True)
+    taps.attach()
+    taps.active = True
+    torch.compile(net, backend="aot_eager")(rows_of_four(0)).sum().backward()
+    measured = {(reading.site.name, reading.site.role) for reading in recorder.flush()[0]}
+    taps.detach()
+    for role in ("output", "grad_output"):
+        assert (name, role) not in measured
+        assert cause in taps.why_silent(name, role)
+
+
+def test_values_near_the_limit_of_float32_are_true_in_a_graph():
+    net = nn.Sequential(nn.Identity())
+    recorder = Recorder(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net), ("output",), recorder.open, in_graphs=True)
+    taps.attach()
+    taps.active = True
+    values = torch.tensor([3e38, -3e38, 1e38, 0.0])
+    torch.compile(net, fullgraph=True, backend="aot_eager")(values)
+    ((reading,), _) = recorder.flush()
+    taps.detach()
+    assert_true(reading.statistics, [values])
+
+
+class Rooted(nn.Module):
+    """Leaves its graph for a sparse tensor, which no graph holds."""
+
+    def forward(self, x):
+        return x.relu().to_sparse()
+
+
+class Dense(nn.Module):
+    def forward(self, x):
+        return x.to_dense()
+
+
+def test_hooks_between_two_graphs_measure_as_eager_ones_do():
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), Rooted(), Dense(), nn.Linear(4, 4))
+
+    assert_same_compiled(net, fullgraph=False, roles=ALL_ROLES)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_autocast_and_accumulation_inside_a_graph_keep_the_numbers_true(dtype):
     net = cnn()
     recorder = Recorder(plan(NAMES), torch.device("cpu"))
-    taps = Taps(select(net, "6"), ("output",), recorder.open, recorder.trace)
+    taps = Taps(select(net, "6"), ("output",), recorder.open, in_graphs=True)
     taps.attach()
     taps.active = True
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
@@ -211,7 +394,7 @@ def test_autocast_and_accumulation_inside_a_graph_keep_the_numbers_true(dtype):
     for step in range(3):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
             outputs.append(compiled(images(step)))
-    (reading,) = recorder.flush()
+    ((reading,), _) = recorder.flush()
     taps.detach()
     assert outputs[0].dtype is dtype
     assert_true(reading.statistics, outputs)
@@ -220,11 +403,11 @@ def test_autocast_and_accumulation_inside_a_graph_keep_the_numbers_true(dtype):
 def test_nan_inside_a_graph_is_counted_and_left_out():
     net = nn.Sequential(nn.Identity())
     recorder = Recorder(plan(NAMES), torch.device("cpu"))
-    taps = Taps(select(net), ("output",), recorder.open, recorder.trace)
+    taps = Taps(select(net), ("output",), recorder.open, in_graphs=True)
     taps.attach()
     taps.active = True
     values = torch.tensor([1.0, float("nan"), float("inf"), -2.0, 0.0])
     torch.compile(net, fullgraph=True)(values)
-    (reading,) = recorder.flush()
+    ((reading,), _) = recorder.flush()
     taps.detach()
     assert_true(reading.statistics, [values])

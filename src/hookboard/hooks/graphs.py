@@ -1,0 +1,167 @@
+"""What a tap does inside the graphs of torch.compile.
+
+Equal modules share a graph, so nothing that belongs to one of them may stand in it: no name, no tap. The graph has a
+call of an operator with a small tensor, the module's key. When the graph runs, the operator finds the tap by its key
+and shows it the tensor. From there on compiled and eager code are the same.
+"""
+
+import itertools
+import weakref
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.hooks.gradients import why_no_gradient
+from hookboard.nested import map_tensors, named_inputs, tensors_in
+from hookboard.sites import Role
+from hookboard.torch_private import in_transform
+
+
+class Receiver(Protocol):
+    """What a graph shows its tensors to."""
+
+    def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
+        """Take a tensor of this role, found under this path; or None, and the cause why there is none."""
+
+
+_RECEIVERS: weakref.WeakValueDictionary[int, Receiver] = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count()
+_NEXT = torch.tensor([0, 1])
+
+_LIBRARY = torch.library.Library("hookboard", "DEF")
+_LIBRARY.define("show(Tensor key, Tensor? tensor, str role, str path, str cause) -> Tensor")
+
+
+@torch.library.impl(_LIBRARY, "show", "CompositeExplicitAutograd")
+def _show(key: Tensor, tensor: Tensor | None, role: Role, path: str, cause: str) -> Tensor:
+    receiver = _RECEIVERS.get(key.tolist()[0])
+    if receiver is not None:
+        receiver.receive(role, path, tensor, cause)
+    return key + _NEXT
+
+
+@torch.library.register_fake("hookboard::show", lib=_LIBRARY)  # type: ignore[untyped-decorator]  # torch has no types for it
+def _(key: Tensor, tensor: Tensor | None, role: str, path: str, cause: str) -> Tensor:
+    return torch.empty_like(key)
+
+
+class GraphEnd:
+    """The end of a tap that graphs hold.
+
+    Args:
+        receiver: the tap. It is held weakly: a graph may live longer.
+    """
+
+    def __init__(self, receiver: Receiver) -> None:
+        number = next(_NUMBERS)
+        _RECEIVERS[number] = receiver
+        # The second element counts the calls. Each call takes what the one before has returned, which keeps them in
+        # order and apart: the compiler merges equal calls, and drops those whose result nobody takes.
+        with torch.inference_mode(False):
+            self._forward_key = torch.tensor([number, 0])
+            # A graph changes what it has made itself: the graph of a backward pass has a key of its own.
+            self._backward_key = torch.tensor([number, 0])
+
+    def before(
+        self, roles: Collection[Role], module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """The forward pre-hook: returns the inputs to use instead, where their gradients are watched."""
+        if in_transform():
+            return None
+        tensors = list(tensors_in(named_inputs(args, kwargs)))
+        if "input" in roles:
+            self._show_all("input", tensors)
+        if "grad_input" not in roles:
+            return None
+        if getattr(module, "inplace", False):
+            self._explain("grad_input", "in a compiled graph the gradient of an input that is changed in place is lost")
+            return None
+        return self._with_gradients_shown("grad_input", (args, kwargs), tensors)
+
+    def after(self, roles: Collection[Role], output: Any) -> Any:
+        """The forward hook: returns the output to use instead, where its gradient is watched."""
+        if in_transform():
+            for role in roles:
+                self._explain(role, "it runs inside a function transform, as torch.func.vmap is one")
+            return None
+        tensors = list(tensors_in(output))
+        self._explain("output", "")  # the module was called
+        if not tensors:
+            nothing = f"the module returned {type(output).__name__}, in which there is no tensor"
+            for role in roles:
+                if role in ("output", "grad_output"):
+                    self._explain(role, nothing)
+            return None
+        if "output" in roles:
+            self._show_all("output", tensors)
+        return self._with_gradients_shown("grad_output", output, tensors) if "grad_output" in roles else None
+
+    def _explain(self, role: Role, cause: str) -> None:
+        key = self._forward_key
+        key.copy_(torch.ops.hookboard.show(key, None, role, "", cause))
+
+    def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]]) -> None:
+        key = self._forward_key
+        for path, tensor in tensors:
+            if _is_plain(tensor):
+                key.copy_(torch.ops.hookboard.show(key, tensor.detach(), role, path, ""))
+            else:
+                self._explain(role, _not_plain(tensor))
+
+    def _with_gradients_shown(self, role: Role, value: Any, tensors: list[tuple[str, Tensor]]) -> Any:
+        for _, tensor in tensors:
+            if not tensor.requires_grad:
+                what = "input" if role == "grad_input" else "output"
+                self._explain(role, f"the {what} {why_no_gradient(tensor)}")
+            elif not _is_plain(tensor):
+                self._explain(role, _not_plain(tensor))
+        paths_of = _paths_by_tensor([(path, t) for path, t in tensors if t.requires_grad and _is_plain(t)])
+        if not paths_of:
+            return None
+        shown = []
+        for tensor, paths in paths_of:
+            copy = tensor
+            for path in paths:
+                copy = _ShownGradient.apply(copy, self._backward_key, role, path)
+            shown.append((tensor, copy))
+        return map_tensors(lambda tensor: next((copy for old, copy in shown if old is tensor), tensor), value)
+
+
+def _paths_by_tensor(tensors: list[tuple[str, Tensor]]) -> list[tuple[Tensor, list[str]]]:
+    """Each tensor once, with all paths that lead to it."""
+    found: list[tuple[Tensor, list[str]]] = []
+    for path, tensor in tensors:
+        known = [paths for other, paths in found if other is tensor]
+        if known:
+            known[0].append(path)
+        else:
+            found.append((tensor, [path]))
+    return found
+
+
+class _ShownGradient(torch.autograd.Function):
+    """Shows the gradient on its way back: a tensor hook with a side effect cannot be traced.
+
+    It returns a copy, which the compiler folds away: a view would break where an in-place operation follows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, key: Tensor, role: str, path: str) -> Tensor:
+        ctx.key, ctx.role, ctx.path = key, role, path
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.key.copy_(torch.ops.hookboard.show(ctx.key, grad.detach(), ctx.role, ctx.path, ""))
+        return grad, None, None, None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether the operator takes it: a subclass has no rule for an operator that it does not know."""
+    return type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested
+
+
+def _not_plain(tensor: Tensor) -> str:
+    return f"a compiled graph cannot show tensors of type {type(tensor).__name__}"

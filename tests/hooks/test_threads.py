@@ -1,0 +1,94 @@
+"""Modules that several threads call at once, as a server or a parallel evaluation does."""
+
+import threading
+
+import pytest
+import torch
+from oracle import assert_true, normal
+from torch import nn
+
+from hookboard import Statistic
+from hookboard.hooks import Taps
+from hookboard.measure import FORMULAS, plan
+from hookboard.recording import Recorder
+from hookboard.selection import select
+
+THREADS, CALLS = 4, 60
+ROLES = ("input", "output", "grad_input", "grad_output")
+
+
+def in_threads(work):
+    """Runs work(k) in thread k, all at once; an error in one of them is raised here."""
+    errors = []
+    start = threading.Barrier(THREADS)
+
+    def run(k):
+        try:
+            start.wait()
+            work(k)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+class Doubles(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.fixture
+def readings():
+    """Of a network of which each thread makes forward and backward passes of its own."""
+    net = nn.Sequential(Doubles(), Doubles())
+    own = Statistic("own", lambda x: x.double().square().sum(), merge="sum")
+    recorder = Recorder(plan((*FORMULAS, own)), torch.device("cpu"), histogram=True)
+    taps = Taps(select(net), ROLES, recorder.open)
+    taps.attach()
+    taps.active = True
+    inputs = [[normal(64 + k, 33 + call).requires_grad_() for call in range(CALLS)] for k in range(THREADS)]
+
+    def passes(k):
+        for x in inputs[k]:
+            (net(x) * x.detach()).sum().backward()
+
+    in_threads(passes)
+    taps.settle()
+    found, _ = recorder.flush()
+    taps.detach()
+    return {(reading.site.name, reading.site.role): reading for reading in found}, [x for xs in inputs for x in xs]
+
+
+FACTORS = {
+    ("0", "input"): 1,
+    ("0", "output"): 2,
+    ("1", "input"): 2,
+    ("1", "output"): 4,
+    ("1", "grad_output"): 1,
+    ("1", "grad_input"): 2,
+    ("0", "grad_output"): 2,
+    ("0", "grad_input"): 4,
+}
+
+
+def test_every_call_of_every_thread_is_measured_once(readings):
+    found, inputs = readings
+    assert found.keys() == FACTORS.keys()
+    for site, factor in FACTORS.items():
+        statistics = dict(found[site].statistics)
+        tensors = [factor * x.detach() for x in inputs]
+        own = statistics.pop("own")
+        assert own == pytest.approx(sum(t.double().square().sum().item() for t in tensors))
+        assert_true(statistics, tensors)
+
+
+def test_the_bins_of_all_threads_add_up(readings):
+    found, inputs = readings
+    for reading in found.values():
+        assert reading.histogram.counts.sum() == sum(x.numel() for x in inputs)
