@@ -1,9 +1,11 @@
 """Gradients under a GradScaler."""
 
+import contextlib
 import math
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.plugins import MixedPrecision
 from toys import EachStep, Toy, batches, fit, mlp
 
@@ -99,3 +101,132 @@ def test_compiled_gradients_are_unscaled_too(tmp_path):
         for site in outputs:
             assert mine[site].statistics["l2"] == pytest.approx(theirs[site].statistics["l2"], rel=0.02)
     torch.compiler.reset()
+
+
+class ScaledOnly(MixedPrecision):
+    """Scales the loss and computes in float32, so that numbers can be compared to the last digits."""
+
+    def __init__(self, scaler):
+        super().__init__("16-mixed", "cpu", scaler=scaler)
+
+    def forward_context(self):
+        return contextlib.nullcontext()
+
+
+def exact_gradients(folder, model, data, scaler=None, **options):
+    plugins = {} if scaler is None else {"plugins": ScaledOnly(scaler)}
+    return gradients(folder, model, data, **plugins, **options)
+
+
+def assert_equal_steps(found, expected):
+    assert len(found) == len(expected) > 0
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        for site in theirs:
+            assert not mine[site].overflowed
+            assert mine[site].statistics == pytest.approx(theirs[site].statistics, rel=1e-5, abs=1e-9, nan_ok=True), (
+                site
+            )
+
+
+class Stepped(Toy):
+    """Trains with any optimizer."""
+
+    def __init__(self, net, make_optimizer):
+        super().__init__(net)
+        self.make_optimizer = make_optimizer
+
+    def configure_optimizers(self):
+        return self.make_optimizer(self.parameters())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_of_an_optimizer_that_unscales_in_its_step_are_unscaled(tmp_path, fused):
+    def model():
+        return Stepped(mlp(), lambda parameters: torch.optim.AdamW(parameters, fused=fused))
+
+    data = batches(*[4] * 5)
+    assert_equal_steps(
+        exact_gradients(tmp_path, model(), data, changing_scaler()), exact_gradients(tmp_path, model(), data)
+    )
+
+
+class Penalized(Toy):
+    """Takes a gradient of its own, of a value that no scaler has scaled, before the loss is back-propagated."""
+
+    def training_step(self, batch):
+        x = batch.requires_grad_()
+        (slope,) = torch.autograd.grad(self.net(x).sum(), x)
+        return self.loss(self.net(x)) + slope.square().mean()
+
+
+def test_only_what_the_scaled_backward_brings_is_divided_by_the_scale(tmp_path):
+    data = batches(*[4] * 5)
+    found = exact_gradients(tmp_path, Penalized(mlp()), data, changing_scaler())
+    expected = exact_gradients(tmp_path, Penalized(mlp()), data)
+    assert_equal_steps(found, expected)
+
+
+class UsedInPart(torch.nn.Module):
+    """Its input feeds two outputs, of which the loss has one: some of its input's gradients come late, others never."""
+
+    def forward(self, x):
+        return x * 2, x * 3
+
+
+def test_a_gradient_of_an_input_that_comes_in_parts_is_unscaled(tmp_path):
+    def model():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), UsedInPart())
+        return Toy(net, loss=lambda pair: pair[0].square().mean())
+
+    data = batches(*[4] * 3)
+    found = exact_gradients(tmp_path, model(), data, changing_scaler())
+    expected = exact_gradients(tmp_path, model(), data)
+    assert ("net.1", "grad_input") in {(site.name, site.role) for site in expected[0]}
+    assert_equal_steps(found, expected)
+
+
+class TwoOptimizers(Toy):
+    """Two networks with an optimizer each; the gradients of the second overflow in the step with the number 1."""
+
+    def __init__(self):
+        super().__init__(mlp())
+        self.other = mlp()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        for net, optimizer in zip((self.net, self.other), self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            factor = math.inf if batch_idx == 1 and net is self.other else 1.0
+            self.manual_backward(net(batch).square().mean() * factor)
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(net.parameters(), lr=0.01) for net in (self.net, self.other)]
+
+
+def test_of_two_optimizers_only_the_one_that_overflowed_is_marked(tmp_path):
+    steps = exact_gradients(tmp_path, TwoOptimizers(), batches(4, 4, 4), changing_scaler())
+    for number, step in enumerate(steps):
+        for site, reading in step.items():
+            assert reading.overflowed == (number == 1 and site.name.startswith("other")), (number, site)
+
+
+class SetsTheScale(Callback):
+    """Lowers the scale by hand, though nothing has overflowed."""
+
+    def __init__(self, scaler):
+        self.scaler = scaler
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 1:
+            self.scaler.update(16.0)
+
+
+def test_a_scale_that_is_lowered_by_hand_is_no_overflow(tmp_path):
+    watched = GradientLogger(roles=ROLES)
+    kept, scaler = EachStep(watched), changing_scaler()
+    callbacks = [SetsTheScale(scaler), watched, kept]
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 4), *callbacks, plugins=ScaledOnly(scaler))
+    assert [any(r.overflowed for r in readings) for readings in kept.readings] == [False] * 4

@@ -3,20 +3,19 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
-from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hookboard.callbacks.numbers import SiteLogger
+from hookboard.callbacks.scaling import Scaling, marked
 from hookboard.callbacks.watch import Watch
 from hookboard.hooks.taps import Taps
 from hookboard.measure import DEFAULT, Statistic
 from hookboard.messages import chosen
 from hookboard.parameters import own_parameters, stepped_by
-from hookboard.recording.recorder import Reading, Recorder
-from hookboard.selection import select
+from hookboard.recording import Reading, Recorder
+from hookboard.selection import named_submodules, select
 from hookboard.sites import Role, Site
 
 GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
@@ -80,25 +79,37 @@ class GradientLogger(SiteLogger):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         watch = self._live.get("train")
         if watch is not None and scaler is not None and scaler.is_enabled():
-            watch.scaler = scaler
-            # Compiled graphs are to find it there: they would be compiled anew when it comes.
-            watch.recorder.set_scale(torch.ones((), device=pl_module.device))
+            watch.scaling = Scaling(scaler)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Note the scale that this backward pass carries."""
         watch = self._live.get("train")
-        if watch is not None and watch.is_due and watch.scaler is not None:
+        if watch is not None and watch.is_due and watch.scaling is not None:
             with self._shielded(watch, "reading the scale of the gradients"):
-                watch.recorder.set_scale(_scale_of(watch.scaler))
+                watch.recorder.scale = watch.scaling.in_force()
 
-    def _flush(self, watch: Watch) -> list[Reading]:
-        return watch.recorder.flush(None if watch.scaler is None else _scale_of(watch.scaler))
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gradients that come from now on carry no scale."""
+        watch = self._live.get("train")
+        if watch is not None and watch.recorder.scale is not None:
+            watch.taps.show_pending()
+            watch.recorder.scale = None
+
+    def _flush(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> list[Reading]:
+        if watch.scaling is None:
+            return watch.recorder.flush()[0]
+        readings, raised = watch.recorder.flush(watch.scaling.overflows(trainer.optimizers, pl_module.device))
+        guilty = [optimizer for optimizer, flag in zip(trainer.optimizers, raised, strict=True) if flag]
+        if not guilty:
+            return readings
+        modules = {"": pl_module, **dict(named_submodules(pl_module))}
+        return marked(readings, guilty, trainer.optimizers, modules, watch.parameters)
 
     def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
         roles = chosen("roles", self.roles, get_args(GradientRole))
         hooked = [role for role in roles if role != "parameter_grad"]
         taps = Taps(
-            select(pl_module, self.modules, self.types) if hooked else {}, hooked, recorder.open, recorder.trace
+            select(pl_module, self.modules, self.types) if hooked else {}, hooked, recorder.open, in_graphs=True
         )
         parameters = {}
         if "parameter_grad" in roles:
@@ -107,13 +118,9 @@ class GradientLogger(SiteLogger):
         return Watch(recorder, taps, parameters, sites=[*taps.expected(), *of_parameters])
 
     def _before_optimizer_step(self, watch: Watch, optimizer: Optimizer) -> None:
+        if watch.scaling is not None:
+            watch.recorder.scale = watch.scaling.before_step(optimizer)
         for name, parameter in stepped_by(optimizer, watch.parameters).items():
             if parameter.grad is not None:
                 watch.recorder.open(Site(name, "parameter_grad"))(parameter.grad)
-
-
-def _scale_of(scaler: GradScaler) -> Tensor:
-    # get_scale() would make the host wait for the device.
-    scale = scaler._scale
-    assert scale is not None, "the scaler has not scaled a loss yet"
-    return scale
+        watch.recorder.scale = None

@@ -27,7 +27,7 @@ from hookboard.hooks.compiled import forget_graphs
 from hookboard.measure import Plan, Statistic, plan
 from hookboard.messages import chosen, warn_switched_off
 from hookboard.ranks import Ranks
-from hookboard.recording.recorder import Reading, Recorder
+from hookboard.recording import Reading, Recorder
 from hookboard.sites import Stage
 from hookboard.writers.loggers import Entry, Loggers
 
@@ -82,9 +82,9 @@ class SiteLogger(EvaluationHooks, ABC):
     def _after_optimizer_step(self, watch: Watch) -> None:
         """Measure what is there only after the steps of all optimizers."""
 
-    def _flush(self, watch: Watch) -> list[Reading]:
+    def _flush(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> list[Reading]:
         """The readings of the step."""
-        return watch.recorder.flush()
+        return watch.recorder.flush()[0]
 
     def _finish(self, readings: list[Reading]) -> list[Reading]:
         """What follows from the readings of several sites together."""
@@ -215,7 +215,7 @@ class SiteLogger(EvaluationHooks, ABC):
     def _log(self, trainer: Trainer, watch: Watch) -> None:
         stage = watch.recorder.stage
         with self._shielded(watch, "reading the step" if stage == "train" else f"reading the {stage} loop"):
-            readings = self._finish(self._flush(watch))
+            readings = self._finish(self._flush(trainer, trainer.lightning_module, watch))
             self.readings = tuple(reading for reading in readings if not reading.is_empty)
             if trainer.is_global_zero:
                 self._write(watch, logged_step(trainer))

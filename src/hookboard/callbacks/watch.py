@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
-from torch.amp import GradScaler
 from torch.nn import Parameter
 
+from hookboard.callbacks.scaling import Scaling
 from hookboard.hooks.taps import Taps
 from hookboard.parameters import why_silent
-from hookboard.recording.recorder import Reading, Recorder
+from hookboard.recording import Reading, Recorder
 from hookboard.sites import Role
 from hookboard.writers.loggers import Loggers
 
@@ -26,7 +26,7 @@ class Watch:
         every_n_steps: the cadence in force.
         loggers: those that are written to.
         before: the parameters as they were before the optimizer stepped, during a due step.
-        scaler: what scales the loss, and with it the gradients.
+        scaling: how a GradScaler scales gradients; None without one.
     """
 
     recorder: Recorder
@@ -38,7 +38,7 @@ class Watch:
     before: dict[str, Tensor] = field(default_factory=dict)
     is_due: bool = False
     gaps_are_named: bool = False
-    scaler: GradScaler | None = None
+    scaling: Scaling | None = None
 
     def gaps(self, readings: Sequence[Reading]) -> Iterator[tuple[str, Role, str]]:
         """What should have been measured and was not: name, role and cause."""
