@@ -15,7 +15,7 @@ from hookboard.hooks.edits import Edit
 from hookboard.hooks.rules import Clamp, ClipNorm, Noise, Replace, Scale, Zero
 from hookboard.measure import Histogram, Moments, Statistic
 from hookboard.messages import HookboardWarning
-from hookboard.recording.reading import Reading
+from hookboard.recording import Reading
 from hookboard.sites import Site
 
 __version__ = "0.1.0"

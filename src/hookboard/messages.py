@@ -1,13 +1,16 @@
 """What hookboard says: its category of warnings, and errors about names with what was given and what would be valid."""
 
 import difflib
+import itertools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 Name = TypeVar("Name", bound=str)
 
 SHOWN = 12
+MOST_STARS = 4
 
 
 class HookboardWarning(UserWarning):
@@ -20,7 +23,7 @@ def warn(text: str) -> None:
 
 
 def warn_switched_off(what: str, error: Exception) -> None:
-    """Say that something is no longer measured or written, and why."""
+    """Warn that something is no longer measured or written, and why."""
     warn(f"{what} is switched off for the rest of the fit, training goes on: {type(error).__name__}: {error}")
 
 
@@ -79,6 +82,48 @@ def listed(names: Iterable[str]) -> str:
     names = list(names)
     rest = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
+    """Dotted names in one line, those that differ in numbers alone as one.
+
+    A star stands for every number that the model has in its place: names are folded only if all that the star would
+    stand for are meant. A name that stands for several has their count behind it.
+
+    Args:
+        names: what is to be said.
+        among: all names there are, those of `names` among them or not.
+
+    >>> folded(["layers.0.proj", "layers.1.proj", "head"])
+    'layers.*.proj (2), head'
+    >>> folded(["layers.0.proj", "layers.1.proj"], among=["layers.2.proj"])
+    'layers.0.proj, layers.1.proj'
+    """
+    names = list(dict.fromkeys(names))
+    meant: dict[str, set[str]] = defaultdict(set)
+    there: dict[str, set[str]] = defaultdict(set)
+    for pattern_to_names, given in ((meant, names), (there, {*names, *among})):
+        for name in given:
+            for pattern in _with_stars(name):
+                pattern_to_names[pattern].add(name)
+    said: dict[str, None] = {}
+    done: set[str] = set()
+    for name in names:
+        if name not in done:
+            whole = [p for p in _with_stars(name) if len(meant[p]) > 1 and meant[p] == there[p] and not meant[p] & done]
+            best = max(whole, key=lambda pattern: len(meant[pattern]), default=None)
+            done |= meant[best] if best else {name}
+            said[f"{best} ({len(meant[best])})" if best else name] = None
+    return listed(said)
+
+
+def _with_stars(name: str) -> Iterator[str]:
+    """The name with each choice of its numeric parts as stars."""
+    parts = name.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdigit()][:MOST_STARS]
+    for count in range(1, len(numbers) + 1):
+        for chosen_ones in itertools.combinations(numbers, count):
+            yield ".".join("*" if i in chosen_ones else part for i, part in enumerate(parts))
 
 
 def _quoted(names: list[str]) -> str:

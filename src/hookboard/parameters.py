@@ -1,38 +1,126 @@
-"""The parameters of the selected modules."""
+"""The weights that modules compute with, and the parameters that they are made of."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 
-def own_parameters(modules: Mapping[str, nn.Module]) -> dict[str, Parameter]:
-    """The parameters that these modules own themselves, by dotted name; one that is shared under its first.
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A weight under the name by which its module uses it.
 
-    >>> list(own_parameters({"head": nn.Linear(2, 1)}))
-    ['head.weight', 'head.bias']
+    Args:
+        module: whose weight it is.
+        attribute: what the module calls it, as `weight`.
+        parameters: what it is made of: itself; `weight_orig` where it is pruned; the originals of a parametrization.
+        is_computed: whether a parametrization computes it, so that no gradient of its own exists.
     """
-    found: dict[str, Parameter] = {}
+
+    module: nn.Module
+    attribute: str
+    parameters: tuple[Parameter, ...]
+    is_computed: bool = False
+
+    @property
+    def in_use(self) -> Tensor:
+        """The weight as the module uses it, from its parameters as they are now."""
+        if self.is_computed or _is_pruned(self.module, self.attribute):
+            return weight_in_use(self.module, self.attribute)
+        return self.parameters[0].detach()
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of its parameter; of a pruned one that is zero wherever it is pruned."""
+        return None if self.is_computed else self.parameters[0].grad
+
+    def is_same(self, other: "Weight | None") -> bool:
+        """Whether the other is made of the same parameters."""
+        if other is None or len(self.parameters) != len(other.parameters):
+            return False
+        return all(a is b for a, b in zip(self.parameters, other.parameters, strict=True))
+
+
+def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
+    """The weight that a module computes with, outside of any graph.
+
+    Where it is pruned it is `weight_orig * weight_mask`: the attribute itself is that of the last forward. A
+    parametrization is asked in evaluation mode, for some, as spectral norm, change while they compute.
+    """
+    if _is_pruned(module, attribute):
+        original, mask = getattr(module, f"{attribute}_orig"), getattr(module, f"{attribute}_mask")
+        return original.detach() * mask.detach()  # type: ignore[no-any-return]  # getattr is untyped
+    with torch.no_grad(), _evaluating(module):
+        weight = getattr(module, attribute)
+        assert isinstance(weight, Tensor)
+        return weight.detach()
+
+
+def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:
+    """The weights that these modules own themselves, by dotted name; one that is shared under its first.
+
+    >>> list(weights_of({"head": nn.Linear(2, 1)}))
+    ['head.weight', 'head.bias']
+    >>> from torch.nn.utils import prune
+    >>> list(weights_of({"head": prune.l1_unstructured(nn.Linear(2, 1), "weight", amount=1)}))
+    ['head.bias', 'head.weight']
+    """
+    found: dict[str, Weight] = {}
     seen: set[int] = set()
     for module_name, module in modules.items():
+        prefix = f"{module_name}." if module_name else ""
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                found[f"{module_name}.{name}"] = parameter
+                original = name.removesuffix("_orig")
+                attribute = original if _is_pruned(module, original) else name
+                found[prefix + attribute] = Weight(module, attribute, (parameter,))
+        for attribute in parametrized(module):
+            originals = tuple(module.parametrizations[attribute].parameters(recurse=False))  # type: ignore[index,union-attr]  # a ModuleDict
+            found[prefix + attribute] = Weight(module, attribute, originals, is_computed=True)
     return found
 
 
-def stepped_by(optimizer: Optimizer, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Those of `parameters` that this optimizer holds."""
+def parametrized(module: nn.Module) -> list[str]:
+    """The attributes of a module that `torch.nn.utils.parametrize` computes."""
+    return list(module.parametrizations) if parametrize.is_parametrized(module) else []  # type: ignore[arg-type]  # a ModuleDict
+
+
+def stepped_by(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Weight]:
+    """Those of `weights` of which this optimizer holds a parameter."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return {name: parameter for name, parameter in parameters.items() if id(parameter) in held}
+    return {name: w for name, w in weights.items() if not held.isdisjoint(map(id, w.parameters))}
 
 
-def why_silent(parameter: Parameter) -> str:
-    """The likeliest cause why a parameter had no gradient or no update in a step."""
-    if not parameter.requires_grad:
+def why_silent(weight: Weight) -> str:
+    """The likeliest cause why a weight had no gradient or no update in a step."""
+    if not any(parameter.requires_grad for parameter in weight.parameters):
         return "the parameter is frozen (requires_grad is False)"
-    if parameter.grad is None:
+    if all(parameter.grad is None for parameter in weight.parameters):
         return "the parameter received no gradient in this step"
     return "no optimizer that stepped holds the parameter"
+
+
+def _is_pruned(module: nn.Module, attribute: str) -> bool:
+    """Whether `torch.nn.utils.prune` has put a mask on it; the older spectral norm has a `weight_orig` and no mask."""
+    names = (f"{attribute}_orig", f"{attribute}_mask")
+    return all(isinstance(getattr(module, name, None), Tensor) for name in names)
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """The module's parametrizations in evaluation mode."""
+    parametrizations = getattr(module, "parametrizations", nn.Module())
+    modes = [(part, part.training) for part in parametrizations.modules()]
+    try:
+        for part, _ in modes:
+            part.training = False
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

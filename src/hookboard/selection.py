@@ -10,12 +10,17 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torchmetrics import Metric
 
 from hookboard.messages import closest, listed
+from hookboard.parameters import parametrized
 
 Patterns = str | Sequence[str]
 Types = str | type | Sequence[str | type]
 
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 PARAMETRIZATIONS = "parametrizations"
+
+
+class NothingToSelectError(ValueError):
+    """The user named nothing, and the model has none of what is selected then."""
 
 
 def select(
@@ -28,7 +33,8 @@ def select(
     """The submodules of `root` that the patterns and types name, in the model's own order.
 
     Args:
-        root: the module whose submodules are selected; itself it is never selected.
+        root: the module whose submodules are selected. Itself, under the name `""`, it is selected for its own
+            parameters alone: by default, by its type, by the patterns `""` and `**`, and by a regular expression.
         modules: a pattern or several, over dotted names relative to `root`. `*` stays within one name, `**`
             crosses dots, a leading `!` excludes, a leading `re:` is a regular expression that must match the
             whole name. Left out: every leaf module that is no torchmetrics metric, or, with `types`, every
@@ -43,6 +49,7 @@ def select(
 
     Raises:
         ValueError: a pattern or a type matches nothing, or nothing is left of what they match.
+        NothingToSelectError: neither patterns nor types are given, and there is nothing to select.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU()))
@@ -52,6 +59,8 @@ def select(
         ['0', '1']
     """
     named = dict(named_submodules(root))
+    if owning == "parameters":
+        named = {"": root, **named}
     wanted, unwanted = _split(_as_list(modules))
     wanted_types, unwanted_types = _split(_as_list(types))
 
@@ -69,7 +78,7 @@ def select(
         chosen = {name for name in chosen if _is_leaf(name, named[name])}
     kept = {name: module for name, module in named.items() if name in chosen and _owns(module, owning)}
     if not kept:
-        raise ValueError(_nothing_left(modules, types, owning, [n for n in named if n in chosen], named))
+        raise _nothing_left(modules, types, owning, [n for n in named if n in chosen], named)
     return kept
 
 
@@ -117,8 +126,10 @@ def _names_matching(pattern: str | type, named: dict[str, nn.Module]) -> set[str
     if not isinstance(pattern, str):
         raise ValueError(f"modules: {pattern!r} is no pattern; a class belongs in types=")
     regex = _regex(pattern)
-    matched = {name for name in named if regex.fullmatch(name)}
+    # One star stands for a name, which the root has none of.
+    matched = {name for name in named if regex.fullmatch(name) and (name or pattern != "*")}
     if not matched:
+        named = {name: module for name, module in named.items() if name}
         near = closest(pattern.removeprefix("re:"), named)
         hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
         raise ValueError(f"modules: the pattern {pattern!r} matches no module{hint}. There are: {listed(named)}.")
@@ -166,19 +177,22 @@ def _is_leaf(name: str, module: nn.Module) -> bool:
 
 def _owns(module: nn.Module, what: Literal["forward", "parameters"]) -> bool:
     if what == "parameters":
-        return next(module.parameters(recurse=False), None) is not None
+        return next(module.parameters(recurse=False), None) is not None or bool(parametrized(module))
     return getattr(type(module), "forward", None) is not nn.Module.forward
 
 
 def _nothing_left(
     modules: Patterns | None, types: Types | None, owning: str, chosen: list[str], named: dict[str, nn.Module]
-) -> str:
+) -> ValueError:
+    if modules is None and types is None:
+        what = "submodule whose forward could be hooked" if owning == "forward" else "parameter"
+        return NothingToSelectError(f"the model has no {what}")
     given = ", ".join(
         f"{key}={value!r}" for key, value in (("modules", modules), ("types", types)) if value is not None
     )
-    if chosen:
-        kinds = [f"{name} ({type(named[name]).__name__})" for name in chosen]
+    kinds = {name: f"{name} ({type(module).__name__})" for name, module in named.items() if name}
+    if any(chosen):
         lack = "a forward of its own to hook" if owning == "forward" else "a parameter of its own"
-        return f"{given or 'the model'} selects {listed(kinds)}, but none of them has {lack}."
-    everything = [f"{name} ({type(module).__name__})" for name, module in named.items()]
-    return f"{given or 'the default'} selects no module. There are: {listed(everything)}."
+        selected = listed(kinds[name] for name in chosen if name)
+        return ValueError(f"{given} selects {selected}, but none of them has {lack}.")
+    return ValueError(f"{given} selects no module. There are: {listed(kinds.values())}.")

@@ -17,19 +17,39 @@ Role = Literal[
 Stage = Literal["train", "validate", "test", "predict"]
 """Where a model runs, in Lightning's terms."""
 
-KINDS: dict[str, str] = {
-    "output": "activation",
-    "input": "input",
-    "grad_output": "gradient",
-    "grad_input": "input_gradient",
-    "parameter": "parameter",
-    "parameter_grad": "parameter_gradient",
-    "parameter_update": "parameter",
+
+@dataclass(frozen=True, slots=True)
+class RoleTraits:
+    """What distinguishes a role from the others.
+
+    Args:
+        kind: how tags name it; histograms add an s.
+        is_gradient: whether backward brings its tensors.
+        of_parameter: whether its tensors belong to a parameter, rather than to a call of a module.
+        moments_only: whether it serves the norm of an update alone: it has neither a histogram nor the user's own
+            statistics.
+    """
+
+    kind: str
+    is_gradient: bool = False
+    of_parameter: bool = False
+    moments_only: bool = False
+
+
+ROLES: dict[Role, RoleTraits] = {
+    "output": RoleTraits("activation"),
+    "input": RoleTraits("input"),
+    "grad_output": RoleTraits("gradient", is_gradient=True),
+    "grad_input": RoleTraits("input_gradient", is_gradient=True),
+    "parameter": RoleTraits("parameter", of_parameter=True),
+    "parameter_grad": RoleTraits("parameter_gradient", is_gradient=True, of_parameter=True),
+    "parameter_before": RoleTraits("parameter", of_parameter=True, moments_only=True),
+    "parameter_update": RoleTraits("parameter", of_parameter=True, moments_only=True),
 }
+"""All roles. Whoever needs some of them, or a fact about one, reads it here."""
 
-
-MOMENTS_ONLY: frozenset[Role] = frozenset({"parameter_before", "parameter_update"})
-"""Roles that serve the norm of an update: they have neither a histogram nor the user's own statistics."""
+MODULE_ROLES = tuple(role for role, traits in ROLES.items() if not traits.of_parameter)
+"""The roles of what modules take and return, which hooks show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +79,7 @@ class Site:
         >>> Site("head", "output").scalar_tag("std", "validate")
         'validate_activation_std/head'
         """
-        return f"{_prefix(stage)}{KINDS[self.role]}_{statistic}/{self.path}"
+        return f"{_prefix(stage)}{ROLES[self.role].kind}_{statistic}/{self.path}"
 
     def histogram_tag(self, stage: Stage = "train") -> str:
         """The tag of the histogram.
@@ -67,7 +87,7 @@ class Site:
         >>> Site("head", "grad_output").histogram_tag()
         'gradients/head'
         """
-        return f"{_prefix(stage)}{KINDS[self.role]}s/{self.path}"
+        return f"{_prefix(stage)}{ROLES[self.role].kind}s/{self.path}"
 
 
 def _prefix(stage: Stage) -> str:

@@ -270,7 +270,7 @@ def test_a_model_that_fails_when_it_is_called_again_ends_the_maps_alone(tmp_path
             return super().forward(pictures)
 
     net = FailsAgain(OrderedDict(cnn().named_children()))
-    with pytest.warns(UserWarning, match="CAMLogger .making pictures. is switched off.*not again"):
+    with pytest.warns(UserWarning, match="CAMLogger .at the end of a batch. is switched off.*not again"):
         shown_by(CAMLogger(every_n_steps=1), net, tmp_path)
 
 

@@ -77,7 +77,7 @@ def test_a_fault_in_reading_a_step_ends_the_watch_alone(tmp_path, monkeypatch):
         raise RuntimeError("no flush today")
 
     monkeypatch.setattr("hookboard.recording.recorder.Recorder.flush", broken)
-    with pytest.warns(UserWarning, match="reading the step.*no flush today") as said:
+    with pytest.warns(UserWarning, match="at the end of a batch.*no flush today") as said:
         run = fit(tmp_path, Toy(mlp()), batches(4, 4, 4), ActivationLogger(every_n_steps=1))
     assert len([w for w in said if "hookboard" in str(w.message)]) == 1
     assert run.global_step == 3

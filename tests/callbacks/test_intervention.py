@@ -182,7 +182,7 @@ def test_however_a_run_ends_no_hook_stays(error):
         with pytest.raises((RuntimeError, SystemExit)):
             fit(None, model, batches(4), edit)
     assert hooked(model) == []
-    assert not edit._selected
+    assert not edit._live
 
 
 @pytest.mark.parametrize("make", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))], ids=["deepcopy", "pickle"])
@@ -195,7 +195,7 @@ def test_a_callback_can_be_copied_while_it_is_attached(make):
             return super().training_step(batch)
 
     fit(None, Copies(mlp()), batches(4), edit)
-    assert twins[0]._selected == {}
+    assert twins[0]._live == {}
     assert twins[0].rule == Noise(1.0)
 
 

@@ -303,7 +303,7 @@ def test_however_a_run_ends_no_hook_stays(tmp_path, where, error):
     with pytest.raises((RuntimeError, SystemExit)):
         fit(tmp_path, model, pictures_of(2), *callbacks, **VALIDATED)
     assert hooked(model) == []
-    assert all(callback._session is None for callback in callbacks)
+    assert all(not callback._live for callback in callbacks)
 
 
 def test_an_epoch_that_is_cut_short_leaves_no_hook(tmp_path):
@@ -344,7 +344,9 @@ def test_a_fault_ends_the_pictures_and_not_the_run(tmp_path, monkeypatch):
         raise RuntimeError("no colours today")
 
     monkeypatch.setattr("hookboard.callbacks.feature_map.feature_maps", broken)
-    with pytest.warns(UserWarning, match="FeatureMapLogger .making pictures. is switched off.*no colours") as said:
+    with pytest.warns(
+        UserWarning, match="FeatureMapLogger .at the end of a batch. is switched off.*no colours"
+    ) as said:
         run = fit(tmp_path, Toy(cnn()), pictures_of(3), FeatureMapLogger(every_n_steps=1))
     assert len(ours(said)) == 1
     assert run.global_step == 3
@@ -361,7 +363,7 @@ def test_a_callback_can_be_copied_during_a_batch(tmp_path, make):
             twins.extend(make(callbacks))
 
     fit(tmp_path, Copies(cnn()), pictures_of(1), *callbacks, **VALIDATED)
-    assert [twin._session for twin in twins] == [None] * 3
+    assert [twin._live for twin in twins] == [{}] * 3
 
 
 def test_one_sample_is_enough(tmp_path):
@@ -376,7 +378,7 @@ def test_one_sample_is_enough(tmp_path):
 @pytest.mark.parametrize("callback", [FeatureMapLogger(), KernelLogger(), CAMLogger()], ids=lambda c: type(c).__name__)
 def test_without_a_logger_nothing_is_done(callback):
     fit(None, Toy(cnn()), pictures_of(1), callback, **VALIDATED)
-    assert callback._session is None
+    assert not callback._live
 
 
 @pytest.mark.slow

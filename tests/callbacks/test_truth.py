@@ -10,7 +10,7 @@ from toys import EachStep, Raw, Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger
 from hookboard.measure.statistics import FORMULAS
-from hookboard.sites import KINDS
+from hookboard.sites import ROLES
 
 ALL = tuple(FORMULAS)
 
@@ -29,7 +29,7 @@ def assert_everything_logged_is_true(folder, model, data, rel=1e-6, **options):
         assert readings.keys() == tensors.keys()
         for (role, name), true in tensors.items():
             assert_true(readings[role, name].statistics, true, rel)
-            logged = {s: written[f"{KINDS[role]}_{s}/{name}"][step] for s in ALL}
+            logged = {s: written[f"{ROLES[role].kind}_{s}/{name}"][step] for s in ALL}
             # An event holds float32.
             rounded = {s: v for s, v in logged.items() if s != "mean" or not math.isclose(v, 0, abs_tol=1e-12)}
             assert_true(rounded, true, max(rel, 2e-7))

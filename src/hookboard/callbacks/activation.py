@@ -6,11 +6,9 @@ from typing import Literal, get_args
 from lightning.pytorch import LightningModule
 
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.callbacks.watch import Watch
-from hookboard.hooks.taps import Taps
+from hookboard.callbacks.watch import Selection
 from hookboard.measure import DEFAULT, Statistic
 from hookboard.messages import chosen
-from hookboard.recording import Recorder
 from hookboard.selection import select
 from hookboard.sites import Stage
 
@@ -66,9 +64,10 @@ class ActivationLogger(SiteLogger):
     ) -> None:
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist, stages)
         self.roles = roles
-        chosen("roles", roles, get_args(ActivationRole))
+        self._roles()
 
-    def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
-        modules = select(pl_module, self.modules, self.types)
-        taps = Taps(modules, chosen("roles", self.roles, get_args(ActivationRole)), recorder.open, in_graphs=True)
-        return Watch(recorder, taps, parameters={}, sites=list(taps.expected()))
+    def _roles(self) -> list[ActivationRole]:
+        return chosen("roles", self.roles, get_args(ActivationRole))
+
+    def _select(self, pl_module: LightningModule) -> Selection:
+        return Selection(select(pl_module, self.modules, self.types))

@@ -1,7 +1,7 @@
 """Pictures of where a class was seen."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -20,7 +20,9 @@ from hookboard.attribution.attribute import (
     named_layer,
 )
 from hookboard.attribution.methods import OF_GRADIENTS, Method, cam, eigen_cam
-from hookboard.callbacks.pictures import PictureLogger, Session
+from hookboard.callbacks.duties import NothingToShowError
+from hookboard.callbacks.pictures import PictureLogger, PictureWatch
+from hookboard.callbacks.watch import Selection
 from hookboard.images.feature_maps import aspect_of, maps_in, samples_first
 from hookboard.images.overlay import overlays, unnormalized
 from hookboard.images.picture import Picture
@@ -114,26 +116,35 @@ class CAMLogger(PictureLogger):
         self.classes = classes
         self.size = size
 
-    def _resolve(self, pl_module: LightningModule) -> list[str] | None:
-        return None if self.modules is None else list(select(pl_module, self.modules))
+    def _select(self, pl_module: LightningModule) -> Selection:
+        if self.modules is not None:
+            return Selection(select(pl_module, self.modules))
+        select(pl_module)  # raises where there is no module at all
+        return Selection()
 
-    def _begin(self, pl_module: LightningModule, batch: Any, session: Session, until_end: ExitStack) -> "_Taken":
+    def written_tags(self) -> list[str]:
+        """The tags that it writes; the layer is chosen when the model runs."""
+        names = ["<layer>"] if self.modules is None else [n for w in self._live.values() for n in w.selection.modules]
+        return [f"cam/{name}/{self.method}" for name in names] if self._live else []
+
+    def _take(self, pl_module: LightningModule, batch: Any, watch: PictureWatch) -> "_Taken":
         tap = ClassificationTap(pl_module, self.samples)
-        until_end.callback(tap.detach)
+        watch.until_batch_end.callback(tap.detach)
         tap.attach()
         return _Taken(tap, batch)
 
-    def _end(self, trainer: Trainer, session: Session) -> dict[str, Picture]:
-        taken: _Taken = session.taken
+    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> dict[str, Picture]:
+        taken: _Taken = watch.taken
         call = taken.tap.found
         if call is None:
-            raise taken.tap.error or ValueError(
+            raise taken.tap.error or NothingToShowError(
                 f"no module was called with pictures (n, up to {MOST_CHANNELS} channels, height, width) and returned "
-                "class scores (n, classes): call the classifier as one module, as in self(images)"
+                "class scores (n, classes). If your model classifies pictures, call it as one module, as in "
+                "self(images)"
             )
         labels = _labels_in(taken.batch, call)
-        names = session.watched
-        layers = [last_layer(call.calls)] if names is None else [named_layer(call.calls, name) for name in names]
+        names = list(watch.selection.modules)
+        layers = [named_layer(call.calls, name) for name in names] if names else [last_layer(call.calls)]
         pictures = {}
         for layer in layers:
             with trainer.precision_plugin.forward_context(), _without_logging(trainer.lightning_module):
@@ -143,7 +154,7 @@ class CAMLogger(PictureLogger):
                 self._maps(layer, seen, aspect_of([("", call.pictures)])),
                 [self._said_of(k, seen, labels) for k in range(call.count)],
                 f"{TITLES[self.method]} at {'the input of ' if layer.is_input else ''}{layer.name} ("
-                f"{self._source(session)}): picture, map (dark: 0, light: its greatest), both",
+                f"{self._source(watch)}): picture, map (dark: 0, light: its greatest), both",
                 size=self.size,
             )
         return pictures

@@ -1,16 +1,15 @@
 """Pictures of what flows forward."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from hookboard.callbacks.pictures import PictureLogger, Session
+from hookboard.callbacks.pictures import PictureLogger, PictureWatch
 from hookboard.callbacks.trainer import inform, warn
-from hookboard.callbacks.watch import listed_gaps
+from hookboard.callbacks.watch import Selection, listed_gaps
 from hookboard.hooks.gradients import Observer
 from hookboard.hooks.taps import Taps
 from hookboard.images.feature_maps import Order, Shown, aspect_of, feature_maps, maps_in, samples_first, shown
@@ -90,7 +89,10 @@ class FeatureMapLogger(PictureLogger):
         self.normalize = normalize
         self.size = size
 
-    def _resolve(self, pl_module: LightningModule) -> dict[str, nn.Module]:
+    def _select(self, pl_module: LightningModule) -> Selection:
+        return Selection(self._modules(pl_module))
+
+    def _modules(self, pl_module: LightningModule) -> dict[str, nn.Module]:
         if self.modules is not None or self.types is not None:
             return select(pl_module, self.modules, self.types)
         found = {name: module for name, module in named_submodules(pl_module) if _is_worth_showing(module)}
@@ -105,11 +107,16 @@ class FeatureMapLogger(PictureLogger):
         last = MOST_MODULES - 1
         return {name: found[name] for name in (names[round(k * (len(names) - 1) / last)] for k in range(last + 1))}
 
-    def _begin(self, pl_module: LightningModule, batch: Any, session: Session, until_end: ExitStack) -> "_Taken":
+    def written_tags(self) -> list[str]:
+        """The tags that it writes."""
+        return [f"feature_maps/{name}" for watch in self._live.values() for name in watch.selection.modules]
+
+    def _take(self, pl_module: LightningModule, batch: Any, watch: PictureWatch) -> "_Taken":
+        modules = watch.selection.modules
         taken = _Taken(aspect_of(tensors_in(batch)))
 
         def open_site(site: Site) -> Observer:
-            module = session.watched[site.name]
+            module = modules[site.name]
 
             def keep_first(tensor: Tensor) -> None:
                 if site not in taken.shown and site not in taken.refused:
@@ -117,8 +124,8 @@ class FeatureMapLogger(PictureLogger):
 
             return keep_first
 
-        taken.taps = Taps(session.watched, ["output"], open_site)
-        until_end.callback(taken.taps.detach)
+        taken.taps = Taps(modules, ["output"], open_site)
+        watch.until_batch_end.callback(taken.taps.detach)
         taken.taps.attach()
         taken.taps.active = True
         return taken
@@ -132,20 +139,21 @@ class FeatureMapLogger(PictureLogger):
             return
         taken.shown[site] = shown(maps, channels=self.channels, order=self.order, size=self.size)
 
-    def _end(self, trainer: Trainer, session: Session) -> dict[str, Picture]:
-        taken: _Taken = session.taken
-        if session.is_first:
-            self._name_gaps(taken, session)
+    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> dict[str, Picture]:
+        taken: _Taken = watch.taken
+        if watch.is_first:
+            self._name_gaps(taken)
         return {
             f"feature_maps/{site.path}": feature_maps(
-                part, f"{site.path} ({self._source(session)})", normalize=self.normalize, size=self.size
+                part, f"{site.path} ({self._source(watch)})", normalize=self.normalize, size=self.size
             )
             for site, part in taken.shown.items()
             if part.values.numel()
         }
 
-    def _name_gaps(self, taken: "_Taken", session: Session) -> None:
+    def _name_gaps(self, taken: "_Taken") -> None:
         assert taken.taps is not None
+        names = [name for name, _ in taken.taps.expected()]
         seen = {site.name for site in taken.shown}
         refused = {site.name: cause for site, cause in taken.refused.items()}
         gaps = [
@@ -156,8 +164,8 @@ class FeatureMapLogger(PictureLogger):
         # Of modules that nobody named, as auxiliary heads are, some may stay silent.
         is_named = self.modules is not None or self.types is not None
         if gaps and (is_named or not taken.shown):
-            count = f"{len(gaps)} out of {len(session.watched)} modules"
-            warn(f"{self._name}: no picture of {count}:{listed_gaps(gaps)}")
+            count = f"{len(gaps)} out of {len(names)} modules"
+            warn(f"{self._name}: no picture of {count}:{listed_gaps(gaps, names)}")
 
 
 @dataclass

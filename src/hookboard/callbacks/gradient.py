@@ -1,22 +1,21 @@
 """What flows backward."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import nn
 from torch.optim import Optimizer
 
-from hookboard.callbacks.numbers import SiteLogger
+from hookboard.callbacks.numbers import SiteLogger, SiteWatch
 from hookboard.callbacks.scaling import Scaling, marked
-from hookboard.callbacks.watch import Watch
-from hookboard.hooks.taps import Taps
+from hookboard.callbacks.watch import Selection
 from hookboard.measure import DEFAULT, Statistic
 from hookboard.messages import chosen
-from hookboard.parameters import own_parameters, stepped_by
-from hookboard.recording import Reading, Recorder
+from hookboard.parameters import Weight, stepped_by
+from hookboard.recording import Reading
 from hookboard.selection import named_submodules, select
-from hookboard.sites import Role, Site
+from hookboard.sites import Site
 
 GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
 
@@ -71,56 +70,62 @@ class GradientLogger(SiteLogger):
     ) -> None:
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
         self.roles = roles
-        chosen("roles", roles, get_args(GradientRole))
+        self._roles()
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Select, resolve and attach; see `SiteLogger`."""
-        super().on_fit_start(trainer, pl_module)
+    def _roles(self) -> list[GradientRole]:
+        return chosen("roles", self.roles, get_args(GradientRole))
+
+    def _select(self, pl_module: LightningModule) -> Selection:
+        roles = self._roles()
+        hooked, owners = {}, {}
+        if roles != ["parameter_grad"]:
+            hooked = select(pl_module, self.modules, self.types)
+        if "parameter_grad" in roles:
+            owners = select(pl_module, self.modules, self.types, owning="parameters")
+            if not self._weights(owners):
+                raise ValueError(
+                    f"modules={self.modules!r}, types={self.types!r}: every weight there is computed by a "
+                    "parametrization; name its originals, as 'conv.parametrizations.weight'."
+                )
+        return Selection(hooked, owners)
+
+    def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
+        # What a parametrization computes has no gradient of its own.
+        return {name: weight for name, weight in super()._weights(owners).items() if not weight.is_computed}
+
+    def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch) -> None:
+        super()._attach(trainer, pl_module, watch)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        watch = self._live.get("train")
-        if watch is not None and scaler is not None and scaler.is_enabled():
+        if scaler is not None and scaler.is_enabled():
             watch.scaling = Scaling(scaler)
 
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+    def _before_backward(self, watch: SiteWatch) -> None:
         """Note the scale that this backward pass carries."""
-        watch = self._live.get("train")
-        if watch is not None and watch.is_due and watch.scaling is not None:
-            with self._shielded(watch, "reading the scale of the gradients"):
-                watch.recorder.scale = watch.scaling.in_force()
+        if watch.scaling is not None:
+            watch.recorder.scale = watch.scaling.in_force()
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _after_backward(self, watch: SiteWatch) -> None:
         """Gradients that come from now on carry no scale."""
-        watch = self._live.get("train")
-        if watch is not None and watch.recorder.scale is not None:
+        if watch.scaling is not None:
             watch.taps.show_pending()
             watch.recorder.scale = None
 
-    def _flush(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> list[Reading]:
-        if watch.scaling is None:
-            return watch.recorder.flush()[0]
-        readings, raised = watch.recorder.flush(watch.scaling.overflows(trainer.optimizers, pl_module.device))
-        guilty = [optimizer for optimizer, flag in zip(trainer.optimizers, raised, strict=True) if flag]
-        if not guilty:
-            return readings
-        modules = {"": pl_module, **dict(named_submodules(pl_module))}
-        return marked(readings, guilty, trainer.optimizers, modules, watch.parameters)
-
-    def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
-        roles = chosen("roles", self.roles, get_args(GradientRole))
-        hooked = [role for role in roles if role != "parameter_grad"]
-        taps = Taps(
-            select(pl_module, self.modules, self.types) if hooked else {}, hooked, recorder.open, in_graphs=True
-        )
-        parameters = {}
-        if "parameter_grad" in roles:
-            parameters = own_parameters(select(pl_module, self.modules, self.types, owning="parameters"))
-        of_parameters: list[tuple[str, Role]] = [(name, "parameter_grad") for name in parameters]
-        return Watch(recorder, taps, parameters, sites=[*taps.expected(), *of_parameters])
-
-    def _before_optimizer_step(self, watch: Watch, optimizer: Optimizer) -> None:
+    def _measure_before_step(self, watch: SiteWatch, optimizer: Optimizer) -> None:
         if watch.scaling is not None:
             watch.recorder.scale = watch.scaling.before_step(optimizer)
-        for name, parameter in stepped_by(optimizer, watch.parameters).items():
-            if parameter.grad is not None:
-                watch.recorder.open(Site(name, "parameter_grad"))(parameter.grad)
+        for name, weight in stepped_by(optimizer, watch.weights).items():
+            if weight.grad is not None:
+                watch.recorder.open(Site(name, "parameter_grad"))(weight.grad)
         watch.recorder.scale = None
+
+    def _flush(self, trainer: Trainer, watch: SiteWatch) -> list[Reading]:
+        if watch.scaling is None:
+            return super()._flush(trainer, watch)
+        model, optimizers = trainer.lightning_module, trainer.optimizers
+        readings, raised = watch.recorder.flush(watch.scaling.overflows(optimizers, model.device))
+        guilty = [optimizer for optimizer, flag in zip(optimizers, raised, strict=True) if flag]
+        if not guilty:
+            return readings
+        modules = {"": model, **dict(named_submodules(model))}
+        parameters = {name: weight.parameters[0] for name, weight in watch.weights.items()}
+        return marked(readings, guilty, optimizers, modules, parameters)

@@ -1,25 +1,40 @@
 """Changing what flows."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import Tensor
 
-from hookboard.callbacks.evaluation import EvaluationHooks
-from hookboard.callbacks.trainer import logged_step, running_stage, warn, without_trainer
+from hookboard.callbacks.life import Life
+from hookboard.callbacks.trainer import is_alone, logged_step, warn
+from hookboard.callbacks.watch import Selection, Watch
 from hookboard.hooks.compiled import run_eagerly
 from hookboard.hooks.edits import EditRole, Edits
 from hookboard.hooks.rules import EditRule
 from hookboard.messages import chosen
 from hookboard.selection import select
-from hookboard.sites import Stage
-from hookboard.writers.loggers import Entry, Loggers
+from hookboard.sites import ROLES, Stage
+from hookboard.writers import Entry
 
 
-class Intervention(EvaluationHooks):
+@dataclass
+class _EditWatch(Watch):
+    """What an Intervention holds of one stage.
+
+    Args:
+        tag: of the text that says what is changed.
+        edits: those of the last batch that was changed.
+        is_checked: whether a batch has been changed, and every module in it.
+    """
+
+    tag: str = field(kw_only=True)
+    edits: Edits | None = field(default=None, kw_only=True)
+    is_checked: bool = field(default=False, kw_only=True)
+
+
+class Intervention(Life[_EditWatch]):
     """Changes inputs, outputs or gradients of the selected modules by a rule, never in place.
 
     Loggers in the same Trainer read what the rule has made of a tensor, wherever they stand in the list. Compiled code
@@ -51,6 +66,10 @@ class Intervention(EvaluationHooks):
         Zero(channels=[3], dim=1)
     """
 
+    verb = "changes"
+    undoes_with_delay = True
+    may_stop_the_run = True
+
     def __init__(
         self,
         rule: EditRule | Callable[[Tensor], Tensor],
@@ -65,7 +84,7 @@ class Intervention(EvaluationHooks):
         super().__init__()
         chosen("roles", role, get_args(EditRole))
         elsewhere = set(chosen("stages", stages, get_args(Stage))) - {"train"}
-        if role.startswith("grad") and elsewhere:
+        if ROLES[role].is_gradient and elsewhere:
             raise ValueError(f"role={role!r}, stages={stages!r}: there are gradients in 'train' alone.")
         if first_step < 0 or (last_step is not None and last_step < first_step):
             raise ValueError(f"first_step={first_step!r}, last_step={last_step!r}: give 0 or more, in this order.")
@@ -78,106 +97,67 @@ class Intervention(EvaluationHooks):
         self.stages = stages
         self.first_step = first_step
         self.last_step = last_step
-        self._selected: dict[str, nn.Module] = {}
-        self._until_end = ExitStack()
-        self._checked: set[str] = set()
-        self._edits: Edits | None = None
         self._is_told = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The configuration; a copy changes nothing until a fit of its own starts."""
-        nothing = {"_selected": {}, "_until_end": ExitStack(), "_checked": set(), "_edits": None, "_is_told": False}
-        return without_trainer(self.__dict__) | nothing
+    # Its life: errors end the run, which would otherwise not be the one that was asked for.
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Select, and find out whether the modules can be edited.
+    def _reset(self) -> None:
+        self._is_told = False
 
-        Raises:
-            ValueError: they cannot, or the configuration fits none.
-        """
-        self._let_go()
-        self._selected = select(pl_module, self.modules, self.types)
-        edits = Edits(self._selected, self.role, self.rule)
-        edits.attach()
+    def _stages(self, trainer: Trainer) -> list[Stage]:
+        return chosen("stages", self.stages, get_args(Stage))
+
+    def _select(self, pl_module: LightningModule) -> Selection:
+        selection = Selection(select(pl_module, self.modules, self.types))
+        edits = Edits(selection.modules, self.role, self.rule)
+        edits.attach()  # raises where a module cannot be edited
         edits.detach()
+        return selection
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Hook the modules, if this batch is to be changed."""
-        self._begin(trainer)
+    def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
+        return None  # it needs no log
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Unhook them.
+    def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> _EditWatch:
+        return _EditWatch(**vars(watch), tag=self._tag(trainer))
 
-        Raises:
-            LookupError: a module has not been changed in the first batch that was to be changed.
-        """
-        self._end(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Unhook: an epoch that the module itself cuts short has no end of its last batch."""
-        self._until_end.close()
-        self._edits = None
-
-    def _on_loop_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Select, where evaluation runs by itself and not within a fit."""
-        if trainer.state.fn != TrainerFn.FITTING:
-            self.on_fit_start(trainer, pl_module)
-
-    def _on_loop_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int
-    ) -> None:
-        """Hook the modules, if this batch is to be changed."""
-        self._begin(trainer)
-
-    def _on_loop_batch_end(self, trainer: Trainer) -> None:
-        """Unhook them; raises as `on_train_batch_end` does."""
-        self._end(trainer)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say so where the fit was to be changed and no batch of it was."""
-        stages = chosen("stages", self.stages, get_args(Stage))
-        if not self._checked and {"train", "validate"} & set(stages):
-            warn(f"Intervention has changed nothing in this fit: {self._description()}.")
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Unhook: Lightning does not call `teardown` after a failure."""
-        self._let_go()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Unhook."""
-        self._let_go()
-
-    def _begin(self, trainer: Trainer) -> None:
-        self._until_end.close()
-        step, is_fit = logged_step(trainer), trainer.state.fn == TrainerFn.FITTING
+    def _wants(self, trainer: Trainer, watch: _EditWatch, batch_idx: int, dataloader_idx: int) -> bool:
+        step = logged_step(trainer)
         is_within = self.first_step <= step and (self.last_step is None or step <= self.last_step)
-        if running_stage(trainer) not in chosen("stages", self.stages, get_args(Stage)) or (is_fit and not is_within):
-            return
-        self._edits = Edits(self._selected, self.role, self.rule)
-        self._until_end.enter_context(run_eagerly())
-        self._until_end.callback(self._edits.detach)
-        self._edits.attach()
+        return is_within or is_alone(trainer)
+
+    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: _EditWatch, batch: Any) -> None:
+        watch.edits = Edits(watch.selection.modules, self.role, self.rule)
+        watch.until_batch_end.enter_context(run_eagerly())
+        watch.until_batch_end.callback(watch.edits.detach)
+        watch.edits.attach()
         if not self._is_told and trainer.is_global_zero:
             self._is_told = True
-            text = {f"interventions/{self.role}": self._description()}
-            Loggers(trainer.loggers, type(self).__name__).write(Entry(step, texts=text))
+            watch.loggers.write(Entry(logged_step(trainer), texts={watch.tag: self._description(watch)}))
 
-    def _end(self, trainer: Trainer) -> None:
-        edits, self._edits = self._edits, None
-        self._until_end.close()
-        if edits is not None and running_stage(trainer) not in self._checked:
-            self._checked.add(running_stage(trainer))
-            edits.check_made()
+    def _end_batch(self, trainer: Trainer, watch: _EditWatch) -> None:
+        if not watch.is_checked:
+            watch.is_checked = True
+            assert watch.edits is not None
+            watch.edits.check_made()
 
-    def _description(self) -> str:
+    def _end_training(self, trainer: Trainer, watch: _EditWatch) -> None:
+        watches = list(self._live.values())
+        if watch is watches[0] and not any(each.is_checked for each in watches):
+            warn(f"Intervention has changed nothing in this fit: {self._description(watch)}.")
+
+    def written_tags(self) -> list[str]:
+        """The tag of the text that says what is changed."""
+        return [watch.tag for watch in self._live.values()][:1]
+
+    def _tag(self, trainer: Trainer) -> str:
+        """Of several interventions with one role each has a number, but the first."""
+        alike = [c for c in trainer.callbacks if isinstance(c, Intervention) and c.role == self.role]  # type: ignore[attr-defined]  # set outside its __init__
+        number = next(i for i, callback in enumerate(alike, 1) if callback is self)
+        return f"interventions/{self.role}" + (f"/{number}" if number > 1 else "")
+
+    def _description(self, watch: Watch) -> str:
         last = "the last" if self.last_step is None else self.last_step
         stages = ", ".join(chosen("stages", self.stages, get_args(Stage)))
-        names = ", ".join(f"`{name}`" for name in self._selected)
+        names = ", ".join(f"`{name}`" for name in watch.selection.modules)
         name = getattr(self.rule, "__qualname__", None) or repr(self.rule)
         return f"`{name}` on the {self.role} of {names}; {stages}; steps {self.first_step} to {last}"
-
-    def _let_go(self) -> None:
-        self._until_end.close()
-        self._selected, self._edits, self._checked, self._is_told = {}, None, set(), False

@@ -1,17 +1,19 @@
 """Pictures of what convolutions have learned."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from hookboard.callbacks.pictures import PictureLogger, Session
+from hookboard.callbacks.pictures import PictureLogger, PictureWatch
+from hookboard.callbacks.watch import Selection
 from hookboard.images.kernels import kernel_picture, part_shown
 from hookboard.images.picture import Picture
+from hookboard.parameters import weight_in_use
 from hookboard.ranks import whole
-from hookboard.selection import select
+from hookboard.selection import NothingToSelectError, select
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
 class KernelLogger(PictureLogger):
@@ -56,57 +58,39 @@ class KernelLogger(PictureLogger):
         self.channels = channels
         self.size = size
 
-    def _resolve(self, pl_module: LightningModule) -> "dict[str, _Watched]":
-        found = {
+    def _select(self, pl_module: LightningModule) -> Selection:
+        is_named = self.modules is not None or self.types is not None
+        found: dict[str, nn.Module] = {
             name: module
             for name, module in select(pl_module, self.modules, self.types).items()
-            if isinstance(module, nn.modules.conv._ConvNd)
+            if isinstance(module, Convolution) and (is_named or max(module.kernel_size) > 1)
         }
-        if self.modules is None and self.types is None:
-            found = {name: module for name, module in found.items() if max(module.kernel_size) > 1}
+        if not found and not is_named:
+            raise NothingToSelectError("the model has no convolution whose kernels are larger than one pixel")
         if not found:
             raise ValueError(
                 f"KernelLogger(modules={self.modules!r}, types={self.types!r}) shows the kernels of convolutions, and "
                 "there is none among these modules."
             )
-        return {name: _Watched(module) for name, module in found.items()}
+        return Selection(found)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep what the fit starts with: by now a checkpoint has been loaded."""
-        if self._session is not None:
-            with self._shielded("copying the first kernels"):
-                for watched in self._session.watched.values():
-                    watched.first = self._part(_weight(watched.module))
+    def written_tags(self) -> list[str]:
+        """The tags that it writes."""
+        return [f"kernels/{name}" for watch in self._live.values() for name in watch.selection.modules]
+
+    def _begin_training(self, trainer: Trainer, watch: PictureWatch) -> None:
+        """Keep what the fit starts with."""
+        for module in watch.selection.modules.values():
+            watch.memory[module] = self._part(weight_in_use(module))
+
+    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> dict[str, Picture]:
+        pictures = {}
+        for name, module in watch.selection.modules.items():
+            weight = weight_in_use(module)
+            now = self._part(weight)
+            first = watch.memory.setdefault(module, now)  # one that came during the fit starts here
+            pictures[f"kernels/{name}"] = kernel_picture(now, first, name, weight.shape, size=self.size)
+        return pictures
 
     def _part(self, weight: Tensor) -> Tensor:
         return part_shown(whole(weight), kernels=self.kernels, channels=self.channels)
-
-    def _end(self, trainer: Trainer, session: Session) -> dict[str, Picture]:
-        pictures = {}
-        for name, watched in session.watched.items():
-            weight = _weight(watched.module)
-            picture = kernel_picture(self._part(weight), watched.first, name, weight.shape, size=self.size)
-            pictures[f"kernels/{name}"] = picture
-        return pictures
-
-
-@dataclass
-class _Watched:
-    module: nn.Module
-    first: Tensor | None = None
-
-
-def _weight(module: nn.Module) -> Tensor:
-    """The weight as it is now. A parametrization computes it, and some, as spectral norm, learn while they do."""
-    parametrizations = getattr(module, "parametrizations", nn.Module())
-    modes = [(part, part.training) for part in parametrizations.modules()]
-    try:
-        for part, _ in modes:
-            part.training = False
-        with torch.no_grad():
-            weight = module.weight
-            assert isinstance(weight, Tensor)
-            return weight.detach()
-    finally:
-        for part, mode in modes:
-            part.training = mode

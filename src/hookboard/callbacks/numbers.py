@@ -1,45 +1,54 @@
-"""The life that all callbacks which log readings share: watch, measure the due steps, write, let go."""
+"""What all callbacks share that log readings: measure the due steps, read them, write them, name what is missing."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.callbacks.evaluation import EvaluationHooks
-from hookboard.callbacks.schedule import is_due
-from hookboard.callbacks.trainer import (
-    check_every_n_steps,
-    inform,
-    is_accumulating,
-    is_fast_dev_run,
-    log_every_n_steps,
-    logged_step,
-    running_stage,
-    warn,
-    without_trainer,
-)
+from hookboard.callbacks.life import Life, is_due
+from hookboard.callbacks.scaling import Scaling
+from hookboard.callbacks.trainer import check_every_n_steps, is_accumulating, log_every_n_steps, logged_step, warn
 from hookboard.callbacks.watch import Watch, listed_gaps
 from hookboard.hooks.compiled import forget_graphs
+from hookboard.hooks.taps import Taps
 from hookboard.measure import Plan, Statistic, plan
-from hookboard.messages import chosen, warn_switched_off
+from hookboard.messages import chosen
+from hookboard.parameters import Weight, weights_of, why_silent
 from hookboard.ranks import Ranks
 from hookboard.recording import Reading, Recorder
-from hookboard.sites import Stage
-from hookboard.writers.loggers import Entry, Loggers
+from hookboard.sites import ROLES, Role, Site, Stage
+from hookboard.writers import entry_of
 
 
-class SiteLogger(EvaluationHooks, ABC):
-    """Base of the callbacks: one watch for each stage, from fit start to teardown, and one flush for each due step.
+@dataclass
+class SiteWatch(Watch):
+    """What a callback that measures holds of one stage.
 
-    Evaluation, which is validation, testing and prediction, has one flush for each of its loops.
-
-    A subclass says what is watched (`_watch`) and, where hooks on modules do not show it, measures it before or
-    after the optimizer's step.
+    Args:
+        recorder: measures what the taps and the weights show.
+        taps: the hooks on modules.
+        weights: the weights that are watched, by name.
+        before: the weights as they were before the optimizer stepped, during a due step.
+        gaps_are_named: whether it has been said what is missing.
+        scaling: how a GradScaler scales gradients; None without one.
     """
+
+    recorder: Recorder = field(kw_only=True)
+    taps: Taps = field(kw_only=True)
+    weights: dict[str, Weight] = field(default_factory=dict, kw_only=True)
+    before: dict[str, Tensor] = field(default_factory=dict, kw_only=True)
+    gaps_are_named: bool = field(default=False, kw_only=True)
+    scaling: Scaling | None = field(default=None, kw_only=True)
+
+
+class SiteLogger(Life[SiteWatch]):
+    """Base of the callbacks that log readings: one flush for each due step, and for each loop that evaluates."""
+
+    verb = "measures"
 
     readings: tuple[Reading, ...]
     """The merged readings of the last due step or, where evaluation is watched, of its last loop."""
@@ -64,25 +73,35 @@ class SiteLogger(EvaluationHooks, ABC):
         self.sync_dist = sync_dist
         self.stages = stages
         self.readings = ()
-        self._live: dict[str, Watch] = {}
         self._plan()
-        _resolved(stages)
+        chosen("stages", stages, get_args(Stage))
+
+    # What a callback that measures has of its own.
+
+    @abstractmethod
+    def _roles(self) -> Sequence[Role]:
+        """Which tensors are measured."""
 
     def _plan(self) -> Plan:
         """The statistics, resolved; raises ValueError where they cannot be."""
         return plan(self.statistics)
 
-    @abstractmethod
-    def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
-        """What is to be watched in this model, its hooks not yet attached; raises ValueError where there is none."""
+    def _names(self, role: Role) -> list[str]:
+        """The names of the statistics that are logged of a role."""
+        resolved = self._plan()
+        return [*resolved.names, *(statistic.name for statistic in resolved.own)]
 
-    def _before_optimizer_step(self, watch: Watch, optimizer: Optimizer) -> None:
+    def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
+        """The weights that are measured, of the modules that own them."""
+        return weights_of(owners)
+
+    def _measure_before_step(self, watch: SiteWatch, optimizer: Optimizer) -> None:
         """Measure what is there only before this optimizer's step."""
 
-    def _after_optimizer_step(self, watch: Watch) -> None:
+    def _measure_after_step(self, watch: SiteWatch) -> None:
         """Measure what is there only after the steps of all optimizers."""
 
-    def _flush(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> list[Reading]:
+    def _flush(self, trainer: Trainer, watch: SiteWatch) -> list[Reading]:
         """The readings of the step."""
         return watch.recorder.flush()[0]
 
@@ -90,174 +109,138 @@ class SiteLogger(EvaluationHooks, ABC):
         """What follows from the readings of several sites together."""
         return readings
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The configuration and the last readings; a copy watches nothing until a fit of its own starts."""
-        return without_trainer(self.__dict__) | {"_live": {}}
+    # Its life.
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Select, resolve and attach.
-
-        Raises:
-            ValueError: the configuration fits no module of this model.
-        """
-        self._attach(trainer, pl_module, {"train", "validate"})
-
-    def _attach(self, trainer: Trainer, pl_module: LightningModule, running: Set[str]) -> None:
-        """Attach to the stages that are wanted and run; the others are resolved all the same, to find mistakes."""
-        self._let_go()
+    def _reset(self) -> None:
         self.readings = ()
-        ranks = Ranks() if trainer.world_size > 1 else None
-        watches = {}
-        for stage in _resolved(self.stages):
-            recorder = Recorder(
-                self._plan(),
-                pl_module.device,
-                stage=stage,
-                histogram=self.histogram,
-                ranks=ranks,
-                sync=self.sync_dist,
-            )
-            watches[stage] = self._watch(pl_module, recorder)
-        reason = _why_not_measured(trainer, pl_module)
-        if reason:
-            inform(f"{self._name} measures nothing: {reason}.")
-            return
-        if not (self.sync_dist or trainer.is_global_zero):
-            return
-        self._live = {stage: watch for stage, watch in watches.items() if stage in running}
-        if self._live:
-            forget_graphs(pl_module)
-        for watch in self._live.values():
-            watch.every_n_steps = log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
-            watch.loggers = Loggers(trainer.loggers, self._name)
-            watch.taps.attach()
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Open the taps, if the optimizer step that this batch belongs to is due."""
-        watch = self._live.get("train")
-        if watch is not None:
-            watch.taps.active = watch.is_due = is_due(logged_step(trainer), watch.every_n_steps)
+    def _stages(self, trainer: Trainer) -> list[Stage]:
+        return chosen("stages", self.stages, get_args(Stage))
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Measure what this optimizer is about to use."""
-        watch = self._live.get("train")
-        if watch is not None and watch.is_due:
-            with self._shielded(watch, "measuring before the optimizer step"):
-                self._before_optimizer_step(watch, optimizer)
+    def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
+        is_mps = pl_module.device.type == "mps"
+        return super()._why_not(trainer, pl_module) or ("MPS has no float64, which the sums need" if is_mps else None)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Close the taps; after the optimizer step, merge and write what the step's batches have shown."""
-        watch = self._live.get("train")
-        if watch is None or not watch.is_due:
-            return
-        watch.taps.active = False
-        watch.taps.settle()
-        if is_accumulating(trainer):
-            return
-        with self._shielded(watch, "measuring after the optimizer step"):
-            self._after_optimizer_step(watch)
-        if "train" in self._live:
-            self._log(trainer, watch)
+    def _takes_part(self, trainer: Trainer) -> bool:
+        return self.sync_dist or trainer.is_global_zero
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Close the taps: an epoch that the module itself cuts short has no end of its last batch."""
-        if "train" in self._live:
-            self._live["train"].taps.active = False
+    def _cadence(self, trainer: Trainer) -> int:
+        return log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
 
-    def _on_loop_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach, where evaluation runs by itself and not within a fit."""
-        if trainer.state.fn != TrainerFn.FITTING and running_stage(trainer) in _resolved(self.stages):
-            self._attach(trainer, pl_module, {running_stage(trainer)})
-
-    def _on_loop_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int
-    ) -> None:
-        """Open the taps."""
-        if (watch := self._live.get(running_stage(trainer))) is not None:
-            watch.taps.active = True
-
-    def _on_loop_batch_end(self, trainer: Trainer) -> None:
-        """Close the taps."""
-        if (watch := self._live.get(running_stage(trainer))) is not None:
-            watch.taps.active = False
-
-    def _on_loop_end(self, trainer: Trainer) -> None:
-        """Merge and write what all batches of the loop have shown."""
-        if (watch := self._live.get(running_stage(trainer))) is not None:
-            self._log(trainer, watch)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Detach: Lightning does not call `teardown` after a failure."""
-        self._let_go()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Detach."""
-        self._let_go()
-
-    def _let_go(self) -> None:
-        live, self._live = self._live, {}
-        for watch in live.values():
-            watch.taps.detach()
-
-    @contextmanager
-    def _shielded(self, watch: Watch, doing: str) -> Iterator[None]:
-        """A fault of ours ends the watch, never the training."""
-        try:
-            yield
-        except Exception as error:
-            if not watch.recorder.give_up():
-                watch.taps.detach()
-                self._live.pop(watch.recorder.stage, None)
-            warn_switched_off(f"{self._name} ({doing})", error)
-
-    def _log(self, trainer: Trainer, watch: Watch) -> None:
-        stage = watch.recorder.stage
-        with self._shielded(watch, "reading the step" if stage == "train" else f"reading the {stage} loop"):
-            readings = self._finish(self._flush(trainer, trainer.lightning_module, watch))
-            self.readings = tuple(reading for reading in readings if not reading.is_empty)
-            if trainer.is_global_zero:
-                self._write(watch, logged_step(trainer))
-            if not watch.gaps_are_named:
-                self._name_gaps(watch, readings, logged_step(trainer))
-                watch.gaps_are_named = True
-
-    def _write(self, watch: Watch, step: int) -> None:
-        entry = Entry(step)
-        for reading in self.readings:
-            site, stage = reading.site, reading.stage
-            entry.scalars.update({site.scalar_tag(k, stage): v for k, v in reading.statistics.items()})
-            if reading.histogram is not None:
-                entry.histograms[site.histogram_tag(stage)] = reading
-        watch.loggers.write(entry)
-
-    def _name_gaps(self, watch: Watch, readings: Sequence[Reading], step: int) -> None:
-        """One warning about everything that was selected and not measured, grouped by cause."""
-        gaps = list(watch.gaps(readings))
-        if not gaps:
-            return
-        stage = watch.recorder.stage
-        where = f"at step {step}" if stage == "train" else f"in the {stage} loop at step {step}"
-        warn(
-            f"{self._name}: {len(gaps)} of {len(watch.sites)} sites had nothing to measure {where} "
-            f"(this is said once):{listed_gaps(gaps)}"
+    def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> SiteWatch:
+        recorder = Recorder(
+            self._plan(),
+            pl_module.device,
+            stage=watch.stage,
+            histogram=self.histogram,
+            ranks=Ranks() if trainer.world_size > 1 else None,
+            sync=self.sync_dist,
         )
+        return SiteWatch(**vars(watch), recorder=recorder, taps=Taps({}, (), recorder.open))
 
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
+    def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch) -> None:
+        forget_graphs(pl_module)
+        roles = [role for role in self._roles() if not ROLES[role].of_parameter]
+        watch.taps = Taps(watch.selection.modules, roles, watch.recorder.open, in_graphs=True)
+        watch.until_end.callback(watch.taps.detach)
+        watch.taps.attach()
+        watch.weights = self._weights(watch.selection.owners)
+
+    def _wants(self, trainer: Trainer, watch: SiteWatch, batch_idx: int, dataloader_idx: int) -> bool:
+        return watch.stage != "train" or is_due(logged_step(trainer), watch.every_n_steps)
+
+    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch, batch: Any) -> None:
+        watch.until_batch_end.callback(_close, watch)
+        watch.taps.active = True
+
+    def _before_optimizer_step(self, watch: SiteWatch, optimizer: Optimizer) -> None:
+        self._follow_weights(watch)
+        self._measure_before_step(watch, optimizer)
+
+    def _end_batch(self, trainer: Trainer, watch: SiteWatch) -> None:
+        if watch.stage == "train" and not is_accumulating(trainer):
+            self._measure_after_step(watch)
+            self._log(trainer, watch)
+
+    def _end_loop(self, trainer: Trainer, watch: SiteWatch) -> None:
+        self._log(trainer, watch)
+
+    def _stays_after_a_fault(self, watch: SiteWatch) -> bool:
+        return watch.recorder.give_up()
+
+    def _follow_weights(self, watch: SiteWatch) -> None:
+        """Go over to parameters that modules have instead of those that they had.
+
+        It is asked before the optimizer steps: sharded modules have other parameters during forward and backward.
+        """
+        weights = self._weights(watch.selection.owners)
+        kinds = {name: "replaced" if name in watch.weights else "new" for name in weights}
+        kinds |= dict.fromkeys(watch.weights.keys() - weights.keys(), "gone")
+        changed = {
+            name: kind
+            for name, kind in kinds.items()
+            if kind != "replaced" or not weights[name].is_same(watch.weights[name])
+        }
+        watch.weights = weights
+        self._say_changed(watch, changed)
+
+    def _log(self, trainer: Trainer, watch: SiteWatch) -> None:
+        readings = self._finish(self._flush(trainer, watch))
+        self.readings = tuple(reading for reading in readings if not reading.is_empty)
+        if trainer.is_global_zero:
+            watch.loggers.write(entry_of(self.readings, logged_step(trainer)))
+        if not watch.gaps_are_named:
+            watch.gaps_are_named = True
+            self._name_gaps(watch, readings, logged_step(trainer))
+
+    def _name_gaps(self, watch: SiteWatch, readings: Sequence[Reading], step: int) -> None:
+        """One warning about everything that was selected and not measured, grouped by cause."""
+        expected = self._expected(watch)
+        gaps = list(_gaps(watch, expected, readings))
+        if gaps:
+            where = f"at step {step}" if watch.stage == "train" else f"in the {watch.stage} loop at step {step}"
+            warn(
+                f"{self._name}: {len(gaps)} of {len(expected)} sites had nothing to measure {where} "
+                f"(this is said once):{listed_gaps(gaps, (name for name, _ in expected))}"
+            )
+
+    def _expected(self, watch: SiteWatch) -> list[tuple[str, Role]]:
+        """Everything of which at least one tensor should be measured in a due step."""
+        of_weights = [role for role in self._roles() if ROLES[role].of_parameter]
+        return [*watch.taps.expected(), *((name, role) for role in of_weights for name in watch.weights)]
+
+    def written_tags(self) -> Iterator[str]:
+        """The tags that it writes in the run that has started, as far as they are known before the first batch."""
+        for watch in self._live.values():
+            for name, role in self._expected(watch):
+                site = Site(name, role)
+                yield from (site.scalar_tag(statistic, watch.stage) for statistic in self._names(role))
+                if self.histogram and not ROLES[role].moments_only:
+                    yield site.histogram_tag(watch.stage)
 
 
-def _resolved(stages: Stage | Sequence[Stage]) -> list[Stage]:
-    return chosen("stages", stages, get_args(Stage))
+def _close(watch: SiteWatch) -> None:
+    watch.taps.active = False
+    if watch.stage == "train":
+        watch.taps.settle()
 
 
-def _why_not_measured(trainer: Trainer, pl_module: LightningModule) -> str | None:
-    if is_fast_dev_run(trainer):
-        return "fast_dev_run has no log to write to"
-    if not trainer.loggers:
-        return "the Trainer has no logger"
-    if pl_module.device.type == "mps":
-        return "MPS has no float64, which the sums need"
-    return None
+def _gaps(
+    watch: SiteWatch, expected: Iterable[tuple[str, Role]], readings: Iterable[Reading]
+) -> Iterator[tuple[str, Role, str]]:
+    """What should have been measured and was not: name, role and cause."""
+    measured = {(reading.site.name, reading.site.role): reading for reading in readings}
+    for name, role in expected:
+        reading = measured.get((name, role))
+        if reading is None:
+            yield name, role, _why_silent(watch, name, role)
+        elif reading.is_empty:
+            yield name, role, "every tensor was empty"
+
+
+def _why_silent(watch: SiteWatch, name: str, role: Role) -> str:
+    if watch.recorder.is_off(name, role):
+        return "switched off, as a warning above says"
+    if name in watch.weights and ROLES[role].of_parameter:
+        return why_silent(watch.weights[name])
+    return watch.taps.why_silent(name, role)

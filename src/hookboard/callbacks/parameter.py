@@ -9,12 +9,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookboard.callbacks.numbers import SiteLogger
-from hookboard.callbacks.watch import Watch
-from hookboard.hooks.taps import Taps
+from hookboard.callbacks.numbers import SiteLogger, SiteWatch
+from hookboard.callbacks.watch import Selection
 from hookboard.measure import FORMULAS, Plan, Statistic, as_list, plan
-from hookboard.parameters import own_parameters, stepped_by
-from hookboard.recording import Reading, Recorder
+from hookboard.parameters import stepped_by
+from hookboard.recording import Reading
 from hookboard.selection import select
 from hookboard.sites import Role, Site
 
@@ -75,28 +74,32 @@ class ParameterLogger(SiteLogger):
         needed = FORMULAS["l2"].needs if self._updates else frozenset()
         return dataclasses.replace(plain, wanted=plain.wanted | needed)
 
-    def _watch(self, pl_module: LightningModule, recorder: Recorder) -> Watch:
-        parameters = own_parameters(select(pl_module, self.modules, self.types, owning="parameters"))
-        roles: list[Role] = ["parameter", "parameter_update"] if self._updates else ["parameter"]
-        sites = [(name, role) for role in roles for name in parameters]
-        return Watch(recorder, Taps({}, (), recorder.open), parameters, sites)
+    def _names(self, role: Role) -> list[str]:
+        return self._updates if role == "parameter_update" else super()._names(role)
 
-    def _before_optimizer_step(self, watch: Watch, optimizer: Optimizer) -> None:
+    def _roles(self) -> list[Role]:
+        return ["parameter", "parameter_update"] if self._updates else ["parameter"]
+
+    def _select(self, pl_module: LightningModule) -> Selection:
+        return Selection(owners=select(pl_module, self.modules, self.types, owning="parameters"))
+
+    def _measure_before_step(self, watch: SiteWatch, optimizer: Optimizer) -> None:
         if not self._updates:
             return
-        for name, parameter in stepped_by(optimizer, watch.parameters).items():
+        for name, weight in stepped_by(optimizer, watch.weights).items():
             # Of several steps in one batch the first decides what "before" is.
             if name not in watch.before:
-                watch.before[name] = parameter.detach().clone()
+                watch.before[name] = weight.in_use.clone()
 
-    def _after_optimizer_step(self, watch: Watch) -> None:
+    def _measure_after_step(self, watch: SiteWatch) -> None:
         recorder = watch.recorder
-        for name, parameter in watch.parameters.items():
-            recorder.open(Site(name, "parameter"))(parameter)
-        for name, before in watch.before.items():
-            after = watch.parameters[name].detach()
-            recorder.open(Site(name, "parameter_before"))(before)
-            recorder.open(Site(name, "parameter_update"))(_difference(after, before))
+        for name, weight in watch.weights.items():
+            after = weight.in_use
+            recorder.open(Site(name, "parameter"))(after)
+            before = watch.before.get(name)
+            if before is not None:
+                recorder.open(Site(name, "parameter_before"))(before)
+                recorder.open(Site(name, "parameter_update"))(_difference(after, before))
         watch.before.clear()
 
     def _finish(self, readings: list[Reading]) -> list[Reading]:

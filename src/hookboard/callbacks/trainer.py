@@ -3,6 +3,7 @@
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from hookboard.messages import HookboardWarning
@@ -60,3 +61,8 @@ def check_every_n_steps(given: Any, otherwise: str) -> None:
         raise ValueError(
             f"every_n_steps={given!r}: give a whole number of optimizer steps, 1 or more, or leave it out {otherwise}."
         )
+
+
+def is_alone(trainer: Trainer) -> bool:
+    """Whether an evaluation runs by itself, not within a fit."""
+    return trainer.state.fn != TrainerFn.FITTING

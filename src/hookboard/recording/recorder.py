@@ -25,7 +25,7 @@ from hookboard.ranks import Ranks, own_part
 from hookboard.recording.exchange import Exchange, Packet
 from hookboard.recording.reading import Reading
 from hookboard.recording.rows import RowBuffer
-from hookboard.sites import MOMENTS_ONLY, Role, Site, Stage
+from hookboard.sites import ROLES, Role, Site, Stage
 
 
 class Recorder:
@@ -81,9 +81,7 @@ class Recorder:
     def _add(self, site: Site) -> Callable[[Tensor], None]:
         index = len(self._observers)
         counts = self._counts_of(site) if self._has_histogram(site) else None
-        moments_only = site.role in MOMENTS_ONLY
-        is_replicated = site.role.startswith("parameter")
-        is_gradient = site.role in ("grad_output", "grad_input", "parameter_grad")
+        traits = ROLES[site.role]
         rank = 0 if self._ranks is None else self._ranks.rank
 
         def observe(tensor: Tensor) -> None:
@@ -91,12 +89,12 @@ class Recorder:
                 return
             try:
                 tensor = tensor.detach() if tensor.requires_grad else tensor
-                part = own_part(tensor, is_replicated=is_replicated, rank=rank, is_merged=self._is_merged)
+                part = own_part(tensor, is_replicated=traits.of_parameter, rank=rank, is_merged=self._is_merged)
                 if part is None:
                     return
-                if is_gradient and self.scale is not None:
+                if traits.is_gradient and self.scale is not None:
                     part = unscaled(part, self.scale)
-                self._rows.append(index, measure(part, self._plan, counts=counts, moments_only=moments_only))
+                self._rows.append(index, measure(part, self._plan, counts=counts, moments_only=traits.moments_only))
             except Exception as error:
                 self._off.add(site)
                 warn_switched_off(f"{site.role} of {site.path!r}", error)
@@ -104,7 +102,7 @@ class Recorder:
         return observe
 
     def _has_histogram(self, site: Site) -> bool:
-        return self._histogram and site.role not in MOMENTS_ONLY
+        return self._histogram and not ROLES[site.role].moments_only
 
     def _counts_of(self, site: Site) -> Tensor:
         if site not in self._counts:

@@ -1,1 +1,10 @@
-"""Readings, pictures and texts on their way to a logger."""
+"""Readings, pictures and texts on their way to a logger: one file for each kind of logger.
+
+`entry.py` is what is written, `loggers.py` writes it to all loggers of a Trainer. To add a logger, write a file with a
+function that takes the logger and an entry, and register it in `loggers.py`.
+"""
+
+from hookboard.writers.entry import Entry, entry_of
+from hookboard.writers.loggers import Loggers
+
+__all__ = ["Entry", "Loggers", "entry_of"]

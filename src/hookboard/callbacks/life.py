@@ -1,0 +1,275 @@
+"""The life of every callback in a Trainer, on one page. No other file has hooks of Lightning's.
+
+    on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _watch and _attach for each stage
+        on_train_start, on_<loop>_start                    _begin_training, _begin_loop
+            on_<stage>_batch_start                         _wants; if it does, _begin_batch
+                on_before_backward, on_after_backward      _before_backward, _after_backward
+                on_before_optimizer_step                   _before_optimizer_step
+            on_<stage>_batch_end                           _end_batch
+        on_<loop>_end, on_train_end                        _end_loop, _end_training
+    teardown or on_exception                               all that is left is undone
+
+What a callback does is undone by two ExitStacks of its watch: one when the batch has ended, one when the watch ends.
+A fault of ours ends the watch, not the run.
+"""
+
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookboard.callbacks.duties import Duties, NothingToShowError, W
+from hookboard.callbacks.tags import warn_of_equal_tags
+from hookboard.callbacks.trainer import inform, is_alone, running_stage, warn, without_trainer
+from hookboard.callbacks.watch import Watch, changes, is_same, said_of_changes
+from hookboard.messages import warn_switched_off
+from hookboard.selection import NothingToSelectError
+from hookboard.writers import Loggers
+
+
+def is_due(step: int, every_n_steps: int) -> bool:
+    """Whether the optimizer step with this number, counted from 0, is measured and logged.
+
+    The last of every n steps is due, which is the one that Lightning's own logging takes, so that the points of
+    both stand at the same steps. Never, where `every_n_steps` is 0 (Lightning's "no logging").
+
+    >>> [step for step in range(10) if is_due(step, 4)]
+    [3, 7]
+    """
+    return every_n_steps > 0 and (step + 1) % every_n_steps == 0
+
+
+class Life(Duties[W]):
+    """Base of all callbacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: dict[str, W] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The configuration; a copy watches nothing until a run of its own starts."""
+        return without_trainer(self.__dict__) | {"_live": {}}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Select and attach.
+
+        Raises:
+            ValueError: the configuration does not fit the model.
+        """
+        self._start(trainer, pl_module, {"train", "validate"})
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See `_begin_training`."""
+        watch = self._live.get("train")
+        if watch is not None:
+            with self._shielded(watch, "at the start of the training"):
+                self._begin_training(trainer, watch)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """See `_begin_batch`."""
+        self._start_batch(trainer, pl_module, batch, batch_idx, 0)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """See `_before_backward`."""
+        watch = self._live.get("train")
+        if watch is not None and watch.is_due:
+            with self._shielded(watch, "before the backward pass"):
+                self._before_backward(watch)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See `_after_backward`."""
+        watch = self._live.get("train")
+        if watch is not None and watch.is_due:
+            with self._shielded(watch, "after the backward pass"):
+                self._after_backward(watch)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """See `_before_optimizer_step`."""
+        watch = self._live.get("train")
+        if watch is not None and watch.is_due:
+            with self._shielded(watch, "before the optimizer step"):
+                self._before_optimizer_step(watch, optimizer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """See `_end_batch`."""
+        self._finish_batch(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Undo what is left of a batch: an epoch that the module itself cuts short has no end of its last one."""
+        self._leave_batch()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See `_end_training`."""
+        for watch in list(self._live.values()):
+            with self._shielded(watch, "at the end of the training"):
+                self._end_training(trainer, watch)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See `_begin_loop`; a loop by itself, not within a fit, is also a start of life."""
+        self._leave_batch()
+        stage = running_stage(trainer)
+        if is_alone(trainer) and stage in self._stages(trainer):
+            self._start(trainer, pl_module, {stage})
+        watch = self._live.get(stage)
+        if watch is not None:
+            with self._shielded(watch, "at the start of an evaluation"):
+                self._follow(trainer, pl_module, watch)
+                self._begin_loop(trainer, watch)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """See `_begin_batch`."""
+        self._start_batch(trainer, pl_module, batch, batch_idx, dataloader_idx)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """See `_end_batch`."""
+        self._finish_batch(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See `_end_loop`."""
+        self._leave_batch()
+        watch = self._live.get(running_stage(trainer))
+        if watch is not None:
+            with self._shielded(watch, "at the end of an evaluation"):
+                self._end_loop(trainer, watch)
+
+    on_test_start = on_predict_start = on_validation_start
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+    on_test_end = on_predict_end = on_validation_end
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Undo everything: Lightning does not call `teardown` after a failure."""
+        self._end_all()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Undo everything."""
+        self._end_all()
+
+    # What the hooks have in common.
+
+    def _start(self, trainer: Trainer, pl_module: LightningModule, running: Set[str]) -> None:
+        """Begin to watch those of the callback's stages that are to run."""
+        self._end_all()
+        self._reset()
+        try:
+            selection = self._select(pl_module)
+            reason = self._why_not(trainer, pl_module)
+        except NothingToSelectError as nothing:
+            reason = str(nothing)
+        if reason:
+            inform(f"{self._name} {self.verb} nothing: {reason}.")
+        elif self._takes_part(trainer):
+            for stage in self._stages(trainer):
+                if stage in running:
+                    loggers, layout = Loggers(trainer.loggers, self._name), dict(pl_module.named_modules())
+                    watch = Watch(stage, self._cadence(trainer), loggers, selection, layout)
+                    self._live[stage] = self._watch(trainer, pl_module, watch)
+                    self._attach(trainer, pl_module, self._live[stage])
+        warn_of_equal_tags(self, [c for c in trainer.callbacks if isinstance(c, Duties)])  # type: ignore[attr-defined]  # set outside its __init__
+
+    def _start_batch(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
+        self._leave_batch()
+        watch = self._live.get(running_stage(trainer))
+        if watch is None:
+            return
+        watch.is_due = self._wants(trainer, watch, batch_idx, dataloader_idx)
+        if watch.is_due:
+            with self._shielded(watch, "at the start of a batch"):
+                if watch.stage == "train":
+                    self._follow(trainer, pl_module, watch)
+                self._begin_batch(trainer, pl_module, watch, batch)
+
+    def _finish_batch(self, trainer: Trainer) -> None:
+        watch = self._live.get(running_stage(trainer))
+        if watch is not None and watch.is_due:
+            watch.is_due = False
+            with self._shielded(watch, "at the end of a batch"):
+                if not self.undoes_with_delay:
+                    watch.until_batch_end.close()
+                self._end_batch(trainer, watch)
+
+    def _leave_batch(self) -> None:
+        """Undo what an earlier batch has left."""
+        for watch in list(self._live.values()):
+            watch.is_due = False
+            with self._shielded(watch, "at the end of a batch"):
+                watch.until_batch_end.close()
+
+    def _follow(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
+        """Where modules of the model were replaced, go over to those that it has now, and say so once."""
+        layout = dict(pl_module.named_modules())
+        if is_same(layout, watch.layout):
+            return
+        watch.layout = layout
+        old = watch.selection
+        try:
+            watch.selection = self._select(pl_module)
+        except ValueError:  # what the user named is no longer there
+            watch.selection = old.what_is_left(pl_module)
+        changed = changes(old, watch.selection)
+        if changed:
+            watch.until_end.close()
+            self._attach(trainer, pl_module, watch)
+        self._say_changed(watch, changed)
+
+    def _say_changed(self, watch: W, changed: dict[str, str]) -> None:
+        fresh = {name: kind for name, kind in changed.items() if name not in watch.said}
+        watch.said.update(fresh)
+        if fresh:
+            warn(
+                f"{self._name}: the model has changed during the fit and is watched as it is now; "
+                f"{said_of_changes(fresh)}."
+            )
+
+    @contextmanager
+    def _shielded(self, watch: W, when: str) -> Iterator[None]:
+        """A fault of ours ends the watch, not the run."""
+        try:
+            yield
+        except NothingToShowError as nothing:
+            self._drop(watch)
+            warn(f"{self._name} {self.verb} nothing: {nothing}.")
+        except Exception as error:
+            if self.may_stop_the_run:
+                raise
+            if not self._stays_after_a_fault(watch):
+                self._drop(watch)
+            warn_switched_off(f"{self._name} ({when})", error)
+
+    def _drop(self, watch: W) -> None:
+        self._live.pop(watch.stage, None)
+        _undo(watch)
+
+    def _end_all(self) -> None:
+        live, self._live = self._live, {}
+        for watch in live.values():
+            _undo(watch)
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+
+def _undo(watch: Watch) -> None:
+    try:
+        with watch.until_end, watch.until_batch_end:
+            watch.is_due = False
+    except Exception as error:
+        warn_switched_off("letting go of the model", error)

@@ -1,0 +1,27 @@
+"""Two callbacks that write under one tag."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hookboard.callbacks.duties import Duties
+from hookboard.callbacks.trainer import warn
+
+
+def warn_of_equal_tags(last: object, callbacks: Sequence[Duties[Any]]) -> None:
+    """Warn once, when the last of the callbacks has started, of tags that several of them write."""
+    if len(callbacks) < 2 or callbacks[-1] is not last:
+        return
+    writers: dict[str, list[int]] = {}
+    for number, callback in enumerate(callbacks):
+        for tag in dict.fromkeys(callback.written_tags()):
+            writers.setdefault(tag, []).append(number)
+    shared = {tag: numbers for tag, numbers in writers.items() if len(numbers) > 1}
+    if not shared:
+        return
+    numbers = sorted({number for several in shared.values() for number in several})
+    names = " and ".join(f"{type(callbacks[number]).__name__} (callback {number + 1})" for number in numbers)
+    tags = "1 tag" if len(shared) == 1 else f"{len(shared)} tags"
+    warn(
+        f"{names} of hookboard's {len(callbacks)} callbacks write the same {tags}, as {next(iter(shared))!r}: "
+        "a chart would show two values at one step. Give them different modules, roles, statistics or stages."
+    )
