@@ -181,7 +181,11 @@ class ReturnsMaps(nn.Module):
             CAMLogger("net.net.relu2"),
             "scores do not depend on module 'net.net.relu2', or it runs under",
         ),
-        (ReturnsMaps, CAMLogger(), r"no module was called with pictures .* call the classifier as one module"),
+        (
+            ReturnsMaps,
+            CAMLogger(),
+            r"CAMLogger shows nothing: no module was called with pictures .* call it as one module",
+        ),
         (cnn, CAMLogger(target=5), "target=5: .5, 5, 5, 5., of classes 0 to 4"),
         (cnn, CAMLogger("net.conv1", method="cam"), "CAM needs a linear head on the global average of 'net.conv1'"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), CAMLogger(), "returned maps with more than one place"),
@@ -234,6 +238,7 @@ class DropsInValidation(Classifier):
         self.net.norm1.train()
 
 
+@pytest.mark.filterwarnings("ignore:hookboard. FeatureMapLogger .callback 1. and FeatureMapLogger .callback 2.")
 def test_twenty_steps_with_pictures_of_everything_leave_every_bit_as_it_was(tmp_path):
     def states(folder, *callbacks):
         torch.manual_seed(7)

@@ -72,9 +72,9 @@ def test_pictures_of_every_validation_show_the_same_samples(tmp_path):
     seen = []
 
     class Keeps(FeatureMapLogger):
-        def _end(self, trainer, session):
-            seen.append(session.taken.shown)
-            return super()._end(trainer, session)
+        def _pictures(self, trainer, watch):
+            seen.append(watch.taken.shown)
+            return super()._pictures(trainer, watch)
 
     model = Toy(cnn())
     model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=0.0)

@@ -13,7 +13,7 @@ What a callback does is undone by two ExitStacks of its watch: one when the batc
 A fault of ours ends the watch, not the run.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -227,15 +227,15 @@ class Life(Duties[W]):
         if changed:
             watch.until_end.close()
             self._attach(trainer, pl_module, watch)
-        self._say_changed(watch, changed)
+        self._say_changed(watch, changed, layout)
 
-    def _say_changed(self, watch: W, changed: dict[str, str]) -> None:
+    def _say_changed(self, watch: W, changed: dict[str, str], among: Iterable[str]) -> None:
         fresh = {name: kind for name, kind in changed.items() if name not in watch.said}
         watch.said.update(fresh)
         if fresh:
             warn(
                 f"{self._name}: the model has changed during the fit and is watched as it is now; "
-                f"{said_of_changes(fresh)}."
+                f"{said_of_changes(fresh, among)}."
             )
 
     @contextmanager

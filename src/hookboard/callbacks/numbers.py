@@ -182,7 +182,7 @@ class SiteLogger(Life[SiteWatch]):
             if kind != "replaced" or not weights[name].is_same(watch.weights[name])
         }
         watch.weights = weights
-        self._say_changed(watch, changed)
+        self._say_changed(watch, changed, weights)
 
     def _log(self, trainer: Trainer, watch: SiteWatch) -> None:
         readings = self._finish(self._flush(trainer, watch))

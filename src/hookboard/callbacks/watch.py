@@ -77,10 +77,16 @@ def changes(old: Selection, new: Selection) -> dict[str, str]:
     return found
 
 
-def said_of_changes(found: dict[str, str]) -> str:
-    """In one line: which are new, which replaced, which gone."""
+def said_of_changes(found: dict[str, str], among: Iterable[str]) -> str:
+    """In one line: which are new, which replaced, which gone.
+
+    Args:
+        found: name to what has happened to it.
+        among: all names there are.
+    """
+    among = list(among)
     kinds = dict.fromkeys(found.values())
-    return "; ".join(f"{kind}: {folded(name for name in found if found[name] == kind)}" for kind in kinds)
+    return "; ".join(f"{kind}: {folded((name for name in found if found[name] == kind), among)}" for kind in kinds)
 
 
 def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()) -> str:

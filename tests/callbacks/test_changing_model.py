@@ -1,0 +1,329 @@
+"""Modules that are replaced during a fit, weights that are pruned or computed, parameters of the LightningModule."""
+
+import warnings
+
+import pytest
+import torch
+from oracle import assert_true
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+from toys import EachStep, Toy, batches, fit, hooked, mlp, scalars
+
+from hookboard import (
+    ActivationLogger,
+    FeatureMapLogger,
+    GradientLogger,
+    HookboardWarning,
+    Intervention,
+    KernelLogger,
+    ParameterLogger,
+    Zero,
+)
+from hookboard.measure.statistics import FORMULAS
+
+
+def new_head(model):
+    torch.manual_seed(9)
+    model.net[2] = nn.Linear(8, 5)
+    model.trainer.optimizers = [torch.optim.SGD(model.parameters(), lr=0.01)]
+
+
+def said_in(run):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(w.message) for w in caught if issubclass(w.category, HookboardWarning)]
+
+
+class ReplacesAtEpoch(Toy):
+    """Has another head from the second epoch on."""
+
+    def __init__(self, change=new_head):
+        super().__init__(mlp())
+        self.change = change
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.change(self)
+
+
+def test_a_module_that_is_replaced_is_watched_from_the_next_due_step_on_and_said_once(tmp_path):
+    logger = ActivationLogger("net.2", statistics=tuple(FORMULAS))
+    kept, model = EachStep(logger), ReplacesAtEpoch()
+    outputs = []
+    model.net.register_forward_hook(lambda m, a, output: outputs.append(output.detach().clone()))
+    (said,) = said_in(lambda: fit(tmp_path, model, batches(4, 4, 4), logger, kept, max_epochs=2))
+    assert "ActivationLogger: the model has changed during the fit" in said
+    assert "replaced: net.2" in said
+    assert len(kept.readings) == 6
+    for (reading,), output in zip(kept.readings, outputs, strict=True):
+        assert_true(reading.statistics, [output])
+    assert hooked(model) == ["net"], "the hook of this test"
+
+
+def test_the_module_that_was_replaced_is_let_go(tmp_path):
+    model = ReplacesAtEpoch()
+    old = model.net[2]
+    counts = []
+    model.on_train_batch_end = lambda *args: counts.append(len(old._forward_hooks))
+    said_in(lambda: fit(tmp_path, model, batches(4, 4), ActivationLogger(), max_epochs=2))
+    assert counts == [1, 1, 0, 0]
+
+
+def test_gradients_and_parameters_follow_too(tmp_path):
+    gradients = GradientLogger("net.2", roles=["grad_output", "parameter_grad"], statistics="l2")
+    parameters = ParameterLogger("net.2")
+    model = ReplacesAtEpoch()
+    said = said_in(lambda: fit(tmp_path, model, batches(4, 4), gradients, parameters, max_epochs=2))
+    assert len(said) == 2
+    measured = {(r.site.role, r.site.name): r for r in [*gradients.readings, *parameters.readings]}
+    head = model.net[2]
+    assert measured["parameter_grad", "net.2.weight"].statistics["l2"] == pytest.approx(head.weight.grad.norm().item())
+    assert measured["parameter", "net.2.weight"].statistics["mean"] == pytest.approx(head.weight.mean().item())
+    assert measured["parameter", "net.2.weight"].moments.count == 40
+    assert measured["parameter_update", "net.2.bias"].statistics["update_norm"] == pytest.approx(
+        0.01 * head.bias.grad.norm().item(), rel=1e-4
+    )
+    assert measured["grad_output", "net.2"].moments.count == 4 * 5
+
+
+def test_a_parameter_that_is_replaced_in_its_module_is_watched_from_then_on(tmp_path):
+    def new_weight(model):
+        model.net[2].weight = nn.Parameter(torch.ones(3, 8))
+        model.trainer.optimizers = [torch.optim.SGD(model.parameters(), lr=0.01)]
+
+    logger, model = ParameterLogger("net.2", statistics=["mean", "update_norm"]), ReplacesAtEpoch(new_weight)
+    (said,) = said_in(lambda: fit(tmp_path, model, batches(4, 4), logger, max_epochs=2))
+    assert "replaced: net.2.weight" in said
+    found = {(r.site.name, r.site.role): r.statistics for r in logger.readings}
+    weight = model.net[2].weight
+    assert found["net.2.weight", "parameter"]["mean"] == pytest.approx(weight.mean().item())
+    norm = 0.01 * weight.grad.norm().item()
+    assert found["net.2.weight", "parameter_update"]["update_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+def test_modules_that_are_inserted_and_removed_are_followed(tmp_path):
+    def inserts(model):
+        model.net = nn.Sequential(model.net[0], nn.Tanh(), nn.Linear(8, 2), nn.Sigmoid())
+
+    logger = ActivationLogger(statistics="std")
+    (said,) = said_in(lambda: fit(tmp_path, ReplacesAtEpoch(inserts), batches(4, 4), logger, max_epochs=2))
+    assert "replaced: net.1, net.2" in said
+    assert "new: net.3" in said
+    assert [reading.site.name for reading in logger.readings] == [f"net.{i}" for i in range(4)]
+    assert list(scalars(tmp_path)["activation_std/net.3"]) == [2, 3]
+
+
+def test_a_named_module_that_is_gone_is_said_and_the_others_are_watched_on(tmp_path):
+    def removes(model):
+        model.net = model.net[:2]
+
+    logger = ActivationLogger(["net.0", "net.2"], statistics="std")
+    (said,) = said_in(lambda: fit(tmp_path, ReplacesAtEpoch(removes), batches(4, 4), logger, max_epochs=2))
+    assert "gone: net.2" in said
+    found = scalars(tmp_path)
+    assert list(found["activation_std/net.0"]) == [0, 1, 2, 3]
+    assert list(found["activation_std/net.2"]) == [0, 1]
+
+
+def test_an_evaluation_within_the_fit_follows_too(tmp_path):
+    logger = ActivationLogger("net.2", stages="validate", statistics="std")
+    said = said_in(
+        lambda: fit(
+            tmp_path,
+            ReplacesAtEpoch(),
+            batches(4),
+            logger,
+            max_epochs=2,
+            limit_val_batches=1.0,
+            num_sanity_val_steps=0,
+        )
+    )
+    assert len(said) == 1
+    assert logger.readings[0].moments.count == 4 * 5
+
+
+def test_an_edit_goes_over_to_the_new_module(tmp_path):
+    logger = ActivationLogger("net.2", statistics="zero_fraction")
+    kept = EachStep(logger)
+    said = said_in(
+        lambda: fit(
+            tmp_path, ReplacesAtEpoch(), batches(4, 4), Intervention(Zero(), "net.2"), logger, kept, max_epochs=2
+        )
+    )
+    assert len(said) == 2
+    assert [r.statistics["zero_fraction"] for (r,) in kept.readings] == [1.0] * 4
+
+
+def test_pictures_go_over_to_the_new_module(tmp_path):
+    def new_convolution(model):
+        model.net[0] = nn.Conv2d(3, 7, 3)
+        model.net[1] = nn.Conv2d(7, 3, 3)
+
+    class Convolutions(ReplacesAtEpoch):
+        def __init__(self):
+            super().__init__(new_convolution)
+            self.net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 3, 3))
+
+    pictures = [torch.randn(2, 3, 8, 8) for _ in range(2)]
+    callbacks = [KernelLogger("net.0", every_n_steps=1), FeatureMapLogger("net.0", stage="train", every_n_steps=1)]
+    said = said_in(lambda: fit(tmp_path, Convolutions(), pictures, *callbacks, max_epochs=2))
+    assert len(said) == 2
+    assert all("replaced: net.0" in one for one in said)
+
+
+def test_a_model_that_does_not_change_says_nothing(tmp_path):
+    callbacks = [ActivationLogger(), GradientLogger(roles=["grad_output", "parameter_grad"]), ParameterLogger()]
+    assert said_in(lambda: fit(tmp_path, Toy(mlp()), batches(4, 4), *callbacks, max_epochs=2)) == []
+
+
+# Pruned and parametrized weights.
+
+
+class KeepsWeights(Toy):
+    """What its first layer computed with, in each forward; which is also what it had been after the last step."""
+
+    def __init__(self, net, prune_at=None):
+        super().__init__(net)
+        self.used, self.prune_at = [], prune_at
+        net[0].register_forward_hook(lambda module, args, output: self.used.append(module.weight.detach().clone()))
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if batch_idx == self.prune_at:
+            prune.random_unstructured(self.net[0], "weight", amount=0.5)
+
+
+def pruned():
+    net = mlp()
+    torch.manual_seed(3)
+    prune.random_unstructured(net[0], "weight", amount=0.5)
+    prune.random_unstructured(net[0], "bias", amount=3)
+    prune.random_unstructured(net[2], "weight", amount=0.3)
+    prune.random_unstructured(net[2], "weight", amount=0.3)
+    return net
+
+
+def of(logger, role):
+    return {r.site.name: r.statistics for r in logger.readings if r.site.role == role}
+
+
+def test_the_weight_in_use_of_a_pruned_module_is_logged_under_its_own_name(tmp_path):
+    logger, model = ParameterLogger(statistics=tuple(FORMULAS)), KeepsWeights(pruned())
+    fit(tmp_path, model, batches(4, 4), logger)
+    found = of(logger, "parameter")
+    assert found.keys() == {f"net.{i}.{name}" for i in (0, 2) for name in ("weight", "bias")}
+    for i, name in ((0, "weight"), (0, "bias"), (2, "weight")):
+        module = model.net[i]
+        in_use = getattr(module, f"{name}_orig") * getattr(module, f"{name}_mask")
+        assert_true(found[f"net.{i}.{name}"], [in_use])
+    assert found["net.0.weight"]["zero_fraction"] == 0.5
+
+
+def test_the_update_of_a_pruned_weight_is_that_of_the_weight_in_use(tmp_path):
+    class Decays(KeepsWeights):
+        def configure_optimizers(self):
+            # Weight decay also moves what is pruned, and does not count.
+            return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.5)
+
+    logger, model = ParameterLogger("net.0"), Decays(pruned())
+    fit(tmp_path, model, batches(4, 4), logger)
+    before, after = model.used[1].double(), (model.net[0].weight_orig * model.net[0].weight_mask).double()
+    found = of(logger, "parameter_update")["net.0.weight"]
+    norm = (after - before).norm().item()
+    assert found == pytest.approx({"update_norm": norm, "update_ratio": norm / before.norm().item()}, rel=1e-5)
+
+
+def test_the_gradient_of_a_pruned_weight_is_that_of_its_original(tmp_path):
+    logger, model = GradientLogger(roles="parameter_grad", statistics=tuple(FORMULAS)), Toy(pruned())
+    fit(tmp_path, model, batches(4), logger)
+    found = of(logger, "parameter_grad")
+    assert found.keys() == {f"net.{i}.{name}" for i in (0, 2) for name in ("weight", "bias")}
+    assert_true(found["net.0.weight"], [model.net[0].weight_orig.grad])
+
+
+def test_a_weight_that_is_pruned_during_the_fit_keeps_its_name(tmp_path):
+    logger, model = ParameterLogger("net.0", statistics="zero_fraction"), KeepsWeights(mlp(), prune_at=1)
+    kept = EachStep(logger)
+    gradients = GradientLogger("net.0", roles="parameter_grad", statistics="l2")
+    assert said_in(lambda: fit(tmp_path, model, batches(4, 4, 4), logger, gradients, kept)) == []
+    assert [{r.site.name: r.statistics["zero_fraction"] for r in step}["net.0.weight"] for step in kept.readings] == [
+        0,
+        0.5,
+        0.5,
+    ]
+    assert list(scalars(tmp_path)["parameter_gradient_l2/net.0.weight"]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("wrap", [parametrizations.spectral_norm, parametrizations.weight_norm])
+def test_a_weight_that_is_computed_is_logged_beside_what_it_is_computed_from(tmp_path, wrap):
+    net = mlp()
+    wrap(net[0])
+    logger, model = ParameterLogger(statistics=["l2", "update_norm"]), Toy(net)
+    fit(tmp_path, model, batches(4, 4), logger)
+    found = of(logger, "parameter")
+    assert found["net.0.weight"]["l2"] == pytest.approx(net.eval()[0].weight.norm().item(), rel=1e-5)
+    assert any(name.startswith("net.0.parametrizations.weight.original") for name in found)
+    assert of(logger, "parameter_update")["net.0.weight"]["update_norm"] > 0
+
+
+def test_a_weight_that_is_computed_is_watched_without_changing_the_run(tmp_path):
+    def trained(folder, *callbacks):
+        net = mlp()
+        parametrizations.spectral_norm(net[0])
+        fit(folder, Toy(net), batches(4, 4), *callbacks)
+        return net.state_dict()
+
+    watched, alone = trained(tmp_path, ParameterLogger()), trained(None)
+    assert all(torch.equal(watched[name], alone[name]) for name in alone)
+
+
+def test_gradients_are_those_of_the_originals(tmp_path):
+    net = mlp()
+    parametrizations.weight_norm(net[0])
+    logger = GradientLogger(roles="parameter_grad", statistics="l2")
+    assert said_in(lambda: fit(tmp_path, Toy(net), batches(4), logger)) == []
+    assert "net.0.weight" not in of(logger, "parameter_grad")
+    assert "net.0.parametrizations.weight.original0" in of(logger, "parameter_grad")
+
+
+def test_kernels_of_a_pruned_convolution_are_those_in_use(tmp_path):
+    shown = []
+
+    class Keeps(KernelLogger):
+        def _part(self, weight):
+            shown.append(weight.clone())
+            return super()._part(weight)
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 3))
+    prune.random_unstructured(net[0], "weight", amount=0.5)
+    fit(tmp_path, Toy(net), [torch.randn(2, 3, 8, 8) for _ in range(2)], Keeps(every_n_steps=1))
+    assert torch.equal(shown[-1], net[0].weight_orig * net[0].weight_mask)
+
+
+# Parameters of the LightningModule itself.
+
+
+class Scales(Toy):
+    def __init__(self):
+        super().__init__(mlp())
+        self.scale = nn.Parameter(torch.tensor([2.0, 3.0, 4.0]))
+
+    def training_step(self, batch):
+        return (self.net(batch) * self.scale).square().mean()
+
+
+@pytest.mark.parametrize("modules", [None, "", "**", ["net.0", ""], "re:.*", "!net.0"])
+def test_parameters_of_the_lightning_module_itself_are_watched(tmp_path, modules):
+    gradients = GradientLogger(modules, roles="parameter_grad", statistics="l2")
+    parameters, model = ParameterLogger(modules), Scales()
+    fit(tmp_path, model, batches(4, 4), gradients, parameters)
+    assert of(gradients, "parameter_grad")["scale"]["l2"] == pytest.approx(model.scale.grad.norm().item())
+    assert of(parameters, "parameter")["scale"]["mean"] == pytest.approx(model.scale.mean().item())
+    assert list(scalars(tmp_path)["parameter_update_norm/scale"]) == [0, 1]
+
+
+@pytest.mark.parametrize("modules", [["*", "net.0"], "net.*", ["**", "!"]])
+def test_patterns_that_do_not_mean_the_root_leave_its_parameters_out(tmp_path, modules):
+    logger = ParameterLogger(modules)
+    fit(tmp_path, Scales(), batches(4), logger)
+    assert "scale" not in of(logger, "parameter")

@@ -1,0 +1,138 @@
+"""Interventions and class-activation maps in one Trainer: the order of the list does not matter."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+from toys import Toy, batches, events, fit, hooked, mlp
+
+from hookboard import CAMLogger, Intervention, Noise, Scale, Zero
+
+VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
+
+
+class Edited(nn.Module):
+    """A change written into the model, behind its convolution."""
+
+    def __init__(self, convolution, change):
+        super().__init__()
+        self.convolution, self.change = convolution, change
+
+    def forward(self, x):
+        return self.change(self.convolution(x))
+
+
+def cnn(change=None):
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(3, 4, 3)
+    first = convolution if change is None else Edited(convolution, change)
+    return nn.Sequential(first, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+
+class Classifier(LightningModule):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch):
+        return self.net(batch).square().mean()
+
+    def validation_step(self, batch):
+        self.net(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def pictures(count=3):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(4, 3, 8, 8, generator=generator) for _ in range(count)]
+
+
+def drawn(folder, *callbacks, change=None):
+    fit(folder, Classifier(cnn(change)), pictures(), *callbacks, **VALIDATED)
+    (event,) = events(folder).Images("cam/net.1/grad_cam")
+    return event.encoded_image_string
+
+
+def cam():
+    return CAMLogger("net.1", target=1, every_n_steps=1)
+
+
+def edit():
+    return Intervention(Scale(-2.0), "net.0", stages=["train", "validate"])
+
+
+def test_a_map_is_of_the_edited_model_wherever_the_intervention_stands(tmp_path):
+    expected = drawn(tmp_path / "written", cam(), change=lambda x: x * -2.0)
+    assert drawn(tmp_path / "before", edit(), cam()) == expected
+    assert drawn(tmp_path / "behind", cam(), edit()) == expected
+    assert drawn(tmp_path / "without", cam()) != expected
+
+
+@pytest.mark.parametrize("position", ["before", "behind"])
+def test_the_noise_of_a_run_is_the_same_with_maps_and_without(tmp_path, position):
+    def weights(folder, *callbacks):
+        model = Classifier(cnn())
+        fit(folder, model, pictures(), *callbacks, max_epochs=2, **VALIDATED)
+        return [parameter.detach() for parameter in model.parameters()]
+
+    def noise():
+        return Intervention(Noise(0.1), "net.0", stages=["train", "validate"])
+
+    both = [noise(), cam()] if position == "before" else [cam(), noise()]
+    with_maps = weights(tmp_path, *both)
+    assert events(tmp_path).Images("cam/net.1/grad_cam")
+    assert all(torch.equal(a, b) for a, b in zip(with_maps, weights(None, noise()), strict=True))
+
+
+class Looks(Callback):
+    """Calls the model in one hook and keeps what it returns."""
+
+    def __init__(self, hook):
+        self.seen = []
+        setattr(self, hook, self.look)
+
+    def look(self, trainer, pl_module, *args, **kwargs):
+        with torch.no_grad():
+            self.seen.append(float(pl_module.net(torch.ones(1, 4)).abs().sum()))
+
+
+@pytest.mark.parametrize("position", ["before", "behind"])
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_batch_end"])
+def test_an_edit_holds_until_all_callbacks_have_seen_the_end_of_the_batch(hook, position):
+    edit, looks = Intervention(Zero(), "net.2", stages=["train", "validate"]), Looks(hook)
+    fit(None, Toy(mlp()), batches(4, 4), *([edit, looks] if position == "before" else [looks, edit]), **VALIDATED)
+    assert looks.seen == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("hook", ["on_validation_end", "on_train_epoch_end", "on_fit_end"])
+def test_an_edit_does_not_outlast_its_loop(hook):
+    edit, looks = Intervention(Zero(), "net.2", stages=["train", "validate"]), Looks(hook)
+    fit(None, Toy(mlp()), batches(4, 4), edit, looks, **VALIDATED)
+    assert all(looks.seen)
+
+
+def test_an_edit_of_training_does_not_reach_into_a_validation():
+    outputs = []
+
+    class Keeps(Toy):
+        def validation_step(self, batch):
+            outputs.append(self.net(batch).detach().abs().sum().item())
+
+    fit(None, Keeps(mlp()), batches(4, 4), Intervention(Zero(), "net.2"), val_check_interval=1, **VALIDATED)
+    assert all(outputs)
+
+
+def test_an_edit_does_not_reach_into_a_step_that_is_not_to_be_changed():
+    outputs = []
+
+    class Keeps(Toy):
+        def training_step(self, batch):
+            outputs.append(self.net(batch).detach().abs().sum().item())
+            return super().training_step(batch)
+
+    model = Keeps(mlp())
+    fit(None, model, batches(4, 4, 4), Intervention(Zero(), "net.2", first_step=1, last_step=1))
+    assert [bool(output) for output in outputs] == [True, False, True]
+    assert hooked(model) == []
