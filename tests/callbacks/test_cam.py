@@ -184,7 +184,7 @@ class ReturnsMaps(nn.Module):
         (
             ReturnsMaps,
             CAMLogger(),
-            r"CAMLogger shows nothing: no module was called with pictures .* call it as one module",
+            r"CAMLogger shows nothing: no module was called with pictures .* as one module",
         ),
         (cnn, CAMLogger(target=5), "target=5: .5, 5, 5, 5., of classes 0 to 4"),
         (cnn, CAMLogger("net.conv1", method="cam"), "CAM needs a linear head on the global average of 'net.conv1'"),

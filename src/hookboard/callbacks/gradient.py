@@ -14,7 +14,7 @@ from hookboard.measure import DEFAULT, Statistic
 from hookboard.messages import chosen
 from hookboard.parameters import Weight, stepped_by
 from hookboard.recording import Reading
-from hookboard.selection import named_submodules, select
+from hookboard.selection import NothingToSelectError, named_submodules, select
 from hookboard.sites import Site
 
 GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
@@ -77,16 +77,21 @@ class GradientLogger(SiteLogger):
 
     def _select(self, pl_module: LightningModule) -> Selection:
         roles = self._roles()
-        hooked, owners = {}, {}
-        if roles != ["parameter_grad"]:
-            hooked = select(pl_module, self.modules, self.types)
+        hooked, owners, nothing = {}, {}, None
+        try:
+            if roles != ["parameter_grad"]:
+                hooked = select(pl_module, self.modules, self.types)
+        except NothingToSelectError as error:
+            nothing = error  # there may be parameters
         if "parameter_grad" in roles:
             owners = select(pl_module, self.modules, self.types, owning="parameters")
             if not self._weights(owners):
                 raise ValueError(
-                    f"modules={self.modules!r}, types={self.types!r}: every weight there is computed by a "
-                    "parametrization; name its originals, as 'conv.parametrizations.weight'."
+                    f"modules={self.modules!r}, types={self.types!r}: a parametrization computes every weight there; "
+                    "name what it computes them from, as in 'conv.parametrizations.weight'."
                 )
+        elif nothing is not None:
+            raise nothing
         return Selection(hooked, owners)
 
     def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:

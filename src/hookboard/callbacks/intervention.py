@@ -14,7 +14,7 @@ from hookboard.hooks.compiled import run_eagerly
 from hookboard.hooks.edits import EditRole, Edits
 from hookboard.hooks.rules import EditRule
 from hookboard.messages import chosen
-from hookboard.selection import select
+from hookboard.selection import NothingToSelectError, select
 from hookboard.sites import ROLES, Stage
 from hookboard.writers import Entry
 
@@ -108,7 +108,10 @@ class Intervention(Life[_EditWatch]):
         return chosen("stages", self.stages, get_args(Stage))
 
     def _select(self, pl_module: LightningModule) -> Selection:
-        selection = Selection(select(pl_module, self.modules, self.types))
+        try:
+            selection = Selection(select(pl_module, self.modules, self.types))
+        except NothingToSelectError as nothing:
+            raise ValueError(f"Intervention changes nothing: {nothing}.") from nothing
         edits = Edits(selection.modules, self.role, self.rule)
         edits.attach()  # raises where a module cannot be edited
         edits.detach()

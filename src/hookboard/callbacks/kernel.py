@@ -66,7 +66,7 @@ class KernelLogger(PictureLogger):
             if isinstance(module, Convolution) and (is_named or max(module.kernel_size) > 1)
         }
         if not found and not is_named:
-            raise NothingToSelectError("the model has no convolution whose kernels are larger than one pixel")
+            raise NothingToSelectError("the model has no convolution whose kernels exceed one pixel")
         if not found:
             raise ValueError(
                 f"KernelLogger(modules={self.modules!r}, types={self.types!r}) shows the kernels of convolutions, and "

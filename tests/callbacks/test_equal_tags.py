@@ -1,0 +1,122 @@
+"""Two callbacks that write one tag are named when the fit starts; others say nothing."""
+
+import warnings
+
+import pytest
+from torch import nn
+from toys import Toy, batches, events, fit, mlp, scalars
+
+from hookboard import (
+    ActivationLogger,
+    CAMLogger,
+    FeatureMapLogger,
+    GradientLogger,
+    HookboardWarning,
+    Intervention,
+    KernelLogger,
+    ParameterLogger,
+    Scale,
+)
+
+
+def said_in(folder, net, *callbacks, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(folder, Toy(net), batches(4), *callbacks, **options)
+    return [str(w.message) for w in caught if issubclass(w.category, HookboardWarning)]
+
+
+def convolutions():
+    return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 3), nn.Conv1d(2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "tags"),
+    [
+        (
+            lambda: [ActivationLogger("net.0"), ActivationLogger(["net.0", "net.2"])],
+            "ActivationLogger (callback 1) and ActivationLogger (callback 2)",
+            "5 tags, for one 'activation_mean/net.0'",
+        ),
+        (
+            lambda: [
+                ActivationLogger("net.0", histogram=True, statistics="std"),
+                ActivationLogger("net.0", histogram=True, statistics="min"),
+            ],
+            "ActivationLogger (callback 1) and ActivationLogger (callback 2)",
+            "1 tag, for one 'activations/net.0'",
+        ),
+        (
+            lambda: [
+                ParameterLogger("net.0"),
+                GradientLogger(roles="parameter_grad", statistics="l2"),
+                ParameterLogger("net.0", statistics="update_norm"),
+            ],
+            "ParameterLogger (callback 1) and ParameterLogger (callback 3)",
+            "2 tags, for one 'parameter_update_norm/net.0.weight'",
+        ),
+        (
+            lambda: [ActivationLogger("net.0", statistics="std") for _ in range(3)],
+            "ActivationLogger (callback 1) and ActivationLogger (callback 2) and ActivationLogger (callback 3)",
+            "1 tag",
+        ),
+    ],
+)
+def test_callbacks_that_write_one_tag_are_named_once(tmp_path, make, names, tags):
+    (said,) = said_in(tmp_path, mlp(), *make())
+    assert names in said
+    assert f"write the same {tags}" in said
+
+
+@pytest.mark.parametrize(
+    ("make", "tag"),
+    [
+        (lambda: [KernelLogger(), KernelLogger(kernels=4)], "2 tags, for one 'kernels/net.1'"),
+        (lambda: [FeatureMapLogger(every_n_steps=9), FeatureMapLogger("net.1")], "1 tag, for one 'feature_maps/net.1'"),
+    ],
+)
+def test_callbacks_that_write_one_picture_are_named_too(tmp_path, make, tag):
+    (said,) = said_in(tmp_path, convolutions(), *make())
+    assert tag in said
+
+
+def test_maps_of_a_layer_that_is_yet_to_be_chosen_are_named(tmp_path):
+    callbacks = [CAMLogger(), CAMLogger(target="label"), CAMLogger(method="cam")]
+    clash, *no_pictures = said_in(tmp_path, mlp(), *callbacks, limit_val_batches=1.0)
+    assert "write the same 1 tag, for one 'cam/<layer>/grad_cam'" in clash
+    assert all("no module was called with pictures" in said for said in no_pictures)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [ActivationLogger("net.0"), ActivationLogger("net.2")],
+        lambda: [ActivationLogger(statistics="std"), ActivationLogger(statistics="min")],
+        lambda: [ActivationLogger(), ActivationLogger(roles="input")],
+        lambda: [ActivationLogger(), ActivationLogger(stages="validate")],
+        lambda: [ActivationLogger(), ActivationLogger(stages=["validate", "test"])],
+        lambda: [ActivationLogger(), GradientLogger(roles=["grad_output", "parameter_grad"]), ParameterLogger()],
+        lambda: [Intervention(Scale(2.0), "net.0"), Intervention(Scale(2.0), "net.2", role="grad_output")],
+    ],
+)
+def test_callbacks_that_share_no_tag_say_nothing(tmp_path, make):
+    assert said_in(tmp_path, mlp(), *make()) == []
+
+
+def test_callbacks_that_write_nowhere_say_nothing():
+    assert said_in(None, mlp(), ActivationLogger(), ActivationLogger()) == []
+
+
+def test_two_interventions_of_one_role_have_a_text_each(tmp_path):
+    edits = [Intervention(Scale(2.0), "net.0"), Intervention(Scale(3.0), "net.2")]
+    assert said_in(tmp_path, mlp(), *edits) == []
+    found = events(tmp_path)
+    (first,) = found.Tensors("interventions/output/text_summary")
+    (second,) = found.Tensors("interventions/output/2/text_summary")
+    assert b"`net.0`" in first.tensor_proto.string_val[0]
+    assert b"`net.2`" in second.tensor_proto.string_val[0]
+
+
+def test_both_values_are_written_all_the_same(tmp_path):
+    said_in(tmp_path, mlp(), ActivationLogger("net.0"), ActivationLogger("net.0"))
+    assert list(scalars(tmp_path)["activation_mean/net.0"]) == [0]

@@ -1,0 +1,30 @@
+"""Names in messages: as few as say the same."""
+
+import pytest
+
+from hookboard.messages import folded
+
+LAYERS = [f"layers.{i}.{part}" for i in range(12) for part in ("attn", "mlp.0", "mlp.1")]
+
+
+@pytest.mark.parametrize(
+    ("names", "among", "said"),
+    [
+        ([f"layers.{i}.attn" for i in range(12)], LAYERS, "layers.*.attn (12)"),
+        ([f"layers.{i}.attn" for i in range(11)], LAYERS[:6], "layers.*.attn (11)"),
+        (["layers.0.attn", "layers.1.attn"], LAYERS, "layers.0.attn, layers.1.attn"),
+        (["layers.0.mlp.0", "layers.0.mlp.1"], LAYERS, "layers.0.mlp.* (2)"),
+        ([n for n in LAYERS if "mlp" in n], LAYERS, "layers.*.mlp.* (24)"),
+        ([f"layers.{i}.mlp.1" for i in range(12)], LAYERS, "layers.*.mlp.1 (12)"),
+        (["head", *(f"layers.{i}.attn" for i in range(12))], [*LAYERS, "head"], "head, layers.*.attn (12)"),
+        (["layer1.conv", "layer2.conv"], [], "layer1.conv, layer2.conv"),
+        (["head"], [], "head"),
+        ([], LAYERS, ""),
+    ],
+)
+def test_names_that_differ_in_numbers_alone_are_one_if_all_such_are_meant(names, among, said):
+    assert folded(names, among) == said
+
+
+def test_what_is_left_is_cut_after_a_dozen():
+    assert folded([f"part{i}" for i in range(20)]).endswith("part11 and 8 more")
