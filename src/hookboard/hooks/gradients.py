@@ -1,12 +1,15 @@
-"""Gradients of what enters and leaves a module, by hooks that leave the graph as it is."""
+"""The gradient of what a module returns, by hooks that leave the graph as it is."""
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
+
+from hookboard.hooks.views import Memory, Place, memory_of, place_of
+from hookboard.torch_private import base_of, sequence_number_of
 
 Observer = Callable[[Tensor], object]
 
@@ -21,7 +24,7 @@ class Switch:
 
 
 def why_no_gradient(tensor: Tensor) -> str:
-    """Why no gradient can reach a tensor that requires none."""
+    """The reason why no gradient can reach a tensor that does not require one."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return f"is {str(tensor.dtype).removeprefix('torch.')}, which carries no gradient"
     if not torch.is_grad_enabled():
@@ -30,183 +33,132 @@ def why_no_gradient(tensor: Tensor) -> str:
 
 
 def watch_output(tensor: Tensor, observe: Observer, switch: Switch) -> RemovableHandle | None:
-    """Call `observe` with the gradient of `tensor`, as its value is now, in every backward while `switch` is on.
+    """Call `observe` with the gradient of `tensor` in every backward pass that runs while `switch` is on.
 
-    A later in-place operation on the tensor is no matter: the gradient is that of the value before. Where the
-    tensor is a view of the whole of another tensor and such an operation cuts its own gradient off, the other's
-    is observed.
+    It is the gradient of the value that the tensor has now, also if an in-place operation changes the tensor later.
+    Where the tensor is a view, such an operation sends the gradient to the view's base; then the view's part of it is
+    observed. That part includes what came through other tensors in the same memory, if there were any.
+
+    Two views of the same elements, watched by the same observer, are one site: where their memory was changed, the
+    gradient is observed once.
 
     Returns:
-        The handle to remove, where the tensor is a leaf, which would keep the hook; elsewhere None: the hook goes
-        with the graph.
+        The handle to remove if the tensor is a leaf, which keeps its hooks. Otherwise None: the hook ends with the
+        graph.
     """
-    hook = _OutputGradient(observe, switch)
-    handle: RemovableHandle = tensor.register_hook(hook)
-    if tensor.is_leaf:
-        return handle
-    base = tensor._base
-    if base is not None and base.requires_grad and not base.is_leaf and base.numel() == tensor.numel():
-        base.register_hook(_BaseGradient(hook, base))
+    memory = None if tensor.is_leaf else memory_of(tensor)
+    if memory is None:
+        handle: RemovableHandle = tensor.register_hook(_OutputGradient(observe, switch))
+        return handle if tensor.is_leaf else None
+    base = base_of(tensor)
+    assert base is not None
+    known = _known_twin(tensor, base, observe)
+    hooks = known or ViewGradient(memory, observe, memory.of_view, switch)
+    tensor.register_hook(hooks.at_view)
+    if known is None:
+        base.register_hook(hooks.at_base)
+        _remember(tensor, base, observe, hooks)
     return None
 
 
 class _OutputGradient:
-    """Holds no tensor: one that its own hook holds lives on after the graph."""
+    """Holds no tensor: one that its own hook holds would outlive the graph."""
 
-    __slots__ = ("arrived", "observe", "switch")
+    __slots__ = ("observe", "switch")
 
     def __init__(self, observe: Observer, switch: Switch) -> None:
         self.observe = observe
         self.switch = switch
-        self.arrived = False
 
     def __call__(self, grad: Tensor) -> None:
-        self.arrived = True
         if self.switch.on:
             self.observe(grad)
 
 
-class _BaseGradient:
-    """Stands in for the hook on a view: autograd runs it after that one, if that one runs at all."""
+class ViewGradient:
+    """The two hooks of a view: at its own node, and at that of its base. Autograd runs them in this order.
 
-    __slots__ = ("base", "hook", "version")
-
-    def __init__(self, hook: _OutputGradient, base: Tensor) -> None:
-        self.hook = hook
-        self.base = weakref.ref(base)
-        self.version = base._version
-
-    def __call__(self, grad: Tensor) -> None:
-        arrived, self.hook.arrived = self.hook.arrived, False
-        if not arrived and self._was_modified():
-            self.hook(grad)
-            self.hook.arrived = False
-
-    def _was_modified(self) -> bool:
-        base = self.base()
-        return base is not None and base._version > self.version
-
-
-Edges = dict[str, GradientEdge]
-
-
-def edges_of(inputs: Iterable[tuple[str, Tensor]]) -> Edges:
-    """Where the gradients of a module's inputs go, to be taken before the module runs.
-
-    An in-place module gives its input tensor another history; what is remembered here is the one before.
-    """
-    return {path: get_gradient_edge(tensor) for path, tensor in inputs if tensor.requires_grad}
-
-
-class InputGradients:
-    """The gradients that one call of a module passes back to its inputs.
-
-    A tensor hook on an input would see the gradient from all its uses, also those outside the module (a residual
-    branch). What passes through the module arrives on the edges from the nodes that it made to the inputs, and
-    hooks on those nodes read it there.
+    As long as the memory is as it was, the view's own node has the gradient. After an in-place operation that node
+    may be left out of the graph, or get only what came from uses before the operation.
 
     Args:
-        inputs: the edges of the inputs.
-        outputs: the tensors that the module returned.
-        since: autograd's sequence number when the module was entered: older nodes are not the module's.
-        observers: for each input, what its gradient is shown to.
+        memory: behind the view.
+        observe: is called with the gradient.
+        part: what of the base's gradient is observed.
         switch: nothing is observed while it is off.
     """
 
-    def __init__(
-        self,
-        inputs: Edges,
-        outputs: Iterable[Tensor],
-        since: int,
-        observers: Mapping[str, Observer],
-        switch: Switch,
-    ) -> None:
-        self._switch = switch
-        self._pending: list[_PassedBack] = []
-        self._handles: list[RemovableHandle | None] = []
-        outputs = [tensor for tensor in outputs if tensor.requires_grad]
-        returned = {_key(get_gradient_edge(tensor)): tensor for tensor in outputs}
-        crossings = _crossings(outputs, since)
-        for path, edge in inputs.items():
-            if _key(edge) in returned:  # the module returned its input as it was: what comes in goes back
-                self._handles.append(watch_output(returned[_key(edge)], observers[path], switch))
-                continue
-            into = crossings.get(_key(edge), [])
-            passed = _PassedBack(observers[path], len(into))
-            for node, slot in into:
-                node.register_hook(_NodeHook(passed, slot, switch))
-            if len(into) > 1:
-                self._pending.append(passed)
-        self.unreached = [path for path, edge in inputs.items() if _key(edge) not in crossings.keys() | returned.keys()]
+    __slots__ = ("has_arrived", "memory", "observe", "part", "switch")
 
-    def show_pending(self) -> None:
-        """Observe what has arrived where not every edge had its gradient: the others were not part of the loss."""
-        for passed in self._pending:
-            passed.settle()
-
-    def settle(self) -> None:
-        """Observe what has arrived, and let go of the handles."""
-        self.show_pending()
-        for handle in self._handles:
-            if handle is not None:
-                handle.remove()
-
-
-def _key(edge: GradientEdge) -> tuple[Node, int]:
-    return edge.node, edge.output_nr
-
-
-class _PassedBack:
-    """The sum of the gradients on all edges to one input."""
-
-    __slots__ = ("arrived", "edges", "observe", "total")
-
-    def __init__(self, observe: Observer, edges: int) -> None:
+    def __init__(self, memory: Memory, observe: Observer, part: Callable[[Tensor], Tensor], switch: Switch) -> None:
+        self.memory = memory
         self.observe = observe
-        self.edges = edges
-        self.arrived = 0
-        self.total: Tensor | None = None
-
-    def add(self, grad: Tensor) -> None:
-        self.total = grad.detach() if self.total is None else self.total + grad.detach()
-        self.arrived += 1
-        if self.arrived == self.edges:
-            self.settle()
-
-    def settle(self) -> None:
-        total, self.total, self.arrived = self.total, None, 0
-        if total is not None:
-            self.observe(total)
-
-
-class _NodeHook:
-    __slots__ = ("passed", "slot", "switch")
-
-    def __init__(self, passed: _PassedBack, slot: int, switch: Switch) -> None:
-        self.passed = passed
-        self.slot = slot
+        self.part = part
         self.switch = switch
+        self.has_arrived = False
 
-    def __call__(self, grad_inputs: tuple[Tensor | None, ...], grad_outputs: object) -> None:
-        grad = grad_inputs[self.slot]
-        if self.switch.on and grad is not None:
-            self.passed.add(grad)
+    def at_view(self, grad: Tensor) -> None:
+        """The hook at the node that made the view."""
+        if not self.switch.on:
+            return
+        if self.memory.is_modified:
+            # The gradient of the base has all of a view of the whole. Of a smaller view it may have too much: other
+            # parts of the memory are often written later, as in a loop over time steps.
+            if self.memory.is_whole:
+                return
+            self.has_arrived = True
+        self.observe(grad)
+
+    def at_base(self, grad: Tensor) -> None:
+        """The hook at the node of the base."""
+        has_arrived, self.has_arrived = self.has_arrived, False
+        if self.switch.on and not has_arrived and self.memory.is_modified:
+            self.observe(self.part(grad))
 
 
-def _crossings(outputs: Iterable[Tensor], since: int) -> dict[tuple[Node, int], list[tuple[Node, int]]]:
-    """From each edge that leaves the module's part of the graph to the nodes (and their slots) that it leaves."""
-    found: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
-    seen = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
-    waiting = list(seen)
-    while waiting:
-        node = waiting.pop()
-        if node._sequence_nr() < since:
-            continue
-        for slot, (following, number) in enumerate(node.next_functions):
-            if following is None:
-                continue
-            found.setdefault((following, number), []).append((node, slot))
-            if following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    return found
+_TWINS = "hookboard.views"
+
+
+class _Twin:
+    """A view that was watched before. It lives with the node of the base, and holds no node: that would be a circle."""
+
+    __slots__ = ("hooks", "number", "observe", "where")
+
+    def __init__(self, observe: Observer, where: tuple[int, Place], number: int, hooks: ViewGradient) -> None:
+        self.observe = observe
+        self.where = where
+        self.number = number
+        self.hooks = hooks
+
+
+def _twins_of(base: Tensor) -> list[_Twin]:
+    # What torch declares as a method is a dict that lives as long as the node.
+    metadata = cast(dict[str, Any], base.grad_fn.metadata if base.grad_fn is not None else {})
+    twins: list[_Twin] = metadata.setdefault(_TWINS, [])
+    return twins
+
+
+def _remember(view: Tensor, base: Tensor, observe: Observer, hooks: ViewGradient) -> None:
+    assert view.grad_fn is not None
+    where = (base.output_nr, place_of(view))
+    _twins_of(base).append(_Twin(observe, where, sequence_number_of(view.grad_fn), hooks))
+
+
+def _known_twin(view: Tensor, base: Tensor, observe: Observer) -> ViewGradient | None:
+    """The hooks of a view of the same elements that was made beside this one, not on the way to it."""
+    where = (base.output_nr, place_of(view))
+    same = [twin for twin in _twins_of(base) if twin.where == where and twin.observe == observe]
+    if not same:
+        return None
+    numbers = {sequence_number_of(node) for node in views_between(view, base)}
+    return next((twin.hooks for twin in same if twin.number not in numbers), None)
+
+
+def views_between(view: Tensor, base: Tensor) -> list[Node]:
+    """The nodes that made `view` of `base`, from the last to the first."""
+    nodes = []
+    node = view.grad_fn
+    while node is not None and node != base.grad_fn:
+        nodes.append(node)
+        node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
+    return nodes

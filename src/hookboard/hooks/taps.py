@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookboard.hooks.gradients import Edges, InputGradients, Observer, Switch, edges_of, watch_output, why_no_gradient
+from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import GraphEnd
+from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
 from hookboard.hooks.own_call import is_own_call
 from hookboard.messages import warn_switched_off
 from hookboard.nested import named_inputs, tensors_in

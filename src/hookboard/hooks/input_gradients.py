@@ -1,0 +1,203 @@
+"""The gradients that a module passes back to what it takes, by hooks on the nodes that it makes."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+from hookboard.hooks.gradients import Observer, Switch, ViewGradient, views_between, watch_output
+from hookboard.hooks.views import Memory, Place, memory_of, place_of
+from hookboard.torch_private import base_of, sequence_number_of
+
+
+class InputEdge(NamedTuple):
+    """Where the gradient of one input goes.
+
+    Args:
+        edge: to the input's own node.
+        place: where its elements lie.
+        base_edge: of a view, to the node of its base. An in-place module passes the gradient there.
+        memory: the memory behind such a view.
+    """
+
+    edge: GradientEdge
+    place: Place | None
+    base_edge: GradientEdge | None
+    memory: Memory | None
+
+
+Edges = dict[str, InputEdge]
+
+
+def edges_of(inputs: Iterable[tuple[str, Tensor]]) -> Edges:
+    """Where the gradients of a module's inputs go. To be called before the module runs.
+
+    An in-place module gives its input tensor another history; what is remembered here is the one before.
+    """
+    return {path: _edge_of(tensor) for path, tensor in inputs if tensor.requires_grad}
+
+
+def _edge_of(tensor: Tensor) -> InputEdge:
+    is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
+    place = place_of(tensor) if is_plain else None
+    memory, base = memory_of(tensor), base_of(tensor)
+    base_edge = get_gradient_edge(base) if memory is not None and base is not None else None
+    return InputEdge(get_gradient_edge(tensor), place, base_edge, memory)
+
+
+class InputGradients:
+    """The gradients that one call of a module passes back to its inputs.
+
+    A tensor hook on an input would see the gradient from all its uses, also those outside the module (a residual
+    branch). What passes through the module arrives on the edges from the nodes that it made to the inputs, and
+    hooks on those nodes read it there.
+
+    Args:
+        inputs: the edges of the inputs.
+        outputs: the tensors that the module returned.
+        since: autograd's sequence number when the module was entered: older nodes are not the module's.
+        observers: for each input, what its gradient is shown to.
+        switch: nothing is observed while it is off.
+    """
+
+    def __init__(
+        self,
+        inputs: Edges,
+        outputs: Iterable[Tensor],
+        since: int,
+        observers: Mapping[str, Observer],
+        switch: Switch,
+    ) -> None:
+        self._switch = switch
+        self._pending: list[_PassedBack] = []
+        self._handles: list[RemovableHandle | None] = []
+        self.unreached: list[str] = []
+        outputs = [tensor for tensor in outputs if tensor.requires_grad]
+        returned = {_key(get_gradient_edge(tensor)): tensor for tensor in outputs}
+        crossings = _crossings(outputs, since)
+        views = _views_by_node(outputs)
+        for path, given in inputs.items():
+            key = _key(given.edge)
+            if key in returned:  # the module returned its input as it was: what comes in goes back
+                self._handles.append(watch_output(returned[key], observers[path], switch))
+                continue
+            into = crossings.get(key, [])
+            behind = [] if given.base_edge is None else crossings.get(_key(given.base_edge), [])
+            if not into and not behind:
+                self.unreached.append(path)
+                continue
+            passed = _PassedBack(observers[path], len(into) + len(behind))
+            for node, slot in into:
+                self._watch_node(node, slot, passed, given, views.get(node, []))
+            for node, slot in behind:
+                assert given.memory is not None
+                node.register_hook(_NodeHook(_of_view(given.memory, passed), slot, switch))
+            if passed.edges > 1:
+                self._pending.append(passed)
+
+    def _watch_node(
+        self, node: Node, slot: int, passed: "_PassedBack", given: InputEdge, views: Sequence[Tensor]
+    ) -> None:
+        place = given.place
+        memory = memory_of(views[0]) if len(views) == 1 else None
+        base = base_of(views[0]) if memory is not None else None
+        if memory is None or base is None or place is None or place.has_overlap():
+            node.register_hook(_NodeHook(passed.add, slot, self._switch))
+            return
+        # The module returned a view of its input: an in-place operation on it would take this node out of the graph.
+        hooks = ViewGradient(memory, passed.add, functools.partial(memory.of_input, place=place), self._switch)
+        node.register_hook(_NodeHook(hooks.at_view, slot, self._switch))
+        base.register_hook(hooks.at_base)
+
+    def show_pending(self) -> None:
+        """Observe what has arrived where not every edge had its gradient: the others were not part of the loss."""
+        for passed in self._pending:
+            passed.settle()
+
+    def settle(self) -> None:
+        """Observe what has arrived, and let go of the handles."""
+        self.show_pending()
+        for handle in self._handles:
+            if handle is not None:
+                handle.remove()
+
+
+def _key(edge: GradientEdge) -> tuple[Node, int]:
+    return edge.node, edge.output_nr
+
+
+class _PassedBack:
+    """The sum of the gradients on all edges to one input."""
+
+    __slots__ = ("arrived", "edges", "observe", "total")
+
+    def __init__(self, observe: Observer, edges: int) -> None:
+        self.observe = observe
+        self.edges = edges
+        self.arrived = 0
+        self.total: Tensor | None = None
+
+    def add(self, grad: Tensor) -> None:
+        self.total = grad.detach() if self.total is None else self.total + grad.detach()
+        self.arrived += 1
+        if self.arrived == self.edges:
+            self.settle()
+
+    def settle(self) -> None:
+        total, self.total, self.arrived = self.total, None, 0
+        if total is not None:
+            self.observe(total)
+
+
+class _NodeHook:
+    """Shows the gradient that a node passes on through one of its slots."""
+
+    __slots__ = ("show", "slot", "switch")
+
+    def __init__(self, show: Callable[[Tensor], object], slot: int, switch: Switch) -> None:
+        self.show = show
+        self.slot = slot
+        self.switch = switch
+
+    def __call__(self, grad_inputs: tuple[Tensor | None, ...], grad_outputs: object) -> None:
+        grad = grad_inputs[self.slot]
+        if self.switch.on and grad is not None:
+            self.show(grad)
+
+
+def _crossings(outputs: Iterable[Tensor], since: int) -> dict[tuple[Node, int], list[tuple[Node, int]]]:
+    """From each edge that leaves the module's part of the graph to the nodes (and their slots) that it leaves."""
+    found: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
+    seen = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
+    waiting = list(seen)
+    while waiting:
+        node = waiting.pop()
+        if sequence_number_of(node) < since:
+            continue
+        for slot, (following, number) in enumerate(node.next_functions):
+            if following is None:
+                continue
+            found.setdefault((following, number), []).append((node, slot))
+            if following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found
+
+
+def _of_view(memory: Memory, passed: _PassedBack) -> Callable[[Tensor], None]:
+    """Adds the part of a base's gradient that belongs to a view."""
+    return lambda grad: passed.add(memory.of_view(grad))
+
+
+def _views_by_node(outputs: Iterable[Tensor]) -> dict[Node, list[Tensor]]:
+    """The outputs that are views, by the nodes that made them of their bases."""
+    found: dict[Node, list[Tensor]] = {}
+    for tensor in outputs:
+        base = base_of(tensor)
+        for node in [] if base is None or tensor.is_leaf else views_between(tensor, base):
+            found.setdefault(node, []).append(tensor)
+    return found

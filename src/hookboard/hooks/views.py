@@ -1,0 +1,111 @@
+"""Views: which part of the gradient of their base is theirs, and whether their memory was changed since."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookboard.torch_private import base_of, version_of
+
+
+class Place(NamedTuple):
+    """Where the elements of a tensor lie in memory: the arguments of `torch.as_strided`."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def has_overlap(self) -> bool:
+        """Whether two elements may lie at one address, as after `expand` or `unfold`."""
+        reach = 0
+        for stride, size in sorted(zip(self.stride, self.size, strict=True)):
+            if size > 1:
+                if stride <= reach:
+                    return True
+                reach += stride * (size - 1)
+        return False
+
+
+def place_of(tensor: Tensor) -> Place:
+    """Where the elements of a strided tensor lie."""
+    return Place(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+class Memory:
+    """The memory that a view shares with its base. It keeps neither the tensors nor their memory alive.
+
+    An in-place operation on a view takes the view's old node out of the graph; the gradient then goes to the node of
+    its base alone.
+
+    Args:
+        base: the tensor that owns the memory, not a leaf.
+        view: where the view's elements lie.
+        counter: a tensor without memory that shares the version counter of the base.
+    """
+
+    __slots__ = ("_base", "_counter", "_is_split_complex", "_version", "_view", "is_whole")
+
+    def __init__(self, base: Tensor, view: Tensor, counter: Tensor) -> None:
+        self._base = place_of(base)
+        self._view = place_of(view)
+        self._counter = counter
+        self._version = version_of(base)
+        self._is_split_complex = base.is_complex() and not view.is_complex()
+        self.is_whole = view.numel() == base.numel() * (2 if self._is_split_complex else 1)
+
+    @property
+    def is_modified(self) -> bool:
+        """Whether an in-place operation has changed the memory since."""
+        return version_of(self._counter) != self._version
+
+    def of_view(self, grad: Tensor) -> Tensor:
+        """The part of the base's gradient that belongs to the view, in the view's shape."""
+        return self._at(self._laid_out(grad), self._view)
+
+    def of_input(self, grad: Tensor, place: Place) -> Tensor:
+        """What the view alone passes back to another tensor in this memory, in that tensor's shape.
+
+        Args:
+            grad: the gradient of the base.
+            place: where that tensor's elements lie; those outside of the view get 0.
+        """
+        laid_out = self._laid_out(grad)
+        if not self.is_whole:
+            passed = torch.zeros_like(laid_out)
+            self._at(passed, self._view).copy_(self._at(laid_out, self._view))
+            laid_out = passed
+        return self._at(laid_out, place)
+
+    def _laid_out(self, grad: Tensor) -> Tensor:
+        """The gradient in the strides of the base: autograd gives it in any."""
+        grad = grad.detach()
+        return grad.new_empty_strided(self._base.size, self._base.stride).copy_(grad)
+
+    def _at(self, laid_out: Tensor, place: Place) -> Tensor:
+        scale = 1
+        if self._is_split_complex:
+            laid_out, scale = torch.view_as_real(laid_out), 2
+        return laid_out.as_strided(place.size, place.stride, place.offset - scale * self._base.offset)
+
+
+def memory_of(view: Tensor) -> Memory | None:
+    """The memory behind a view whose gradient an in-place operation would send to the view's base.
+
+    Returns:
+        None where no such operation is possible (the tensor is no view, its base is a leaf, elements share an
+        address), and where it could not be noticed (subclasses of Tensor, sparse and nested tensors, complex
+        conjugates, and inside `torch.func` transforms).
+    """
+    base = base_of(view)
+    if base is None or base.is_leaf or not (type(base) is type(view) is Tensor):
+        return None
+    if base.layout is not torch.strided or base.is_nested or view.is_conj() or view.is_neg() or base.is_conj():
+        return None
+    if (view.dtype is not base.dtype and not base.is_complex()) or place_of(view).has_overlap():
+        return None
+    counter = base.detach()
+    try:
+        counter.data = torch.empty(0, dtype=base.dtype, device=base.device)
+    except RuntimeError:  # inside a torch.func transform
+        return None
+    return Memory(base, view, counter)
