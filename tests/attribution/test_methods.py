@@ -9,8 +9,8 @@ import torchvision
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 
-from hookboard.attribution.attribute import ClassificationTap, Layer, attribute
-from hookboard.attribution.methods import OF_GRADIENTS, cam, eigen_cam
+from hookboard.attribution import METHODS, ClassificationTap, Layer, attribute
+from hookboard.attribution.methods import cam, eigen_cam
 
 LAYERS = {"resnet18": "layer4", "vgg11_bn": "features.27", "densenet121": "features.denseblock4"}
 """Layers behind which nothing works in place: the other libraries would see what became of them."""
@@ -62,7 +62,7 @@ def test_as_torch_cam(case, method, library):
     with getattr(torchcam.methods, library)(model, layer.module) as extractor:
         scores = model(pictures.clone().requires_grad_())
         theirs = extractor(classes, scores, normalized=False)[0]
-    assert_same(min_max(OF_GRADIENTS[method](seen.activation, seen.gradient)), min_max(theirs.detach()))
+    assert_same(min_max(METHODS[method].map(seen.activation, seen.gradient)), min_max(theirs.detach()))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_as_pytorch_grad_cam(case, method, library):
         height, width = seen.activation.shape[2:]
         extractor.get_target_width_height = lambda _: (width, height)
         theirs = torch.from_numpy(np.asarray(extractor(pictures, targets)))
-    assert_same(scaled(OF_GRADIENTS[method](seen.activation, seen.gradient)), theirs)
+    assert_same(scaled(METHODS[method].map(seen.activation, seen.gradient)), theirs)
 
 
 def test_eigen_cam_as_pytorch_grad_cam_up_to_the_sign_that_it_leaves_to_chance(case):

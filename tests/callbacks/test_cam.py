@@ -12,7 +12,7 @@ from torch import nn
 from toys import events, fit, scalars, trainer
 
 from hookboard import ActivationLogger, CAMLogger, FeatureMapLogger, KernelLogger
-from hookboard.callbacks.cam import TITLES
+from hookboard.attribution import METHODS
 
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
 
@@ -116,13 +116,13 @@ def test_the_layer_is_found_behind_what_rectifies_the_last_convolution(tmp_path)
     assert callback.layer.name == "net.relu2"
 
 
-@pytest.mark.parametrize("method", TITLES)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_picture_that_says_what_it_is(tmp_path, method):
     shown_by(CAMLogger(method=method, every_n_steps=1), folder=tmp_path)
     found = events(tmp_path)
     assert found.Tags()["images"] == [f"cam/net.relu2/{method}"]
     described = found.summary_metadata[f"cam/net.relu2/{method}"].summary_description
-    assert described.startswith(f"{TITLES[method]} at net.relu2 (validation batch 0)")
+    assert described.startswith(f"{METHODS[method].title} at net.relu2 (validation batch 0)")
 
 
 def test_layers_that_are_named_have_a_picture_each(tmp_path):

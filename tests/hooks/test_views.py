@@ -68,9 +68,7 @@ def watched(program, w, switch):
     def observe(grad):
         seen.append(grad.clone())
 
-    loss = program(w, show)
-    gc.collect()
-    loss.backward()
+    program(w, show).backward()
     return seen
 
 
@@ -240,7 +238,8 @@ class Sites(nn.Module):
             for part in self.parts:
                 x = part(x)
             return x
-        return [part(x) for part in self.parts][0]
+        first, *_ = [part(x) for part in self.parts]
+        return first
 
 
 def gradients_at(net, names, x, change=torch.relu_, roles=("grad_output",)):
@@ -251,7 +250,6 @@ def gradients_at(net, names, x, change=torch.relu_, roles=("grad_output",)):
     taps.active = True
     loss = change(net(x)).square().sum()
     del x
-    gc.collect()
     loss.backward()
     taps.detach()
     return seen

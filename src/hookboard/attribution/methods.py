@@ -1,10 +1,14 @@
-"""Class-activation maps: which places of a picture speak for a class, by what a layer returned there.
+"""Methods for class-activation maps: which places of a picture speak for a class, by what a layer returned there.
 
-All methods take `a`, what the layer returned, and most `g`, the gradient of the class's score (the logit) with respect
-to it, both of shape (n, channels, height, width), and give a map of shape (n, height, width), not normalized.
+To add one, write its function, then enter it in `METHODS` and its name in `Method`.
+
+All functions take `a`, the layer's output, most of them also `g`, the gradient of the class's score (the logit) with
+respect to it. Both have shape (n, channels, height, width). They return maps of shape (n, height, width), not
+normalized.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -14,22 +18,27 @@ Method = Literal["grad_cam", "grad_cam++", "layer_cam", "xgrad_cam", "hires_cam"
 
 
 def cam(a: Tensor, weight: Tensor) -> Tensor:
-    """Zhou et al., "Learning deep features for discriminative localization", 2016: the head's weights times the maps.
+    """Sum the channels, weighted by the linear head's weights for the class.
+
+    Zhou et al., "Learning deep features for discriminative localization", 2016.
 
     Args:
-        a: what is pooled over all places and goes into a linear head.
+        a: the maps whose global average is the head's input.
         weight: shape (n, channels), the head's weights for each sample's class.
     """
     return (weight[:, :, None, None] * a).sum(dim=1)
 
 
 def grad_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Selvaraju et al., "Grad-CAM", 2017, equations 1 and 2."""
+    """Weight each channel by the mean of its gradient: Selvaraju et al., "Grad-CAM", 2017, equations 1 and 2."""
     return _weighted(g.mean(dim=(2, 3), keepdim=True), a)
 
 
 def grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:
-    """Chattopadhay et al., "Grad-CAM++", 2018, equation 19, for the exponential of the score."""
+    """Weight each channel by its positive gradients, place by place.
+
+    Chattopadhay et al., "Grad-CAM++", 2018, equation 19, for the exponential of the score.
+    """
     square = g.square()
     below = 2 * square + a.sum(dim=(2, 3), keepdim=True) * square * g
     alpha = torch.where(below != 0, square / below, 0)
@@ -37,27 +46,33 @@ def grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:
 
 
 def layer_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Jiang et al., "LayerCAM", 2021, equation 6."""
+    """Weight each place by its positive gradient: Jiang et al., "LayerCAM", 2021, equation 6."""
     return _weighted(g.relu(), a)
 
 
 def xgrad_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Fu et al., "Axiom-based Grad-CAM", 2020, equation 8."""
+    """Weight each channel by the mean of its gradient, in which each place counts by its share of the output.
+
+    Fu et al., "Axiom-based Grad-CAM", 2020, equation 8.
+    """
     below = a.sum(dim=(2, 3), keepdim=True)
     weight = torch.where(below != 0, (g * a).sum(dim=(2, 3), keepdim=True) / below, 0)
     return _weighted(weight, a)
 
 
 def hires_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Draelos and Carin, "Use HiResCAM instead of Grad-CAM", 2020, with what speaks against the class cut off."""
+    """Multiply with the gradient place by place; negative values become 0.
+
+    Draelos and Carin, "Use HiResCAM instead of Grad-CAM", 2020.
+    """
     return _weighted(g, a)
 
 
 def eigen_cam(a: Tensor) -> Tensor:
-    """Muhammad and Yeasin, "Eigen-CAM", 2020: what all channels have in common, of no class.
+    """Project on the first principal component of the centred channels: what they have in common, of no class.
 
-    The projection on the first principal component of the channels, centred. Its sign, which is free, is the one that
-    goes with the mean over the channels.
+    Muhammad and Yeasin, "Eigen-CAM", 2020. The sign of a principal component is arbitrary; here it is the one that
+    correlates with the mean over the channels.
     """
     flat = a.flatten(2).transpose(1, 2)
     centred = flat - flat.mean(dim=1, keepdim=True)
@@ -72,11 +87,34 @@ def _weighted(weight: Tensor, a: Tensor) -> Tensor:
     return (weight * a).sum(dim=1).relu()
 
 
-OF_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "grad_cam": grad_cam,
-    "grad_cam++": grad_cam_plus_plus,
-    "layer_cam": layer_cam,
-    "xgrad_cam": xgrad_cam,
-    "hires_cam": hires_cam,
+Need = Literal["gradient", "head", "nothing"]
+"""What a method needs beside the layer's output: the gradient there, a linear head on its average, or nothing."""
+
+
+@dataclass(frozen=True)
+class CAMMethod:
+    """A method for class-activation maps.
+
+    Args:
+        title: the name in captions.
+        map: computes the map from the layer's output and, if it needs one, the gradient or the head's weights.
+        needs: what `map` takes as its second argument.
+        paper: where it comes from.
+    """
+
+    title: str
+    map: Callable[..., Tensor]
+    needs: Need
+    paper: str
+
+
+METHODS: dict[Method, CAMMethod] = {
+    "grad_cam": CAMMethod("Grad-CAM", grad_cam, "gradient", "Selvaraju et al. 2017, arXiv:1610.02391"),
+    "grad_cam++": CAMMethod("Grad-CAM++", grad_cam_plus_plus, "gradient", "Chattopadhay et al. 2018, arXiv:1710.11063"),
+    "layer_cam": CAMMethod("LayerCAM", layer_cam, "gradient", "Jiang et al. 2021, doi:10.1109/TIP.2021.3089943"),
+    "xgrad_cam": CAMMethod("XGrad-CAM", xgrad_cam, "gradient", "Fu et al. 2020, arXiv:2008.02312"),
+    "hires_cam": CAMMethod("HiResCAM", hires_cam, "gradient", "Draelos and Carin 2020, arXiv:2011.08891"),
+    "eigen_cam": CAMMethod("Eigen-CAM", eigen_cam, "nothing", "Muhammad and Yeasin 2020, arXiv:2008.00299"),
+    "cam": CAMMethod("CAM", cam, "head", "Zhou et al. 2016, arXiv:1512.04150"),
 }
-"""The methods that take the gradient."""
+"""All methods by the names that users give. `Method` repeats the names: a type checker cannot read them here."""

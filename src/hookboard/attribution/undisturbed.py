@@ -1,32 +1,46 @@
 """A call of a model that leaves no trace."""
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextlib import nullcontext as shut_taps
 
+import numpy as np
 import torch
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from torch import Tensor, nn
 
-from hookboard.hooks.compiled import run_eagerly
+from hookboard.hooks.eager import run_eagerly
+from hookboard.hooks.own_call import own_call
+from hookboard.torch_private import buffers_of
 
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Gradients are on inside, compiled code runs eagerly, our own taps are shut.
+    """Make a call of our own of `module` inside the context, with gradients.
 
-    Random state, and what the modules hold beside their parameters, are afterwards as they were.
+    Inside, compiled code runs uncompiled, taps observe nothing, and edits use copies of their rules. Afterwards the
+    random state (of Python, NumPy, torch's CPU and CUDA generators) and the buffers and plain attributes of all
+    modules are as they were. Parameters are not looked at: a call does not change them.
     """
-    random_states = _collect_rng_states()
-    with torch.inference_mode(False), torch.enable_grad(), run_eagerly(), shut_taps(module):
+    with torch.inference_mode(False), torch.enable_grad(), run_eagerly(), own_call(), _same_random_state():
         states = [_State(owner) for owner in module.modules()]
         try:
             yield
         finally:
-            _set_rng_states(random_states)
             with torch.no_grad():
                 for state in states:
                     state.restore()
+
+
+@contextmanager
+def _same_random_state() -> Iterator[None]:
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    # The CPU's generator, and those of all CUDA devices if CUDA is in use.
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
 
 
 class _State:
@@ -34,16 +48,17 @@ class _State:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._buffers = dict(module._buffers)
+        self._buffers = dict(buffers_of(module))
         own = {name: value for name, value in module.__dict__.items() if name not in _OF_TORCH}
         self._attributes = own
-        tensors = [*module._buffers.values(), *own.values()]
+        tensors = [*buffers_of(module).values(), *own.values()]
         self._tensors = [(t, t.detach().clone()) for t in tensors if isinstance(t, Tensor)]
         self._containers = [(value, value.copy()) for value in own.values() if isinstance(value, list | dict | set)]
 
     def restore(self) -> None:
-        self._module._buffers.clear()
-        self._module._buffers.update(self._buffers)
+        buffers = buffers_of(self._module)
+        buffers.clear()
+        buffers.update(self._buffers)
         for name in self._module.__dict__.keys() - self._attributes.keys() - _OF_TORCH:
             del self._module.__dict__[name]
         self._module.__dict__.update(self._attributes)

@@ -9,17 +9,18 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from hookboard.attribution.attribute import (
+from hookboard.attribution import (
+    METHODS,
     MOST_CHANNELS,
     Attribution,
     Classification,
     ClassificationTap,
     Layer,
+    Method,
     attribute,
     last_layer,
     named_layer,
 )
-from hookboard.attribution.methods import OF_GRADIENTS, Method, cam, eigen_cam
 from hookboard.callbacks.duties import NothingToShowError
 from hookboard.callbacks.pictures import PictureLogger, PictureWatch
 from hookboard.callbacks.watch import Selection
@@ -31,17 +32,6 @@ from hookboard.nested import tensors_in
 from hookboard.selection import select
 
 EvaluationStage = Literal["validate", "test", "predict"]
-
-
-TITLES: dict[str, str] = {
-    "grad_cam": "Grad-CAM",
-    "grad_cam++": "Grad-CAM++",
-    "layer_cam": "LayerCAM",
-    "xgrad_cam": "XGrad-CAM",
-    "hires_cam": "HiResCAM",
-    "eigen_cam": "Eigen-CAM",
-    "cam": "CAM",
-}
 
 
 class CAMLogger(PictureLogger):
@@ -99,8 +89,8 @@ class CAMLogger(PictureLogger):
         every_n_steps: int | None = None,
     ) -> None:
         super().__init__(stage, batch_idx, every_n_steps, samples=samples, size=size)
-        if method not in get_args(Method):
-            raise unknown("method", method, get_args(Method))
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
         if isinstance(target, str) and target not in ("predicted", "label"):
             raise unknown("target", target, ["predicted", "label"])
         if stage not in get_args(EvaluationStage):
@@ -145,15 +135,15 @@ class CAMLogger(PictureLogger):
         labels = _labels_in(taken.batch, call)
         names = list(watch.selection.modules)
         layers = [named_layer(call.calls, name) for name in names] if names else [last_layer(call.calls)]
-        pictures = {}
+        pictures, method = {}, METHODS[self.method]
         for layer in layers:
             with trainer.precision_plugin.forward_context(), _without_logging(trainer.lightning_module):
-                seen = attribute(call, layer, self._chooser(labels), with_gradient=self.method in OF_GRADIENTS)
+                seen = attribute(call, layer, self._chooser(labels), with_gradient=method.needs == "gradient")
             pictures[f"cam/{layer.name}/{self.method}"] = overlays(
                 unnormalized(call.pictures, self.mean, self.std),
                 self._maps(layer, seen, aspect_of([("", call.pictures)])),
                 [self._said_of(k, seen, labels) for k in range(call.count)],
-                f"{TITLES[self.method]} at {'the input of ' if layer.is_input else ''}{layer.name} ("
+                f"{method.title} at {'the input of ' if layer.is_input else ''}{layer.name} ("
                 f"{self._source(watch)}): picture, map (dark: 0, light: its greatest), both",
                 size=self.size,
             )
@@ -177,16 +167,16 @@ class CAMLogger(PictureLogger):
         return choose
 
     def _maps(self, layer: Layer, seen: Attribution, aspect: float | None) -> Tensor:
-        activation = _as_maps(seen.activation, layer, aspect)
+        activation, method = _as_maps(seen.activation, layer, aspect), METHODS[self.method]
         if seen.gradient is not None:
-            return OF_GRADIENTS[self.method](activation, _as_maps(seen.gradient, layer, aspect))
-        if self.method == "eigen_cam":
-            return eigen_cam(activation)
+            return method.map(activation, _as_maps(seen.gradient, layer, aspect))
+        if method.needs == "nothing":
+            return method.map(activation)
         if seen.pooled is not None and seen.weight is not None and seen.pooled.shape == activation.shape[:2]:
             # Some models rectify what the layer returns by a function, not a module, before they pool it.
             for features in (activation, activation.relu()):
                 if _is_close(features.mean(dim=(2, 3)), seen.pooled.float()):
-                    return cam(features, seen.weight.float())
+                    return method.map(features, seen.weight.float())
         raise ValueError(f"CAM needs a linear head on the global average of {layer.name!r}: take method='grad_cam'")
 
     def _said_of(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
@@ -202,7 +192,9 @@ class CAMLogger(PictureLogger):
         parts = [f"predicted {named(best)} ({100 * shares[best]:.0f} %)"]
         if labels is not None:
             parts.append(f"label {named(labels[k])}")
-        parts.append("map of no class" if self.method == "eigen_cam" else f"map of {named(seen.classes[k])}")
+        parts.append(
+            "map of no class" if METHODS[self.method].needs == "nothing" else f"map of {named(seen.classes[k])}"
+        )
         return ", ".join(parts)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hookboard.callbacks.life import Life
 from hookboard.callbacks.trainer import is_alone, logged_step, warn
 from hookboard.callbacks.watch import Selection, Watch
-from hookboard.hooks.compiled import run_eagerly
+from hookboard.hooks.eager import run_eagerly
 from hookboard.hooks.edits import EditRole, Edits
 from hookboard.hooks.rules import EditRule
 from hookboard.messages import chosen

@@ -18,7 +18,7 @@ from hookboard.callbacks.trainer import (
     warn,
 )
 from hookboard.callbacks.watch import Watch
-from hookboard.hooks.compiled import run_eagerly
+from hookboard.hooks.eager import run_eagerly
 from hookboard.images.picture import Picture
 from hookboard.messages import chosen
 from hookboard.sites import Stage

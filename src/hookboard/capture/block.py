@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.capture.captured import Call, CapturedModule, Keeper
-from hookboard.hooks.compiled import in_backward, run_eagerly
+from hookboard.hooks.eager import run_eagerly
 from hookboard.hooks.edits import Edit, EditRole, Edits, edited_gradient
 from hookboard.hooks.gradients import Switch, watch_output, why_no_gradient
+from hookboard.hooks.own_call import is_own_call
 from hookboard.hooks.rules import Rule, apply_rule
 from hookboard.hooks.taps import UNKNOWN, Taps
 from hookboard.messages import chosen, unknown
 from hookboard.selection import Patterns, Types, select
 from hookboard.sites import Site
+from hookboard.torch_private import in_backward
 
 CaptureRole = Literal["input", "output", "grad_input", "grad_output"]
 
@@ -130,7 +132,8 @@ class Captured(Mapping[str, CapturedModule]):
         Raises:
             ValueError: the name is that of a module, or the gradient of a tensor that needs none is to be changed.
         """
-        self._watch(tensor, name)
+        if not is_own_call():
+            self._watch(tensor, name)
         if edit_grad is None:
             return tensor
         if not tensor.requires_grad:

@@ -1,32 +1,35 @@
 """Hooks that change tensors on their way through modules."""
 
+import copy
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from hookboard.hooks.compiled import in_backward
+from hookboard.hooks.own_call import is_own_call, spare_of
 from hookboard.hooks.rules import Noise, Rule, apply_rule
 from hookboard.nested import map_tensors
 from hookboard.selection import Patterns, Types
+from hookboard.torch_private import forward_hooks_of, forward_pre_hooks_of, in_backward
 
 EditRole = Literal["input", "output", "grad_input", "grad_output"]
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A rule, and where it applies.
+    """A rule, and the tensors that it changes.
 
     Args:
-        rule: one of those above, or any function that takes a tensor and returns another of the same shape.
-        modules: pattern or patterns over dotted module names; left out: every leaf module, or, with `types`, every
+        rule: `Scale`, `Clamp`, `ClipNorm`, `Zero`, `Noise`, `Replace`, or any function that takes a tensor and returns
+            a new one of the same shape, dtype and device.
+        modules: Pattern or patterns over dotted module names. Left out: every leaf module, or, with `types`, every
             module of those types.
-        types: class names or classes.
-        role: which tensors of a module: `input`, `output`, `grad_input` (what it passes back) or `grad_output` (what
-            arrives at its output).
+        types: Class names or classes; subclasses count, a leading `!` excludes.
+        role: Which tensors of a module are changed: `input`, `output`, `grad_input` (the gradient that it passes back
+            to its inputs) or `grad_output` (the gradient that arrives at its outputs).
     """
 
     rule: Rule
@@ -36,22 +39,26 @@ class Edit:
 
 
 class Edits:
-    """The hooks that apply one rule to some modules. Every handle has this one owner.
+    """The hooks that apply one rule to some modules.
 
-    Values are changed before other hooks read them; gradients before hooks that were there earlier read them. Of
-    several edits on one module the first that was attached comes first.
+    Values are changed before other hooks read them; gradients before hooks that were there earlier read them. If
+    several edits are on one module, the one that was attached first applies first.
+
+    A call of our own (`hookboard.hooks.own_call`) is edited too, its gradients included, but by a copy of the rule:
+    afterwards the rule and the record of what was changed are as they were. Rules are copied with `copy.deepcopy`,
+    `Noise` with the state of its generators. What a plain function keeps in a closure or a global cannot be copied.
 
     Args:
         modules: name to module.
         role: which of their tensors.
-        rule: what is done to each floating-point tensor.
+        rule: what is done to each floating-point or complex tensor.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], role: EditRole, rule: Rule) -> None:
         self._modules = dict(modules)
         self._role = role
         self._rule = rule
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
         self._made: set[str] = set()
 
     def attach(self) -> None:
@@ -61,29 +68,22 @@ class Edits:
             ValueError: one of them cannot be edited; then none is hooked.
         """
         for name, module in self._modules.items():
-            if isinstance(module, torch.jit.ScriptModule):
-                raise ValueError(f"{name!r} cannot be edited: hooks never fire in a TorchScript module")
-            if self._role == "grad_input" and any(getattr(part, "inplace", False) for part in module.modules()):
-                raise ValueError(
-                    f"the grad_input of {name!r} cannot be edited: it works in place, on a tensor that others may use"
-                )
+            _check(name, module, self._role)
         for name, module in self._modules.items():
             hook = _EditHook(name, self._role, self._rule, self._made)
             if self._role in ("output", "grad_output"):
-                self._handles.append(module.register_forward_hook(hook.after))
-                _sort(module._forward_hooks)
+                self._hooks.enter_context(module.register_forward_hook(hook.after))
+                _sort(forward_hooks_of(module))
             else:
-                self._handles.append(module.register_forward_pre_hook(hook.before, with_kwargs=True))
-                _sort(module._forward_pre_hooks)
+                self._hooks.enter_context(module.register_forward_pre_hook(hook.before, with_kwargs=True))
+                _sort(forward_pre_hooks_of(module))
 
     def detach(self) -> None:
         """Remove every hook."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
 
     def check_made(self) -> None:
-        """Make sure that the edit has changed something of every module: a silent no-op would be a lie.
+        """Make sure that the edit has changed something of every module: one that does nothing must not go unseen.
 
         Raises:
             LookupError: it has not.
@@ -93,6 +93,15 @@ class Edits:
             is_gradient = self._role.startswith("grad")
             cause = "no gradient came to it" if is_gradient else "it was not called, or with no tensor"
             raise LookupError(f"the edit of the {self._role} of {', '.join(names)} changed nothing: {cause}")
+
+
+def _check(name: str, module: nn.Module, role: EditRole) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ValueError(f"{name!r} cannot be edited: hooks never fire in a TorchScript module")
+    if role == "grad_input" and any(getattr(part, "inplace", False) for part in module.modules()):
+        raise ValueError(
+            f"the grad_input of {name!r} cannot be edited: it works in place, on a tensor that others may use"
+        )
 
 
 class _EditHook:
@@ -118,35 +127,61 @@ class _EditHook:
     def _changed(self, value: Any) -> Any:
         if self.rule is None:
             return None
-        if self.role in ("grad_input", "grad_output"):
-            return map_tensors(lambda t: edited_gradient(t, self._apply) if t.requires_grad else t, value)
-        return map_tensors(lambda t: self._apply(t) if t.is_floating_point() or t.is_complex() else t, value)
+        # Decided now, for the gradient too: backward may run in another thread.
+        rule, made = (spare_of(self.rule, _copied), set()) if is_own_call() else (self.rule, self.made)
 
-    def _apply(self, tensor: Tensor) -> Tensor:
-        assert self.rule is not None
-        if isinstance(self.rule, Noise) and self.role in ("input", "output") and in_backward():
+        def change(tensor: Tensor) -> Tensor:
+            return self._apply(rule, tensor, made)
+
+        if self.role in ("grad_input", "grad_output"):
+            return map_tensors(lambda t: edited_gradient(t, change) if t.requires_grad else t, value)
+        return map_tensors(lambda t: change(t) if t.is_floating_point() or t.is_complex() else t, value)
+
+    def _apply(self, rule: Rule, tensor: Tensor, made: set[str]) -> Tensor:
+        if isinstance(rule, Noise) and self.role in ("input", "output") and in_backward():
             raise RuntimeError(f"{self.name!r} is checkpointed: the noise of its recomputation would be another")
-        self.made.add(self.name)
-        return apply_rule(self.rule, tensor, f"{self.role} of {self.name!r}")
+        made.add(self.name)
+        return apply_rule(rule, tensor, f"{self.role} of {self.name!r}")
+
+
+def _copied(rule: Rule) -> Rule:
+    """A copy of the rule that goes on from the same state."""
+    if isinstance(rule, Noise):
+        return rule.with_its_state()
+    try:
+        return copy.deepcopy(rule)
+    except Exception as error:
+        raise RuntimeError(
+            f"a call of our own must not change the rule {rule!r}, and it cannot be copied: {error}"
+        ) from error
 
 
 def _sort(hooks: dict[int, Callable[..., Any]]) -> None:
-    """First the edits of values, in the order of their coming; last those of gradients, which go the other way."""
+    """Sort hooks by what they read.
+
+    First those that are to read what no edit has changed, then the edits of values in the order in which they were
+    attached, then all others, last the edits of gradients in reverse order: backward runs the other way.
+    """
 
     def place(key: int) -> tuple[int, int]:
-        edit = getattr(hooks[key], "__self__", None)
-        if not isinstance(edit, _EditHook):
-            return (1, 0)
-        return (2, -key) if edit.role in ("grad_input", "grad_output") else (0, key)
+        owner = getattr(hooks[key], "__self__", None)
+        if not isinstance(owner, _EditHook):
+            return (-1, 0) if getattr(owner, "reads_before_edits", False) else (1, 0)
+        return (2, -key) if owner.role in ("grad_input", "grad_output") else (0, key)
 
     for key in sorted(hooks, key=place):
         hooks[key] = hooks.pop(key)
 
 
 def edited_gradient(tensor: Tensor, change: Rule) -> Tensor:
-    """A copy of the tensor, whose gradient is changed on its way back.
+    """A copy of the tensor whose gradient is changed on its way back.
 
-    It is a copy since a view could not be changed in place by what follows.
+    Args:
+        tensor: any tensor that requires a gradient.
+        change: takes the gradient of the copy and returns what goes on to `tensor`.
+
+    Returns:
+        A copy and no view: what follows may change it in place.
     """
     copy: Tensor = _EditedGradient.apply(tensor, change)
     return copy

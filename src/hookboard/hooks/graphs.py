@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from hookboard.hooks.gradients import why_no_gradient
 from hookboard.nested import map_tensors, named_inputs, tensors_in
 from hookboard.sites import Role
-from hookboard.torch_private import in_transform
+from hookboard.torch_private import in_transform, is_compiled
+
+
+def forget_graphs(model: nn.Module) -> None:
+    """Have compiled modules of `model` compiled anew: a graph does not see hooks that come after it."""
+    if any(is_compiled(module) for module in model.modules()):
+        torch.compiler.reset()
 
 
 class Receiver(Protocol):

@@ -1,4 +1,8 @@
-"""Rules that change a tensor: what they take and return, and those that are there already."""
+"""Rules that change a tensor.
+
+To add one, write a class with `__call__`, document its arguments (YAML help shows them), and export it from
+`hookboard/__init__.py`.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -8,61 +12,82 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookboard.torch_private import version_of
+
 Rule = Callable[[Tensor], Tensor]
-"""Takes a tensor and returns another of the same shape, type and device; never in place."""
+"""Takes a tensor and returns a new one of the same shape, dtype and device. It never works in place."""
 
 
 class EditRule(ABC):
-    """Base of the rules that are there already; any function from tensor to tensor is as good."""
+    """Base of hookboard's own rules. A plain function from tensor to tensor is a rule as well."""
 
     @abstractmethod
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The changed tensor."""
+        """Change the tensor.
+
+        Returns:
+            A new tensor of the same shape, dtype and device.
+        """
 
 
 @dataclass(frozen=True)
 class Scale(EditRule):
-    """Multiply with a factor.
+    """Multiply the tensor by a factor.
 
-    >>> Scale(2.0)(torch.tensor([1.0, -3.0]))
-    tensor([ 2., -6.])
+    Args:
+        factor: The factor. 0 sets everything to zero (but keeps NaN), -1 turns the sign.
+
+    Example:
+        >>> Scale(2.0)(torch.tensor([1.0, -3.0]))
+        tensor([ 2., -6.])
     """
 
     factor: float
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The changed tensor."""
+        """Returns: `tensor * factor`, same shape and dtype."""
         return tensor * self.factor
 
 
 @dataclass(frozen=True)
 class Clamp(EditRule):
-    """Cut off below `min` and above `max`; None leaves that side as it is.
+    """Limit every element to a range.
 
-    >>> Clamp(min=0.0)(torch.tensor([1.0, -3.0]))
-    tensor([1., 0.])
+    Args:
+        min: The lower limit. Left out: none.
+        max: The upper limit. Left out: none.
+
+    Example:
+        >>> Clamp(min=0.0)(torch.tensor([1.0, -3.0]))
+        tensor([1., 0.])
     """
 
     min: float | None = None
     max: float | None = None
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The changed tensor."""
+        """Returns: `tensor.clamp(min, max)`, same shape and dtype."""
         return tensor.clamp(self.min, self.max)
 
 
 @dataclass(frozen=True)
 class ClipNorm(EditRule):
-    """Scale the tensor down to this L2 norm where its norm is larger, as `torch.nn.utils.clip_grad_norm_` does.
+    """Scale the tensor down if its L2 norm is larger than a limit, as `torch.nn.utils.clip_grad_norm_` does.
 
-    >>> ClipNorm(1.0)(torch.tensor([3.0, 4.0]))
-    tensor([0.6000, 0.8000])
+    The norm is that of the whole tensor, all samples together.
+
+    Args:
+        max_norm: The largest norm that is left as it is.
+
+    Example:
+        >>> ClipNorm(1.0)(torch.tensor([3.0, 4.0]))
+        tensor([0.6000, 0.8000])
     """
 
     max_norm: float
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The changed tensor."""
+        """Returns: `tensor * min(1, max_norm / norm)`, same shape and dtype."""
         wide = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
         share: Tensor = self.max_norm / (torch.linalg.vector_norm(wide) + 1e-6)
         return tensor * share.clamp(max=1.0)
@@ -70,17 +95,22 @@ class ClipNorm(EditRule):
 
 @dataclass(frozen=True)
 class Zero(EditRule):
-    """Set to zero: everything, or some indices of one dimension, the channels by default.
+    """Set the tensor to zero, or some channels of it.
 
-    >>> Zero(channels=[1])(torch.ones(1, 3))
-    tensor([[1., 0., 1.]])
+    Args:
+        channels: The indices along `dim` that are set to zero. Left out: everything.
+        dim: The dimension that `channels` counts along; 1 is that of the channels in (n, channels, ...).
+
+    Example:
+        >>> Zero(channels=[1])(torch.ones(1, 3))
+        tensor([[1., 0., 1.]])
     """
 
     channels: Sequence[int] | None = None
     dim: int = 1
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The changed tensor."""
+        """Returns: the tensor with zeros, same shape and dtype; NaN and infinity become zero too."""
         if self.channels is None:
             return tensor.masked_fill(torch.ones((), dtype=torch.bool, device=tensor.device), 0)
         return tensor.index_fill(self.dim, torch.tensor(list(self.channels), device=tensor.device), 0)
@@ -88,13 +118,19 @@ class Zero(EditRule):
 
 @dataclass(frozen=True)
 class Noise(EditRule):
-    """Add normal noise, from a generator of its own: the random state of the run is not touched.
+    """Add normal noise with mean 0.
 
-    Inputs and outputs of a checkpointed module cannot have it: the noise of its recomputation would be another.
+    The noise comes from a generator of its own for each device, so that the random state of the run is not touched.
+    Inputs and outputs of a checkpointed module cannot have noise: the recomputation would draw other numbers.
 
-    >>> before = torch.get_rng_state()
-    >>> Noise(0.1)(torch.zeros(2)).ne(0).all(), torch.get_rng_state().equal(before)
-    (tensor(True), True)
+    Args:
+        std: The standard deviation of the noise.
+        seed: The seed of the generators. A copy or unpickled rule starts from it again.
+
+    Example:
+        >>> before = torch.get_rng_state()
+        >>> Noise(0.1)(torch.zeros(2)).ne(0).all(), torch.get_rng_state().equal(before)
+        (tensor(True), True)
     """
 
     std: float
@@ -104,48 +140,72 @@ class Noise(EditRule):
     )
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The changed tensor."""
+        """Returns: `tensor` plus noise, same shape and dtype."""
         if tensor.device not in self._generators:
             self._generators[tensor.device] = torch.Generator(tensor.device).manual_seed(self.seed)
         generator = self._generators[tensor.device]
         noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device)
         return tensor + self.std * noise
 
+    def with_its_state(self) -> "Noise":
+        """A copy that draws from here on the same numbers as this rule would.
+
+        >>> noise = Noise(1.0)
+        >>> _ = noise(torch.zeros(2))
+        >>> noise.with_its_state()(torch.zeros(2)).equal(noise(torch.zeros(2)))
+        True
+        """
+        twin = Noise(self.std, self.seed)
+        twin._generators.update({device: each.clone_state() for device, each in self._generators.items()})
+        return twin
+
     def __getstate__(self) -> dict[str, Any]:
-        """Without the generators, which cannot be copied: a copy starts from the seed."""
+        """Without the generators: a copy starts from the seed."""
         return {"std": self.std, "seed": self.seed, "_generators": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore what `__getstate__` gave."""
+        """Restore what `__getstate__` returned."""
         self.__dict__.update(state)
 
 
 @dataclass(frozen=True, eq=False)
 class Replace(EditRule):
-    """Put a stored tensor of the same shape in its place ("activation patching").
+    """Put a stored tensor in the place of the one that comes ("activation patching").
 
-    >>> Replace(torch.ones(2))(torch.zeros(2))
-    tensor([1., 1.])
+    Args:
+        value: A tensor of the same shape. It is moved to the device and dtype of the tensor that it replaces.
+
+    Example:
+        >>> Replace(torch.ones(2))(torch.zeros(2))
+        tensor([1., 1.])
     """
 
     value: Tensor
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The changed tensor."""
+        """Returns: a copy of `value` in the dtype and on the device of `tensor`."""
         # A copy: what follows may work in place.
         return self.value.to(tensor.device, tensor.dtype, copy=True)
 
 
 def apply_rule(rule: Rule, tensor: Tensor, what: str) -> Tensor:
-    """What the rule makes of a tensor.
+    """Apply a rule and check what it returns.
+
+    Args:
+        rule: the rule.
+        tensor: the tensor to change.
+        what: names the tensor in errors.
+
+    Returns:
+        A new tensor of the same shape, dtype and device.
 
     Raises:
-        ValueError: it returned something of another shape, type or device.
-        RuntimeError: it worked in place.
+        ValueError: the rule returned something of another shape, dtype or device.
+        RuntimeError: the rule worked in place.
     """
-    version = None if tensor.is_inference() else tensor._version
+    version = None if tensor.is_inference() else version_of(tensor)
     result = rule(tensor)
-    if version is not None and tensor._version != version:
+    if version is not None and version_of(tensor) != version:
         raise RuntimeError(f"the rule for the {what} works in place, on a tensor that others need: return a new one")
     given, got = (_description(x) for x in (tensor, result))
     if got != given:
