@@ -23,5 +23,3 @@ def test_the_roles_of_each_signature_are_those_of_the_table():
     assert set(get_args(EditRole)) == set(get_args(CaptureRole)) == set(MODULE_ROLES)
 
 
-def test_gradients_of_parameters_alone_are_unscaled_when_they_are_read():
-    assert roles(lambda r: r.is_scaled) == {"grad_output", "grad_input"}
