@@ -1,7 +1,9 @@
 """The tensors inside whatever a module takes or returns."""
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -42,8 +44,11 @@ def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """The same structure with every tensor of `tensors_in` changed, in that order.
 
+    Containers keep their class and whatever else they hold. One in which nothing was changed comes back as the very
+    same object. No constructor runs where a copy can be filled instead.
+
     Raises:
-        TypeError: a container cannot be made anew from its items.
+        TypeError: a container can neither be copied nor made from its items.
 
     >>> import torch
     >>> map_tensors(lambda x: x + 1, (torch.zeros(1), {"length": 3}))
@@ -51,19 +56,14 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """
     if isinstance(value, Tensor):
         return change(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **{str(key): map_tensors(change, item) for key, item in _items(value)})
-    if isinstance(value, Mapping):
-        changed = {key: map_tensors(change, item) for key, item in value.items()}
-        if _is_same(changed.values(), value.values()):
-            return value  # the caller may look at this very one
-        return type(value)(changed)  # type: ignore[call-arg]  # no Mapping promises it, all common ones take it
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[map_tensors(change, item) for item in value])
-    if isinstance(value, tuple | list):
-        items = [map_tensors(change, item) for item in value]
-        return value if _is_same(items, value) else type(value)(items)
-    return value
+    keys = [key for key, _ in _items(value)]
+    old = [item for _, item in _items(value)]
+    if not old:
+        return value
+    new = [map_tensors(change, item) for item in old]
+    if _is_same(new, old):
+        return value  # the caller may look at this very one
+    return _rebuilt(value, keys, new)
 
 
 def _is_same(new: Iterable[object], old: Iterable[object]) -> bool:
@@ -71,11 +71,74 @@ def _is_same(new: Iterable[object], old: Iterable[object]) -> bool:
     return not torch.compiler.is_compiling() and all(a is b for a, b in zip(new, old, strict=True))
 
 
+def _rebuilt(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
+    """A container like `value` with other items."""
+    kind = type(value)
+    # These are all that torch.compile has to trace.
+    if kind in (tuple, list):
+        return kind(items)
+    if kind in (dict, OrderedDict):
+        return kind(zip(keys, items, strict=True))
+    if torch.compiler.is_compiling() and not isinstance(value, Mapping | list):
+        if dataclasses.is_dataclass(value):
+            return dataclasses.replace(value, **dict(zip(keys, items, strict=True)))  # type: ignore[type-var]  # mypy takes it for a class
+        return kind(*items) if hasattr(value, "_fields") else kind(items)
+    try:
+        if isinstance(value, Mapping):
+            return _rebuilt_mapping(value, keys, items)
+        if isinstance(value, tuple):
+            return _rebuilt_tuple(value, items)
+        twin = copy.copy(value)
+        if isinstance(value, list):
+            twin[:] = items
+        else:
+            _set_fields(twin, keys, items)
+        return twin
+    except Exception as error:
+        raise TypeError(f"a {kind.__name__} cannot be made anew with other tensors in it: {error}") from error
+
+
+def _rebuilt_tuple(value: tuple[Any, ...], items: Sequence[Any]) -> Any:
+    kind = type(value)
+    if hasattr(kind, "n_sequence_fields"):  # what torch.max and others return
+        return kind(items)
+    twin = tuple.__new__(kind, items)
+    twin.__dict__.update(value.__dict__) if hasattr(value, "__dict__") else None
+    return twin
+
+
+def _rebuilt_mapping(value: Mapping[Any, Any], keys: Sequence[Any], items: Sequence[Any]) -> Any:
+    old = [value[key] for key in keys]
+    if not isinstance(value, MutableMapping):
+        return type(value)(dict(zip(keys, items, strict=True)))  # type: ignore[call-arg]  # no Mapping promises it, most take it
+    twin = copy.copy(value)
+    for key, item in zip(keys, items, strict=True):
+        twin[key] = item
+    if any(value[key] is not item for key, item in zip(keys, old, strict=True)):
+        # The copy shares what it holds with the caller's own.
+        for key, item in zip(keys, old, strict=True):
+            value[key] = item
+        return type(value)(dict(zip(keys, items, strict=True)))  # type: ignore[call-arg]
+    if dataclasses.is_dataclass(value):  # such as the outputs of Hugging Face's models: items are attributes too
+        names = {field.name for field in dataclasses.fields(value)}
+        both = [
+            (k, new) for k, new, was in zip(keys, items, old, strict=True) if k in names and getattr(value, k) is was
+        ]
+        _set_fields(twin, [key for key, _ in both], [item for _, item in both])
+    return twin
+
+
+def _set_fields(twin: object, keys: Sequence[str], items: Sequence[Any]) -> None:
+    for key, item in zip(keys, items, strict=True):
+        object.__setattr__(twin, key, item)  # frozen classes refuse any other way
+
+
 def _items(value: object) -> Iterator[tuple[object, object]]:
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        yield from zip(value._fields, value, strict=True)
+        for name in value._fields:  # a zip of the two cannot be traced
+            yield name, getattr(value, name)
     elif isinstance(value, tuple | list):
         yield from enumerate(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -222,7 +222,7 @@ def test_the_second_call_is_of_the_edited_model_in_whatever_order_they_came(name
     edits = Edits({name: holder.get_submodule(name)}, role, Scale(-2.0))
     for one in (edits, tap) if is_edited_first else (tap, edits):
         one.attach()
-    scores = holder(pictures).detach()
+    scores = holder.model(pictures).detach()
     seen = attributed(holder.model, tap, pictures)
     torch.testing.assert_close(seen.scores, scores)
 
