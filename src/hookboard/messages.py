@@ -69,7 +69,7 @@ def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> li
         if name not in valid:
             raise unknown(option.removesuffix("s"), name, valid)
     if not names:
-        raise ValueError(f"{option}={given!r} watches nothing. Valid: {', '.join(valid)}.")
+        raise ValueError(f"{option}={given!r} names none. Valid: {', '.join(valid)}.")
     return [name for name in valid if name in names]
 
 

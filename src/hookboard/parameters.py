@@ -19,18 +19,20 @@ class Weight:
         module: whose weight it is.
         attribute: what the module calls it, as `weight`.
         parameters: what it is made of: itself; `weight_orig` where it is pruned; the originals of a parametrization.
+        is_pruned: whether `torch.nn.utils.prune` masks it.
         is_computed: whether a parametrization computes it, so that no gradient of its own exists.
     """
 
     module: nn.Module
     attribute: str
     parameters: tuple[Parameter, ...]
+    is_pruned: bool = False
     is_computed: bool = False
 
     @property
     def in_use(self) -> Tensor:
         """The weight as the module uses it, from its parameters as they are now."""
-        if self.is_computed or _is_pruned(self.module, self.attribute):
+        if self.is_computed or self.is_pruned:
             return weight_in_use(self.module, self.attribute)
         return self.parameters[0].detach()
 
@@ -78,8 +80,9 @@ def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 original = name.removesuffix("_orig")
-                attribute = original if _is_pruned(module, original) else name
-                found[prefix + attribute] = Weight(module, attribute, (parameter,))
+                is_pruned = original != name and _is_pruned(module, original)
+                attribute = original if is_pruned else name
+                found[prefix + attribute] = Weight(module, attribute, (parameter,), is_pruned=is_pruned)
         for attribute in parametrized(module):
             originals = tuple(module.parametrizations[attribute].parameters(recurse=False))  # type: ignore[index,union-attr]  # a ModuleDict
             found[prefix + attribute] = Weight(module, attribute, originals, is_computed=True)

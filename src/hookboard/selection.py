@@ -124,7 +124,7 @@ def _matcher(given: list[str | type], names_of: Callable[[str | type], set[str]]
 
 def _names_matching(pattern: str | type, named: dict[str, nn.Module]) -> set[str]:
     if not isinstance(pattern, str):
-        raise ValueError(f"modules: {pattern!r} is no pattern; a class belongs in types=")
+        raise ValueError(f"modules: {pattern!r} is not a pattern (a string); a class belongs in types=")
     regex = _regex(pattern)
     # One star stands for a name, which the root has none of.
     matched = {name for name in named if regex.fullmatch(name) and (name or pattern != "*")}

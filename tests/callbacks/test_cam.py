@@ -186,8 +186,12 @@ class ReturnsMaps(nn.Module):
             CAMLogger(),
             r"CAMLogger shows nothing: no module was called with pictures .* as one module",
         ),
-        (cnn, CAMLogger(target=5), "target=5: .5, 5, 5, 5., of classes 0 to 4"),
-        (cnn, CAMLogger("net.conv1", method="cam"), "CAM needs a linear head on the global average of 'net.conv1'"),
+        (cnn, CAMLogger(target=5), "target=5 asks for the classes .5, 5, 5, 5., and .* classes 0 to 4"),
+        (
+            cnn,
+            CAMLogger("net.conv1", method="cam"),
+            "'cam' needs a linear head on the global average of 'net.conv1'",
+        ),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), CAMLogger(), "returned maps with more than one place"),
     ],
     ids=["no_grad", "no scores", "no such class", "no linear head", "no maps"],
@@ -399,7 +403,7 @@ def test_labels_out_of_range_are_answered_and_not_looked_up(tmp_path):
             self(batch[0])
 
     run = trainer(tmp_path, CAMLogger(target="label"), **VALIDATED)
-    with pytest.warns(UserWarning, match="target='label': .255, 255, 255, 255., of classes 0 to 4"):
+    with pytest.warns(UserWarning, match="target='label' asks for the classes .255, 255, 255, 255."):
         run.validate(OnlyCalls(cnn()), torch.utils.data.DataLoader([batch], batch_size=None))
 
 

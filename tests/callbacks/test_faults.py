@@ -56,7 +56,7 @@ def test_a_logger_that_raises_is_left_out_and_the_others_are_written(tmp_path):
     with pytest.warns(UserWarning, match="hookboard") as said:
         run = fit(tmp_path, Toy(mlp()), batches(*[4] * 4), ActivationLogger(every_n_steps=1), logger=[full, good])
     (message,) = [str(w.message) for w in said if "hookboard" in str(w.message)]
-    assert "writing of ActivationLogger to DiskIsFull is switched off" in message
+    assert "writing ActivationLogger's values to DiskIsFull is switched off" in message
     assert "no space left" in message
     assert run.global_step == 4
     assert list(scalars(tmp_path / "good")["activation_mean/net.0"]) == [0, 1, 2, 3]

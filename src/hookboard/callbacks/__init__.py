@@ -1,4 +1,8 @@
-"""One file for each callback; `base` is the life of those that log numbers, `pictures` of those that log pictures."""
+"""What a Trainer is given: one file for each callback.
+
+`life.py` is the life that all of them share, `duties.py` what each may say and do of its own in it; `numbers.py` is the
+base of those that log numbers, `pictures.py` of those that log pictures.
+"""
 
 from hookboard.callbacks.activation import ActivationLogger
 from hookboard.callbacks.cam import CAMLogger

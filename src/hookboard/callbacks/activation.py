@@ -18,28 +18,28 @@ ActivationRole = Literal["output", "input"]
 class ActivationLogger(SiteLogger):
     """Logs statistics, and histograms if asked, of what the selected modules return and take.
 
-    Everything that passes a module during one optimizer step counts as one set of numbers: all elements, all
-    calls, all micro-batches. Values are read in the forward hook, before a later in-place operation changes them.
-    Tags are `activation_<statistic>/<module>` for outputs and `input_<statistic>/<module>` for inputs,
-    `activations/<module>` and `inputs/<module>` for histograms; a module that takes or returns several tensors has
-    `/<index or key>` behind its name. Tags of other stages than training begin with the stage:
-    `validate_activation_std/<module>`.
+    All tensors that a module returns during one optimizer step count as one set of numbers: all elements, calls and
+    micro-batches. They are read in the forward hook, before a later in-place operation changes them. Tags are
+    `activation_<statistic>/<module>` for outputs and `input_<statistic>/<module>` for inputs, `activations/<module>`
+    and `inputs/<module>` for histograms. Where a module takes or returns several tensors, `/<index or key>` follows
+    its name. Tags of stages other than training begin with the stage: `validate_activation_std/<module>`. A module
+    that is replaced during the fit is followed at the next logged step, with a warning.
 
     Args:
-        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within
-            one name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out:
-            every leaf module, or, with `types`, every module of those types.
+        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
+            leaf module, or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        roles: Which tensors of a module: `output`, `input`, or both.
-        every_n_steps: Measure and log every this many optimizer steps. Left out: the Trainer's
-            `log_every_n_steps`.
+        roles: Which tensors are measured, one name or several. Here `output` (what a module returns) and `input`
+            (what it takes).
+        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
         statistics: Names from `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count
             nan_count inf_count`, and your own: a `hookboard.Statistic` or the dotted path of one.
         histogram: Whether to log histograms too. They cost more than all statistics together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
-        stages: Where to watch: `train`, `validate`, `test`, `predict`, or several. `validate` is watched within a fit
-            and in `Trainer.validate`. An evaluation gives one reading of each site, over all batches of its loop.
+        stages: In which stages, one name or several of `train`, `validate`, `test`, `predict`. Here `validate` counts
+            both within a fit and in `Trainer.validate`, and each evaluation gives one reading over all its batches.
 
     Raises:
         ValueError: At construction: an unknown statistic, role or stage, or an `every_n_steps` below 1. At fit start: a

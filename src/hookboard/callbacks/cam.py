@@ -38,31 +38,33 @@ class CAMLogger(PictureLogger):
     """Logs class-activation maps: which places of a picture speak for a class, by what a layer returned there.
 
     It takes the first samples of one batch of an evaluation. When the batch has ended, it calls the model again on
-    these few, in the modes that its modules are in, with gradients, and leaves random state, buffers and attributes as
-    they were. Hooks of others see that call too. A sample has one row: the picture, the map, and both together, with
-    prediction and label above. The score of a class is its logit, so that a map is not of the loss. Tags are
-    `cam/<module>/<method>`.
+    them, with gradients, in the modes that its modules are in, as it trains: an `Intervention` holds in that call too.
+    Random state, buffers and attributes are afterwards as they were. Hooks of other libraries see the call. Each sample
+    has one row: the picture, the map, and both together, with prediction and label above. The score of a class is its
+    logit. Tags are `cam/<module>/<method>`.
 
     The model is the outermost module that is called with pictures of shape (n, channels, height, width) and returns
-    class scores of shape (n, classes). Labels are the first integers of shape (n,) in the batch.
+    class scores of shape (n, classes). Labels are the first integers of shape (n,) in the batch. Where no module is
+    called so, one warning says it, and the run goes on without maps.
 
     Args:
-        modules: Pattern or patterns over dotted names of the layers to look at, relative to the LightningModule. Left
-            out: the last that has the size of the last convolution's output, or, in a transformer, what its last
-            attention takes, without the class token.
+        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: the
+            last layer that has the size of the last convolution's output, or, in a transformer, the input of its last
+            attention, without the class token.
         method: `grad_cam`, `grad_cam++`, `layer_cam`, `xgrad_cam`, `hires_cam`, `eigen_cam` (of no class), or `cam`,
             which needs a linear head on the globally averaged layer. `hookboard.attribution.methods` has the papers.
-        target: Of which class: the `predicted` one, the `label`, or the number of a class.
-        stage: `validate`, `test` or `predict`.
-        samples: How many samples, from the first of the batch.
-        batch_idx: Which batch of the loop.
+        target: Whose map: the class that is `predicted`, that of the `label`, or the number of a class, from 0.
+        stage: The stage that is shown. Here `validate`, `test` or `predict`.
+        samples: How many samples are shown, from the first of the batch.
+        batch_idx: Which batch of an evaluation is shown, counted from 0.
         mean: What had been subtracted from each channel of a picture, to show it as it was. Left out, with `std`: each
             picture is drawn from its least to its greatest value.
         std: What each channel had then been divided by.
         classes: Names of the classes in the order of the scores.
-        size: Pixels that a side of a picture may take.
-        every_n_steps: At most one picture in this many optimizer steps. Left out: 20 times the Trainer's
-            `log_every_n_steps`.
+        size: Largest side of one tile, in pixels.
+        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: 20 times the Trainer's
+            `log_every_n_steps`. In evaluations: with the first one after so many steps.
 
     Raises:
         ValueError: At construction: an unknown option, a number below 1, or `mean` without `std`. At fit start: a
@@ -158,10 +160,13 @@ class CAMLogger(PictureLogger):
             elif labels is not None:
                 wanted = labels.to(scores.device)
             else:
-                raise ValueError("target='label': the batch holds no integers of shape (n,)")
+                raise NothingToShowError("target='label', and the batch holds no integers of shape (n,) as labels")
             # On an accelerator an index that is out of range would end the whole process.
             if not 0 <= int(wanted.min()) <= int(wanted.max()) < scores.shape[1]:
-                raise ValueError(f"target={self.target!r}: {wanted.tolist()}, of classes 0 to {scores.shape[1] - 1}")
+                raise NothingToShowError(
+                    f"target={self.target!r} asks for the classes {wanted.tolist()}, and the model has scores of "
+                    f"classes 0 to {scores.shape[1] - 1}"
+                )
             return wanted
 
         return choose
@@ -177,7 +182,10 @@ class CAMLogger(PictureLogger):
             for features in (activation, activation.relu()):
                 if _is_close(features.mean(dim=(2, 3)), seen.pooled.float()):
                     return method.map(features, seen.weight.float())
-        raise ValueError(f"CAM needs a linear head on the global average of {layer.name!r}: take method='grad_cam'")
+        raise NothingToShowError(
+            f"method='cam' needs a linear head on the global average of {layer.name!r}, and finds none; "
+            "method='grad_cam' needs none"
+        )
 
     def _said_of(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
         def named(number: Tensor) -> str:
@@ -218,8 +226,8 @@ def _as_maps(tensor: Tensor, layer: Layer, aspect: float | None) -> Tensor:
     """In float32, shape (n, channels, height, width)."""
     maps = maps_in(samples_first(tensor.float(), layer.module), layer.module, aspect=aspect)
     if tensor.ndim == 3 and maps.values.shape[1] == 1:
-        raise ValueError(
-            f"the {tensor.shape[1]} tokens of {layer.name!r} make no grid: name a convolution in `modules`"
+        raise NothingToShowError(
+            f"the {tensor.shape[1]} tokens of {layer.name!r} make no grid of places; name a convolution in `modules`"
         )
     return maps.values
 

@@ -27,29 +27,32 @@ MOST_MODULES = 16
 class FeatureMapLogger(PictureLogger):
     """Logs pictures of what the selected modules return, for a few samples.
 
-    In validation they are the first samples of one batch, which is the same in every epoch unless the loader shuffles:
-    pictures of different steps show the same input. A picture has a square for each sample, in it a tile for each
-    channel. Of volumes the middle slice is shown; tokens of images as maps, without the class token; other sequences
-    positions by features; vectors as lines; attention weights, where a module returns them, a tile for each head. A
-    module that is called several times shows its first call. Tags are `feature_maps/<module>`.
+    A picture has a square for each sample, and in it a tile for each channel. Samples of an evaluation are the first of
+    one batch: pictures of different steps show the same input unless the loader shuffles. Of volumes the middle slice
+    is shown. Tokens of images are shown as maps, without the class token; other sequences as positions by features;
+    vectors as lines; attention weights, where a module returns them, as a tile for each head. Of a module that is
+    called several times the first call is shown. Tags are `feature_maps/<module>`.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out, with
-            `types` left out too: convolutions and transformer blocks, 16 of them evenly from first to last where
-            there are more.
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: with
+            `types`, every module of those types; without, convolutions and transformer blocks, 16 of them evenly from
+            first to last where there are more.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        stage: `train`, `validate`, `test` or `predict`. Left out: validation, or training where a fit has none.
-        samples: How many samples, from the first of the batch.
-        batch_idx: Which batch of the loop; in training it is the last before the optimizer step.
-        channels: How many channels at most.
-        order: The first channels (`channel`), which are the same at every step, or the strongest (`strongest`) by the
+        stage: The stage that is shown. Here `train`, `validate`, `test` or `predict`. Left out: validation, or training
+            where a fit has none.
+        samples: How many samples are shown, from the first of the batch.
+        batch_idx: Which batch of an evaluation is shown, counted from 0. Here, in training, always the last batch
+            before the optimizer step.
+        channels: How many channels are shown at most. Here those that `order` puts first.
+        order: The first channels (`channel`), which are the same at every step, or the strongest (`strongest`), by the
             mean of their absolute values.
         normalize: From which range of values each map is drawn: its own (`map`), that of all maps in the picture
             (`layer`), or a fixed one (`[low, high]`).
-        size: Pixels that a side of a map may take. Smaller maps are enlarged by a whole factor, larger ones averaged.
-        every_n_steps: At most one picture in this many optimizer steps. Left out: 20 times the Trainer's
-            `log_every_n_steps`.
+        size: Largest side of one tile, in pixels. Here smaller maps are enlarged by a whole factor, larger ones
+            averaged.
+        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: 20 times the Trainer's
+            `log_every_n_steps`. In evaluations: with the first one after so many steps.
 
     Raises:
         ValueError: At construction: an unknown option, or a number below 1. At fit start: a pattern or type that

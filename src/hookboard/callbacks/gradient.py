@@ -23,25 +23,27 @@ GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
 class GradientLogger(SiteLogger):
     """Logs statistics, and histograms if asked, of the gradients at the selected modules.
 
-    The gradients are those of the loss that Lightning back-propagates: under `accumulate_grad_batches=k` it has
-    been divided by k. `grad_output` is the gradient with respect to what a module returned, `grad_input` what the
-    module passes back to its inputs (where an input also goes elsewhere, as into a residual branch, that is this
-    module's part of its gradient), `parameter_grad` the gradient of each of its parameters when the optimizer
-    steps, accumulated and unscaled, before Lightning clips it. The scale of a GradScaler is divided out. A step whose
-    gradients overflowed, which the scaler skips, is logged with its counts and `nonfinite_count`, and NaN for all else
-    (a triangle in TensorBoard). Tags are `gradient_<statistic>/<module>`,
-    `input_gradient_<statistic>/<module>` and `parameter_gradient_<statistic>/<parameter>`; `gradients/`,
-    `input_gradients/` and `parameter_gradients/` for histograms.
+    They are gradients of the loss that Lightning back-propagates: under `accumulate_grad_batches=k` it has been divided
+    by k. The scale of a GradScaler is divided out. Where gradients overflow, so that the scaler skips the step, that
+    step is logged with its counts and `nonfinite_count`, and NaN for all else (a triangle in TensorBoard).
+
+    `grad_output` is the gradient with respect to what a module returned. `grad_input` is what the module passes back to
+    its inputs; where an input also goes elsewhere, as into a residual branch, that is this module's part of its
+    gradient. `parameter_grad` is the gradient of each of its parameters when the optimizer steps: accumulated,
+    unscaled, not yet clipped by Lightning. Of a pruned weight it is that of `weight_orig`, under the name `weight`.
+
+    Tags are `gradient_<statistic>/<module>`, `input_gradient_<statistic>/<module>` and
+    `parameter_gradient_<statistic>/<parameter>`; `gradients/`, `input_gradients/` and `parameter_gradients/` for
+    histograms. A module that is replaced during the fit is followed at the next logged step, with a warning.
 
     Args:
-        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within
-            one name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out:
-            every leaf module (for `parameter_grad` every module that owns parameters), or, with `types`, every
-            module of those types.
+        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
+            leaf module (for `parameter_grad` every module that owns parameters, the LightningModule itself, `""`, among
+            them), or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        roles: Which gradients: `grad_output`, `grad_input`, `parameter_grad`, or several.
-        every_n_steps: Measure and log every this many optimizer steps. Left out: the Trainer's
-            `log_every_n_steps`.
+        roles: Which tensors are measured, one name or several. Here `grad_output`, `grad_input` and `parameter_grad`.
+        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
         statistics: Names from `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count
             nan_count inf_count`, and your own: a `hookboard.Statistic` or the dotted path of one.
         histogram: Whether to log histograms too. They cost more than all statistics together.

@@ -37,10 +37,11 @@ class _EditWatch(Watch):
 class Intervention(Life[_EditWatch]):
     """Changes inputs, outputs or gradients of the selected modules by a rule, never in place.
 
-    Loggers in the same Trainer read what the rule has made of a tensor, wherever they stand in the list. Compiled code
-    runs uncompiled in the batches that are changed. Gradients are changed as they come: under a GradScaler they carry
-    its scale, and under accumulation they are those of each batch. What is changed is written to the log as text, once,
-    under `interventions/<role>`.
+    The change holds from the start of a batch until all callbacks have seen its end. Loggers in the same Trainer read
+    the changed tensors, wherever they stand in the list. Compiled code runs uncompiled in the batches that are changed.
+    Gradients are changed when they arrive: under a GradScaler they carry its scale, and under accumulation they are
+    those of each batch. A description of the change is logged once as text, under `interventions/<role>`; further
+    interventions with the same role write theirs under `interventions/<role>/2` and so on.
 
     Args:
         rule: What is done: `hookboard.Scale`, `Clamp`, `ClipNorm`, `Zero`, `Noise` or `Replace` (in YAML by
@@ -51,14 +52,16 @@ class Intervention(Life[_EditWatch]):
             leaf module, or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
         role: `input`, `output`, `grad_input` (what a module passes back) or `grad_output` (what arrives at its output).
-        stages: Where: `train`, `validate`, `test`, `predict`, or several; gradients in `train` alone.
+        stages: In which stages, one name or several of `train`, `validate`, `test`, `predict`. Here gradients can be
+            changed in `train` only.
         first_step: The first optimizer step that is changed, counted from 0; within a fit, for evaluations too.
-        last_step: The last one. Left out: all that follow.
+        last_step: The last optimizer step that is changed. Left out: no end.
 
     Raises:
         ValueError: At construction: an unknown role or stage, gradients outside of `train`, or steps in the wrong
             order. At fit start: a pattern or type that matches no module, or a module that cannot be edited.
-        LookupError: After the first batch of a stage that was to be changed: nothing of a module was.
+        LookupError: After the first batch of a stage that was to be changed: the tensors of a module were not changed,
+            because it was not called or no gradient arrived.
 
     Example:
         >>> from hookboard import Zero
@@ -85,9 +88,12 @@ class Intervention(Life[_EditWatch]):
         chosen("roles", role, get_args(EditRole))
         elsewhere = set(chosen("stages", stages, get_args(Stage))) - {"train"}
         if ROLES[role].is_gradient and elsewhere:
-            raise ValueError(f"role={role!r}, stages={stages!r}: there are gradients in 'train' alone.")
+            raise ValueError(f"role={role!r}, stages={stages!r}: only 'train' has gradients.")
         if first_step < 0 or (last_step is not None and last_step < first_step):
-            raise ValueError(f"first_step={first_step!r}, last_step={last_step!r}: give 0 or more, in this order.")
+            raise ValueError(
+                f"first_step={first_step!r}, last_step={last_step!r}: give 0 or more, and a last_step that is not "
+                "before first_step."
+            )
         if not callable(rule):
             raise ValueError(f"rule={rule!r}: give one of hookboard's rules, or a function from tensor to tensor.")
         self.rule = rule

@@ -19,22 +19,24 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTr
 class KernelLogger(PictureLogger):
     """Logs pictures of the kernels of convolutions, and beside them how they have changed since the fit started.
 
-    Kernels that meet three channels are drawn in colour, as they meet an RGB picture. Of others each row is a kernel
-    and each column one of its input channels. Grey is 0. Tags are `kernels/<module>`.
+    Kernels with three input channels are drawn in colour, as they meet an RGB picture. Of others each row is a kernel
+    and each column one of its input channels. Grey is 0. What is drawn is the weight in use: of a pruned convolution
+    `weight_orig * weight_mask`, of a parametrized one what the parametrization computes. Tags are `kernels/<module>`.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
             name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
             convolution whose kernels are larger than one pixel, or, with `types`, every module of those types.
-        types: Class names (`Conv2d`, `torch.nn.Conv2d`) or classes; subclasses count, a leading `!` excludes.
-        kernels: How many kernels of a module, from its first, at most; in colour `kernels` times `channels`.
-        channels: How many input channels of a kernel, from its first, at most.
-        size: Pixels that a side of a kernel may take: it is enlarged by a whole factor.
-        every_n_steps: One picture in this many optimizer steps. Left out: 20 times the Trainer's `log_every_n_steps`.
+        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
+        kernels: How many kernels of a module are shown at most, from the first; in colour `kernels` times `channels`.
+        channels: How many channels are shown at most. Here the first input channels of each kernel.
+        size: Largest side of one tile, in pixels. Here a kernel is enlarged by a whole factor.
+        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: 20 times the Trainer's
+            `log_every_n_steps`.
 
     Raises:
         ValueError: At construction: a number below 1. At fit start: a pattern or type that matches no module of the
-            model, or a module that is no convolution.
+            model, or modules of which none is a convolution.
 
     Example:
         >>> KernelLogger("backbone.conv1").modules

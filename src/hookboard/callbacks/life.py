@@ -272,4 +272,4 @@ def _undo(watch: Watch) -> None:
         with watch.until_end, watch.until_batch_end:
             watch.is_due = False
     except Exception as error:
-        warn_switched_off("letting go of the model", error)
+        warn(f"not everything that a callback had hooked could be removed: {type(error).__name__}: {error}")

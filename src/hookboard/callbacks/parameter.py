@@ -23,24 +23,27 @@ UPDATES = ("update_norm", "update_ratio")
 class ParameterLogger(SiteLogger):
     """Logs statistics, and histograms if asked, of parameters, and how far the optimizer moved them.
 
-    Statistics are those of the parameter after the optimizer step. `update_norm` is the L2 norm of what the step
-    changed, `||after - before||`, whatever the optimizer, the learning rate, clipping and weight decay made of the
-    gradient; `update_ratio` is that over `||before||` (around 1e-3 in a healthy run is a common rule of thumb;
-    infinite for a parameter that was all zero). They need a copy of the watched parameters during a due step. Tags
-    are `parameter_<statistic>/<parameter>`, and `parameters/<parameter>` for histograms.
+    Statistics are those of the parameter after the optimizer step. `update_norm` is the L2 norm of the change in that
+    step, `||after - before||`, which contains the learning rate, clipping and weight decay. `update_ratio` is
+    `update_norm / ||before||`: about 1e-3 in a healthy run is a common rule of thumb; it is infinite for a parameter
+    that was all zero. Both need a copy of the watched parameters during a logged step.
+
+    Of a pruned weight (`torch.nn.utils.prune`) the weight in use is logged, `weight_orig * weight_mask`, under the name
+    `weight`. A weight that a parametrization computes, as spectral norm does, is logged beside its originals. Tags are
+    `parameter_<statistic>/<parameter>`, and `parameters/<parameter>` for histograms. A module or parameter that is
+    replaced during the fit is followed at the next logged step, with a warning.
 
     Args:
-        modules: Pattern or patterns over the dotted names of the modules that own the parameters, relative to the
-            LightningModule. `*` stays within one name, `**` crosses dots, a leading `!` excludes, a leading `re:`
-            is a regular expression. Left out: every module that owns parameters, or, with `types`, those of these
-            types.
+        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
+            module that owns parameters, the LightningModule itself, `""`, among them, or, with `types`, every module of
+            those types. Their own parameters are logged, not those of their submodules.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        every_n_steps: Measure and log every this many optimizer steps. Left out: the Trainer's
-            `log_every_n_steps`.
+        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
         statistics: Names from `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count
-            nan_count inf_count update_norm update_ratio`, and your own: a `hookboard.Statistic` or the dotted path
-            of one.
-        histogram: Whether to log histograms too.
+            nan_count inf_count`, and your own: a `hookboard.Statistic` or the dotted path of one. Here
+            also `update_norm` and `update_ratio`.
+        histogram: Whether to log histograms too. They cost more than all statistics together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
 

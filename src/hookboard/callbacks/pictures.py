@@ -64,7 +64,7 @@ class PictureLogger(Life[PictureWatch]):
             chosen("stages", stage, get_args(Stage))
         for name, count in counts.items():
             if count < 1:
-                raise ValueError(f"{name}={count!r}: a picture of nothing. Give 1 or more.")
+                raise ValueError(f"{name}={count!r}: give 1 or more.")
         self.stage = stage
         self.batch_idx = batch_idx
         self.every_n_steps = every_n_steps
@@ -142,7 +142,7 @@ class PictureLogger(Life[PictureWatch]):
             self._drop(watch)
             warn(
                 f"{self._name} shows batch {self.batch_idx}, and this {watch.stage} loop ended before it: "
-                "there will be no picture. Set batch_idx to a smaller number."
+                "there will be no pictures. Set batch_idx to a smaller number."
             )
 
     def _end_training(self, trainer: Trainer, watch: PictureWatch) -> None:

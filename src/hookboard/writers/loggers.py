@@ -33,12 +33,12 @@ class Loggers:
                 refused = write(logger, entry)
             except Exception as error:
                 self._loggers.remove(logger)
-                warn_switched_off(f"writing of {self._owner} to {name}", error)
+                warn_switched_off(f"writing {self._owner}'s values to {name}", error)
                 continue
             for what in refused:
                 if f"{name} {what}" not in self._refused:
                     self._refused.add(f"{name} {what}")
-                    warn(f"{self._owner}: {name} takes no {what}, they are left out of it.")
+                    warn(f"{self._owner}: {name} takes no {what}; they are left out there.")
 
 
 @functools.singledispatch
