@@ -111,6 +111,7 @@ def test_a_shared_module_is_selected_once():
     assert list(select(nn.Sequential(shared, nn.ReLU(), shared))) == ["0", "1"]
 
 
+@pytest.mark.compiles
 def test_names_do_not_show_what_compile_wraps():
     root = nn.Module()
     root.net = torch.compile(nn.Sequential(nn.Linear(1, 1)))

@@ -15,7 +15,7 @@ from hookboard.attribution.methods import cam, eigen_cam
 LAYERS = {"resnet18": "layer4", "vgg11_bn": "features.27", "densenet121": "features.denseblock4"}
 """Layers behind which nothing works in place: the other libraries would see what became of them."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.large
 
 
 @pytest.fixture(scope="module", params=LAYERS)

@@ -7,7 +7,7 @@ from toys import EachStep, Toy, batches, fit, mlp
 from hookboard import ActivationLogger, GradientLogger
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.compiles,
     pytest.mark.filterwarnings(
         "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
     ),

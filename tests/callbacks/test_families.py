@@ -8,7 +8,7 @@ from toys import events, trainer
 
 from hookboard import CAMLogger, FeatureMapLogger
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The default weight initialization")]
+pytestmark = [pytest.mark.large, pytest.mark.filterwarnings("ignore:The default weight initialization")]
 
 FAMILIES = {
     "alexnet": ("features.11", 64),

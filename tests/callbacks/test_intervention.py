@@ -112,7 +112,7 @@ def test_what_is_changed_is_written_as_text_once(tmp_path):
     assert text.tensor_proto.string_val == [expected]
 
 
-@pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
 )

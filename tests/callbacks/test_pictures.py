@@ -379,7 +379,7 @@ def test_without_a_logger_nothing_is_done(callback):
     assert not callback._live
 
 
-@pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
 )
@@ -400,7 +400,7 @@ def test_after_the_batch_that_is_shown_compiled_code_runs_compiled_again(tmp_pat
     assert ran[ran.index("validated") + 1] == "compiled"
 
 
-@pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
 )
@@ -422,7 +422,7 @@ def test_a_compiled_model_is_shown_in_validation_all_the_same(tmp_path, compiled
     assert all(list(steps) == [1, 3] for steps in found.values())
 
 
-@pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
 )

@@ -82,7 +82,7 @@ def test_the_count_of_an_overflow_is_logged_where_it_was_not_asked_for(tmp_path)
     assert {name for reading in kept.readings[1] for name in reading.statistics} == {"std", "nonfinite_count"}
 
 
-@pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
 )

@@ -163,7 +163,7 @@ def test_evaluation_alone_can_be_watched_under_fixed_precision_and_with_gradient
     assert len(callback.readings) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
 )

@@ -128,7 +128,7 @@ def test_on_a_gpu(tmp_path, offset):
     assert_everything_logged_is_true(tmp_path, model, batches(16, 300), accelerator="gpu", devices=1)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_of_twenty_million_elements(tmp_path):
     assert_everything_logged_is_true(tmp_path, Toy(nn.Linear(1, 1)), [torch.randn(20_000_000, 1)])
 

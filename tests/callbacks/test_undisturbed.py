@@ -50,7 +50,7 @@ def assert_undisturbed(folder, make_net, data, histogram=True):
     assert bare[4] == watched[4]
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.filterwarnings("ignore:hookboard. GradientLogger. [0-9]+ of [0-9]+ sites:UserWarning")
 def test_twenty_steps_of_resnet18_with_every_module_watched(tmp_path):
     generator = torch.Generator().manual_seed(1)

@@ -25,6 +25,7 @@ def hooks_on(model):
 # The exercises that the project came from, with the numbers that they print.
 
 
+@pytest.mark.large
 def test_the_feature_map_of_a_vgg_layer():
     torch.manual_seed(0)
     net = models.vgg16_bn().eval()
@@ -242,6 +243,7 @@ def test_what_is_kept_can_be_moved():
     assert seen["first"].output.device.type == "meta"
 
 
+@pytest.mark.compiles
 def test_a_compiled_model_is_captured_all_the_same():
     torch.compiler.reset()
     net = torch.compile(mlp(), backend="eager")
@@ -392,7 +394,7 @@ CLASSIFIERS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.filterwarnings("ignore:The default weight initialization")
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_the_gradient_at_the_last_convolution_is_that_of_autograd(name):

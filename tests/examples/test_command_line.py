@@ -10,7 +10,7 @@ from toys import events, scalars
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spawns
 
 
 def run(example, *arguments):

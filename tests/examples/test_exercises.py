@@ -2,9 +2,12 @@ import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 exercises = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "examples" / "exercises.py")))
 
 
+@pytest.mark.large
 def test_the_feature_map_has_the_shape_of_the_layer():
     assert exercises.feature_map_of_a_vgg_layer().shape == (1, 256, 16, 16)
 

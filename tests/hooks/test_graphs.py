@@ -16,7 +16,7 @@ from hookboard.recording.recorder import Recorder
 from hookboard.selection import select
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.compiles,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 

@@ -265,7 +265,7 @@ def test_a_copied_and_a_pickled_model_see_nothing():
     assert not seen
 
 
-@pytest.mark.slow
+@pytest.mark.compiles
 def test_a_compiled_module_is_left_alone():
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
     taps, seen = tapped(net, ["output", "grad_output"])

@@ -97,7 +97,7 @@ def test_blocks_of_very_large_values_merge_to_the_truth(measured):
     assert_true(statistics(measured(values)), [values])
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @every_way
 def test_twenty_million_elements_are_exact(measured):
     values = torch.randn(20_000_000, generator=torch.Generator().manual_seed(0)).relu_()

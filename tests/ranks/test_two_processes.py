@@ -10,7 +10,7 @@ import pytest
 import torch
 from toys import events, scalars
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spawns
 
 SCRIPT = Path(__file__).with_name("train.py")
 STEPS = 3

@@ -1,0 +1,97 @@
+"""Kinds of tests, one thread for each process, and no state that one test leaves to the next.
+
+A test without a mark is `trains` in tests/callbacks and `unit` elsewhere. A test that does more than its marks say
+(trains, compiles, starts a Python process) fails, so that `make test-fast` stays fast.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; processes that tests start inherit it
+
+import gc
+import multiprocessing.process
+import subprocess
+import sys
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch._dynamo.utils import counters
+
+torch.set_num_threads(1)
+
+KINDS = ("unit", "trains", "large", "compiles", "spawns", "gpu")
+"""pyproject.toml says what each means."""
+
+done = set()
+"""The kinds of work that the running test has done."""
+
+
+def noting(kind, function):
+    def noted(*args, **kwargs):
+        done.add(kind)
+        return function(*args, **kwargs)
+
+    return noted
+
+
+def note_python(popen):
+    def noted(self, args, *rest, **kwargs):
+        command = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
+        if command and os.fsdecode(command[0]) == sys.executable:
+            done.add("spawns")
+        return popen(self, args, *rest, **kwargs)
+
+    return noted
+
+
+@pytest.fixture(scope="session", autouse=True)
+def work_is_noted():
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fit", "validate", "test", "predict"):
+            patch.setattr(Trainer, name, noting("trains", getattr(Trainer, name)))
+        patch.setattr(torch, "compile", noting("compiles", torch.compile))
+        patch.setattr(subprocess.Popen, "__init__", note_python(subprocess.Popen.__init__))
+        start = multiprocessing.process.BaseProcess.start
+        patch.setattr(multiprocessing.process.BaseProcess, "start", noting("spawns", start))
+        gc.collect()
+        gc.freeze()  # imported modules are no test's garbage: `gc.collect()` in a test takes 10 ms, not 300
+        yield
+        gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def marks_say_what_the_test_does(request):
+    done.clear()
+    yield
+    marked = {mark.name for mark in request.node.iter_markers()}
+    allowed = {"trains"} | marked if marked & {"large", "compiles", "spawns", "gpu"} else marked
+    for kind in sorted(done - allowed):
+        pytest.fail(f"This test {kind}: mark it with @pytest.mark.{kind}.", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def compiler_is_fresh(request):
+    """What torch.compile keeps for the whole process is forgotten before and after each test that compiles."""
+    if request.node.get_closest_marker("compiles") is None:
+        yield
+        return
+    forget_compiled()
+    yield
+    forget_compiled()
+
+
+def forget_compiled():
+    torch.compiler.reset()
+    torch.compiler.set_stance("default")
+    counters.clear()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not any(item.get_closest_marker(kind) for kind in KINDS):
+            item.add_marker("trains" if item.path.parent.name == "callbacks" else "unit")
+        if item.get_closest_marker("spawns"):
+            # With `--dist loadgroup` one worker runs them all, so that runs which tests share are made once.
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
