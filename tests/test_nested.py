@@ -234,7 +234,7 @@ def test_a_container_that_cannot_be_made_anew_is_named():
         map_tensors(lambda x: x + 1, Closed())
 
 
-@pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", ["tuple", "list", "dict", "nested", "ordered", "named tuple", "dataclass", "frozen"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_common_structures_can_be_traced_in_one_graph(name):

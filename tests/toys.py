@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event
@@ -56,7 +57,7 @@ def batches(*sizes: int, width: int = 4) -> list[Tensor]:
     return [torch.randn(size, width, generator=generator) for size in sizes]
 
 
-def trainer(folder: Path | None, *callbacks: Callback, **options: Any) -> Trainer:
+def trainer(folder: Path | None, *watching: Callback, **options: Any) -> Trainer:
     return Trainer(
         **{
             "accelerator": "cpu",
@@ -67,7 +68,7 @@ def trainer(folder: Path | None, *callbacks: Callback, **options: Any) -> Traine
             "enable_checkpointing": False,
             "enable_model_summary": False,
             "enable_progress_bar": False,
-            "callbacks": list(callbacks),
+            "callbacks": list(watching),
             **options,
         }
     )
@@ -78,9 +79,9 @@ def loader(data: Sequence[Tensor]) -> DataLoader[Tensor]:
 
 
 def fit(
-    folder: Path | None, model: LightningModule, data: Sequence[Tensor], *callbacks: Callback, **options: Any
+    folder: Path | None, model: LightningModule, data: Sequence[Tensor], *watching: Callback, **options: Any
 ) -> Trainer:
-    run = trainer(folder, *callbacks, **options)
+    run = trainer(folder, *watching, **options)
     run.fit(model, loader(data), loader(data))
     return run
 
@@ -105,6 +106,13 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
     """Tag to step to value."""
     found = events(folder)
     return {tag: {e.step: e.value for e in found.Scalars(tag)} for tag in found.Tags()["scalars"]}
+
+
+def moving_average(decay: float) -> Callback:
+    """Lightning's moving average of the weights; where Lightning is too old to have it, the test is skipped."""
+    if not hasattr(callbacks, "EMAWeightAveraging"):
+        pytest.skip("EMAWeightAveraging came with lightning 2.6")
+    return callbacks.EMAWeightAveraging(decay=decay)
 
 
 def hooked(model: nn.Module) -> list[str]:

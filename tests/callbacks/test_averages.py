@@ -2,10 +2,10 @@
 
 import pytest
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from oracle import assert_true
 from torch import nn
-from toys import EachStep, Raw, Toy, batches, fit, hooked, mlp, scalars
+from toys import EachStep, Raw, Toy, batches, fit, hooked, mlp, moving_average, scalars
 
 from hookboard import ActivationLogger, GradientLogger
 
@@ -15,7 +15,7 @@ def swa():
 
 
 def ema():
-    return EMAWeightAveraging(decay=0.5)
+    return moving_average(0.5)
 
 
 class HookedCopies(Callback):

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
-from toys import events, fit, scalars, trainer
+from toys import events, fit, moving_average, scalars, trainer
 
 from hookboard import ActivationLogger, CAMLogger, FeatureMapLogger, KernelLogger
 from hookboard.attribution import METHODS
@@ -348,7 +347,7 @@ def test_under_averaged_weights_the_map_is_of_the_weights_that_were_validated(tm
             validated.append(self(batch[0]).clone())
 
     callback = Keeps(every_n_steps=1)
-    fit(tmp_path, KeepsScores(cnn()), data(), callback, EMAWeightAveraging(decay=0.9), max_epochs=2, **VALIDATED)
+    fit(tmp_path, KeepsScores(cnn()), data(), callback, moving_average(0.9), max_epochs=2, **VALIDATED)
     assert torch.allclose(callback.seen.scores, validated[-2], atol=1e-6)
 
 

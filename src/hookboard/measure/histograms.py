@@ -51,8 +51,8 @@ def histogram(counts: np.ndarray, low: float, high: float, resolution: int = 64)
         >>> from hookboard.measure import measure, plan
         >>> counts = torch.zeros(BINS, dtype=torch.long)
         >>> row = measure(torch.tensor([0.0, 0.0, 1.0, float("nan")]), plan("mean"), counts=counts)
-        >>> histogram(counts.numpy(), low=0.0, high=1.0).counts.sum()
-        np.float64(3.0)
+        >>> histogram(counts.numpy(), low=0.0, high=1.0).counts.sum().item()
+        3.0
     """
     ordered = counts[_ORDER].astype(np.float64)
     filled = np.flatnonzero(ordered)
