@@ -1,9 +1,12 @@
 """The examples as a person runs them, from the command line."""
 
+import json
 import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from toys import events, scalars
@@ -13,21 +16,39 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.spawns
 
 
-def run(example, *arguments):
-    command = [sys.executable, f"examples/{example}.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """What runs an example with these arguments and says how that ended, in a process for them all: see warm.py."""
+    folder = tmp_path_factory.mktemp("printed")
+    command = [sys.executable, str(Path(__file__).with_name("warm.py"))]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as warm:
+
+        def run(example, *arguments):
+            printed = [folder / "stdout", folder / "stderr"]
+            warm.stdin.write(json.dumps([f"examples/{example}.py", *map(str, printed), *arguments]) + "\n")
+            warm.stdin.flush()
+            status = int(warm.stdout.readline())
+            return SimpleNamespace(returncode=status, stdout=printed[0].read_text(), stderr=printed[1].read_text())
+
+        yield run
+        warm.stdin.close()
 
 
-def fit(example, folder, *arguments, config=None):
+@pytest.fixture(scope="module")
+def fit(run):
+    return partial(fit_with, run)
+
+
+def fit_with(run, example, folder, *arguments, config=None):
     config = config or f"configs/{example}.yaml"
     return run(example, "fit", "--config", str(config), "--trainer.logger.init_args.save_dir", str(folder), *arguments)
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """One whole training on the digits; the folder of its log."""
+def digits(fit, tmp_path_factory):
+    """One training on the digits; the folder of its log."""
     folder = tmp_path_factory.mktemp("digits")
-    done = fit("digits", folder, "--trainer.enable_progress_bar", "false")
+    done = fit("digits", folder, "--trainer.enable_progress_bar", "false", "--trainer.max_epochs", "10")
     assert done.returncode == 0, done.stderr
     return folder / "digits" / "version_0"
 
@@ -56,19 +77,19 @@ def test_pictures_of_all_three_kinds_are_there(digits):
     assert kinds == {"feature_maps", "kernels", "cam"}
 
 
-def test_the_saved_config_runs_again(digits, tmp_path):
+def test_the_saved_config_runs_again(fit, digits, tmp_path):
     done = fit("digits", tmp_path, "--trainer.max_epochs", "1", config=digits / "config.yaml")
     assert done.returncode == 0, done.stderr
     assert "activation_std/head" in scalars(tmp_path / "digits" / "version_0")
 
 
-def test_the_config_can_be_printed():
+def test_the_config_can_be_printed(run):
     done = run("digits", "fit", "--config", "configs/digits.yaml", "--print_config")
     assert done.returncode == 0, done.stderr
     assert "class_path: hookboard.GradientLogger" in done.stdout
 
 
-def test_the_help_of_a_callback_is_its_docstring():
+def test_the_help_of_a_callback_is_its_docstring(run):
     done = run("digits", "fit", "--trainer.callbacks.help", "hookboard.ActivationLogger")
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
@@ -76,7 +97,7 @@ def test_the_help_of_a_callback_is_its_docstring():
     assert "a leading `re:` is a regular expression" in text
 
 
-def test_a_typo_in_a_pattern_fails_with_the_closest_names(tmp_path):
+def test_a_typo_in_a_pattern_fails_with_the_closest_names(fit, tmp_path):
     config = (ROOT / "configs/digits.yaml").read_text().replace('"stem.*"', "stem.cnv")
     (tmp_path / "typo.yaml").write_text(config)
     done = fit("digits", tmp_path, config=tmp_path / "typo.yaml")
@@ -85,8 +106,8 @@ def test_a_typo_in_a_pattern_fails_with_the_closest_names(tmp_path):
     assert "Epoch" not in done.stdout
 
 
-def test_the_character_transformer_trains(tmp_path):
-    done = fit("char_transformer", tmp_path, "--trainer.max_steps", "60", "--trainer.enable_progress_bar", "false")
+def test_the_character_transformer_trains(fit, tmp_path):
+    done = fit("char_transformer", tmp_path, "--trainer.max_steps", "40", "--trainer.enable_progress_bar", "false")
     assert done.returncode == 0, done.stderr
     found = scalars(tmp_path / "char_transformer" / "version_0")
     watched = {tag.partition("/")[2] for tag in found if tag.startswith("activation_")}
@@ -94,7 +115,7 @@ def test_the_character_transformer_trains(tmp_path):
     assert any("norm" in name for name in watched)
 
 
-def test_an_intervention_in_yaml_changes_the_run_as_it_says(tmp_path):
+def test_an_intervention_in_yaml_changes_the_run_as_it_says(fit, tmp_path):
     config = tmp_path / "zero.yaml"
     config.write_text(
         """
