@@ -1,0 +1,327 @@
+"""The plan of the house, held against the source: which file may import which, how long it is, what it may reach into.
+
+DESIGN.md has the plan in words. Each rule here is a function from sources to faults, one sentence each; the tests at
+the end show for each rule that it finds a fault where there is one.
+"""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOMS = [
+    "callbacks",  # what a Trainer is given
+    "loops",  # the same for a bare loop and Fabric
+    "health",  # readings -> verdicts
+    "writers",  # readings and pictures -> a logger
+    "attribution",  # class-activation maps
+    "capture",  # tensors at a prompt
+    "recording",  # rows -> readings
+    "hooks",  # on modules and gradients
+    "measure",  # a tensor -> a row
+    "images",  # tensors -> pictures
+]
+"""From top to bottom: a room imports from those below it, through their `__init__.py`, and from the ground floor."""
+
+WITHOUT_LIGHTNING = ["health", "recording", "hooks", "measure", "images", "sites", "selection", "nested", "parameters"]
+"""What serves a run without a Trainer too."""
+
+GROUND = ["messages", "nested", "parameters", "ranks", "selection", "sites", "torch_private"]
+"""The flat files below all rooms; they import each other only."""
+
+OF_OTHERS = ["torch_private.py", "callbacks/trainer.py"]
+"""The only files with private names of torch and of Lightning."""
+
+FUNCTION_LINES, FILE_LINES = 60, 300
+
+PUBLIC_ALL_THE_SAME = {"_asdict", "_fields", "_make", "_replace"}
+"""What a NamedTuple offers."""
+
+SOURCE = Path(__file__).parents[1] / "src" / "hookboard"
+
+Sources = dict[str, str]
+"""Path below the package to the text of that file."""
+
+
+def in_the_house() -> Sources:
+    return {path.relative_to(SOURCE).as_posix(): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def room_of(path: str) -> str:
+    """The folder; the top `__init__.py` is "" and each file of the ground floor is a room by itself."""
+    folder, _, _ = path.rpartition("/")
+    return folder.partition("/")[0] or path.removesuffix(".py").removesuffix("__init__")
+
+
+def floor_of(room: str) -> int:
+    """How far down a room is; the top is -1."""
+    return ROOMS.index(room) if room in ROOMS else -1 if room == "" else len(ROOMS)
+
+
+def imports(path: str, sources: Sources) -> Iterator[tuple[str, str, int]]:
+    """Of each import from the package: the file that it reads, the name that it takes ("" for a module), the line."""
+    package = ["hookboard", *path.split("/")[:-1]]
+    for node in ast.walk(ast.parse(sources[path])):
+        if isinstance(node, ast.Import):
+            wanted = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*start, *filter(None, [node.module])])
+            wanted = [(module, alias.name) for alias in node.names]
+        else:
+            continue
+        for module, name in wanted:
+            if module.partition(".")[0] == "hookboard":
+                below = "/".join(module.split(".")[1:])
+                # `from hookboard.measure import moments` reads the file, unless the face itself has that name.
+                if name and name not in face(below, sources) and is_file(f"{below}/{name}".strip("/"), sources):
+                    yield file_of(f"{below}/{name}".strip("/"), sources), "", node.lineno
+                else:
+                    yield file_of(below, sources), name, node.lineno
+
+
+def is_file(below: str, sources: Sources) -> bool:
+    return file_of(below, sources) in sources
+
+
+def file_of(below: str, sources: Sources) -> str:
+    folder = f"{below}/__init__.py".removeprefix("/")
+    return folder if folder in sources else f"{below}.py"
+
+
+def face(below: str, sources: Sources) -> set[str]:
+    """The names that an `__init__.py` imports or defines."""
+    tree = ast.parse(sources.get(file_of(below, sources), ""))
+    taken = {
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    return taken | {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+
+
+def unknown_rooms(sources: Sources) -> list[str]:
+    rooms = {room_of(path) for path in sources} - {"", *ROOMS, *GROUND}
+    return [f"{room} is neither a room nor a file of the ground floor in tests/test_house.py" for room in sorted(rooms)]
+
+
+def imports_upward(sources: Sources) -> list[str]:
+    return [
+        f"{path}:{line} imports {target}, which is above it"
+        for path in sources
+        for target, _, line in imports(path, sources)
+        if room_of(target) != room_of(path) and floor_of(room_of(target)) < floor_of(room_of(path))
+    ]
+
+
+def imports_past_a_face(sources: Sources) -> list[str]:
+    return [
+        f"{path}:{line} imports {target}, not the face of its room: from hookboard.{room_of(target)} import ..."
+        for path in sources
+        for target, _, line in imports(path, sources)
+        if "/" in target and not target.endswith("__init__.py") and room_of(target) != room_of(path)
+    ]
+
+
+def imports_of_private_names(sources: Sources) -> list[str]:
+    return [
+        f"{path}:{line} imports {name}, which is for {target} alone"
+        for path in sources
+        for target, name, line in imports(path, sources)
+        if is_private(name) and room_of(target) != room_of(path)
+    ]
+
+
+def imports_of_lightning(sources: Sources) -> list[str]:
+    return [
+        f"{path}:{node.lineno} imports lightning, of which {room_of(path)} knows nothing"
+        for path, text in sources.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and room_of(path) in WITHOUT_LIGHTNING
+        if any(module.split(".")[0] == "lightning" for module in modules_of(node))
+    ]
+
+
+def modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+
+
+def circles(sources: Sources) -> list[str]:
+    graph = {path: {target for target, _, _ in imports(path, sources)} for path in sources}
+    faults = []
+    while circle := circle_in(graph):
+        faults.append(" imports ".join(circle))
+        graph[circle[0]].discard(circle[1])
+    return faults
+
+
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1][::-1]
+    return []
+
+
+def long_functions(sources: Sources) -> list[str]:
+    faults = []
+    for path, text in sources.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                lines = node.end_lineno - node.lineno + 1
+                if ast.get_docstring(node) is not None:
+                    lines -= node.body[0].end_lineno - node.body[0].lineno + 1
+                if lines > FUNCTION_LINES:
+                    fault = f"{path}:{node.lineno} {node.name} has {lines} lines without its docstring"
+                    faults.append(f"{fault}, more than {FUNCTION_LINES}")
+    return faults
+
+
+def long_files(sources: Sources) -> list[str]:
+    lengths = {path: len(text.splitlines()) for path, text in sources.items()}
+    return [f"{path} has {n} lines, more than {FILE_LINES}" for path, n in lengths.items() if n > FILE_LINES]
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def private_names_of_others(sources: Sources) -> list[str]:
+    """Underscored names that no file of the package defines: those of torch, of Lightning or of somebody else."""
+    trees = {path: ast.parse(text) for path, text in sources.items()}
+    ours = {name for tree in trees.values() for name in defined(tree)} | PUBLIC_ALL_THE_SAME
+    return [
+        f"{path}:{line} uses {name}, which is private to another library; {' and '.join(OF_OTHERS)} may"
+        for path, tree in trees.items()
+        if path not in OF_OTHERS
+        for name, line in private_uses(tree)
+        if name not in ours
+    ]
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                yield node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def private_uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            yield node.attr, node.lineno
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            if not any(module.startswith("hookboard") for module in modules):
+                for name in ".".join(modules).split("."):
+                    if is_private(name):
+                        yield name, node.lineno
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "setattr", "hasattr"):
+            for argument in node.args[1:2]:
+                if isinstance(argument, ast.Constant) and is_private(str(argument.value)):
+                    yield argument.value, node.lineno
+
+
+RULES = [
+    unknown_rooms,
+    imports_upward,
+    imports_past_a_face,
+    imports_of_private_names,
+    imports_of_lightning,
+    circles,
+    long_functions,
+    long_files,
+    private_names_of_others,
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_house_has_none_of(rule):
+    faults = list(dict.fromkeys(rule(in_the_house())))
+    if faults:
+        pytest.fail("\n".join([f"{len(faults)} found:", *faults]), pytrace=False)
+
+
+def test_the_source_is_found():
+    assert {"__init__.py", "callbacks/trainer.py", "measure/__init__.py"} <= in_the_house().keys()
+
+
+FACE = "from hookboard.measure.rows import Row"
+
+BUILT_WRONG = {
+    "a folder that is no room": (unknown_rooms, {"cellar/wine.py": ""}),
+    "an import from above": (
+        imports_upward,
+        {"measure/rows.py": "from hookboard.hooks import Taps", "hooks/__init__.py": ""},
+    ),
+    "the ground floor imports a room": (
+        imports_upward,
+        {"sites.py": "import hookboard.images", "images/__init__.py": ""},
+    ),
+    "an import of the top": (imports_upward, {"sites.py": "from hookboard import Row", "__init__.py": FACE}),
+    "an import inside a function": (imports_upward, {"sites.py": "def f():\n    import hookboard.images.colour"}),
+    "a relative import from above": (imports_upward, {"measure/rows.py": "from ..hooks import Taps"}),
+    "past the face": (
+        imports_past_a_face,
+        {"hooks/taps.py": FACE, "measure/__init__.py": FACE, "measure/rows.py": "class Row: ..."},
+    ),
+    "past the face, from the top": (imports_past_a_face, {"__init__.py": FACE, "measure/rows.py": "class Row: ..."}),
+    "past the face, by the name of the file": (
+        imports_past_a_face,
+        {"hooks/taps.py": "from hookboard.measure import rows", "measure/__init__.py": "", "measure/rows.py": ""},
+    ),
+    "a private name": (
+        imports_of_private_names,
+        {"hooks/taps.py": "from hookboard.measure import _row", "measure/__init__.py": "def _row(): ..."},
+    ),
+    "Lightning where nothing is known of it": (
+        imports_of_lightning,
+        {"hooks/taps.py": "from lightning import Trainer"},
+    ),
+    "two files import each other": (
+        circles,
+        {"sites.py": "from hookboard.nested import a", "nested.py": "from hookboard.sites import b"},
+    ),
+    "a file imports the face of its own room": (
+        circles,
+        {"measure/__init__.py": FACE, "measure/rows.py": "from hookboard.measure import Moments"},
+    ),
+    "a long function": (long_functions, {"sites.py": "def f():\n" + "    print()\n" * FUNCTION_LINES}),
+    "a long file": (long_files, {"sites.py": "\n" * (FILE_LINES + 1)}),
+    "an attribute of torch's": (private_names_of_others, {"sites.py": "import torch\ntorch.Tensor()._base"}),
+    "a module of torch's": (private_names_of_others, {"sites.py": "from torch._dynamo import reset"}),
+    "an attribute by its name": (private_names_of_others, {"sites.py": "getattr(trainer, '_results')"}),
+    "what a base class holds": (
+        private_names_of_others,
+        {"sites.py": "class A(Module):\n    def f(self): self._buffers"},
+    ),
+}
+
+DOCUMENTED = "\n".join(
+    ["def rows():", '    """', *FUNCTION_LINES * ["    Say more."], '    """', "    return Row()._n"]
+)
+ROWS = "class Row:\n    def __init__(self):\n        self._n = 1\n" + DOCUMENTED
+
+BUILT_RIGHT = {
+    "hooks/__init__.py": "from hookboard.hooks.taps import Taps",
+    "hooks/taps.py": "from hookboard.measure import Row, rows\nfrom hookboard.sites import Site\nclass Taps: ...",
+    "measure/__init__.py": f"{FACE}, rows",
+    "measure/rows.py": ROWS,
+    "sites.py": "import torch\nclass Site: ...",
+    "torch_private.py": "from torch._C import _x",
+    "__init__.py": "from hookboard.hooks import Taps",
+}
+
+
+@pytest.mark.parametrize(("rule", "sources"), BUILT_WRONG.values(), ids=BUILT_WRONG)
+def test_a_fault_is_found(rule, sources):
+    assert len(rule(sources)) == 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_built_right_has_no_fault(rule):
+    assert rule(BUILT_RIGHT) == []
