@@ -23,15 +23,16 @@ class Kept(NamedTuple):
     validation: dict
 
 
-def run(folder, strategy, devices, how="sync"):
-    """The readings of each rank, by site; none of a run that shows pictures."""
-    command = [sys.executable, str(SCRIPT), strategy, str(devices), how, str(folder / strategy)]
+def start(folder, devices, *runs):
+    command = [sys.executable, str(SCRIPT), str(devices), str(folder), *runs]
     environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
-    if how == "pictures":
-        return []
-    saved = [torch.load(folder / f"{strategy}.{rank}", weights_only=False) for rank in range(devices)]
+
+
+def read_by(folder, run, ranks=2):
+    """The readings of each rank, by site."""
+    saved = [torch.load(folder / f"{run}.{rank}", weights_only=False) for rank in range(ranks)]
     return [Kept([by_site(step) for step in steps], by_site(validation)) for steps, validation in saved]
 
 
@@ -39,19 +40,48 @@ def by_site(readings):
     return {reading.site: reading for reading in readings}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("ranks")
+DDP, SPAWN = "ddp_find_unused_parameters_true", "ddp_spawn_find_unused_parameters_true"
 
 
 @pytest.fixture(scope="module")
-def one(folder):
-    return run(folder, "auto", 1)[0]
+def alone(tmp_path_factory):
+    """The folder with all runs of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    start(folder, 1, "auto:sync", "auto:sharded", "auto:pictures")
+    return folder
 
 
-@pytest.fixture(scope="module", params=["ddp_find_unused_parameters_true", "ddp_spawn_find_unused_parameters_true"])
-def two(folder, request):
-    return run(folder, request.param, 2)
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """The folder with all runs of two processes that one script starts."""
+    folder = tmp_path_factory.mktemp("together")
+    of_ddp = [f"{DDP}:sync", f"{DDP}:compiled", f"{DDP}:alone", f"{DDP}:faults", "ddp:pictures"]
+    start(folder, 2, *of_ddp, "fsdp:sharded", "fsdp:pictures", "tensor:sharded")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def spawned(tmp_path_factory):
+    """The folder with the run of two processes that Lightning spawns."""
+    folder = tmp_path_factory.mktemp("spawned")
+    start(folder, 2, f"{SPAWN}:sync")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(alone):
+    return read_by(alone, "auto:sync", ranks=1)[0]
+
+
+@pytest.fixture(scope="module", params=[("together", DDP), ("spawned", SPAWN)], ids=[DDP, SPAWN])
+def run_of_two(request):
+    fixture, strategy = request.param
+    return request.getfixturevalue(fixture) / f"{strategy}:sync"
+
+
+@pytest.fixture(scope="module")
+def two(run_of_two):
+    return read_by(run_of_two.parent, run_of_two.name)
 
 
 def assert_same(mine, theirs, rel=1e-6):
@@ -70,8 +100,8 @@ def test_every_statistic_is_that_of_one_process_on_the_data_of_both(one, two):
             assert_same(mine[site], theirs[site])
 
 
-def test_a_compiled_module_that_returns_other_names_on_each_rank_is_logged_under_each(one, tmp_path):
-    two = run(tmp_path, "ddp_find_unused_parameters_true", 2, "compiled")
+def test_a_compiled_module_that_returns_other_names_on_each_rank_is_logged_under_each(one, together):
+    two = read_by(together, f"{DDP}:compiled")
     for mine, theirs in zip(two[0].steps, one.steps, strict=True):
         ways = [site for site in theirs if site.name == "net.ways"]
         assert {site.index for site in ways if site.role == "output"} >= {"ordinary"}
@@ -117,14 +147,14 @@ def test_every_rank_has_the_same_readings(two):
             assert mine[site].statistics == pytest.approx(theirs[site].statistics, nan_ok=True)
 
 
-def test_only_rank_zero_writes(folder, two):
-    for log in folder.glob("*.events"):
-        assert len(list(log.glob("events.*"))) == 1
-        assert set(scalars(log)["activation_mean/net.first"]) == {0, 1, 2}
+def test_only_rank_zero_writes(run_of_two):
+    log = run_of_two.with_name(f"{run_of_two.name}.events")
+    assert len(list(log.glob("events.*"))) == 1
+    assert set(scalars(log)["activation_mean/net.first"]) == {0, 1, 2}
 
 
-def test_without_sync_dist_rank_zero_logs_its_own(folder, one):
-    (zero, other) = run(folder, "ddp_find_unused_parameters_true", 2, "alone")
+def test_without_sync_dist_rank_zero_logs_its_own(together):
+    (zero, other) = read_by(together, f"{DDP}:alone")
     assert [len(step) > 0 for step in zero.steps] == [True] * STEPS
     assert [len(step) for step in other.steps] == [0] * STEPS
     counts = [
@@ -136,8 +166,8 @@ def test_without_sync_dist_rank_zero_logs_its_own(folder, one):
     assert counts == [8 * 3, 8 * 4, 8 * 2]
 
 
-def test_a_fault_on_one_rank_hangs_nobody_and_leaves_no_part_of_a_number(folder):
-    steps = run(folder, "ddp_find_unused_parameters_true", 2, "faults")[0].steps
+def test_a_fault_on_one_rank_hangs_nobody_and_leaves_no_part_of_a_number(together):
+    steps = read_by(together, f"{DDP}:faults")[0].steps
     parameters = [any(site.role == "parameter" for site in step) for step in steps]
     assert parameters[0]
     for step in steps[1:]:
@@ -147,13 +177,13 @@ def test_a_fault_on_one_rank_hangs_nobody_and_leaves_no_part_of_a_number(folder)
 
 
 @pytest.fixture(scope="module")
-def whole(folder):
+def whole(alone):
     """Of a model that learns."""
-    return run(folder, "auto", 1, "sharded")[0].steps
+    return read_by(alone, "auto:sharded", ranks=1)[0].steps
 
 
-def test_sharded_parameters_are_measured_as_a_whole(folder, whole):
-    sharded = run(folder, "fsdp", 2, "sharded")[0].steps
+def test_sharded_parameters_are_measured_as_a_whole(together, whole):
+    sharded = read_by(together, "fsdp:sharded")[0].steps
     assert len(sharded) == STEPS
     for mine, theirs in zip(sharded, whole, strict=True):
         assert mine.keys() == theirs.keys()
@@ -168,8 +198,8 @@ def test_sharded_parameters_are_measured_as_a_whole(folder, whole):
 
 
 @pytest.fixture(scope="module")
-def tensor_parallel(folder):
-    return run(folder, "tensor", 2, "sharded")[0].steps
+def tensor_parallel(together):
+    return read_by(together, "tensor:sharded")[0].steps
 
 
 def test_what_tensor_parallelism_splits_is_measured_as_a_whole(tensor_parallel, whole):
@@ -196,9 +226,7 @@ def pictures(folder):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_pictures_of_two_processes_on_the_same_batches_are_those_of_one(tmp_path, strategy):
-    run(tmp_path, "auto", 1, "pictures")
-    run(tmp_path, strategy, 2, "pictures")
-    alone, together = (pictures(tmp_path / f"{name}.events") for name in ("auto", strategy))
-    assert sorted(alone) == ["cam/net.1/grad_cam", "feature_maps/net.0", "kernels/net.0"]
-    assert together == alone
+def test_pictures_of_two_processes_on_the_same_batches_are_those_of_one(alone, together, strategy):
+    of_one = pictures(alone / "auto:pictures.events")
+    assert sorted(of_one) == ["cam/net.1/grad_cam", "feature_maps/net.0", "kernels/net.0"]
+    assert pictures(together / f"{strategy}:pictures.events") == of_one

@@ -1,8 +1,10 @@
-"""Trains a toy on any strategy and saves what each rank read.
+"""Trains a toy on any strategy, once for each of several runs, and saves what each rank read.
 
-python train.py STRATEGY DEVICES sync|compiled|alone|faults|sharded|pictures FILE
+python train.py DEVICES FOLDER STRATEGY:HOW ...
 
-STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism).
+STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism). HOW is `sync`, `compiled`, `alone`,
+`faults`, `sharded` or `pictures`. The files of a run begin with FOLDER/STRATEGY:HOW. All runs share the processes of the first:
+to start them takes longer than the training.
 """
 
 import sys
@@ -142,7 +144,7 @@ class Batches(IterableDataset):
             yield torch.cat(parts) if self.together else parts[mine]
 
 
-def main(strategy: str, devices: int, how: str, file: str) -> None:
+def main(strategy: str, how: str, devices: int, file: str) -> None:
     warnings.simplefilter("ignore")
     sync = how != "alone"
     statistics = [*FORMULAS, NEAR_ZERO]
@@ -221,4 +223,6 @@ class Save(Callback):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    for job in sys.argv[3:]:
+        print(job, file=sys.stderr, flush=True)  # a failure is that of the last one printed
+        main(*job.split(":"), int(sys.argv[1]), f"{sys.argv[2]}/{job}")
