@@ -1,8 +1,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+OLDEST := .venv-oldest
+OLDEST_INSTALLED := $(OLDEST)/.installed
+SOURCES := pyproject.toml setup.py src/hookboard/measure/_native.c
+# As many tests at once as this; those that share what is slow to make stay together.
+WORKERS ?= 2
+SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo demo-text test test-fast lint bench clean
+.PHONY: demo demo-text test test-fast test-oldest lint bench clean
 
 demo: $(INSTALLED)  ## train on handwritten digits, then look at it in TensorBoard
 	$(BIN)/python examples/digits.py fit --config configs/digits.yaml
@@ -13,10 +19,13 @@ demo-text: $(INSTALLED)  ## the same with a character transformer
 	@printf '\nTo look inside, run\n\n    $(BIN)/tensorboard --logdir logs/char_transformer\n\n'
 
 test: $(INSTALLED)  ## the whole suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-test-fast: $(INSTALLED)  ## without what trains, spawns processes or needs a lot of memory
-	$(BIN)/python -m pytest -m 'not slow'
+test-fast: $(INSTALLED)  ## without what compiles, starts processes or is large
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not (compiles or spawns or large)'
+
+test-oldest: $(OLDEST_INSTALLED)  ## the whole suite on the oldest versions that pyproject.toml allows
+	$(OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -27,11 +36,17 @@ bench: $(INSTALLED)  ## what it costs, as ratios to the bare step
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/pictures.py
 
-$(INSTALLED): pyproject.toml setup.py src/hookboard/measure/_native.c
+$(INSTALLED): $(SOURCES)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '.[examples]' --group dev
 	@touch $@
 
+$(OLDEST_INSTALLED): $(SOURCES) requirements/oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(OLDEST)/bin/python -m pip install --quiet --editable '.[examples]' --group test --constraint requirements/oldest.txt
+	@touch $@
+
 clean:
-	rm -rf .venv logs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(OLDEST) logs .mypy_cache .pytest_cache .ruff_cache
