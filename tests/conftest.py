@@ -23,6 +23,14 @@ torch.set_num_threads(1)
 KINDS = ("unit", "trains", "large", "compiles", "spawns", "gpu")
 """pyproject.toml says what each means."""
 
+IMPLIED = {
+    "large": {"trains"},
+    "compiles": {"trains", "spawns"},  # torch.compile may start processes that compile
+    "spawns": {"trains"},
+    "gpu": {"trains"},
+}
+"""What a test of a kind may do besides."""
+
 done = set()
 """The kinds of work that the running test has done."""
 
@@ -65,8 +73,7 @@ def marks_say_what_the_test_does(request):
     done.clear()
     yield
     marked = {mark.name for mark in request.node.iter_markers()}
-    allowed = {"trains"} | marked if marked & {"large", "compiles", "spawns", "gpu"} else marked
-    for kind in sorted(done - allowed):
+    for kind in sorted(done - marked.union(*(IMPLIED.get(kind, ()) for kind in marked))):
         pytest.fail(f"This test {kind}: mark it with @pytest.mark.{kind}.", pytrace=False)
 
 
