@@ -21,5 +21,3 @@ def test_the_roles_of_each_signature_are_those_of_the_table():
     assert set(get_args(ActivationRole)) == roles(lambda r: not r.is_gradient and not r.of_parameter)
     assert set(get_args(GradientRole)) == roles(lambda r: r.is_gradient)
     assert set(get_args(EditRole)) == set(get_args(CaptureRole)) == set(MODULE_ROLES)
-
-

@@ -9,10 +9,8 @@ from hookboard.callbacks import (
     KernelLogger,
     ParameterLogger,
 )
-from hookboard.capture.block import Captured, capture
-from hookboard.capture.captured import CapturedModule
-from hookboard.hooks.edits import Edit
-from hookboard.hooks.rules import Clamp, ClipNorm, Noise, Replace, Scale, Zero
+from hookboard.capture import Captured, CapturedModule, capture
+from hookboard.hooks import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
 from hookboard.measure import Histogram, Moments, Statistic
 from hookboard.messages import HookboardWarning
 from hookboard.recording import Reading

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookboard.hooks.own_call import is_own_call
+from hookboard.hooks import is_own_call
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.selection import named_submodules
 

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookboard.hooks.eager import run_eagerly
-from hookboard.hooks.own_call import own_call
+from hookboard.hooks import own_call, run_eagerly
 from hookboard.torch_private import buffers_of
 
 

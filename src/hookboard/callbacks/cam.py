@@ -24,9 +24,7 @@ from hookboard.attribution import (
 from hookboard.callbacks.duties import NothingToShowError
 from hookboard.callbacks.pictures import PictureLogger, PictureWatch
 from hookboard.callbacks.watch import Selection
-from hookboard.images.feature_maps import aspect_of, maps_in, samples_first
-from hookboard.images.overlay import overlays, unnormalized
-from hookboard.images.picture import Picture
+from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_first, unnormalized
 from hookboard.messages import unknown
 from hookboard.nested import tensors_in
 from hookboard.selection import select

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from hookboard.callbacks.pictures import PictureLogger, PictureWatch
 from hookboard.callbacks.trainer import inform, warn
 from hookboard.callbacks.watch import Selection, listed_gaps
-from hookboard.hooks.gradients import Observer
-from hookboard.hooks.taps import Taps
-from hookboard.images.feature_maps import Order, Shown, aspect_of, feature_maps, maps_in, samples_first, shown
-from hookboard.images.picture import Picture
+from hookboard.hooks import Observer, Taps
+from hookboard.images import Order, Picture, Shown, aspect_of, feature_maps, maps_in, samples_first, shown
 from hookboard.messages import unknown
 from hookboard.nested import tensors_in
 from hookboard.ranks import whole

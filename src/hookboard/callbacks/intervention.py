@@ -10,9 +10,7 @@ from torch import Tensor
 from hookboard.callbacks.life import Life
 from hookboard.callbacks.trainer import is_alone, logged_step, warn
 from hookboard.callbacks.watch import Selection, Watch
-from hookboard.hooks.eager import run_eagerly
-from hookboard.hooks.edits import EditRole, Edits
-from hookboard.hooks.rules import EditRule
+from hookboard.hooks import EditRole, EditRule, Edits, run_eagerly
 from hookboard.messages import chosen
 from hookboard.selection import NothingToSelectError, select
 from hookboard.sites import ROLES, Stage

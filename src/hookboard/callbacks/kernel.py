@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from hookboard.callbacks.pictures import PictureLogger, PictureWatch
 from hookboard.callbacks.watch import Selection
-from hookboard.images.kernels import kernel_picture, part_shown
-from hookboard.images.picture import Picture
+from hookboard.images import Picture, kernel_picture, part_shown
 from hookboard.parameters import weight_in_use
 from hookboard.ranks import whole
 from hookboard.selection import NothingToSelectError, select

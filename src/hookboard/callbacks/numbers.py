@@ -13,8 +13,7 @@ from hookboard.callbacks.life import Life, is_due
 from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.trainer import check_every_n_steps, is_accumulating, log_every_n_steps, logged_step, warn
 from hookboard.callbacks.watch import Watch, listed_gaps
-from hookboard.hooks.graphs import forget_graphs
-from hookboard.hooks.taps import Taps
+from hookboard.hooks import Taps, forget_graphs
 from hookboard.measure import Plan, Statistic, plan
 from hookboard.messages import chosen
 from hookboard.parameters import Weight, weights_of, why_silent

@@ -18,8 +18,8 @@ from hookboard.callbacks.trainer import (
     warn,
 )
 from hookboard.callbacks.watch import Watch
-from hookboard.hooks.eager import run_eagerly
-from hookboard.images.picture import Picture
+from hookboard.hooks import run_eagerly
+from hookboard.images import Picture
 from hookboard.messages import chosen
 from hookboard.sites import Stage
 from hookboard.writers import Entry

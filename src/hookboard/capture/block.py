@@ -10,12 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.capture.captured import Call, CapturedModule, Keeper
-from hookboard.hooks.eager import run_eagerly
-from hookboard.hooks.edits import Edit, EditRole, Edits, edited_gradient
-from hookboard.hooks.gradients import Switch, watch_output, why_no_gradient
-from hookboard.hooks.own_call import is_own_call
-from hookboard.hooks.rules import Rule, apply_rule
-from hookboard.hooks.taps import UNKNOWN, Taps
+from hookboard.hooks import (
+    UNKNOWN,
+    Edit,
+    EditRole,
+    Edits,
+    Rule,
+    Switch,
+    Taps,
+    apply_rule,
+    edited_gradient,
+    is_own_call,
+    run_eagerly,
+    watch_output,
+    why_no_gradient,
+)
 from hookboard.messages import chosen, unknown
 from hookboard.selection import Patterns, Types, select
 from hookboard.sites import Site

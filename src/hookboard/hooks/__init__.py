@@ -1,5 +1,36 @@
 """Hooks on modules and on gradients: taps, which read what flows, and edits, which change it."""
 
-from hookboard.hooks.taps import UNKNOWN, Taps
+from hookboard.hooks.calls import UNKNOWN
+from hookboard.hooks.eager import run_eagerly
+from hookboard.hooks.edits import Edit, EditRole, Edits, edited_gradient
+from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
+from hookboard.hooks.graphs import forget_graphs
+from hookboard.hooks.own_call import is_own_call, own_call
+from hookboard.hooks.rules import Clamp, ClipNorm, EditRule, Noise, Replace, Rule, Scale, Zero, apply_rule
+from hookboard.hooks.taps import Taps
 
-__all__ = ["UNKNOWN", "Taps"]
+__all__ = [
+    "UNKNOWN",
+    "Clamp",
+    "ClipNorm",
+    "Edit",
+    "EditRole",
+    "EditRule",
+    "Edits",
+    "Noise",
+    "Observer",
+    "Replace",
+    "Rule",
+    "Scale",
+    "Switch",
+    "Taps",
+    "Zero",
+    "apply_rule",
+    "edited_gradient",
+    "forget_graphs",
+    "is_own_call",
+    "own_call",
+    "run_eagerly",
+    "watch_output",
+    "why_no_gradient",
+]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookboard.hooks.calls import CallNumbers
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import GraphEnd
 from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
@@ -17,9 +18,6 @@ from hookboard.messages import warn_switched_off
 from hookboard.nested import named_inputs, tensors_in
 from hookboard.sites import Role, Site
 from hookboard.torch_private import has_compiled_anything, in_backward, sequence_number
-
-UNKNOWN = -1
-"""The number of a call that cannot be told from others."""
 
 
 class Taps:
@@ -136,7 +134,7 @@ class _ModuleTap:
         self._switch = switch
         self._graph_end = GraphEnd(self) if in_graphs else None
         self._observers: dict[tuple[str, str], Callable[..., object]] = {}
-        self._numbers = _CallNumbers() if each_call else None
+        self._numbers = CallNumbers() if each_call else None
         self._running = _Running()
         self._input_gradients: list[InputGradients] = []
         self._until_settled = ExitStack()
@@ -274,40 +272,6 @@ class _Running(threading.local):
 
     def __init__(self) -> None:
         self.entered: list[tuple[Edges, int]] = []
-
-
-class _CallNumbers:
-    """Counts a module's calls, in the order in which they begin.
-
-    A recomputation under checkpointing gets the number of the call it repeats, or UNKNOWN if there were several.
-    """
-
-    def __init__(self) -> None:
-        self._made = 0
-        self._lock = threading.Lock()
-        self._here = _Entered()
-
-    @property
-    def current(self) -> int:
-        return self._here.numbers[-1]
-
-    def enter(self) -> None:
-        with self._lock:
-            if in_backward():
-                self._here.numbers.append(0 if self._made == 1 else UNKNOWN)
-            else:
-                self._here.numbers.append(self._made)
-                self._made += 1
-
-    def leave(self) -> None:
-        self._here.numbers.pop()
-
-
-class _Entered(threading.local):
-    """The numbers of the calls that a thread is in."""
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
 
 
 def _why_no_gradient_of(what: str, tensors: list[Tensor]) -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 try:
-    from hookboard.measure import _native
+    import hookboard.measure._native as _native
 except ImportError:  # there was no C compiler when hookboard was installed
     _native = None  # type: ignore[assignment]
 

@@ -3,4 +3,7 @@
 from hookboard.recording.reading import Reading
 from hookboard.recording.recorder import Recorder
 
-__all__ = ["Reading", "Recorder"]
+__all__ = [
+    "Reading",
+    "Recorder",
+]

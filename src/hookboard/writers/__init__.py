@@ -7,4 +7,8 @@ function that takes the logger and an entry, and register it in `loggers.py`.
 from hookboard.writers.entry import Entry, entry_of
 from hookboard.writers.loggers import Loggers
 
-__all__ = ["Entry", "Loggers", "entry_of"]
+__all__ = [
+    "Entry",
+    "Loggers",
+    "entry_of",
+]

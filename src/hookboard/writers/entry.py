@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hookboard.images.picture import Picture
+from hookboard.images import Picture
 from hookboard.recording import Reading
 
 

@@ -3,7 +3,7 @@
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
 
-from hookboard.images.picture import Picture
+from hookboard.images import Picture
 from hookboard.recording import Reading
 from hookboard.torch_private import file_writer_of
 from hookboard.writers.entry import Entry
