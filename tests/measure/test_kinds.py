@@ -46,6 +46,15 @@ class Refusing(Wrapper):
         raise NotImplementedError(f"no {function}")
 
 
+class Wrapping(Wrapper):
+    """Wraps what its operations give, too."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(function, types, args, kwargs)
+        return tree_map(lambda x: cls(x) if isinstance(x, torch.Tensor) else x, result)
+
+
 class Lying(Wrapper):
     """Does nothing, and says that it did."""
 
@@ -96,6 +105,7 @@ with warnings.catch_warnings():  # torch's, on making such tensors
     NEAR_LIMIT = torch.tensor([3e38 + 3e38j, 1.0])
     ODD = {
         "a wrapper": (Wrapper(normal(50)), [normal(50)]),
+        "a wrapper that wraps its results": (Wrapping(normal(50)), [normal(50)]),
         "a wrapper of integers": (Wrapper(torch.arange(9)), [torch.arange(9)]),
         "a wrapper of float16": (Wrapper(normal(50).half()), [normal(50).half()]),
         "a wrapper of NaN": (Wrapper(torch.tensor([math.nan, 1.0])), [torch.tensor([math.nan, 1.0])]),

@@ -1,6 +1,7 @@
 """Rows and bins of values on the CPU, where reading a number back costs nothing. The arithmetic is float64."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,9 +24,7 @@ _EXACT_AS_FLOAT32 = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.uin
 
 def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
     """The row of the values, with at least the columns that are wanted."""
-    numbers = values.numbers
-    blocks = [numbers] if native.can_read(numbers) else numbers.split(BLOCK)
-    rows = [_row_of_block(block, wanted) for block in blocks]
+    rows = [_row_of_block(block, wanted) for block in _blocks(values.numbers)]
     if values.zeros:
         rows.append([values.zeros, 0.0, 0.0, 0.0, values.zeros, 0.0, 0.0, 0.0, 0.0, 0.0])
     if len(rows) == 1:
@@ -33,6 +32,10 @@ def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
     owner = torch.zeros(len(rows), dtype=torch.long, device="cpu")
     merged: list[float] = merge(torch.tensor(rows, dtype=torch.float64, device="cpu"), owner, 1)[0].tolist()
     return merged
+
+
+def _blocks(numbers: Tensor) -> Sequence[Tensor]:
+    return [numbers] if numbers.numel() <= BLOCK or native.can_read(numbers) else numbers.split(BLOCK)
 
 
 def _row_of_block(block: Tensor, wanted: frozenset[str]) -> list[float]:
@@ -92,9 +95,8 @@ def _squares_about(mean: float, total: float, wide: Tensor) -> float:
 
 def count_into(counts: Tensor, values: Values) -> None:
     """Add the bins of the values to `counts`, shape (BINS,), int64."""
-    numbers = values.numbers
-    for block in [numbers] if native.can_read(numbers) else numbers.split(BLOCK):
-        single = as_single(block).contiguous()
+    for block in _blocks(values.numbers):
+        single = as_single(_as_float(block))
         if native.can_read(single):
             native.count_into(counts, single)
         else:

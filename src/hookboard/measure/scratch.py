@@ -8,12 +8,16 @@ from torch import Tensor
 BLOCK = 1 << 18
 """Elements that are worked on at once: fewer cost more calls, more drive the model out of the cache."""
 
+MOST_VIEWS = 1000
+"""Sizes for which the slices are kept: to slice costs as much as to measure a small tensor."""
+
 
 class _Buffers(threading.local):
     """The buffers of one thread: modules may be called from several at once."""
 
     def __init__(self) -> None:
         self.by_use: dict[tuple[str, torch.dtype], Tensor] = {}
+        self.views: dict[tuple[str, torch.dtype, int], Tensor] = {}
 
 
 _BUFFERS = _Buffers()
@@ -27,9 +31,20 @@ def scratch(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
         dtype: of the tensor.
         size: at most `BLOCK`.
     """
+    view = _BUFFERS.views.get((purpose, dtype, size))
+    if view is None:
+        view = _BUFFERS.views[purpose, dtype, size] = _buffer(purpose, dtype, size)[:size]
+    return view
+
+
+def _buffer(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
+    """Memory for at least `size` elements; a larger one takes the place of a smaller one."""
+    if len(_BUFFERS.views) >= MOST_VIEWS:  # sequences of ever new lengths
+        _BUFFERS.views.clear()
     buffer = _BUFFERS.by_use.get((purpose, dtype))
     if buffer is None or buffer.numel() < size:
         # A tensor made under inference_mode could never be written to outside of it.
         with torch.inference_mode(False):
             buffer = _BUFFERS.by_use[purpose, dtype] = torch.empty(size, dtype=dtype, device="cpu")
-    return buffer[:size]
+        _BUFFERS.views = {key: view for key, view in _BUFFERS.views.items() if key[:2] != (purpose, dtype)}
+    return buffer

@@ -12,9 +12,6 @@ from hookboard.torch_private import as_plain, is_fake, is_inside_transform
 
 _COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
-_HAS_STORAGE = {"cpu", "cuda", "xpu"}
-"""Devices whose tensors can be asked for their memory."""
-
 _UNWRITTEN = 0x7FF8_5EED_5EED_5EED
 """The bits of a NaN that no computation gives."""
 
@@ -56,19 +53,26 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
         >>> values_of(torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse())
         Values(numbers=tensor([2.]), zeros=3, holes=None)
     """
-    if nn.parameter.is_lazy(tensor):
-        raise TypeError("a lazy parameter has no values before the first forward pass")
     kind = type(tensor)
-    if kind not in (Tensor, nn.Parameter) and kind.__torch_dispatch__ is Tensor.__torch_dispatch__:
-        # A subclass may give torch's functions a meaning of their own; its memory is that of any tensor.
-        tensor = as_plain(tensor)
-    _refuse_without_values(tensor)
+    is_subclass = kind is not Tensor and kind is not nn.Parameter
+    if is_subclass:
+        if nn.parameter.is_lazy(tensor):
+            raise TypeError("a lazy parameter has no values before the first forward pass")
+        if is_fake(tensor):
+            raise TypeError("a fake tensor has no values")
+        if kind.__torch_dispatch__ is Tensor.__torch_dispatch__:
+            # It may give torch's functions a meaning of its own; its memory is that of any tensor.
+            tensor = as_plain(tensor)
+    if is_inside_transform(tensor):
+        raise TypeError("inside torch.func (vmap, grad, jvp, functionalize) the values of a tensor cannot be read")
+    if tensor.is_meta:
+        raise TypeError("a meta tensor has no values")
     may_wait = tensor.is_cpu if may_wait is None else may_wait
-    if isinstance(tensor, MaskedTensor):
+    if is_subclass and isinstance(tensor, MaskedTensor):
         return _masked(tensor, may_wait)
     if tensor.is_nested:
         return _nested(tensor, may_wait)
-    tensor = _plain(tensor)
+    tensor = _plain(tensor) if is_subclass else _with_memory(tensor)
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     if tensor.layout is torch.strided:
@@ -80,15 +84,6 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
     else:
         return values_of(tensor.to_dense(), may_wait=may_wait)
     return Values(_flat(_real(_with_memory(explicit))), tensor.numel() - explicit.numel())
-
-
-def _refuse_without_values(tensor: Tensor) -> None:
-    if is_inside_transform(tensor):
-        raise TypeError("inside torch.func (vmap, grad, jvp, functionalize) the values of a tensor cannot be read")
-    if is_fake(tensor):
-        raise TypeError("a fake tensor has no values")
-    if tensor.is_meta:
-        raise TypeError("a meta tensor has no values")
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -105,8 +100,10 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _with_memory(tensor: Tensor) -> Tensor:
     """The tensor, if all its values lie in memory: FSDP frees that of parameters which still exist."""
-    if tensor.layout is torch.strided and tensor.numel() and tensor.device.type in _HAS_STORAGE:
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.layout is torch.strided and tensor.numel() and (tensor.is_cpu or tensor.is_cuda):
+        reach = tensor.numel() - 1
+        if not tensor.is_contiguous():
+            reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         needed = (tensor.storage_offset() + reach + 1) * tensor.element_size()
         if tensor.untyped_storage().nbytes() < needed:
             raise TypeError("its memory has been freed")
