@@ -59,7 +59,7 @@ needs_fsdp = pytest.mark.skipif(not HAS_FSDP, reason="the FSDP2 of this torch do
 def together(tmp_path_factory):
     """The folder with all runs of two processes that one script starts."""
     folder = tmp_path_factory.mktemp("together")
-    of_ddp = [f"{DDP}:sync", f"{DDP}:compiled", f"{DDP}:alone", f"{DDP}:faults", "ddp:pictures"]
+    of_ddp = [f"{DDP}:sync", f"{DDP}:compiled", f"{DDP}:alone", f"{DDP}:faults", f"{DDP}:replaced", "ddp:pictures"]
     start(folder, 2, *of_ddp, "tensor:sharded", *(["fsdp:sharded", "fsdp:pictures"] if HAS_FSDP else []))
     return folder
 
@@ -235,3 +235,12 @@ def test_pictures_of_two_processes_on_the_same_batches_are_those_of_one(alone, t
     of_one = pictures(alone / "auto:pictures.events")
     assert sorted(of_one) == ["cam/net.1/grad_cam", "feature_maps/net.0", "kernels/net.0"]
     assert pictures(together / f"{strategy}:pictures.events") == of_one
+
+
+def test_a_module_that_one_rank_replaces_hangs_nobody_and_is_measured_on(together):
+    both = read_by(together, f"{DDP}:replaced")
+    for rank in both:
+        assert len(rank.steps) == STEPS
+        for step in rank.steps:
+            counts = {site.role: reading.moments.count for site, reading in step.items() if site.path == "net.last"}
+            assert counts["output"] == counts["grad_output"] > 0

@@ -3,7 +3,7 @@
 python train.py DEVICES FOLDER STRATEGY:HOW ...
 
 STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism). HOW is `sync`, `compiled`, `alone`,
-`faults`, `sharded` or `pictures`. The files of a run begin with FOLDER/STRATEGY:HOW. All runs share the processes of
+`faults`, `replaced`, `sharded` or `pictures`. The files of a run begin with FOLDER/STRATEGY:HOW. All runs share the processes of
 the first: to start them takes longer than the training.
 """
 
@@ -156,6 +156,8 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
     ]
     if how == "faults":
         callbacks = [Faulty(), ActivationLogger(statistics=["mean", Statistic("faulty", fails_on_rank_one)])]
+    if how == "replaced":
+        callbacks.append(ReplacesOnRankOne())
     if how == "pictures":
         callbacks = [FeatureMapLogger(every_n_steps=1), KernelLogger(every_n_steps=1), CAMLogger(every_n_steps=1)]
     strategies: dict[str, Any] = {
@@ -189,6 +191,16 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
         model.net.ways.compile(backend="aot_eager")
     data = DataLoader(Batches(together), batch_size=None)
     trainer.fit(model, data, data)
+
+
+class ReplacesOnRankOne(Callback):
+    """Has another last layer there from the second step on."""
+
+    readings = ()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if trainer.global_rank == 1 and trainer.global_step == 1:
+            pl_module.net.last = nn.Linear(8, 3)
 
 
 class Faulty(ParameterLogger):

@@ -200,10 +200,12 @@ class Life(Duties[W]):
         watch = self._live.get(running_stage(trainer))
         if watch is not None and watch.is_due:
             watch.is_due = False
-            with self._shielded(watch, "at the end of a batch"):
-                if not self.undoes_with_delay:
+            if not self.undoes_with_delay:
+                with self._shielded(watch, "at the end of a batch"):
                     watch.until_batch_end.close()
-                self._end_batch(trainer, watch)
+            if watch.stage in self._live:  # after a fault too, where other ranks wait
+                with self._shielded(watch, "at the end of a batch"):
+                    self._end_batch(trainer, watch)
 
     def _leave_batch(self) -> None:
         """Undo what an earlier batch has left."""

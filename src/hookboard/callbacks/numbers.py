@@ -158,8 +158,10 @@ class SiteLogger(Life[SiteWatch]):
 
     def _end_batch(self, trainer: Trainer, watch: SiteWatch) -> None:
         if watch.stage == "train" and not is_accumulating(trainer):
-            self._measure_after_step(watch)
-            self._log(trainer, watch)
+            with self._shielded(watch, "after the optimizer step"):
+                self._measure_after_step(watch)
+            if watch.stage in self._live:  # after a fault too, where other ranks wait
+                self._log(trainer, watch)
 
     def _end_loop(self, trainer: Trainer, watch: SiteWatch) -> None:
         self._log(trainer, watch)
