@@ -126,8 +126,9 @@ def test_a_named_module_that_is_gone_is_said_and_the_others_are_watched_on(tmp_p
     assert list(found["activation_std/net.2"]) == [0, 1]
 
 
-def test_an_evaluation_within_the_fit_follows_too(tmp_path):
-    logger = ActivationLogger("net.2", stages="validate", statistics="std")
+@pytest.mark.parametrize("stages", ["validate", ["train", "validate"]])
+def test_an_evaluation_within_the_fit_follows_too_and_it_is_said_once(tmp_path, stages):
+    logger = ActivationLogger("net.2", stages=stages, statistics="std")
     said = said_in(
         lambda: fit(
             tmp_path,

@@ -174,10 +174,11 @@ class Life(Duties[W]):
         if reason:
             inform(f"{self._name} {self.verb} nothing: {reason}.")
         elif self._takes_part(trainer):
+            said: set[str] = set()
             for stage in self._stages(trainer):
                 if stage in running:
                     loggers, layout = Loggers(trainer.loggers, self._name), dict(pl_module.named_modules())
-                    watch = Watch(stage, self._cadence(trainer), loggers, selection, layout)
+                    watch = Watch(stage, self._cadence(trainer), loggers, selection, layout, said)
                     self._live[stage] = self._watch(trainer, pl_module, watch)
                     self._attach(trainer, pl_module, self._live[stage])
         warn_of_equal_tags(self, [c for c in trainer.callbacks if isinstance(c, Duties)])  # type: ignore[attr-defined]  # set outside its __init__

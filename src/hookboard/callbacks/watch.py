@@ -45,10 +45,10 @@ class Watch:
         loggers: those that are written to.
         selection: what is watched.
         layout: all modules of the model by name, as they were when the selection was made.
+        said: the modules of which a change has been said; the same set for all stages of a callback.
         is_due: whether the batch that runs is watched.
         until_end: undone when the watch ends.
         until_batch_end: undone when the batch that is watched has ended.
-        said: the modules of which a change has been said.
     """
 
     stage: Stage
@@ -56,10 +56,10 @@ class Watch:
     loggers: Loggers
     selection: Selection
     layout: dict[str, nn.Module]
+    said: set[str]
     is_due: bool = False
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)
-    said: set[str] = field(default_factory=set)
 
 
 def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
