@@ -93,7 +93,7 @@ def test_the_help_of_a_callback_is_its_docstring(run):
     done = run("digits", "fit", "--trainer.callbacks.help", "hookboard.ActivationLogger")
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
-    assert "Measure and log every this many optimizer steps" in text
+    assert "Log once in this many optimizer steps" in text
     assert "a leading `re:` is a regular expression" in text
 
 
