@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SEQUENCES = (tuple, list)
+"""Not written as a union of types: torch 2.6 cannot trace one."""
+
 
 def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor in `value`, with the index or key that leads to it, levels joined by a slash.
@@ -79,7 +82,7 @@ def _rebuilt(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
         return kind(items)
     if kind in (dict, OrderedDict):
         return kind(zip(keys, items, strict=True))
-    if torch.compiler.is_compiling() and not isinstance(value, Mapping | list):
+    if torch.compiler.is_compiling() and not isinstance(value, (Mapping, list)):
         if dataclasses.is_dataclass(value):
             return dataclasses.replace(value, **dict(zip(keys, items, strict=True)))  # type: ignore[type-var]  # mypy takes it for a class
         return kind(*items) if hasattr(value, "_fields") else kind(items)
@@ -136,10 +139,10 @@ def _set_fields(twin: object, keys: Sequence[str], items: Sequence[Any]) -> None
 def _items(value: object) -> Iterator[tuple[object, object]]:
     if isinstance(value, Mapping):
         yield from value.items()
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        for name in value._fields:  # a zip of the two cannot be traced
-            yield name, getattr(value, name)
-    elif isinstance(value, tuple | list):
+    elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
+        for k, item in enumerate(value):  # not zip: with it torch.compile fails
+            yield type(value)._fields[k], item  # type: ignore[attr-defined]
+    elif isinstance(value, SEQUENCES):
         yield from enumerate(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):

@@ -11,7 +11,17 @@ from hookboard.callbacks.pictures import PictureLogger, PictureWatch
 from hookboard.callbacks.trainer import inform, warn
 from hookboard.callbacks.watch import Selection, listed_gaps
 from hookboard.hooks import Observer, Taps
-from hookboard.images import Order, Picture, Shown, aspect_of, feature_maps, maps_in, samples_first, shown
+from hookboard.images import (
+    CONVOLUTIONS,
+    Order,
+    Picture,
+    Shown,
+    aspect_of,
+    feature_maps,
+    maps_in,
+    samples_first,
+    shown,
+)
 from hookboard.messages import unknown
 from hookboard.nested import tensors_in
 from hookboard.ranks import whole
@@ -181,7 +191,7 @@ class _Taken:
 
 def _is_worth_showing(module: nn.Module) -> bool:
     """A convolution, or a block of a transformer: what holds an attention and is none."""
-    if isinstance(module, nn.modules.conv._ConvNd):
+    if isinstance(module, CONVOLUTIONS):
         return True
     return not _is_attention(module) and any(map(_is_attention, module.children()))
 

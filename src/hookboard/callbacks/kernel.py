@@ -7,12 +7,11 @@ from torch import Tensor, nn
 
 from hookboard.callbacks.pictures import PictureLogger, PictureWatch
 from hookboard.callbacks.watch import Selection
-from hookboard.images import Picture, kernel_picture, part_shown
+from hookboard.images import CONVOLUTIONS, Picture, kernel_picture, part_shown
 from hookboard.parameters import weight_in_use
 from hookboard.ranks import whole
 from hookboard.selection import NothingToSelectError, select
 
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
 class KernelLogger(PictureLogger):
@@ -64,7 +63,7 @@ class KernelLogger(PictureLogger):
         found: dict[str, nn.Module] = {
             name: module
             for name, module in select(pl_module, self.modules, self.types).items()
-            if isinstance(module, Convolution) and (is_named or max(module.kernel_size) > 1)
+            if isinstance(module, CONVOLUTIONS) and (is_named or max(module.kernel_size) > 1)
         }
         if not found and not is_named:
             raise NothingToSelectError("the model has no convolution whose kernels exceed one pixel")
