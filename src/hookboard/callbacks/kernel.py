@@ -13,7 +13,6 @@ from hookboard.ranks import whole
 from hookboard.selection import NothingToSelectError, select
 
 
-
 class KernelLogger(PictureLogger):
     """Logs pictures of the kernels of convolutions, and beside them how they have changed since the fit started.
 

@@ -1,7 +1,8 @@
-"""The tensors themselves, kept without a Trainer."""
+"""The tensors themselves, kept at a prompt."""
 
-from hookboard.capture.block import Captured, capture
-from hookboard.capture.captured import CapturedModule
+from hookboard.capture.block import capture
+from hookboard.capture.captured import Captured
+from hookboard.capture.module import CapturedModule
 
 __all__ = [
     "Captured",

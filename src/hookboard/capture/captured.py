@@ -1,154 +1,174 @@
-"""What was captured of a module: its calls, their tensors, and why there is none."""
+"""What was captured of a model."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Literal
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hookboard.measure import Moments, measure, plan
-from hookboard.sites import Role
+from hookboard.capture.module import Call, CapturedModule, Keeper
+from hookboard.hooks import (
+    UNKNOWN,
+    Rule,
+    Switch,
+    Taps,
+    apply_rule,
+    edited_gradient,
+    is_own_call,
+    watch_output,
+    why_no_gradient,
+)
+from hookboard.messages import unknown
+from hookboard.sites import Site
+from hookboard.torch_private import in_backward
 
-Tensors = Tensor | dict[str, Tensor]
-"""One tensor, or, of several, each by the index or key that leads to it."""
-
-SUMMARY = ("mean", "std", "zero_fraction")
-_SUMMARY = plan(SUMMARY)
-
-
-class _OfRoles:
-    """The tensors of each role, for one call or for the only one."""
-
-    @property
-    def input(self) -> Tensors:
-        """What the module took."""
-        return self._of("input")
-
-    @property
-    def output(self) -> Tensors:
-        """What the module returned."""
-        return self._of("output")
-
-    @property
-    def grad_input(self) -> Tensors:
-        """The gradient that the module passed back to what it took."""
-        return self._of("grad_input")
-
-    @property
-    def grad_output(self) -> Tensors:
-        """The gradient with respect to what the module returned."""
-        return self._of("grad_output")
-
-    def _of(self, role: Role) -> Tensors:
-        raise NotImplementedError
+CaptureRole = Literal["input", "output", "grad_input", "grad_output"]
 
 
-@dataclass
-class CapturedModule(_OfRoles):
-    """What was captured of one module.
+# Modules, and autograd, may call the hooks from several threads.
+_lock = threading.RLock()
 
-    `input`, `output`, `grad_input` and `grad_output` are those of its only call. One tensor stands for itself; several
-    are a dict by the index or key that leads to each, as in tags.
+
+class Captured(Mapping[str, CapturedModule]):
+    """What `hookboard.capture` has captured: a mapping from names to `CapturedModule`.
+
+    The names are those of the modules, and those that were given to `watch`.
 
     Args:
-        name: the module's dotted name.
-        kind: its type.
-        roles: what was asked for.
-        why: tells why nothing of a role has been captured.
-        calls: what was captured of each call, in their order.
-        is_ambiguous: whether gradients came of which the call cannot be told.
+        modules: name to module.
+        roles: which of their tensors are kept.
+        keeper: how tensors are kept.
+        calls: how many calls of each module are kept; None for all.
     """
 
-    name: str
-    kind: str
-    roles: tuple[Role, ...]
-    why: Callable[[str, Role], str] = field(repr=False)
-    calls: list["Call"] = field(default_factory=list)
-    is_ambiguous: bool = field(default=False, repr=False)
+    def __init__(
+        self, modules: Mapping[str, nn.Module], roles: Sequence[CaptureRole], keeper: Keeper, calls: int | None
+    ) -> None:
+        self._keeper = keeper
+        self._most = calls
+        self._switch = Switch()
+        self._hooks = ExitStack()
+        self._taps = Taps(modules, roles, self._open, each_call=True)
+        self._found = {
+            name: CapturedModule(name, type(module).__name__, tuple(roles), self._taps.why_silent)
+            for name, module in modules.items()
+        }
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Keep what passes until the context is left. `hookboard.capture` does this; users need not."""
+        with self._hooks:
+            self._hooks.callback(self._stop)
+            self._taps.attach()
+            self._taps.active = self._switch.on = True
+            yield
+
+    def _stop(self) -> None:
+        self._switch.on = False
+        self._taps.detach()
+
+    def __getitem__(self, name: str) -> CapturedModule:
+        if name not in self._found:
+            raise KeyError(str(unknown("module", name, self._found)))
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def watch(self, tensor: Tensor, name: str, edit_grad: Rule | None = None) -> Tensor:
+        """Keep a tensor that no module returns as the `output` of `name`, and its gradient as `grad_output`.
+
+        Args:
+            tensor: Any tensor inside the block.
+            name: The name under which it is kept. Every further tensor with this name is a further call.
+            edit_grad: A rule that changes the gradient that arrives at the returned tensor, before it is kept.
+
+        Returns:
+            `tensor` itself; with `edit_grad` a copy of it, which the computation must use in its place.
+
+        Raises:
+            ValueError: `name` is the name of a module, or `edit_grad` is given for a tensor without a gradient.
+        """
+        if not is_own_call():
+            self._watch(tensor, name)
+        if edit_grad is None:
+            return tensor
+        if not tensor.requires_grad:
+            raise ValueError(f"the gradient of {name!r} cannot be changed: the tensor {why_no_gradient(tensor)}")
+        return edited_gradient(tensor, lambda gradient: apply_rule(edit_grad, gradient, f"gradient of {name!r}"))
+
+    def _watch(self, tensor: Tensor, name: str) -> None:
+        with _lock:
+            index = self._begin_call(tensor, name)
+            is_wanted = self._most is None or index < self._most
+            if is_wanted and not in_backward():
+                self._keep(Site(name, "output"), index, tensor)
+        if is_wanted and tensor.requires_grad:
+            observe = self._open(Site(name, "grad_output"))
+            handle = watch_output(tensor, functools.partial(observe, index), self._switch)
+            if handle is not None:
+                self._hooks.enter_context(handle)
+
+    def _begin_call(self, tensor: Tensor, name: str) -> int:
+        """The number of the call that a watched tensor stands for."""
+        if name not in self._found:
+            self._found[name] = CapturedModule(name, "Tensor", ("output", "grad_output"), lambda *_: "")
+        watched = self._found[name]
+        if watched.kind != "Tensor":
+            raise ValueError(f"{name!r} is the name of a module: take another one for the tensor")
+        reason = "" if tensor.requires_grad else f"the tensor {why_no_gradient(tensor)}"
+        watched.why = lambda *_: reason or "no gradient arrived: the tensor took no part in what was back-propagated"
+        count = len(watched.calls)
+        if in_backward():  # a checkpoint computes it again
+            return 0 if count == 1 else UNKNOWN
+        return count
+
+    def summary(self) -> str:
+        """A table as text, one line per tensor.
+
+        Its columns are name, type, which tensor (role and call), shape, mean, standard deviation and the share of
+        zeros.
+        """
+        header = ["name", "type", "tensor", "shape", "mean", "std", "zeros"]
+        rows = [row for captured in self._found.values() for row in captured.rows()]
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [header, *rows]]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
-        parts = [f"{role} {_shapes(kept)}" for call in self.calls[:1] for role, kept in call.kept.items()]
-        if len(self.calls) != 1:
-            parts.append(f"{len(self.calls)} calls")
-        return f"{self.name or 'model'} ({self.kind}): {'; '.join(parts)}"
+        inside = ", ".join(map(repr, self._found.values()))
+        return f"Captured({inside})"
 
-    def _of(self, role: Role) -> Tensors:
-        if len(self.calls) > 1:
-            raise LookupError(f"{self.name!r} was called {len(self.calls)} times: take .calls[0].{role}, and so on")
-        return (self.calls[0] if self.calls else Call(self))._of(role)
+    def _open(self, site: Site) -> Callable[[int, Tensor], None]:
+        # A graph holds its hooks, and what is kept may hold the graph: no collector would see that circle.
+        captured = weakref.ref(self)
 
-    def rows(self) -> Iterator[list[str]]:
-        """The lines of a summary: name, type, which tensor, its shape and what describes it."""
-        for k, call in enumerate(self.calls):
-            for role, kept in call.kept.items():
-                for path, one in kept.items():
-                    which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
-                    tensor = one.value(f"{role} of {self.name!r}")
-                    yield [self.name, self.kind, which, str(tuple(tensor.shape)), *_described(tensor)]
+        def observe(index: int, tensor: Tensor) -> None:
+            still = captured()
+            if still is not None:
+                still._keep(site, index, tensor)
 
+        return observe
 
-class Call(_OfRoles):
-    """What was captured of one call of a module."""
-
-    def __init__(self, module: CapturedModule) -> None:
-        self._module = module
-        self.kept: dict[Role, dict[str, Kept]] = {}
-
-    def __repr__(self) -> str:
-        return "; ".join(f"{role} {_shapes(kept)}" for role, kept in self.kept.items())
-
-    def _of(self, role: Role) -> Tensors:
-        module = self._module
-        if role not in module.roles:
-            asked = ", ".join(module.roles)
-            raise LookupError(f"the {role} of {module.name!r} was not asked for: roles has {asked}")
-        if role.startswith("grad") and module.is_ambiguous:
-            raise LookupError(
-                f"{module.name!r} was called several times and recomputed by a checkpoint: which call a gradient "
-                "belongs to cannot be told. Checkpoint with use_reentrant=False."
-            )
-        kept = self.kept.get(role)
-        if not kept:
-            raise LookupError(f"there is no {role} of {module.name!r}: {module.why(module.name, role)}")
-        values = {path: one.value(f"the {role} of {module.name!r}") for path, one in kept.items()}
-        return values[""] if list(values) == [""] else values
-
-
-@dataclass
-class Kept:
-    """A tensor, and, where it is no copy, its version when it was captured."""
-
-    tensor: Tensor
-    version: int | None
-
-    def value(self, what: str) -> Tensor:
-        """The tensor; RuntimeError where it is not any more what was captured."""
-        if self.version is not None and self.tensor._version != self.version:
-            raise RuntimeError(f"{what} was changed in place after it was captured: capture it with copy=True")
-        return self.tensor
-
-
-@dataclass
-class Keeper:
-    """How tensors are kept."""
-
-    copy: bool
-    device: str | torch.device | None
-
-    def keep(self, tensor: Tensor) -> Kept:
-        """The tensor as it is now, or, of one that is no copy, with what tells a later change."""
-        # An inference tensor has no version that would tell a change.
-        if self.copy or tensor.is_inference():
-            return Kept(tensor.detach().to(self.device or tensor.device, copy=True), None)
-        moved = tensor if self.device is None else tensor.to(self.device)
-        return Kept(moved, moved._version)
-
-
-def _shapes(kept: Mapping[str, Kept]) -> str:
-    return ", ".join(f"{path} {tuple(one.tensor.shape)}".strip() for path, one in kept.items())
-
-
-def _described(tensor: Tensor) -> list[str]:
-    row = measure(tensor.detach().cpu(), _SUMMARY)
-    values = _SUMMARY.values(Moments(*row), [])
-    return [f"{value:.4g}" for value in values.values()]
+    def _keep(self, site: Site, index: int, tensor: Tensor) -> None:
+        if self._most is not None and index >= self._most:
+            return
+        with _lock:
+            captured = self._found[site.name]
+            if index == UNKNOWN:
+                captured.is_ambiguous = True
+                return
+            while len(captured.calls) <= index:
+                captured.calls.append(Call(captured))
+            slots = captured.calls[index].kept.setdefault(site.role, {})
+            earlier = slots.get(site.index)
+            if earlier is not None and site.role.startswith("grad"):
+                # Of several backward passes the gradients add up, as they do in `.grad`.
+                tensor = earlier.value(str(site)) + tensor.to(earlier.tensor.device)
+            slots[site.index] = self._keeper.keep(tensor)

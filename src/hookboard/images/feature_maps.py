@@ -14,7 +14,7 @@ from hookboard.images.picture import Picture
 
 Order = Literal["channel", "strongest"]
 
-CONVOLUTIONS: tuple[type[nn.Module], ...] = (
+CONVOLUTIONS = (
     nn.Conv1d,
     nn.Conv2d,
     nn.Conv3d,
