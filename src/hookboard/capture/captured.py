@@ -147,12 +147,12 @@ class Captured(Mapping[str, CapturedModule]):
 
     def _open(self, site: Site) -> Callable[[int, Tensor], None]:
         # A graph holds its hooks, and what is kept may hold the graph: no collector would see that circle.
-        captured = weakref.ref(self)
+        keep = weakref.WeakMethod(self._keep)
 
         def observe(index: int, tensor: Tensor) -> None:
-            still = captured()
-            if still is not None:
-                still._keep(site, index, tensor)
+            keep_still = keep()
+            if keep_still is not None:
+                keep_still(site, index, tensor)
 
         return observe
 

@@ -75,7 +75,8 @@ class CapturedModule(_OfRoles):
     def _of(self, role: Role) -> Tensors:
         if len(self.calls) > 1:
             raise LookupError(f"{self.name!r} was called {len(self.calls)} times: take .calls[0].{role}, and so on")
-        return (self.calls[0] if self.calls else Call(self))._of(role)
+        tensors: Tensors = getattr(self.calls[0] if self.calls else Call(self), role)
+        return tensors
 
     def rows(self) -> Iterator[list[str]]:
         """The lines of a summary: name, type, which tensor, shape, then the statistics."""
