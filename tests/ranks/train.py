@@ -3,8 +3,8 @@
 python train.py DEVICES FOLDER STRATEGY:HOW ...
 
 STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism). HOW is `sync`, `compiled`, `alone`,
-`faults`, `replaced`, `sharded` or `pictures`. The files of a run begin with FOLDER/STRATEGY:HOW. All runs share the processes of
-the first: to start them takes longer than the training.
+`faults`, `replaced`, `sharded` or `pictures`. The files of a run begin with FOLDER/STRATEGY:HOW. All runs share the
+processes of the first: to start them takes longer than the training.
 """
 
 import sys
