@@ -8,6 +8,8 @@ import torch
 from hookboard.hooks.eager import run_eagerly
 from hookboard.torch_private import compiler_stance
 
+pytestmark = pytest.mark.compiles
+
 
 @pytest.fixture(autouse=True)
 def fresh():
