@@ -8,9 +8,11 @@ import weakref
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from toys import Toy, batches, fit, hooked, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
+from hookboard.measure import scratch
 
 
 def loggers(**options):
@@ -194,3 +196,12 @@ def test_a_model_copied_while_it_is_watched_is_not_watched(tmp_path, net):
 
     fit(tmp_path, Toy(net), batches(4), callback, RunsACopy())
     assert callback.readings[0].moments.count == 4 * 8
+
+
+def test_memory_to_measure_half_precision_in_does_not_outlive_the_fit(tmp_path):
+    data = [batch.bfloat16() for batch in batches(4, 4)]
+    used = []
+    look = LambdaCallback(on_train_batch_end=lambda *_: used.append(len(scratch._buffers.by_use)))
+    fit(tmp_path, Toy(mlp().bfloat16()), data, ActivationLogger(histogram=True), look)
+    assert used[-1]
+    assert not scratch._buffers.by_use

@@ -43,16 +43,16 @@ def by_site(readings):
 DDP, SPAWN = "ddp_find_unused_parameters_true", "ddp_spawn_find_unused_parameters_true"
 
 
+HAS_FSDP = hasattr(torch.cpu.Stream, "record_event")
+needs_fsdp = pytest.mark.skipif(not HAS_FSDP, reason="the FSDP2 of this torch does not run on CPUs")
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """The folder with all runs of one process."""
     folder = tmp_path_factory.mktemp("alone")
-    start(folder, 1, "auto:sync", "auto:sharded", "auto:pictures")
+    start(folder, 1, "auto:sync", "auto:sharded", "auto:pictures", *(["fsdp:sharded"] if HAS_FSDP else []))
     return folder
-
-
-HAS_FSDP = hasattr(torch.cpu.Stream, "record_event")
-needs_fsdp = pytest.mark.skipif(not HAS_FSDP, reason="the FSDP2 of this torch does not run on CPUs")
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +200,15 @@ def test_sharded_parameters_are_measured_as_a_whole(together, whole):
                 assert_same(mine[site], reading, rel=1e-5)
         moved = [reading for site, reading in mine.items() if site.role == "parameter_update"]
         assert all(reading.statistics["update_norm"] > 0 for reading in moved)
+
+
+@needs_fsdp
+def test_what_one_process_alone_shards_is_measured_too(alone, whole):
+    sharded = read_by(alone, "fsdp:sharded", ranks=1)[0].steps
+    for mine, theirs in zip(sharded, whole, strict=True):
+        assert mine.keys() == theirs.keys()
+        for site, reading in theirs.items():
+            assert_same(mine[site], reading, rel=1e-5)
 
 
 @pytest.fixture(scope="module")

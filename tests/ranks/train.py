@@ -161,7 +161,7 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
     if how == "pictures":
         callbacks = [FeatureMapLogger(every_n_steps=1), KernelLogger(every_n_steps=1), CAMLogger(every_n_steps=1)]
     strategies: dict[str, Any] = {
-        "fsdp": ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
+        "fsdp": ModelParallelStrategy(data_parallel_size=devices, tensor_parallel_size=1),
         "tensor": ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2),
     }
     trainer = Trainer(

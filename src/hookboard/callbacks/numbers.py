@@ -14,7 +14,7 @@ from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.trainer import check_every_n_steps, is_accumulating, log_every_n_steps, logged_step, warn
 from hookboard.callbacks.watch import Watch, listed_gaps
 from hookboard.hooks import Taps, forget_graphs
-from hookboard.measure import Plan, Statistic, plan
+from hookboard.measure import Plan, Statistic, forget_scratch, plan
 from hookboard.messages import chosen
 from hookboard.parameters import Weight, weights_of, why_silent
 from hookboard.ranks import Ranks
@@ -141,6 +141,7 @@ class SiteLogger(Life[SiteWatch]):
         forget_graphs(pl_module)
         roles = [role for role in self._roles() if not ROLES[role].of_parameter]
         watch.taps = Taps(watch.selection.modules, roles, watch.recorder.open, in_graphs=True)
+        watch.until_end.callback(forget_scratch)
         watch.until_end.callback(watch.taps.detach)
         watch.taps.attach()
         watch.weights = self._weights(watch.selection.owners)

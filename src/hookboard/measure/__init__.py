@@ -8,6 +8,7 @@ from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram
 from hookboard.measure.merge import merge_rows
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
+from hookboard.measure.scratch import forget_scratch
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, plan
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Statistic",
     "as_list",
     "elements_in",
+    "forget_scratch",
     "histogram",
     "measure",
     "merge_rows",

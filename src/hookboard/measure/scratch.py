@@ -20,7 +20,7 @@ class _Buffers(threading.local):
         self.views: dict[tuple[str, torch.dtype, int], Tensor] = {}
 
 
-_BUFFERS = _Buffers()
+_buffers = _Buffers()
 
 
 def scratch(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
@@ -31,20 +31,26 @@ def scratch(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
         dtype: of the tensor.
         size: at most `BLOCK`.
     """
-    view = _BUFFERS.views.get((purpose, dtype, size))
+    view = _buffers.views.get((purpose, dtype, size))
     if view is None:
-        view = _BUFFERS.views[purpose, dtype, size] = _buffer(purpose, dtype, size)[:size]
+        view = _buffers.views[purpose, dtype, size] = _buffer(purpose, dtype, size)[:size]
     return view
 
 
 def _buffer(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
     """Memory for at least `size` elements; a larger one takes the place of a smaller one."""
-    if len(_BUFFERS.views) >= MOST_VIEWS:  # sequences of ever new lengths
-        _BUFFERS.views.clear()
-    buffer = _BUFFERS.by_use.get((purpose, dtype))
+    if len(_buffers.views) >= MOST_VIEWS:  # sequences of ever new lengths
+        _buffers.views.clear()
+    buffer = _buffers.by_use.get((purpose, dtype))
     if buffer is None or buffer.numel() < size:
         # A tensor made under inference_mode could never be written to outside of it.
         with torch.inference_mode(False):
-            buffer = _BUFFERS.by_use[purpose, dtype] = torch.empty(size, dtype=dtype, device="cpu")
-        _BUFFERS.views = {key: view for key, view in _BUFFERS.views.items() if key[:2] != (purpose, dtype)}
+            buffer = _buffers.by_use[purpose, dtype] = torch.empty(size, dtype=dtype, device="cpu")
+        _buffers.views = {key: view for key, view in _buffers.views.items() if key[:2] != (purpose, dtype)}
     return buffer
+
+
+def forget_scratch() -> None:
+    """Let go of the memory of all threads. Whoever measures afterwards gets new memory."""
+    global _buffers
+    _buffers = _Buffers()
