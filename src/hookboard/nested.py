@@ -41,7 +41,7 @@ def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     >>> named_inputs((1, 2), {"mask": 3})
     {0: 1, 1: 2, 'mask': 3}
     """
-    return args[0] if len(args) == 1 and not kwargs else dict(enumerate(args)) | dict(kwargs)
+    return args[0] if len(args) == 1 and not kwargs else {**dict(enumerate(args)), **kwargs}
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:

@@ -88,9 +88,7 @@ class GraphEnd:
 
     def after(self, roles: Collection[Role], output: Any) -> Any:
         """The forward hook: returns the output to use instead, where its gradient is watched."""
-        if in_transform():
-            for role in roles:
-                self._explain(role, "it runs inside a function transform, as torch.func.vmap is one")
+        if in_transform():  # where nothing that is outside may be changed
             return None
         tensors = list(tensors_in(output))
         self._explain("output", "")  # the module was called
@@ -132,7 +130,14 @@ class GraphEnd:
             for path in paths:
                 copy = _ShownGradient.apply(copy, self._backward_key, role, path)
             shown.append((tensor, copy))
-        return map_tensors(lambda tensor: next((copy for old, copy in shown if old is tensor), tensor), value)
+
+        def exchange(tensor: Tensor) -> Tensor:
+            for old, copy in shown:
+                if old is tensor:
+                    return copy
+            return tensor
+
+        return map_tensors(exchange, value)
 
 
 def _paths_by_tensor(tensors: list[tuple[str, Tensor]]) -> list[tuple[Tensor, list[str]]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hookboard.hooks.calls import CallNumbers
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
@@ -52,13 +53,17 @@ class Taps:
     def attach(self) -> None:
         """Hook every module, behind the hooks that are there already."""
         before = self._each_call or bool({"input", "grad_input"} & set(self._roles))
+        number = RemovableHandle.next_id
         for name, module in self._modules.items():
             tap = self._taps[name]
+            # Graphs of older torch are bound to the numbers of hooks: equal modules share one if theirs are equal.
+            RemovableHandle.next_id = number
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             if before:
                 self._until_detached.callback(module.register_forward_pre_hook(tap.before, with_kwargs=True).remove)
             self._until_detached.callback(module.register_forward_hook(tap.after, with_kwargs=True).remove)
+        RemovableHandle.next_id = number + 2
 
     def detach(self) -> None:
         """Remove every hook. What hangs on a graph that is still alive does nothing from now on."""
@@ -104,9 +109,10 @@ class Taps:
 def _why_not_called(module: nn.Module) -> str:
     causes = ["its forward was called directly"]
     if has_compiled_anything():
-        causes.append(
-            "it runs in a function compiled and run before the fit (torch.compiler.reset() before the fit helps)"
-        )
+        causes += [
+            "it runs in a function compiled and run before the fit (torch.compiler.reset() before the fit helps)",
+            "it runs in a compiled function transform, as torch.func.vmap is one",
+        ]
     if any(p.grad is not None for p in module.parameters(recurse=False)):
         causes.append("its parent uses its weights itself, as nn.MultiheadAttention does")
         return f"the module was not called, yet its parameters received a gradient: {' or '.join(causes)}"
