@@ -252,6 +252,7 @@ def test_a_tensor_inside_a_transform_is_refused_in_a_sentence(measured, transfor
         transform(see, normal(3, 4))
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators")  # torch 2.6
 @every_way
 def test_a_dtensor_of_one_process_is_measured(measured):
     import torch.distributed as dist

@@ -150,11 +150,8 @@ def test_memory_to_work_in_made_under_inference_mode_serves_outside_of_it():
 
 def test_a_default_device_of_the_user_does_not_reach_what_is_measured_on_the_cpu():
     values = [normal(BLOCK + 10, dtype=torch.float16), normal(10).to_sparse()]
-    torch.set_default_device("meta")
-    try:
+    with torch.device("meta"):
         rows = [on_cpu(each, counts=torch.zeros(8192, dtype=torch.long, device="cpu")) for each in values]
-    finally:
-        torch.set_default_device(None)
     for row, each in zip(rows, values, strict=True):
         assert_true(statistics(row), [each.to_dense()])
 

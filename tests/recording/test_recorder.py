@@ -104,3 +104,12 @@ def test_ranks_exchange_once_for_each_flush_unless_a_site_is_new():
         exchanges.append(ranks.exchanges - before)
     assert exchanges == [2, 1, 2, 1, 1]
     assert ranks.agreements == 2
+
+
+def test_a_default_device_of_the_user_does_not_reach_the_rows():
+    values = normal(10)
+    with torch.device("meta"):
+        mine = recorder()
+        mine.open(A)(values)
+        ((reading,), _) = mine.flush()
+    assert_true(reading.statistics, [values])

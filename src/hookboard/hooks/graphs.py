@@ -34,7 +34,7 @@ class Receiver(Protocol):
 
 _RECEIVERS: weakref.WeakValueDictionary[int, Receiver] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
-_NEXT = torch.tensor([0, 1])
+_NEXT = torch.tensor([0, 1], device="cpu")
 
 _LIBRARY = torch.library.Library("hookboard", "DEF")
 _LIBRARY.define("show(Tensor key, Tensor? tensor, str role, str path, str cause) -> Tensor")
@@ -66,9 +66,9 @@ class GraphEnd:
         # The second element counts the calls. Each call takes what the one before has returned, which keeps them in
         # order and apart: the compiler merges equal calls, and drops those whose result nobody takes.
         with torch.inference_mode(False):
-            self._forward_key = torch.tensor([number, 0])
+            self._forward_key = torch.tensor([number, 0], device="cpu")
             # A graph changes what it has made itself: the graph of a backward pass has a key of its own.
-            self._backward_key = torch.tensor([number, 0])
+            self._backward_key = torch.tensor([number, 0], device="cpu")
 
     def before(
         self, roles: Collection[Role], module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -83,10 +83,10 @@ class Exchange:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
         if self._ranks is None:
-            return sites, pack(sites, torch.zeros(1, dtype=torch.float64)).to_host()
+            return sites, pack(sites, torch.zeros(1, dtype=torch.float64, device="cpu")).to_host()
         while True:
             is_new = not set(sites) <= set(self._agreed)
-            status = torch.tensor([math.nan if self._has_given_up else is_new], dtype=torch.float64)
+            status = torch.tensor([math.nan if self._has_given_up else is_new], dtype=torch.float64, device="cpu")
             host = pack(self._agreed, status).over(self._ranks, self._own).to_host()
             if math.isnan(host.status):
                 self._has_given_up = True

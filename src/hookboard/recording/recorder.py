@@ -131,7 +131,7 @@ class Recorder:
         Raises:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
-        flags = torch.zeros(0) if flags is None else flags
+        flags = torch.zeros(0, device="cpu") if flags is None else flags
         owners = set(self._rows.owners)
         measured = {site for index, site in enumerate(self._observers) if index in owners}
         if not (measured or len(flags) or self._exchange.is_collective):

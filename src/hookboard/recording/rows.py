@@ -46,7 +46,7 @@ class RowBuffer:
     def take(self) -> tuple[Tensor, Tensor]:
         """The rows and their owners, to be used before the next is appended; the buffer is empty afterwards."""
         rows = (torch.cat(self._blocks) if len(self._blocks) > 1 else self._blocks[0])[: len(self.owners)]
-        owner = torch.tensor(self.owners, dtype=torch.long).to(self.device, non_blocking=True)
+        owner = torch.tensor(self.owners, dtype=torch.long, device="cpu").to(self.device, non_blocking=True)
         self.owners.clear()
         return rows, owner
 
