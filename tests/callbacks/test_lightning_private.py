@@ -1,0 +1,26 @@
+"""What Lightning keeps private still means what we take it for. A failure here says which function of ours to mend."""
+
+from lightning.pytorch import Callback
+from toys import Toy, batches, fit, mlp
+
+from hookboard.callbacks.trainer import is_accumulating, logged_step
+
+
+class Asks(Callback):
+    def __init__(self):
+        self.steps, self.accumulating = [], []
+
+    def on_train_batch_end(self, trainer, *args):
+        self.steps.append(logged_step(trainer))
+        self.accumulating.append(is_accumulating(trainer))
+
+
+def check(name, found, expected):
+    assert found == expected, f"Lightning has changed what `callbacks.trainer.{name}` relies on: mend that function."
+
+
+def test_the_step_that_loggers_write_and_whether_it_is_still_to_come_are_known():
+    asks = Asks()
+    fit(None, Toy(mlp()), batches(4, 4, 4, 4), asks, accumulate_grad_batches=2)
+    check("logged_step", asks.steps, [0, 0, 1, 1])
+    check("is_accumulating", asks.accumulating, [True, False, True, False])
