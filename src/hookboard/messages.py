@@ -24,7 +24,7 @@ def warn(text: str) -> None:
 
 def warn_switched_off(what: str, error: Exception) -> None:
     """Warn that something is no longer measured or written, and why."""
-    warn(f"{what} is switched off for the rest of the fit, training goes on: {type(error).__name__}: {error}")
+    warn(f"{what} is switched off for the rest of the run, which goes on. Cause: {type(error).__name__}: {error}")
 
 
 def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:
@@ -69,7 +69,7 @@ def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> li
         if name not in valid:
             raise unknown(option.removesuffix("s"), name, valid)
     if not names:
-        raise ValueError(f"{option}={given!r} names none. Valid: {', '.join(valid)}.")
+        raise ValueError(f"{option}={given!r} is empty. Give one or more of: {', '.join(valid)}.")
     return [name for name in valid if name in names]
 
 

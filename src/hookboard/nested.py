@@ -98,7 +98,7 @@ def _rebuilt(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
             _set_fields(twin, keys, items)
         return twin
     except Exception as error:
-        raise TypeError(f"a {kind.__name__} cannot be made anew with other tensors in it: {error}") from error
+        raise TypeError(f"a {kind.__name__} cannot be rebuilt with other tensors in it: {error}") from error
 
 
 def _rebuilt_tuple(value: tuple[Any, ...], items: Sequence[Any]) -> Any:

@@ -132,7 +132,7 @@ def _names_matching(pattern: str | type, named: dict[str, nn.Module]) -> set[str
         named = {name: module for name, module in named.items() if name}
         near = closest(pattern.removeprefix("re:"), named)
         hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
-        raise ValueError(f"modules: the pattern {pattern!r} matches no module{hint}. There are: {listed(named)}.")
+        raise ValueError(f"modules: the pattern {pattern!r} matches no module{hint}. The modules are: {listed(named)}.")
     return matched
 
 
@@ -155,7 +155,7 @@ def _names_of_type(kind: str | type, named: dict[str, nn.Module]) -> set[str]:
         given = kind if isinstance(kind, str) else kind.__name__
         near = closest(given, present)
         hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
-        raise ValueError(f"types: no module is a {given!r}{hint}. There are: {listed(present)}.")
+        raise ValueError(f"types: no module is a {given!r}{hint}. The types are: {listed(present)}.")
     return matched
 
 
@@ -195,4 +195,4 @@ def _nothing_left(
         lack = "a forward of its own to hook" if owning == "forward" else "a parameter of its own"
         selected = listed(kinds[name] for name in chosen if name)
         return ValueError(f"{given} selects {selected}, but none of them has {lack}.")
-    return ValueError(f"{given} selects no module. There are: {listed(kinds.values())}.")
+    return ValueError(f"{given} selects no module. The modules are: {listed(kinds.values())}.")

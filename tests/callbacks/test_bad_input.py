@@ -37,7 +37,7 @@ def test_an_unknown_statistic_of_updates():
         (ActivationLogger, "outputs", "unknown role 'outputs'; did you mean 'output'.*Valid: output, input"),
         (ActivationLogger, ["grad_output"], "unknown role 'grad_output'"),
         (GradientLogger, ["grad_ouput"], "did you mean 'grad_output'"),
-        (GradientLogger, [], r"roles=\[\] names none"),
+        (GradientLogger, [], r"roles=\[\] is empty"),
     ],
 )
 def test_an_unknown_role(logger, roles, message):

@@ -185,13 +185,13 @@ class ReturnsMaps(nn.Module):
             CAMLogger(),
             r"CAMLogger shows nothing: no module was called with pictures .* as one module",
         ),
-        (cnn, CAMLogger(target=5), "target=5 asks for the classes .5, 5, 5, 5., and .* classes 0 to 4"),
+        (cnn, CAMLogger(target=5), "target=5 asks for the classes .5, 5, 5, 5., but .* classes 0 to 4"),
         (
             cnn,
             CAMLogger("net.conv1", method="cam"),
             "'cam' needs a linear head on the global average of 'net.conv1'",
         ),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), CAMLogger(), "returned maps with more than one place"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), CAMLogger(), "returned maps larger than one pixel"),
     ],
     ids=["no_grad", "no scores", "no such class", "no linear head", "no maps"],
 )

@@ -36,7 +36,7 @@ def convolutions():
         (
             lambda: [ActivationLogger("net.0"), ActivationLogger(["net.0", "net.2"])],
             "ActivationLogger (callback 1) and ActivationLogger (callback 2)",
-            "5 tags, for one 'activation_mean/net.0'",
+            "5 tags, for example 'activation_mean/net.0'",
         ),
         (
             lambda: [
@@ -44,7 +44,7 @@ def convolutions():
                 ActivationLogger("net.0", histogram=True, statistics="min"),
             ],
             "ActivationLogger (callback 1) and ActivationLogger (callback 2)",
-            "1 tag, for one 'activations/net.0'",
+            "1 tag, for example 'activations/net.0'",
         ),
         (
             lambda: [
@@ -53,7 +53,7 @@ def convolutions():
                 ParameterLogger("net.0", statistics="update_norm"),
             ],
             "ParameterLogger (callback 1) and ParameterLogger (callback 3)",
-            "2 tags, for one 'parameter_update_norm/net.0.weight'",
+            "2 tags, for example 'parameter_update_norm/net.0.weight'",
         ),
         (
             lambda: [ActivationLogger("net.0", statistics="std") for _ in range(3)],
@@ -71,8 +71,11 @@ def test_callbacks_that_write_one_tag_are_named_once(tmp_path, make, names, tags
 @pytest.mark.parametrize(
     ("make", "tag"),
     [
-        (lambda: [KernelLogger(), KernelLogger(kernels=4)], "2 tags, for one 'kernels/net.1'"),
-        (lambda: [FeatureMapLogger(every_n_steps=9), FeatureMapLogger("net.1")], "1 tag, for one 'feature_maps/net.1'"),
+        (lambda: [KernelLogger(), KernelLogger(kernels=4)], "2 tags, for example 'kernels/net.1'"),
+        (
+            lambda: [FeatureMapLogger(every_n_steps=9), FeatureMapLogger("net.1")],
+            "1 tag, for example 'feature_maps/net.1'",
+        ),
     ],
 )
 def test_callbacks_that_write_one_picture_are_named_too(tmp_path, make, tag):
@@ -83,7 +86,7 @@ def test_callbacks_that_write_one_picture_are_named_too(tmp_path, make, tag):
 def test_maps_of_a_layer_that_is_yet_to_be_chosen_are_named(tmp_path):
     callbacks = [CAMLogger(), CAMLogger(target="label"), CAMLogger(method="cam")]
     clash, *no_pictures = said_in(tmp_path, mlp(), *callbacks, limit_val_batches=1.0)
-    assert "write the same 1 tag, for one 'cam/<layer>/grad_cam'" in clash
+    assert "write the same 1 tag, for example 'cam/<layer>/grad_cam'" in clash
     assert all("no module was called with pictures" in said for said in no_pictures)
 
 

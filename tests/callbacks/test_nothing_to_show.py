@@ -73,7 +73,7 @@ def test_parts_that_are_there_are_shown_all_the_same(tmp_path, lines, make):
 
 def test_kernels_of_a_model_without_convolutions(tmp_path, lines):
     fit(tmp_path, Toy(mlp()), batches(4), KernelLogger())
-    assert lines == ["KernelLogger shows nothing: the model has no convolution whose kernels exceed one pixel."]
+    assert lines == ["KernelLogger shows nothing: the model has no convolution with kernels larger than one pixel."]
 
 
 @pytest.mark.parametrize(

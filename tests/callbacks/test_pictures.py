@@ -233,7 +233,7 @@ def test_a_mistake_is_answered_at_construction(make, message):
     [
         (FeatureMapLogger("net.99"), r"'net\.99' matches no module"),
         (KernelLogger("net.99"), r"'net\.99' matches no module"),
-        (KernelLogger("net.8"), "there is none among these"),
+        (KernelLogger("net.8"), "none of these modules is one"),
         (CAMLogger("net.99"), r"'net\.99' matches no module"),
     ],
 )

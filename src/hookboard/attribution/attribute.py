@@ -68,7 +68,7 @@ def attribute(
                 hooks.enter_context(keep)
             output = call.module(*call.args, **call.kwargs)
         if layer.number not in held:
-            raise ValueError(f"module {layer.name!r} took part in no call of the model, or with no tensor")
+            raise ValueError(f"module {layer.name!r} was not called, or without a floating-point tensor")
         scores = scores_in(output, call.count)
         if scores is None:
             raise ValueError("the model did not return class scores again")

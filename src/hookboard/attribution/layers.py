@@ -55,7 +55,7 @@ def last_layer(calls: Sequence[Call]) -> Layer:
         call = calls[attentions[-1]]
         return Layer(call.name, call.module, _number(calls, attentions[-1]), is_input=True)
     if last < 0:
-        raise ValueError("no module of it returned maps with more than one place: name a layer with `modules`")
+        raise ValueError("no module returned maps larger than one pixel: name a layer with `modules`")
     return Layer(calls[last].name, calls[last].module, _number(calls, last))
 
 

@@ -158,12 +158,12 @@ class CAMLogger(PictureLogger):
             elif labels is not None:
                 wanted = labels.to(scores.device)
             else:
-                raise NothingToShowError("target='label', and the batch holds no integers of shape (n,) as labels")
+                raise NothingToShowError("target='label' needs labels: the batch has no integers of shape (n,)")
             # On an accelerator an index that is out of range would end the whole process.
             if not 0 <= int(wanted.min()) <= int(wanted.max()) < scores.shape[1]:
                 raise NothingToShowError(
-                    f"target={self.target!r} asks for the classes {wanted.tolist()}, and the model has scores of "
-                    f"classes 0 to {scores.shape[1] - 1}"
+                    f"target={self.target!r} asks for the classes {wanted.tolist()}, but the model has scores only "
+                    f"for classes 0 to {scores.shape[1] - 1}"
                 )
             return wanted
 
@@ -181,8 +181,8 @@ class CAMLogger(PictureLogger):
                 if _is_close(features.mean(dim=(2, 3)), seen.pooled.float()):
                     return method.map(features, seen.weight.float())
         raise NothingToShowError(
-            f"method='cam' needs a linear head on the global average of {layer.name!r}, and finds none; "
-            "method='grad_cam' needs none"
+            f"method='cam' needs a linear head on the global average of {layer.name!r}, and this model "
+            "has none; method='grad_cam' works without one"
         )
 
     def _said_of(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
@@ -225,7 +225,7 @@ def _as_maps(tensor: Tensor, layer: Layer, aspect: float | None) -> Tensor:
     maps = maps_in(samples_first(tensor.float(), layer.module), layer.module, aspect=aspect)
     if tensor.ndim == 3 and maps.values.shape[1] == 1:
         raise NothingToShowError(
-            f"the {tensor.shape[1]} tokens of {layer.name!r} make no grid of places; name a convolution in `modules`"
+            f"the {tensor.shape[1]} tokens of {layer.name!r} do not form a grid; name a convolution in `modules`"
         )
     return maps.values
 

@@ -59,8 +59,8 @@ class Duties(Callback, ABC, Generic[W]):
             return "the Trainer has no logger"
         if trainer.world_size > 1 and not (is_available() and is_initialized()):
             return (
-                f"the Trainer says that {trainer.world_size} processes train this model, and there is no process group "
-                "by which they could merge what they see (torch.distributed is not initialized)"
+                f"the Trainer has {trainer.world_size} processes, but there is no process group to merge what they "
+                "measure (torch.distributed is not initialized)"
             )
         return None
 

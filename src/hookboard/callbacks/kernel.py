@@ -65,11 +65,11 @@ class KernelLogger(PictureLogger):
             if isinstance(module, CONVOLUTIONS) and (is_named or max(module.kernel_size) > 1)
         }
         if not found and not is_named:
-            raise NothingToSelectError("the model has no convolution whose kernels exceed one pixel")
+            raise NothingToSelectError("the model has no convolution with kernels larger than one pixel")
         if not found:
             raise ValueError(
-                f"KernelLogger(modules={self.modules!r}, types={self.types!r}) shows the kernels of convolutions, and "
-                "there is none among these modules."
+                f"KernelLogger(modules={self.modules!r}, types={self.types!r}) shows the kernels of convolutions, but "
+                "none of these modules is one."
             )
         return Selection(found)
 

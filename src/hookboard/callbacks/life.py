@@ -275,4 +275,4 @@ def _undo(watch: Watch) -> None:
         with watch.until_end, watch.until_batch_end:
             watch.is_due = False
     except Exception as error:
-        warn(f"not everything that a callback had hooked could be removed: {type(error).__name__}: {error}")
+        warn(f"not all hooks of a callback could be removed: {type(error).__name__}: {error}")

@@ -22,6 +22,7 @@ def warn_of_equal_tags(last: object, callbacks: Sequence[Duties[Any]]) -> None:
     names = " and ".join(f"{type(callbacks[number]).__name__} (callback {number + 1})" for number in numbers)
     tags = "1 tag" if len(shared) == 1 else f"{len(shared)} tags"
     warn(
-        f"{names} of hookboard's {len(callbacks)} callbacks write the same {tags}, for one {next(iter(shared))!r}: "
-        "it would have two values at one step. Choose their arguments so that each tag has one writer."
+        f"{names} of hookboard's {len(callbacks)} callbacks write the same {tags}, for example "
+        f"{next(iter(shared))!r}, which gets several values at one step. Choose their arguments so that each tag is "
+        "written by one of them."
     )

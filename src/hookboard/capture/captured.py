@@ -121,9 +121,9 @@ class Captured(Mapping[str, CapturedModule]):
             self._found[name] = CapturedModule(name, "Tensor", ("output", "grad_output"), lambda *_: "")
         watched = self._found[name]
         if watched.kind != "Tensor":
-            raise ValueError(f"{name!r} is the name of a module: take another one for the tensor")
+            raise ValueError(f"{name!r} is the name of a module: give the tensor another name")
         reason = "" if tensor.requires_grad else f"the tensor {why_no_gradient(tensor)}"
-        watched.why = lambda *_: reason or "no gradient arrived: the tensor took no part in what was back-propagated"
+        watched.why = lambda *_: reason or "no gradient arrived: the loss does not depend on the tensor"
         count = len(watched.calls)
         if in_backward():  # a checkpoint computes it again
             return 0 if count == 1 else UNKNOWN

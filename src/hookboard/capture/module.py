@@ -105,8 +105,8 @@ class Call(_OfRoles):
             raise LookupError(f"the {role} of {module.name!r} was not asked for: roles has {asked}")
         if role.startswith("grad") and module.is_ambiguous:
             raise LookupError(
-                f"{module.name!r} was called several times and recomputed by a checkpoint: which call a gradient "
-                "belongs to cannot be told. Checkpoint with use_reentrant=False."
+                f"{module.name!r} was called several times and recomputed by a checkpoint: it is unknown "
+                "which call a gradient belongs to. Checkpoint with use_reentrant=False."
             )
         kept = self.kept.get(role)
         if not kept:

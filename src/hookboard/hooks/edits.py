@@ -91,7 +91,7 @@ class Edits:
         names = [repr(name) for name in self._modules if name not in self._made]
         if names:
             is_gradient = self._role.startswith("grad")
-            cause = "no gradient came to it" if is_gradient else "it was not called, or with no tensor"
+            cause = "no gradient came to it" if is_gradient else "it was not called, or only without tensors"
             raise LookupError(f"the edit of the {self._role} of {', '.join(names)} changed nothing: {cause}")
 
 
@@ -139,7 +139,7 @@ class _EditHook:
 
     def _apply(self, rule: Rule, tensor: Tensor, made: set[str]) -> Tensor:
         if isinstance(rule, Noise) and self.role in ("input", "output") and in_backward():
-            raise RuntimeError(f"{self.name!r} is checkpointed: the noise of its recomputation would be another")
+            raise RuntimeError(f"{self.name!r} is checkpointed: its recomputation would draw other noise")
         made.add(self.name)
         return apply_rule(rule, tensor, f"{self.role} of {self.name!r}")
 
@@ -152,7 +152,7 @@ def _copied(rule: Rule) -> Rule:
         return copy.deepcopy(rule)
     except Exception as error:
         raise RuntimeError(
-            f"a call of our own must not change the rule {rule!r}, and it cannot be copied: {error}"
+            f"hookboard calls the model once more with a copy of the rule {rule!r}, which cannot be copied: {error}"
         ) from error
 
 

@@ -206,10 +206,12 @@ def apply_rule(rule: Rule, tensor: Tensor, what: str) -> Tensor:
     version = None if tensor.is_inference() else version_of(tensor)
     result = rule(tensor)
     if version is not None and version_of(tensor) != version:
-        raise RuntimeError(f"the rule for the {what} works in place, on a tensor that others need: return a new one")
+        raise RuntimeError(
+            f"the rule for the {what} works in place, on a tensor that others need: it must return a new tensor"
+        )
     given, got = (_description(x) for x in (tensor, result))
     if got != given:
-        raise ValueError(f"the rule for the {what} must return a tensor like the one that it takes: {given}, got {got}")
+        raise ValueError(f"the rule for the {what} must return a tensor like its argument: {given}, got {got}")
     return result
 
 

@@ -103,7 +103,7 @@ class Taps:
             return tap.causes[role]
         if not tap.called:
             return _why_not_called(module)
-        return "no gradient arrived: the output took no part in what was back-propagated"
+        return "no gradient arrived: the loss does not depend on the output"
 
 
 def _why_not_called(module: nn.Module) -> str:
