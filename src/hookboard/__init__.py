@@ -1,4 +1,7 @@
-"""See inside the model you train: Lightning callbacks that put what flows through its layers on TensorBoard."""
+"""See inside the model you train: Lightning callbacks that log activations, gradients and parameters of its layers.
+
+This file lists everything public. README.md has examples; CONTRIBUTING.md defines the words of the source.
+"""
 
 from hookboard.callbacks import (
     ActivationLogger,

@@ -1,4 +1,4 @@
-"""What hookboard says: its category of warnings, and errors about names with what was given and what would be valid."""
+"""Warnings and errors: the category of warnings, errors about unknown names, and lists of names in one line."""
 
 import difflib
 import itertools
@@ -14,16 +14,21 @@ MOST_STARS = 4
 
 
 class HookboardWarning(UserWarning):
-    """The category of every warning of hookboard, to filter by."""
+    """The category of all warnings of hookboard, for `warnings.filterwarnings`."""
 
 
 def warn(text: str) -> None:
-    """Warn under hookboard's name."""
+    """Give a warning of the category `HookboardWarning` that begins with "hookboard:"."""
     warnings.warn(f"hookboard: {text}", HookboardWarning, stacklevel=3)
 
 
 def warn_switched_off(what: str, error: Exception) -> None:
-    """Warn that something is no longer measured or written, and why."""
+    """Warn that something is no longer measured or written.
+
+    Args:
+        what: what is switched off, the subject of the sentence.
+        error: why.
+    """
     warn(f"{what} is switched off for the rest of the run, which goes on. Cause: {type(error).__name__}: {error}")
 
 
@@ -56,10 +61,18 @@ def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
 
 
 def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> list[Name]:
-    """The names that were given for an option that takes one or several, in the order of `valid`.
+    """Check an option that takes one name or several.
+
+    Args:
+        option: the name of the option in the plural, used in errors.
+        given: one name or several.
+        valid: all names that may be given.
+
+    Returns:
+        The given names, in the order of `valid`.
 
     Raises:
-        ValueError: none is given, or one is not among `valid`.
+        ValueError: no name is given, or one is not among `valid`.
 
     >>> chosen("roles", "input", ["output", "input"])
     ['input']
@@ -74,7 +87,7 @@ def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> li
 
 
 def listed(names: Iterable[str]) -> str:
-    """The names in one line, cut after a dozen.
+    """The names in one line; after the first 12 only the number of the others.
 
     >>> listed(["a", "b"])
     'a, b'
@@ -85,14 +98,13 @@ def listed(names: Iterable[str]) -> str:
 
 
 def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
-    """Dotted names in one line, those that differ in numbers alone as one.
+    """Dotted names in one line; names that differ only in numbers are written as one, with a star.
 
-    A star stands for every number that the model has in its place: names are folded only if all that the star would
-    stand for are meant. A name that stands for several has their count behind it.
+    A star is used only if all names of `among` that it matches are in `names`. Their count follows in parentheses.
 
     Args:
-        names: what is to be said.
-        among: all names there are, those of `names` among them or not.
+        names: the names to write.
+        among: all names of the model; it may leave out those of `names`.
 
     >>> folded(["layers.0.proj", "layers.1.proj", "head"])
     'layers.*.proj (2), head'
@@ -118,7 +130,7 @@ def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
 
 
 def _with_stars(name: str) -> Iterator[str]:
-    """The name with each choice of its numeric parts as stars."""
+    """The patterns that the name matches: some or all of its numeric parts replaced by stars."""
     parts = name.split(".")
     numbers = [i for i, part in enumerate(parts) if part.isdigit()][:MOST_STARS]
     for count in range(1, len(numbers) + 1):

@@ -1,4 +1,4 @@
-"""The tensors inside whatever a module takes or returns."""
+"""The tensors inside the nested structures that modules take and return."""
 
 import copy
 import dataclasses
@@ -16,8 +16,8 @@ SEQUENCES = (tuple, list)
 def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor in `value`, with the index or key that leads to it, levels joined by a slash.
 
-    Opens tuples, lists, mappings and dataclasses; fields of named tuples and dataclasses go by their names.
-    Anything else holds no tensor.
+    It looks inside tuples, lists, mappings and dataclasses; fields of named tuples and dataclasses have their names as
+    keys. Other objects are taken to hold no tensor.
 
     >>> import torch
     >>> x = torch.zeros(1)
@@ -34,7 +34,7 @@ def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a module is called with, as one structure: a single argument stands for itself, several go by their names.
+    """The arguments of a call as one structure: a single positional argument itself, several as a dict.
 
     >>> named_inputs((1,), {})
     1
@@ -45,13 +45,13 @@ def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The same structure with every tensor of `tensors_in` changed, in that order.
+    """The same structure with every tensor replaced by `change(tensor)`, in the order of `tensors_in`.
 
-    Containers keep their class and whatever else they hold. One in which nothing was changed comes back as the very
-    same object. No constructor runs where a copy can be filled instead.
+    Containers keep their class and their other content. A container in which nothing changed is returned itself, not a
+    copy. Where possible a container is copied and filled, so that no constructor runs.
 
     Raises:
-        TypeError: a container can neither be copied nor made from its items.
+        TypeError: a container can neither be copied nor be built from its items.
 
     >>> import torch
     >>> map_tensors(lambda x: x + 1, (torch.zeros(1), {"length": 3}))

@@ -1,4 +1,4 @@
-"""The weights that modules compute with, and the parameters that they are made of."""
+"""The weights that modules compute with, and the parameters behind them (pruned and parametrized ones included)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,14 +13,14 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A weight under the name by which its module uses it.
+    """A weight that a module uses.
 
     Args:
-        module: whose weight it is.
-        attribute: what the module calls it, as `weight`.
-        parameters: what it is made of: itself; `weight_orig` where it is pruned; the originals of a parametrization.
+        module: the module.
+        attribute: the weight's name in the module, such as `weight`.
+        parameters: the parameters behind it: itself; `weight_orig` if it is pruned; the originals of a parametrization.
         is_pruned: whether `torch.nn.utils.prune` masks it.
-        is_computed: whether a parametrization computes it, so that no gradient of its own exists.
+        is_computed: whether a parametrization computes it; then it has no gradient of its own.
     """
 
     module: nn.Module
@@ -31,14 +31,14 @@ class Weight:
 
     @property
     def in_use(self) -> Tensor:
-        """The weight as the module uses it, from its parameters as they are now."""
+        """The weight as the module uses it, computed from the current parameters, detached."""
         if self.is_computed or self.is_pruned:
             return weight_in_use(self.module, self.attribute)
         return self.parameters[0].detach()
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient of its parameter; of a pruned one that is zero wherever it is pruned."""
+        """The gradient of its parameter (0 where it is pruned); None if it has none or is computed."""
         return None if self.is_computed else self.parameters[0].grad
 
     def is_same(self, other: "Weight | None") -> bool:
@@ -49,10 +49,10 @@ class Weight:
 
 
 def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
-    """The weight that a module computes with, outside of any graph.
+    """The weight that a module computes with, detached.
 
-    Where it is pruned it is `weight_orig * weight_mask`: the attribute itself is that of the last forward. A
-    parametrization is asked in evaluation mode, for some, as spectral norm, change while they compute.
+    A pruned weight is `weight_orig * weight_mask`: the attribute itself still has the value of the last forward. A
+    parametrization computes the weight in evaluation mode, because some (spectral norm) change their state in training.
     """
     if _is_pruned(module, attribute):
         original, mask = getattr(module, f"{attribute}_orig"), getattr(module, f"{attribute}_mask")
@@ -64,7 +64,7 @@ def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
 
 
 def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:
-    """The weights that these modules own themselves, by dotted name; one that is shared under its first.
+    """The weights that these modules own themselves, by dotted name; a shared one has its first name.
 
     >>> list(weights_of({"head": nn.Linear(2, 1)}))
     ['head.weight', 'head.bias']
@@ -95,13 +95,13 @@ def parametrized(module: nn.Module) -> list[str]:
 
 
 def stepped_by(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Weight]:
-    """Those of `weights` of which this optimizer holds a parameter."""
+    """The weights that this optimizer updates, because it holds at least one of their parameters."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return {name: w for name, w in weights.items() if not held.isdisjoint(map(id, w.parameters))}
 
 
 def why_silent(weight: Weight) -> str:
-    """The likeliest cause why a weight had no gradient or no update in a step."""
+    """The most likely reason why a weight had no gradient or no update in a step."""
     if not any(parameter.requires_grad for parameter in weight.parameters):
         return "the parameter is frozen (requires_grad is False)"
     if all(parameter.grad is None for parameter in weight.parameters):

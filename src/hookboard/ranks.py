@@ -1,4 +1,4 @@
-"""Several processes that train one model: whose tensors count, and one collective to merge what they measured."""
+"""Several processes (ranks) that train one model: which rank measures which tensor, and their collectives."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The processes of the default group."""
+    """The processes of the default process group."""
 
     def __init__(self) -> None:
         self.size = dist.get_world_size()
@@ -45,12 +45,13 @@ class Ranks:
 
 
 def own_part(tensor: Tensor, *, is_replicated: bool, rank: int, is_merged: bool) -> Tensor | None:
-    """The part of a tensor that this rank is to measure, so that all ranks together measure each number once.
+    """The part of a tensor that this rank measures, so that all ranks together measure each number once.
 
     Args:
         tensor: plain, or a DTensor.
-        is_replicated: whether a plain tensor is the same on all ranks (a parameter), rather than of this rank's data.
-        rank: this process.
+        is_replicated: whether a plain tensor is the same on all ranks, as a parameter is. Otherwise it comes from this
+            rank's own data.
+        rank: the number of this process.
         is_merged: whether all ranks measure, and merge what they measured.
 
     Returns:
@@ -75,7 +76,7 @@ def own_part(tensor: Tensor, *, is_replicated: bool, rank: int, is_merged: bool)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor as one process would have it; of a DTensor every rank must ask."""
+    """The whole tensor on this rank. For a DTensor this is a collective: every rank must call it."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return waited(full)
 

@@ -1,4 +1,4 @@
-"""From patterns and types to modules: an ordered mapping of dotted names."""
+"""From patterns and types to modules: a dict from dotted names to modules."""
 
 import pydoc
 import re
@@ -20,7 +20,7 @@ PARAMETRIZATIONS = "parametrizations"
 
 
 class NothingToSelectError(ValueError):
-    """The user named nothing, and the model has none of what is selected then."""
+    """The user gave neither patterns nor types, and the model has none of the modules that are selected by default."""
 
 
 def select(
@@ -33,22 +33,23 @@ def select(
     """The submodules of `root` that the patterns and types name, in the model's own order.
 
     Args:
-        root: the module whose submodules are selected. Itself, under the name `""`, it is selected for its own
-            parameters alone: by default, by its type, by the patterns `""` and `**`, and by a regular expression.
+        root: the module whose submodules are selected. With `owning="parameters"` the root itself can be selected
+            too, under the name `""`: by default, by its type, by the patterns `""` and `**`, or by a regular
+            expression.
         modules: a pattern or several, over dotted names relative to `root`. `*` stays within one name, `**`
             crosses dots, a leading `!` excludes, a leading `re:` is a regular expression that must match the
-            whole name. Left out: every leaf module that is no torchmetrics metric, or, with `types`, every
+            whole name. Left out: every leaf module (metrics of torchmetrics excepted), or, with `types`, every
             module of those types.
         types: classes or class names (`Conv2d`, `torch.nn.Conv2d`); subclasses count, a leading `!` excludes.
             With `modules`, both must hold.
-        owning: what a module must own to be worth selecting: a `forward` to hook, or `parameters` of its own
-            (then left-out `modules` means every module that owns some, leaf or not).
+        owning: what a module must have to be selected: a `forward` to hook, or `parameters` of its own. With
+            `parameters`, `modules` left out means every module that owns some, leaf or not.
 
     Returns:
-        Name to module. A module that is registered under several names appears under its first.
+        Name to module. A module with several names has its first.
 
     Raises:
-        ValueError: a pattern or a type matches nothing, or nothing is left of what they match.
+        ValueError: a pattern or a type matches nothing, or no module is selected.
         NothingToSelectError: neither patterns nor types are given, and there is nothing to select.
 
     Example:
@@ -83,9 +84,9 @@ def select(
 
 
 def named_submodules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every submodule but `root`, under the name its author gave it: without what wrappers put in between.
+    """Every submodule except `root`, by its dotted name without the parts that wrappers add (`_orig_mod` and others).
 
-    Where a wrapper and the module it wraps come to the same name, the module that is wrapped has it.
+    If a wrapper and the module inside it then have the same name, it means the module inside.
     """
     everything = dict(root.named_modules())
     found: dict[str, nn.Module] = {}

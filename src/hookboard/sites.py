@@ -1,4 +1,4 @@
-"""What is watched, and under which tag it appears."""
+"""Sites (the tensor slots that are watched), their roles, and their tags."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,14 +20,14 @@ Stage = Literal["train", "validate", "test", "predict"]
 
 @dataclass(frozen=True, slots=True)
 class RoleTraits:
-    """What distinguishes a role from the others.
+    """The properties of a role.
 
     Args:
-        kind: how tags name it; histograms add an s.
-        is_gradient: whether backward brings its tensors.
-        of_parameter: whether its tensors belong to a parameter, rather than to a call of a module.
-        moments_only: whether it serves the norm of an update alone: it has neither a histogram nor the user's own
-            statistics.
+        kind: its name in tags; histograms add an s.
+        is_gradient: whether its tensors are gradients, which come in the backward pass.
+        of_parameter: whether its tensors are those of a parameter. Otherwise they come with each call of a module.
+        moments_only: whether only its moments are measured, without a histogram and the user's own statistics. It is
+            then used only for the norm of an update.
     """
 
     kind: str
@@ -46,10 +46,10 @@ ROLES: dict[Role, RoleTraits] = {
     "parameter_before": RoleTraits("parameter", of_parameter=True, moments_only=True),
     "parameter_update": RoleTraits("parameter", of_parameter=True, moments_only=True),
 }
-"""All roles. Whoever needs some of them, or a fact about one, reads it here."""
+"""All roles, with their properties."""
 
 MODULE_ROLES = tuple(role for role, traits in ROLES.items() if not traits.of_parameter)
-"""The roles of what modules take and return, which hooks show."""
+"""The roles of tensors that hooks on modules see: inputs, outputs and their gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,10 @@ class Site:
     """One tensor slot that is watched.
 
     Args:
-        name: the module's dotted name, or the parameter's.
+        name: the dotted name of the module or of the parameter.
         role: which of its tensors, in PyTorch's terms.
-        index: the index or key of the tensor where a module takes or returns several, levels joined by a slash.
+        index: if the module has several tensors of this role, the index or key of this one; levels are joined by a
+            slash. Otherwise "".
     """
 
     name: str
@@ -68,7 +69,7 @@ class Site:
 
     @property
     def path(self) -> str:
-        """The part of a tag that stands behind the first slash."""
+        """The part of a tag after the first slash."""
         return f"{self.name}/{self.index}" if self.index else self.name
 
     def scalar_tag(self, statistic: str, stage: Stage = "train") -> str:

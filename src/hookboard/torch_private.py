@@ -1,4 +1,4 @@
-"""What torch does not tell by a public name. No other file uses a private name of torch's."""
+"""Everything that needs private names of torch. No other file uses them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -113,6 +113,6 @@ def waited(tensor: Tensor) -> Tensor:
 
 
 def file_writer_of(writer: SummaryWriter) -> FileWriter:
-    """What writes whole events to the file; it is made anew where the writer had been closed."""
+    """The writer of whole events to the file; a new one if the old one was closed."""
     file_writer: FileWriter = writer._get_file_writer()
     return file_writer

@@ -1,7 +1,7 @@
-"""What a Trainer is given: one file for each callback.
+"""The callbacks that a Trainer is given, one file each.
 
-`life.py` is the life that all of them share, `duties.py` what each may say and do of its own in it; `numbers.py` is the
-base of those that log numbers, `pictures.py` of those that log pictures.
+`life.py` has the hooks of Lightning and calls each callback at the right points; `duties.py` lists the methods that a
+callback may override. `numbers.py` is the base of callbacks that log numbers, `pictures.py` of those that log pictures.
 """
 
 from hookboard.callbacks.activation import ActivationLogger

@@ -1,4 +1,4 @@
-"""What flows forward."""
+"""`ActivationLogger`: outputs and inputs of modules."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -16,14 +16,14 @@ ActivationRole = Literal["output", "input"]
 
 
 class ActivationLogger(SiteLogger):
-    """Logs statistics, and histograms if asked, of what the selected modules return and take.
+    """Logs statistics, and optionally histograms, of the outputs and inputs of the selected modules.
 
     All tensors that a module returns during one optimizer step count as one set of numbers: all elements, calls and
-    micro-batches. They are read in the forward hook, before a later in-place operation changes them. Tags are
+    micro-batches. They are read in the forward hook, before an in-place operation can change them. Tags are
     `activation_<statistic>/<module>` for outputs and `input_<statistic>/<module>` for inputs, `activations/<module>`
-    and `inputs/<module>` for histograms. Where a module takes or returns several tensors, `/<index or key>` follows
-    its name. Tags of stages other than training begin with the stage: `validate_activation_std/<module>`. A module
-    that is replaced during the fit is followed at the next logged step, with a warning.
+    and `inputs/<module>` for histograms. If a module takes or returns several tensors, `/<index or key>` follows its
+    name. Tags of stages other than training begin with the stage: `validate_activation_std/<module>`. If a module is
+    replaced during the fit, the new one is watched from the next logged step on, and a warning says so.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one

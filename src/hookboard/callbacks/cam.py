@@ -1,4 +1,4 @@
-"""Pictures of where a class was seen."""
+"""`CAMLogger`: class-activation maps."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,32 +33,32 @@ EvaluationStage = Literal["validate", "test", "predict"]
 
 
 class CAMLogger(PictureLogger):
-    """Logs class-activation maps: which places of a picture speak for a class, by what a layer returned there.
+    """Logs class-activation maps: which regions of a picture speak for a class, seen from one layer's output.
 
-    It takes the first samples of one batch of an evaluation. When the batch has ended, it calls the model again on
-    them, with gradients, in the modes that its modules are in, as it trains: an `Intervention` holds in that call too.
-    Random state, buffers and attributes are afterwards as they were. Hooks of other libraries see the call. Each sample
-    has one row: the picture, the map, and both together, with prediction and label above. The score of a class is its
-    logit. Tags are `cam/<module>/<method>`.
+    It takes the first samples of one batch of an evaluation. When the batch has ended, it calls the model on them once
+    more, with gradients. This call leaves the modes of the modules (training or evaluation) as they are, and an
+    `Intervention` applies to it too. Afterwards random state, buffers and attributes are as they were. Hooks of other
+    libraries see the call. Each sample has one row: the picture, the map, and both together, with prediction and label
+    above. The score of a class is its logit. Tags are `cam/<module>/<method>`.
 
     The model is the outermost module that is called with pictures of shape (n, channels, height, width) and returns
-    class scores of shape (n, classes). Labels are the first integers of shape (n,) in the batch. Where no module is
-    called so, one warning says it, and the run goes on without maps.
+    class scores of shape (n, classes). Labels are the first integer tensor of shape (n,) in the batch. If there is no
+    such module, one warning says so, and the run goes on without maps.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
             name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: the
-            last layer that has the size of the last convolution's output, or, in a transformer, the input of its last
-            attention, without the class token.
-        method: `grad_cam`, `grad_cam++`, `layer_cam`, `xgrad_cam`, `hires_cam`, `eigen_cam` (of no class), or `cam`,
-            which needs a linear head on the globally averaged layer. `hookboard.attribution.methods` has the papers.
-        target: Whose map: the class that is `predicted`, that of the `label`, or the number of a class, from 0.
+            last layer whose output is as high and wide as that of the last convolution; in a transformer, the input of
+            the last attention, without the class token.
+        method: `grad_cam`, `grad_cam++`, `layer_cam`, `xgrad_cam`, `hires_cam`, `eigen_cam` (for no class), or `cam`,
+            which needs a linear head on the globally averaged layer. `hookboard.attribution.methods` names the papers.
+        target: The class that is explained: the `predicted` one, that of the `label`, or the index of a class, from 0.
         stage: The stage that is shown. Here `validate`, `test` or `predict`.
         samples: How many samples are shown, from the first of the batch.
         batch_idx: Which batch of an evaluation is shown, counted from 0.
-        mean: What had been subtracted from each channel of a picture, to show it as it was. Left out, with `std`: each
-            picture is drawn from its least to its greatest value.
-        std: What each channel had then been divided by.
+        mean: The mean that was subtracted from each channel when pictures were normalized; it is added again for
+            display. Left out, with `std`: each picture is drawn from its smallest to its largest value.
+        std: The standard deviation that each channel was then divided by.
         classes: Names of the classes in the order of the scores.
         size: Largest side of one tile, in pixels.
         every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: 20 times the Trainer's
@@ -113,7 +113,7 @@ class CAMLogger(PictureLogger):
         return Selection()
 
     def written_tags(self) -> list[str]:
-        """The tags that it writes; the layer is chosen when the model runs."""
+        """The tags that it writes; `<layer>` stands for a layer that is chosen when the model runs."""
         names = ["<layer>"] if self.modules is None else [n for w in self._live.values() for n in w.selection.modules]
         return [f"cam/{name}/{self.method}" for name in names] if self._live else []
 
@@ -206,7 +206,7 @@ class CAMLogger(PictureLogger):
 
 @dataclass
 class _Taken:
-    """What is known of the batch that is shown."""
+    """The batch that is shown, and the tap that looks for the classifier in it."""
 
     tap: ClassificationTap
     batch: Any
@@ -236,7 +236,7 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
 
 @contextmanager
 def _without_logging(pl_module: LightningModule) -> Iterator[None]:
-    """What `forward` logs has been logged when it was called first."""
+    """Ignore `self.log` of the module: `forward` has logged in its first call."""
     own = pl_module.__dict__.get("log")
     pl_module.__dict__["log"] = lambda *args, **kwargs: None
     try:

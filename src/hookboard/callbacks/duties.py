@@ -1,4 +1,4 @@
-"""What each callback has of its own: everything that it may override. `life.py` says when it is called."""
+"""The methods that a callback overrides. `life.py` calls them, and shows when."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -16,43 +16,47 @@ W = TypeVar("W", bound=Watch)
 
 
 class NothingToShowError(ValueError):
-    """The model or its data give nothing that the callback could show: no fault, but no reason to go on either."""
+    """The model or its data have nothing that the callback could show. This is no fault: one warning, and it stops."""
 
 
 class Duties(Callback, ABC, Generic[W]):
-    """What a callback selects, when it watches, and what it does then."""
+    """What a callback selects, when it watches, and what it does at each point of a run."""
 
     verb = "shows"
-    """What it does, used in messages."""
+    """What the callback does, used in messages: "KernelLogger shows nothing: ..."."""
 
     undoes_with_delay = False
-    """Whether what holds during a batch is undone before the next batch, not at the end of this one.
+    """Whether the hooks of a batch are removed only before the next batch, not at the end of this one.
 
-    Then it still holds while other callbacks see the end of the batch, whatever their order.
+    Then they are still there while other callbacks handle the end of the batch, in whatever order they stand.
     """
 
     may_stop_the_run = False
-    """Whether an error goes on to the Trainer."""
+    """Whether an error of this callback stops the run. Otherwise it gives a warning."""
 
     # What a callback says of itself.
 
     @abstractmethod
     def _stages(self, trainer: Trainer) -> Sequence[Stage]:
-        """Where it watches."""
+        """The stages that it watches."""
 
     @abstractmethod
     def _select(self, pl_module: LightningModule) -> Selection:
-        """What it watches; raises ValueError where its configuration does not fit the model."""
+        """The modules that it watches.
+
+        Raises:
+            ValueError: the configuration does not fit the model.
+        """
 
     @abstractmethod
     def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> W:
-        """The same watch with what this callback needs beside, nothing hooked yet."""
+        """The same watch with the fields that this callback adds. No hook is attached yet."""
 
     def _reset(self) -> None:
         """Forget the last run."""
 
     def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
-        """Why nothing can be watched in this run, if so."""
+        """The reason why nothing can be watched in this run; None if there is none."""
         if is_fast_dev_run(trainer):
             return "fast_dev_run has no log to write to"
         if not trainer.loggers:
@@ -69,7 +73,7 @@ class Duties(Callback, ABC, Generic[W]):
         return True
 
     def _cadence(self, trainer: Trainer) -> int:
-        """The optimizer steps from one that is due to the next."""
+        """How many optimizer steps there are from one due step to the next."""
         return log_every_n_steps(trainer)
 
     def written_tags(self) -> Iterable[str]:
@@ -79,10 +83,10 @@ class Duties(Callback, ABC, Generic[W]):
     # What it does at each point of its life.
 
     def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
-        """Hook what is hooked as long as the watch lives; also anew, when the selection has changed."""
+        """Attach the hooks that stay during the whole watch; called again when the selection has changed."""
 
     def _begin_training(self, trainer: Trainer, watch: W) -> None:
-        """Before the first batch of a fit: by now a checkpoint has been loaded."""
+        """Before the first batch of a fit, when a checkpoint has been loaded."""
 
     def _begin_loop(self, trainer: Trainer, watch: W) -> None:
         """Before the first batch of an evaluation."""

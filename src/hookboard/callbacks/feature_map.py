@@ -1,4 +1,4 @@
-"""Pictures of what flows forward."""
+"""`FeatureMapLogger`: pictures of outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,33 +29,33 @@ from hookboard.selection import named_submodules, select
 from hookboard.sites import Site, Stage
 
 MOST_MODULES = 16
-"""Modules that are shown where none is named."""
+"""How many modules are shown at most if the user names none."""
 
 
 class FeatureMapLogger(PictureLogger):
-    """Logs pictures of what the selected modules return, for a few samples.
+    """Logs pictures of the outputs of the selected modules, for a few samples.
 
-    A picture has a square for each sample, and in it a tile for each channel. Samples of an evaluation are the first of
-    one batch: pictures of different steps show the same input unless the loader shuffles. Of volumes the middle slice
-    is shown. Tokens of images are shown as maps, without the class token; other sequences as positions by features;
-    vectors as lines; attention weights, where a module returns them, as a tile for each head. Of a module that is
-    called several times the first call is shown. Tags are `feature_maps/<module>`.
+    A picture has a square for each sample, and in it a tile for each channel. In an evaluation the first samples of one
+    batch are shown: pictures of different steps show the same input unless the loader shuffles. Volumes are shown by
+    their middle slice, tokens of images as maps (without the class token), other sequences as positions by features,
+    vectors as lines, and attention weights, if a module returns them, as one tile for each head. If a module is called
+    several times, its first call is shown. Tags are `feature_maps/<module>`.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
             name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: with
-            `types`, every module of those types; without, convolutions and transformer blocks, 16 of them evenly from
-            first to last where there are more.
+            `types`, every module of those types; without `types`, convolutions and transformer blocks, at most 16,
+            evenly from first to last.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        stage: The stage that is shown. Here `train`, `validate`, `test` or `predict`. Left out: validation, or training
-            where a fit has none.
+        stage: The stage that is shown. Here `train`, `validate`, `test` or `predict`. Left out: validation, or
+            training if the fit has no validation.
         samples: How many samples are shown, from the first of the batch.
         batch_idx: Which batch of an evaluation is shown, counted from 0. Here, in training, always the last batch
             before the optimizer step.
         channels: How many channels are shown at most. Here those that `order` puts first.
         order: The first channels (`channel`), which are the same at every step, or the strongest (`strongest`), by the
             mean of their absolute values.
-        normalize: From which range of values each map is drawn: its own (`map`), that of all maps in the picture
+        normalize: The range of values that the colours span: that of each map (`map`), that of all maps in the picture
             (`layer`), or a fixed one (`[low, high]`).
         size: Largest side of one tile, in pixels. Here smaller maps are enlarged by a whole factor, larger ones
             averaged.
@@ -181,7 +181,7 @@ class FeatureMapLogger(PictureLogger):
 
 @dataclass
 class _Taken:
-    """What the hooks of one batch have kept."""
+    """What the hooks have kept of one batch: tensors to show, and the reasons why others cannot be shown."""
 
     aspect: float | None
     shown: dict[Site, Shown] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class _Taken:
 
 
 def _is_worth_showing(module: nn.Module) -> bool:
-    """A convolution, or a block of a transformer: what holds an attention and is none."""
+    """Whether it is a convolution or a transformer block (not an attention itself, but with one as a child)."""
     if isinstance(module, CONVOLUTIONS):
         return True
     return not _is_attention(module) and any(map(_is_attention, module.children()))

@@ -1,4 +1,4 @@
-"""What flows backward."""
+"""`GradientLogger`: gradients of outputs, inputs and parameters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
@@ -21,20 +21,23 @@ GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
 
 
 class GradientLogger(SiteLogger):
-    """Logs statistics, and histograms if asked, of the gradients at the selected modules.
+    """Logs statistics, and optionally histograms, of gradients at the selected modules.
 
-    They are gradients of the loss that Lightning back-propagates: under `accumulate_grad_batches=k` it has been divided
-    by k. The scale of a GradScaler is divided out. Where gradients overflow, so that the scaler skips the step, that
-    step is logged with its counts and `nonfinite_count`, and NaN for all else (a triangle in TensorBoard).
+    They are gradients of the loss that Lightning back-propagates: with `accumulate_grad_batches=k` it has been divided
+    by k. The scale of a GradScaler is divided out. If the gradients of an optimizer overflow, the scaler skips its
+    step; what belongs to this optimizer is then logged with its counts and `nonfinite_count`, and NaN for all other
+    statistics (a triangle in TensorBoard).
 
-    `grad_output` is the gradient with respect to what a module returned. `grad_input` is what the module passes back to
-    its inputs; where an input also goes elsewhere, as into a residual branch, that is this module's part of its
-    gradient. `parameter_grad` is the gradient of each of its parameters when the optimizer steps: accumulated,
-    unscaled, not yet clipped by Lightning. Of a pruned weight it is that of `weight_orig`, under the name `weight`.
+    `grad_output` is the gradient with respect to the module's output. `grad_input` is the gradient that the module
+    passes back to its inputs; if an input is also used elsewhere (a residual branch), it is only this module's part of
+    the input's gradient. `parameter_grad` is the gradient of each of its parameters when the optimizer steps:
+    accumulated, unscaled, not yet clipped by Lightning. For a pruned weight it is the gradient of `weight_orig`, under
+    the name `weight`.
 
     Tags are `gradient_<statistic>/<module>`, `input_gradient_<statistic>/<module>` and
     `parameter_gradient_<statistic>/<parameter>`; `gradients/`, `input_gradients/` and `parameter_gradients/` for
-    histograms. A module that is replaced during the fit is followed at the next logged step, with a warning.
+    histograms. If a module is replaced during the fit, the new one is watched from the next logged step on, and a
+    warning says so.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one

@@ -1,4 +1,4 @@
-"""Changing what flows."""
+"""`Intervention`: changes inputs, outputs or gradients during training or evaluation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ class _EditWatch(Watch):
     """What an Intervention holds of one stage.
 
     Args:
-        tag: of the text that says what is changed.
-        edits: those of the last batch that was changed.
-        is_checked: whether a batch has been changed, and every module in it.
+        tag: the tag of the text that says what is changed.
+        edits: the edits of the last changed batch.
+        is_checked: whether the end of a changed batch was reached and checked.
     """
 
     tag: str = field(kw_only=True)
@@ -42,7 +42,7 @@ class Intervention(Life[_EditWatch]):
     interventions with the same role write theirs under `interventions/<role>/2` and so on.
 
     Args:
-        rule: What is done: `hookboard.Scale`, `Clamp`, `ClipNorm`, `Zero`, `Noise` or `Replace` (in YAML by
+        rule: The change: `hookboard.Scale`, `Clamp`, `ClipNorm`, `Zero`, `Noise` or `Replace` (in YAML by
             `class_path` and `init_args`), or any function that takes a tensor and returns another of the same shape,
             type and device (in YAML its dotted path).
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
@@ -52,14 +52,15 @@ class Intervention(Life[_EditWatch]):
         role: `input`, `output`, `grad_input` (what a module passes back) or `grad_output` (what arrives at its output).
         stages: In which stages, one name or several of `train`, `validate`, `test`, `predict`. Here gradients can be
             changed in `train` only.
-        first_step: The first optimizer step that is changed, counted from 0; within a fit, for evaluations too.
+        first_step: The first optimizer step that is changed, counted from 0. It also holds for evaluations within a
+            fit.
         last_step: The last optimizer step that is changed. Left out: no end.
 
     Raises:
         ValueError: At construction: an unknown role or stage, gradients outside of `train`, or steps in the wrong
             order. At fit start: a pattern or type that matches no module, or a module that cannot be edited.
-        LookupError: After the first batch of a stage that was to be changed: the tensors of a module were not changed,
-            because it was not called or no gradient arrived.
+        LookupError: After the first changed batch of a stage: a selected module was not changed, because it was not
+            called or no gradient arrived.
 
     Example:
         >>> from hookboard import Zero
@@ -157,7 +158,7 @@ class Intervention(Life[_EditWatch]):
         return [watch.tag for watch in self._live.values()][:1]
 
     def _tag(self, trainer: Trainer) -> str:
-        """Of several interventions with one role each has a number, but the first."""
+        """The tag of the text: of several interventions with the same role, all but the first have a number."""
         alike = [c for c in trainer.callbacks if isinstance(c, Intervention) and c.role == self.role]  # type: ignore[attr-defined]  # set outside its __init__
         number = next(i for i, callback in enumerate(alike, 1) if callback is self)
         return f"interventions/{self.role}" + (f"/{number}" if number > 1 else "")

@@ -1,4 +1,4 @@
-"""Pictures of what convolutions have learned."""
+"""`KernelLogger`: pictures of the kernels of convolutions."""
 
 from collections.abc import Sequence
 
@@ -16,16 +16,16 @@ from hookboard.selection import NothingToSelectError, select
 class KernelLogger(PictureLogger):
     """Logs pictures of the kernels of convolutions, and beside them how they have changed since the fit started.
 
-    Kernels with three input channels are drawn in colour, as they meet an RGB picture. Of others each row is a kernel
-    and each column one of its input channels. Grey is 0. What is drawn is the weight in use: of a pruned convolution
-    `weight_orig * weight_mask`, of a parametrized one what the parametrization computes. Tags are `kernels/<module>`.
+    Kernels with three input channels are drawn in colour, as red, green and blue. For others each row is a kernel and
+    each column one of its input channels. Grey is 0. The weight in use is drawn: `weight_orig * weight_mask` of a
+    pruned convolution, the computed weight of a parametrized one. Tags are `kernels/<module>`.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
             name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
             convolution whose kernels are larger than one pixel, or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        kernels: How many kernels of a module are shown at most, from the first; in colour `kernels` times `channels`.
+        kernels: How many kernels of a module are shown at most, from the first. In colour: `kernels` times `channels`.
         channels: How many channels are shown at most. Here the first input channels of each kernel.
         size: Largest side of one tile, in pixels. Here a kernel is enlarged by a whole factor.
         every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: 20 times the Trainer's
@@ -78,7 +78,7 @@ class KernelLogger(PictureLogger):
         return [f"kernels/{name}" for watch in self._live.values() for name in watch.selection.modules]
 
     def _begin_training(self, trainer: Trainer, watch: PictureWatch) -> None:
-        """Keep what the fit starts with."""
+        """Keep the kernels with which the fit starts."""
         for module in watch.selection.modules.values():
             watch.memory[module] = self._part(weight_in_use(module))
 

@@ -1,4 +1,4 @@
-"""The life of every callback in a Trainer, on one page. No other file has hooks of Lightning's.
+"""When each callback does what, on one page. No other file implements hooks of Lightning.
 
     on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _watch and _attach for each stage
         on_train_start, on_<loop>_start                    _begin_training, _begin_loop
@@ -7,10 +7,10 @@
                 on_before_optimizer_step                   _before_optimizer_step
             on_<stage>_batch_end                           _end_batch
         on_<loop>_end, on_train_end                        _end_loop, _end_training
-    teardown or on_exception                               all that is left is undone
+    teardown or on_exception                               everything left is undone
 
-What a callback does is undone by two ExitStacks of its watch: one when the batch has ended, one when the watch ends.
-A fault of ours ends the watch, not the run.
+A watch is what a callback holds of one stage. Its two ExitStacks undo everything that the callback does: one when the
+batch has ended, one when the watch ends. An error in a callback ends its watch, not the run.
 """
 
 from collections.abc import Iterable, Iterator, Set
@@ -33,8 +33,8 @@ from hookboard.writers import Loggers
 def is_due(step: int, every_n_steps: int) -> bool:
     """Whether the optimizer step with this number, counted from 0, is measured and logged.
 
-    The last of every n steps is due, which is the one that Lightning's own logging takes, so that the points of
-    both stand at the same steps. Never, where `every_n_steps` is 0 (Lightning's "no logging").
+    The last of every n steps is due. Lightning's own logging takes the same one, so that the points of both stand at
+    the same steps. If `every_n_steps` is 0 (Lightning's "no logging"), no step is due.
 
     >>> [step for step in range(10) if is_due(step, 4)]
     [3, 7]
@@ -43,7 +43,7 @@ def is_due(step: int, every_n_steps: int) -> bool:
 
 
 class Life(Duties[W]):
-    """Base of all callbacks."""
+    """Base of all callbacks: the hooks of Lightning, and what they have in common."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Life(Duties[W]):
         self._finish_batch(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Undo what is left of a batch: an epoch that the module itself cuts short has no end of its last one."""
+        """Undo what is left of a batch: if the module ends an epoch early, its last batch has no end hook."""
         self._leave_batch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -110,7 +110,7 @@ class Life(Duties[W]):
                 self._end_training(trainer, watch)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See `_begin_loop`; a loop by itself, not within a fit, is also a start of life."""
+        """See `_begin_loop`. An evaluation outside of a fit also selects and attaches, as `on_fit_start` does."""
         self._leave_batch()
         stage = running_stage(trainer)
         if is_alone(trainer) and stage in self._stages(trainer):
@@ -216,7 +216,7 @@ class Life(Duties[W]):
                 watch.until_batch_end.close()
 
     def _follow(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
-        """Where modules of the model were replaced, go over to those that it has now, and say so once."""
+        """If modules of the model were replaced, watch the new ones, and warn once."""
         layout = dict(pl_module.named_modules())
         if is_same(layout, watch.layout):
             return
@@ -243,7 +243,7 @@ class Life(Duties[W]):
 
     @contextmanager
     def _shielded(self, watch: W, when: str) -> Iterator[None]:
-        """A fault of ours ends the watch, not the run."""
+        """Turn an error into a warning that ends the watch, unless the callback may stop the run."""
         try:
             yield
         except NothingToShowError as nothing:

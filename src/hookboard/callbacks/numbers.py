@@ -1,4 +1,4 @@
-"""What all callbacks share that log readings: measure the due steps, read them, write them, name what is missing."""
+"""The base of callbacks that log numbers: it measures the due steps, writes the readings, and names what is missing."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,12 +28,12 @@ class SiteWatch(Watch):
     """What a callback that measures holds of one stage.
 
     Args:
-        recorder: measures what the taps and the weights show.
+        recorder: measures the tensors of all sites.
         taps: the hooks on modules.
-        weights: the weights that are watched, by name.
-        before: the weights as they were before the optimizer stepped, during a due step.
-        gaps_are_named: whether it has been said what is missing.
-        scaling: how a GradScaler scales gradients; None without one.
+        weights: the watched weights by name.
+        before: during a due step, copies of the weights before the optimizer stepped, by name.
+        gaps_are_named: whether the warning about sites without a reading has been given.
+        scaling: the scale of the GradScaler; None without one.
     """
 
     recorder: Recorder = field(kw_only=True)
@@ -45,12 +45,12 @@ class SiteWatch(Watch):
 
 
 class SiteLogger(Life[SiteWatch]):
-    """Base of the callbacks that log readings: one flush for each due step, and for each loop that evaluates."""
+    """Base of callbacks that log readings: one flush of the recorder for each due step and each evaluation loop."""
 
     verb = "measures"
 
     readings: tuple[Reading, ...]
-    """The merged readings of the last due step or, where evaluation is watched, of its last loop."""
+    """The merged readings of the last due step or evaluation loop, whichever was later."""
 
     def __init__(
         self,
@@ -82,30 +82,34 @@ class SiteLogger(Life[SiteWatch]):
         """Which tensors are measured."""
 
     def _plan(self) -> Plan:
-        """The statistics, resolved; raises ValueError where they cannot be."""
+        """The statistics, resolved.
+
+        Raises:
+            ValueError: one of them is unknown.
+        """
         return plan(self.statistics)
 
     def _names(self, role: Role) -> list[str]:
-        """The names of the statistics that are logged of a role."""
+        """The names of the statistics that are logged for a role."""
         resolved = self._plan()
         return [*resolved.names, *(statistic.name for statistic in resolved.own)]
 
     def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
-        """The weights that are measured, of the modules that own them."""
+        """The weights of these modules that are measured."""
         return weights_of(owners)
 
     def _measure_before_step(self, watch: SiteWatch, optimizer: Optimizer) -> None:
-        """Measure what is there only before this optimizer's step."""
+        """Measure what exists only before this optimizer's step, such as gradients."""
 
     def _measure_after_step(self, watch: SiteWatch) -> None:
-        """Measure what is there only after the steps of all optimizers."""
+        """Measure what exists only after the steps of all optimizers, such as updates."""
 
     def _flush(self, trainer: Trainer, watch: SiteWatch) -> list[Reading]:
         """The readings of the step."""
         return watch.recorder.flush()[0]
 
     def _finish(self, readings: list[Reading]) -> list[Reading]:
-        """What follows from the readings of several sites together."""
+        """Compute what needs the readings of several sites, such as ratios; returns the readings to log."""
         return readings
 
     # Its life.
@@ -171,9 +175,9 @@ class SiteLogger(Life[SiteWatch]):
         return watch.recorder.give_up()
 
     def _follow_weights(self, watch: SiteWatch) -> None:
-        """Go over to parameters that modules have instead of those that they had.
+        """If modules have new parameters, watch these, and warn once.
 
-        It is asked before the optimizer steps: sharded modules have other parameters during forward and backward.
+        It is called before the optimizer steps: sharded modules have other parameters during forward and backward.
         """
         weights = self._weights(watch.selection.owners)
         kinds = {name: "replaced" if name in watch.weights else "new" for name in weights}
@@ -196,7 +200,7 @@ class SiteLogger(Life[SiteWatch]):
             self._name_gaps(watch, readings, logged_step(trainer))
 
     def _name_gaps(self, watch: SiteWatch, readings: Sequence[Reading], step: int) -> None:
-        """One warning about everything that was selected and not measured, grouped by cause."""
+        """Give one warning that names all selected sites without a reading, grouped by cause."""
         expected = self._expected(watch)
         gaps = list(_gaps(watch, expected, readings))
         if gaps:
@@ -207,7 +211,7 @@ class SiteLogger(Life[SiteWatch]):
             )
 
     def _expected(self, watch: SiteWatch) -> list[tuple[str, Role]]:
-        """Everything of which at least one tensor should be measured in a due step."""
+        """Names and roles of which at least one tensor should be measured in a due step."""
         of_weights = [role for role in self._roles() if ROLES[role].of_parameter]
         return [*watch.taps.expected(), *((name, role) for role in of_weights for name in watch.weights)]
 
@@ -230,7 +234,7 @@ def _close(watch: SiteWatch) -> None:
 def _gaps(
     watch: SiteWatch, expected: Iterable[tuple[str, Role]], readings: Iterable[Reading]
 ) -> Iterator[tuple[str, Role, str]]:
-    """What should have been measured and was not: name, role and cause."""
+    """Name, role and cause of everything that should have been measured and was not."""
     measured = {(reading.site.name, reading.site.role): reading for reading in readings}
     for name, role in expected:
         reading = measured.get((name, role))

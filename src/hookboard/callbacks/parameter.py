@@ -1,4 +1,4 @@
-"""What is learned, and how fast."""
+"""`ParameterLogger`: parameters, and their change in an optimizer step."""
 
 import dataclasses
 import math
@@ -21,17 +21,17 @@ UPDATES = ("update_norm", "update_ratio")
 
 
 class ParameterLogger(SiteLogger):
-    """Logs statistics, and histograms if asked, of parameters, and how far the optimizer moved them.
+    """Logs statistics, and optionally histograms, of parameters, and how far the optimizer moved them.
 
-    Statistics are those of the parameter after the optimizer step. `update_norm` is the L2 norm of the change in that
-    step, `||after - before||`, which contains the learning rate, clipping and weight decay. `update_ratio` is
-    `update_norm / ||before||`: about 1e-3 in a healthy run is a common rule of thumb; it is infinite for a parameter
+    Statistics are taken of the parameter after the optimizer step. `update_norm` is the L2 norm of its change in that
+    step, `||after - before||`, including the effects of learning rate, clipping and weight decay. `update_ratio` is
+    `update_norm / ||before||`. A common rule of thumb is about 1e-3 in a healthy run. It is infinite for a parameter
     that was all zero. Both need a copy of the watched parameters during a logged step.
 
-    Of a pruned weight (`torch.nn.utils.prune`) the weight in use is logged, `weight_orig * weight_mask`, under the name
-    `weight`. A weight that a parametrization computes, as spectral norm does, is logged beside its originals. Tags are
-    `parameter_<statistic>/<parameter>`, and `parameters/<parameter>` for histograms. A module or parameter that is
-    replaced during the fit is followed at the next logged step, with a warning.
+    For a pruned weight (`torch.nn.utils.prune`) the weight in use is logged, `weight_orig * weight_mask`, under the
+    name `weight`. A weight that a parametrization computes (spectral norm) is logged, and its originals too. Tags are
+    `parameter_<statistic>/<parameter>`, and `parameters/<parameter>` for histograms. If a module or parameter is
+    replaced during the fit, the new one is watched from the next logged step on, and a warning says so.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one

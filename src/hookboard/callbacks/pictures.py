@@ -1,4 +1,4 @@
-"""What all callbacks share that log pictures: a batch now and then, its pictures, the loggers."""
+"""The base of callbacks that log pictures: it chooses the batch to show, and writes its pictures."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from hookboard.sites import Stage
 from hookboard.writers import Entry
 
 STEPS_PER_LOG = 20
-"""Pictures are looked at less often than numbers, and cost more: by default, one for this many log steps."""
+"""By default there is one picture in this many `log_every_n_steps`: pictures cost more than numbers."""
 
 
 @dataclass
@@ -33,11 +33,11 @@ class PictureWatch(Watch):
     """What a callback that shows pictures holds of one stage.
 
     Args:
-        last: the step of the last pictures of an evaluation.
-        is_awaited: whether the loop that runs is still to give pictures.
+        last: the optimizer step of the last evaluation that gave pictures.
+        is_awaited: whether the running evaluation still has to give pictures.
         is_first: whether no batch has been shown yet.
-        taken: what `_take` returned, until the pictures are made.
-        memory: what the callback remembers from one picture to the next.
+        taken: the result of `_take`, until the pictures are made.
+        memory: what the callback keeps from one picture to the next.
     """
 
     last: int | None = field(default=None, kw_only=True)
@@ -50,12 +50,12 @@ class PictureWatch(Watch):
 class PictureLogger(Life[PictureWatch]):
     """Base of the callbacks that log pictures.
 
-    A subclass selects what it is to show, hooks it for one batch (`_take`), and makes the pictures when the batch has
-    ended (`_pictures`). Hooks are there during that batch alone.
+    A subclass selects the modules to show (`_select`), hooks them for one batch (`_take`), and makes the pictures when
+    the batch has ended (`_pictures`). Hooks are attached only during that batch.
     """
 
     needs_weights = True
-    """Whether weights are read, or modules called."""
+    """Whether the callback reads weights or calls modules, which needs whole weights on this rank."""
 
     def __init__(self, stage: Stage | None, batch_idx: int, every_n_steps: int | None, **counts: int) -> None:
         super().__init__()
@@ -72,11 +72,11 @@ class PictureLogger(Life[PictureWatch]):
     # What a callback that shows pictures has of its own.
 
     def _take(self, pl_module: LightningModule, batch: Any, watch: PictureWatch) -> Any:
-        """Hook what is to be shown, leave the removal to `watch.until_batch_end`, and return what the hooks fill."""
+        """Attach hooks for one batch, and return the object that they fill; `watch.until_batch_end` removes them."""
 
     @abstractmethod
     def _pictures(self, trainer: Trainer, watch: PictureWatch) -> dict[str, Picture]:
-        """The pictures of the batch, by their tags."""
+        """The pictures of the batch, by tag."""
 
     # Its life.
 
@@ -137,7 +137,7 @@ class PictureLogger(Life[PictureWatch]):
         watch.is_first, watch.taken = False, None
 
     def _end_loop(self, trainer: Trainer, watch: PictureWatch) -> None:
-        """Warn if the batch that was to be shown has not come."""
+        """Warn if the loop ended before the batch that was to be shown."""
         if watch.is_awaited:
             self._drop(watch)
             warn(

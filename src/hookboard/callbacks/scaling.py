@@ -1,4 +1,4 @@
-"""Gradients under a GradScaler: what multiplies them, and for which optimizers they have overflowed."""
+"""Gradients under a GradScaler: the scale that they carry, and the optimizers whose gradients overflowed."""
 
 import dataclasses
 import math
@@ -17,12 +17,12 @@ from hookboard.torch_private import has_unscaled, scale_of
 
 
 class Scaling:
-    """The scale of one fit, and the overflows of one step.
+    """The scale during one fit, and the overflows in one step.
 
-    An optimizer has overflowed if a gradient that it is about to use is not finite; the scaler then skips its step.
+    An optimizer has overflowed if one of its gradients is not finite before its step; the scaler then skips the step.
 
     Args:
-        scaler: what scales the loss.
+        scaler: the GradScaler of the Trainer.
     """
 
     def __init__(self, scaler: GradScaler) -> None:
@@ -30,7 +30,7 @@ class Scaling:
         self._overflowed: dict[Optimizer, Tensor] = {}
 
     def in_force(self) -> Tensor | None:
-        """What the loss that is about to be back-propagated has been multiplied with, shape (); a copy."""
+        """A copy of the current scale, shape (): the factor of the loss that is about to be back-propagated."""
         scale = scale_of(self._scaler)
         return None if scale is None else scale.detach().clone()
 
@@ -38,8 +38,8 @@ class Scaling:
         """Note whether the optimizer overflows.
 
         Returns:
-            What its gradients are still multiplied with: an optimizer that unscales inside its own step, as fused ones
-            do, has them scaled until then. None where they are unscaled.
+            The scale that its gradients still carry, shape (); None if they are unscaled. Optimizers that unscale
+            inside their own step, as fused ones do, have scaled gradients until then.
         """
         gradients = [local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if gradients:
@@ -50,7 +50,7 @@ class Scaling:
         return None if has_unscaled(self._scaler, optimizer) else self.in_force()
 
     def overflows(self, optimizers: Sequence[Optimizer], device: torch.device) -> Tensor:
-        """Whether each optimizer has overflowed since this was asked last, shape (optimizers,), on `device`."""
+        """Whether each optimizer has overflowed since the last call, shape (optimizers,), bool, on `device`."""
         noted, self._overflowed = self._overflowed, {}
         never = torch.zeros((), dtype=torch.bool, device=device)
         return torch.stack([noted.get(optimizer, never).to(device) for optimizer in optimizers])
@@ -63,12 +63,12 @@ def marked(
     modules: Mapping[str, nn.Module],
     parameters: Mapping[str, Parameter],
 ) -> list[Reading]:
-    """The readings; those that belong to an optimizer which overflowed are marked, and have their counts alone.
+    """Mark the readings that belong to an optimizer that overflowed: they keep only their counts.
 
     Args:
-        readings: of gradients.
+        readings: readings of gradients.
         guilty: the optimizers that have overflowed.
-        optimizers: all of the fit.
+        optimizers: all optimizers of the fit.
         modules: all modules of the model by name, the model itself under "".
         parameters: the watched parameters by name.
     """
@@ -82,9 +82,10 @@ def _holders(
     modules: Mapping[str, nn.Module],
     parameters: Mapping[str, Parameter],
 ) -> set[Optimizer]:
-    """The optimizers that hold a parameter, or those of a module.
+    """The optimizers that a site belongs to: those that hold the parameter, or a parameter of the module.
 
-    A module without parameters belongs to those of the modules around it; where none of them has any, to all.
+    A module without parameters belongs to the optimizers of the module around it; if no module around it has any
+    parameter, to all optimizers.
     """
     name = site.name
     if name in parameters:
@@ -98,7 +99,7 @@ def _holders(
 
 
 def _marked(reading: Reading) -> Reading:
-    """The statistics of a step that overflowed: nobody shall take them for those of a step that was made."""
+    """The reading with NaN for all statistics except counts: the optimizer step was skipped."""
     values = {name: value if name.endswith("_count") else math.nan for name, value in reading.statistics.items()}
     values["nonfinite_count"] = reading.moments.nonfinite
     return dataclasses.replace(reading, statistics=values, histogram=None, overflowed=True)

@@ -1,4 +1,4 @@
-"""Two callbacks that write under one tag."""
+"""The warning about callbacks that write the same tag."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,12 @@ from hookboard.callbacks.trainer import warn
 
 
 def warn_of_equal_tags(last: object, callbacks: Sequence[Duties[Any]]) -> None:
-    """Warn once, when the last of the callbacks has started, of tags that several of them write."""
+    """Warn once about tags that several callbacks write.
+
+    Args:
+        last: the callback that calls this; it warns only if it is the last of `callbacks`.
+        callbacks: all of hookboard's callbacks in the Trainer, in their order.
+    """
     if len(callbacks) < 2 or callbacks[-1] is not last:
         return
     writers: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""What a Trainer knows and does not tell by a public name, and what all callbacks ask of it alike."""
+"""Everything that callbacks ask of a Trainer, the only file with private names of Lightning."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from hookboard.messages import HookboardWarning
 
 
 def warn(text: str) -> None:
-    """Warn under hookboard's name, on rank 0."""
+    """Give a `HookboardWarning`, on rank 0."""
     rank_zero_warn(f"hookboard: {text}", category=HookboardWarning, stacklevel=6)
 
 
 def inform(text: str) -> None:
-    """Say something that is no cause for worry, on rank 0."""
+    """Log one line of information, on rank 0."""
     rank_zero_info(f"hookboard: {text}")
 
 
@@ -33,19 +33,19 @@ def is_accumulating(trainer: Trainer) -> bool:
 
 
 def running_stage(trainer: Trainer) -> str:
-    """What runs now, in Lightning's terms: one of `Stage`, or the sanity check before a fit."""
+    """The stage that runs now, in Lightning's terms: one of `Stage`, or `sanity_check`."""
     stage = trainer.state.stage
     assert stage is not None, "no loop runs"
     return stage.value
 
 
 def log_every_n_steps(trainer: Trainer) -> int:
-    """The Trainer's own cadence; 0 where it logs nothing."""
+    """The Trainer's `log_every_n_steps`; 0 means that it logs nothing."""
     return trainer.log_every_n_steps  # type: ignore[attr-defined, no-any-return]  # set outside its __init__
 
 
 def is_fast_dev_run(trainer: Trainer) -> bool:
-    """Whether it only tries out a few batches, and its logger swallows everything."""
+    """Whether the Trainer only tries out a few batches; then its logger writes nothing."""
     return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set outside its __init__
 
 
@@ -55,7 +55,15 @@ def without_trainer(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_every_n_steps(given: Any, otherwise: str) -> None:
-    """Raise ValueError where a cadence is no number of steps; `otherwise` says what leaving it out does."""
+    """Check an `every_n_steps`.
+
+    Args:
+        given: the argument.
+        otherwise: says in the error what happens if it is left out.
+
+    Raises:
+        ValueError: it is neither None nor a whole number of at least 1.
+    """
     is_count = isinstance(given, int) and not isinstance(given, bool)
     if given is not None and (not is_count or given < 1):
         raise ValueError(
@@ -64,5 +72,5 @@ def check_every_n_steps(given: Any, otherwise: str) -> None:
 
 
 def is_alone(trainer: Trainer) -> bool:
-    """Whether an evaluation runs by itself, not within a fit."""
+    """Whether an evaluation runs outside of a fit (`Trainer.validate` and so on)."""
     return trainer.state.fn != TrainerFn.FITTING

@@ -1,4 +1,4 @@
-"""What a callback holds while a stage is watched, and which modules of the model it has selected."""
+"""`Watch`: what a callback holds of one stage. `Selection`: the modules that it has selected."""
 
 import operator
 from collections.abc import Iterable, Mapping
@@ -18,15 +18,15 @@ class Selection:
     """What a callback has selected in a model.
 
     Args:
-        modules: those whose calls are watched or changed.
-        owners: those whose own parameters are read.
+        modules: name to module, for modules whose calls are watched or changed.
+        owners: name to module, for modules whose own parameters are read.
     """
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
     owners: dict[str, nn.Module] = field(default_factory=dict)
 
     def what_is_left(self, model: nn.Module) -> "Selection":
-        """The same without the modules that the model does not have any more."""
+        """The same without the modules that the model no longer has."""
         there = {"": model, **dict(named_submodules(model))}
         modules, owners = (
             {name: module for name, module in given.items() if there.get(name) is module}
@@ -40,15 +40,15 @@ class Watch:
     """What a callback holds of one stage, from its start to its end.
 
     Args:
-        stage: where it watches.
-        every_n_steps: the cadence in force.
-        loggers: those that are written to.
-        selection: what is watched.
-        layout: all modules of the model by name, as they were when the selection was made.
-        said: the modules of which a change has been said; the same set for all stages of a callback.
-        is_due: whether the batch that runs is watched.
-        until_end: undone when the watch ends.
-        until_batch_end: undone when the batch that is watched has ended.
+        stage: the stage.
+        every_n_steps: how many optimizer steps there are from one due step to the next.
+        loggers: the loggers to write to.
+        selection: the modules that are watched.
+        layout: all modules of the model by name at the time of the selection.
+        said: names of modules whose replacement has been reported; all stages of a callback share this set.
+        is_due: whether the running batch is watched.
+        until_end: undoes, when the watch ends, what was done for it.
+        until_batch_end: undoes, when a watched batch has ended, what was done for it.
     """
 
     stage: Stage
@@ -63,12 +63,12 @@ class Watch:
 
 
 def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
-    """Whether both have the same modules under the same names. Metrics have an `==` of their own."""
+    """Whether both have the same module objects under the same names (`==` has another meaning for metrics)."""
     return one.keys() == other.keys() and all(map(operator.is_, one.values(), other.values()))
 
 
 def changes(old: Selection, new: Selection) -> dict[str, str]:
-    """Name to what has happened to it: `new`, `replaced` or `gone`."""
+    """For each module that differs: its name and `new`, `replaced` or `gone`."""
     found: dict[str, str] = {}
     for before, now in ((old.modules, new.modules), (old.owners, new.owners)):
         for name in {**before, **now}:
@@ -78,11 +78,11 @@ def changes(old: Selection, new: Selection) -> dict[str, str]:
 
 
 def said_of_changes(found: dict[str, str], among: Iterable[str]) -> str:
-    """In one line: which are new, which replaced, which gone.
+    """The changes in one line: "replaced: net.2; new: net.3".
 
     Args:
-        found: name to what has happened to it.
-        among: all names there are.
+        found: name to `new`, `replaced` or `gone`.
+        among: all names of the model.
     """
     among = list(among)
     kinds = dict.fromkeys(found.values())
@@ -90,7 +90,7 @@ def said_of_changes(found: dict[str, str], among: Iterable[str]) -> str:
 
 
 def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()) -> str:
-    """The gaps grouped by their causes, each group in a line of its own.
+    """The gaps (sites without a reading) grouped by cause, one line for each cause.
 
     Args:
         gaps: name, role and cause of each.

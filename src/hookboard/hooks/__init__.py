@@ -1,4 +1,4 @@
-"""Hooks on modules and on gradients: taps, which read what flows, and edits, which change it."""
+"""Hooks on modules and on gradients: taps, which read tensors, and edits, which change them."""
 
 from hookboard.hooks.calls import UNKNOWN
 from hookboard.hooks.eager import run_eagerly

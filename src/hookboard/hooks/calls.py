@@ -1,11 +1,11 @@
-"""The calls of a module, by number: several threads may make them, and checkpoints make them again."""
+"""Numbers of the calls of a module, also with several threads and with checkpoints, which repeat calls."""
 
 import threading
 
 from hookboard.torch_private import in_backward
 
 UNKNOWN = -1
-"""The number of a call that cannot be told from others."""
+"""The number of a repeated call if it is unknown which call it repeats."""
 
 
 class CallNumbers:
@@ -25,7 +25,7 @@ class CallNumbers:
         return self._here.numbers[-1]
 
     def enter(self) -> None:
-        """A call begins."""
+        """Note that a call begins in this thread."""
         with self._lock:
             if in_backward():
                 self._here.numbers.append(0 if self._made == 1 else UNKNOWN)
@@ -34,12 +34,12 @@ class CallNumbers:
                 self._made += 1
 
     def leave(self) -> None:
-        """It ends."""
+        """Note that the innermost call of this thread ends."""
         self._here.numbers.pop()
 
 
 class _Entered(threading.local):
-    """The numbers of the calls that a thread is in."""
+    """The numbers of the calls that run in a thread, the innermost last."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []

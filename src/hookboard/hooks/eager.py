@@ -1,4 +1,4 @@
-"""Compiled code that runs uncompiled for a while, so that hooks which were added later fire."""
+"""Run compiled code uncompiled for a while, so that hooks fire that were added after compilation."""
 
 import threading
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ _stance: Any = None
 def run_eagerly() -> Iterator[None]:
     """Run compiled code uncompiled until the context is left.
 
-    Several contexts may be open at once, in the whole process, and be left in any order: compiled code stays
-    uncompiled until the last is left. Then the stance is again the one that the user had set before the first
-    (`torch.compiler.set_stance`). A stance that the user sets in between is the user's own and stays.
+    It applies to the whole process. Several contexts may be open at once and be left in any order: compiled code stays
+    uncompiled until the last one is left. Then the stance (`torch.compiler.set_stance`) is again the one from before
+    the first context. A stance that the user sets in between stays.
     """
     _enter()
     try:

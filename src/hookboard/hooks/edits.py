@@ -44,14 +44,14 @@ class Edits:
     Values are changed before other hooks read them; gradients before hooks that were there earlier read them. If
     several edits are on one module, the one that was attached first applies first.
 
-    A call of our own (`hookboard.hooks.own_call`) is edited too, its gradients included, but by a copy of the rule:
-    afterwards the rule and the record of what was changed are as they were. Rules are copied with `copy.deepcopy`,
-    `Noise` with the state of its generators. What a plain function keeps in a closure or a global cannot be copied.
+    A call of our own (`hookboard.hooks.own_call`) is edited too, including its gradients, but by a copy of the rule.
+    Afterwards the rule is as it was, and `check_made` does not count this call. Rules are copied with `copy.deepcopy`,
+    `Noise` with the state of its generators. State that a plain function keeps in a closure or a global is not copied.
 
     Args:
         modules: name to module.
-        role: which of their tensors.
-        rule: what is done to each floating-point or complex tensor.
+        role: which of their tensors are changed.
+        rule: the change, applied to each floating-point or complex tensor.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], role: EditRole, rule: Rule) -> None:
@@ -83,10 +83,10 @@ class Edits:
         self._hooks.close()
 
     def check_made(self) -> None:
-        """Make sure that the edit has changed something of every module: one that does nothing must not go unseen.
+        """Check that the edit has changed at least one tensor of every module.
 
         Raises:
-            LookupError: it has not.
+            LookupError: it has changed nothing of some module.
         """
         names = [repr(name) for name in self._modules if name not in self._made]
         if names:
@@ -105,7 +105,7 @@ def _check(name: str, module: nn.Module, role: EditRole) -> None:
 
 
 class _EditHook:
-    """Knows neither the module nor the edits: what a graph holds must not hold the model. A copy does nothing."""
+    """The hook of one module. It holds no module, because autograd graphs hold the hook. A copy of it does nothing."""
 
     def __init__(
         self, name: str = "", role: EditRole | None = None, rule: Rule | None = None, made: Any = None
@@ -145,7 +145,7 @@ class _EditHook:
 
 
 def _copied(rule: Rule) -> Rule:
-    """A copy of the rule that goes on from the same state."""
+    """A copy of the rule with its current state."""
     if isinstance(rule, Noise):
         return rule.with_its_state()
     try:
@@ -157,10 +157,10 @@ def _copied(rule: Rule) -> Rule:
 
 
 def _sort(hooks: dict[int, Callable[..., Any]]) -> None:
-    """Sort hooks by what they read.
+    """Sort the hooks of a module, so that they read edited or unedited tensors as they should.
 
-    First those that are to read what no edit has changed, then the edits of values in the order in which they were
-    attached, then all others, last the edits of gradients in reverse order: backward runs the other way.
+    First come hooks that read tensors before any edit, then edits of values in the order in which they were attached,
+    then all other hooks, and last the edits of gradients in reverse order, because backward runs in reverse.
     """
 
     def place(key: int) -> tuple[int, int]:
@@ -178,10 +178,10 @@ def edited_gradient(tensor: Tensor, change: Rule) -> Tensor:
 
     Args:
         tensor: any tensor that requires a gradient.
-        change: takes the gradient of the copy and returns what goes on to `tensor`.
+        change: takes the gradient of the copy and returns the gradient of `tensor`, same shape and dtype.
 
     Returns:
-        A copy and no view: what follows may change it in place.
+        A copy with its own memory (not a view), so that it may be changed in place.
     """
     copy: Tensor = _EditedGradient.apply(tensor, change)
     return copy

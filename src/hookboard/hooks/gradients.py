@@ -1,4 +1,4 @@
-"""The gradient of what a module returns, by hooks that leave the graph as it is."""
+"""The gradient with respect to a module's output, by tensor hooks that do not change the graph."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -15,7 +15,7 @@ Observer = Callable[[Tensor], object]
 
 
 class Switch:
-    """One boolean that many hooks look at."""
+    """One boolean that turns many hooks on and off."""
 
     __slots__ = ("on",)
 
@@ -24,7 +24,7 @@ class Switch:
 
 
 def why_no_gradient(tensor: Tensor) -> str:
-    """The reason why no gradient can reach a tensor that does not require one."""
+    """The reason why a tensor that does not require a gradient gets none: a predicate, as in "the output ..."."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return f"is {str(tensor.dtype).removeprefix('torch.')}, which carries no gradient"
     if not torch.is_grad_enabled():
@@ -35,16 +35,16 @@ def why_no_gradient(tensor: Tensor) -> str:
 def watch_output(tensor: Tensor, observe: Observer, switch: Switch) -> RemovableHandle | None:
     """Call `observe` with the gradient of `tensor` in every backward pass that runs while `switch` is on.
 
-    It is the gradient of the value that the tensor has now, also if an in-place operation changes the tensor later.
-    Where the tensor is a view, such an operation sends the gradient to the view's base; then the view's part of it is
-    observed. That part includes what came through other tensors in the same memory, if there were any.
+    It is the gradient with respect to the value that the tensor has now, also if an in-place operation changes the
+    tensor later. If the tensor is a view, such an operation sends the gradient to the view's base. Then the view's part
+    of the base's gradient is observed. It includes the gradient from other tensors in the same memory, if there are any.
 
-    Two views of the same elements, watched by the same observer, are one site: where their memory was changed, the
-    gradient is observed once.
+    If the same observer watches two views of the same elements and their memory is changed, the gradient is observed
+    only once.
 
     Returns:
-        The handle to remove if the tensor is a leaf, which keeps its hooks. Otherwise None: the hook ends with the
-        graph.
+        A handle that the caller must remove if the tensor is a leaf, because leaves keep their hooks. Otherwise None:
+        the hook ends with the graph.
     """
     memory = None if tensor.is_leaf else memory_of(tensor)
     if memory is None:

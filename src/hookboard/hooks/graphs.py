@@ -1,8 +1,8 @@
-"""What a tap does inside the graphs of torch.compile.
+"""How a tap sees tensors inside the graphs of torch.compile.
 
-Equal modules share a graph, so nothing that belongs to one of them may stand in it: no name, no tap. The graph has a
-call of an operator with a small tensor, the module's key. When the graph runs, the operator finds the tap by its key
-and shows it the tensor. From there on compiled and eager code are the same.
+Equal modules share a graph, so a graph must not contain anything that belongs to one of them: no name, no tap. Instead
+it calls the operator `hookboard::show` with the tensor and a small tensor, the module's key. When the graph runs, the
+operator finds the tap by this key and shows it the tensor. From there on compiled and eager code do the same.
 """
 
 import itertools
@@ -20,16 +20,16 @@ from hookboard.torch_private import in_transform, is_compiled
 
 
 def forget_graphs(model: nn.Module) -> None:
-    """Have compiled modules of `model` compiled anew: a graph does not see hooks that come after it."""
+    """Let compiled modules of `model` be compiled again: a graph does not run hooks that are added after compilation."""
     if any(is_compiled(module) for module in model.modules()):
         torch.compiler.reset()
 
 
 class Receiver(Protocol):
-    """What a graph shows its tensors to."""
+    """The object to which a graph shows its tensors: a tap."""
 
     def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        """Take a tensor of this role, found under this path; or None, and the cause why there is none."""
+        """Take a tensor with its role and path; or None, and the cause why there is no tensor."""
 
 
 _RECEIVERS: weakref.WeakValueDictionary[int, Receiver] = weakref.WeakValueDictionary()
@@ -54,10 +54,10 @@ def _(key: Tensor, tensor: Tensor | None, role: str, path: str, cause: str) -> T
 
 
 class GraphEnd:
-    """The end of a tap that graphs hold.
+    """The part of a tap that graphs hold.
 
     Args:
-        receiver: the tap. It is held weakly: a graph may live longer.
+        receiver: the tap. It is held weakly, because a graph may live longer.
     """
 
     def __init__(self, receiver: Receiver) -> None:
@@ -73,7 +73,7 @@ class GraphEnd:
     def before(
         self, roles: Collection[Role], module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """The forward pre-hook: returns the inputs to use instead, where their gradients are watched."""
+        """The forward pre-hook. If gradients of inputs are watched, it returns the replacement inputs."""
         if in_transform():
             return None
         tensors = list(tensors_in(named_inputs(args, kwargs)))
@@ -87,7 +87,7 @@ class GraphEnd:
         return self._with_gradients_shown("grad_input", (args, kwargs), tensors)
 
     def after(self, roles: Collection[Role], output: Any) -> Any:
-        """The forward hook: returns the output to use instead, where its gradient is watched."""
+        """The forward hook. If the gradient of the output is watched, it returns the replacement output."""
         if in_transform():  # where nothing that is outside may be changed
             return None
         tensors = list(tensors_in(output))
@@ -170,7 +170,7 @@ class _ShownGradient(torch.autograd.Function):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether the operator takes it: a subclass has no rule for an operator that it does not know."""
+    """Whether the operator can take the tensor; subclasses do not know it."""
     return type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested
 
 

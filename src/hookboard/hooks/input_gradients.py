@@ -1,4 +1,4 @@
-"""The gradients that a module passes back to what it takes, by hooks on the nodes that it makes."""
+"""The gradients that a module passes back to its inputs, by hooks on the autograd nodes that the module made."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ from hookboard.torch_private import base_of, sequence_number_of
 
 
 class InputEdge(NamedTuple):
-    """Where the gradient of one input goes.
+    """The autograd edges that lead to one input of a module.
 
     Args:
-        edge: to the input's own node.
-        place: where its elements lie.
-        base_edge: of a view, to the node of its base. An in-place module passes the gradient there.
+        edge: the edge to the input's own node.
+        place: where its elements lie in memory; None for subclasses, sparse and nested tensors.
+        base_edge: if the input is a view, the edge to the node of its base. An in-place module passes the gradient there.
         memory: the memory behind such a view.
     """
 
@@ -34,9 +34,9 @@ Edges = dict[str, InputEdge]
 
 
 def edges_of(inputs: Iterable[tuple[str, Tensor]]) -> Edges:
-    """Where the gradients of a module's inputs go. To be called before the module runs.
+    """The edges to the inputs of a module that require a gradient, by path.
 
-    An in-place module gives its input tensor another history; what is remembered here is the one before.
+    It must be called before the module runs: an in-place module changes the history of its input tensor.
     """
     return {path: _edge_of(tensor) for path, tensor in inputs if tensor.requires_grad}
 
@@ -59,8 +59,8 @@ class InputGradients:
     Args:
         inputs: the edges of the inputs.
         outputs: the tensors that the module returned.
-        since: autograd's sequence number when the module was entered: older nodes are not the module's.
-        observers: for each input, what its gradient is shown to.
+        since: autograd's sequence number when the module was entered; nodes with smaller numbers are not the module's.
+        observers: path of the input to the observer of its gradient.
         switch: nothing is observed while it is off.
     """
 
@@ -114,7 +114,7 @@ class InputGradients:
         base.register_hook(hooks.at_base)
 
     def show_pending(self) -> None:
-        """Observe what has arrived where not every edge had its gradient: the others were not part of the loss."""
+        """Observe gradients of which only some edges had a part: the loss does not depend on the other edges."""
         for passed in self._pending:
             passed.settle()
 

@@ -1,7 +1,7 @@
-"""One flag for a call of our own: hookboard runs the model once more, as for class-activation maps.
+"""A flag for calls of our own: calls of the model that hookboard makes itself, as for class-activation maps.
 
-While such a call runs, taps observe nothing. Edits apply, but each uses a copy of its rule, so that the call leaves no
-trace: a rule that draws noise goes on afterwards where it was.
+While such a call runs, taps observe nothing. Edits apply, but with copies of their rules, so that the call leaves no
+trace: a rule that draws noise afterwards continues where it was.
 """
 
 import threading
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _Calls(threading.local):
-    """The calls of our own that this thread runs, the innermost last: for each, what is used in place of what."""
+    """The calls of our own that this thread runs, the innermost last. For each: id of an original to (original, copy)."""
 
     def __init__(self) -> None:
         self.spares: list[dict[int, tuple[Any, Any]]] = []
@@ -40,11 +40,11 @@ def is_own_call() -> bool:
 def spare_of(original: T, make_copy: Callable[[T], T]) -> T:
     """The copy that the running call of our own uses in place of `original`.
 
-    It is made when the call first asks, and is the same until the call ends.
+    The copy is made at the first request, and is the same until the call ends.
 
     Args:
-        original: what is to stay as it is.
-        make_copy: copies it with its state.
+        original: the object that must not change.
+        make_copy: copies the object with its state.
     """
     current = original
     for spares in _calls.spares:  # an inner call goes on from the outer call's copy

@@ -1,4 +1,4 @@
-"""Hooks on modules: each tensor that passes is shown to an observer; every handle has one owner."""
+"""Taps: hooks on modules that show each tensor to an observer."""
 
 import functools
 import threading
@@ -22,15 +22,15 @@ from hookboard.torch_private import has_compiled_anything, in_backward, sequence
 
 
 class Taps:
-    """Taps on modules, which show the tensors of some roles to observers while they are active.
+    """Hooks on modules that show the tensors of some roles to observers while they are active.
 
     Args:
         modules: name to module.
         roles: from `input`, `output`, `grad_input`, `grad_output`.
-        open_site: called with a site when its first tensor is about to pass; returns what that tensor and all
-            later ones of the site are shown to, as they are: an observer that keeps one detaches it.
-        in_graphs: whether graphs of torch.compile show their tensors too, where they are traced with the taps on.
-        each_call: whether observers are to know the call: they get its number, from 0 for each module, before the
+        open_site: called with a site before its first tensor; returns the observer, a function that is called with
+            each tensor of the site. Tensors are not detached: an observer that keeps one must detach it.
+        in_graphs: whether graphs of torch.compile show their tensors too, if they are compiled while the taps are on.
+        each_call: whether observers get the number of the module's call (counted from 0) as an argument before the
             tensor.
     """
 
@@ -51,7 +51,7 @@ class Taps:
         self._until_detached = ExitStack()
 
     def attach(self) -> None:
-        """Hook every module, behind the hooks that are there already."""
+        """Hook every module, after the hooks that are already there."""
         before = self._each_call or bool({"input", "grad_input"} & set(self._roles))
         number = RemovableHandle.next_id
         for name, module in self._modules.items():
@@ -66,14 +66,14 @@ class Taps:
         RemovableHandle.next_id = number + 2
 
     def detach(self) -> None:
-        """Remove every hook. What hangs on a graph that is still alive does nothing from now on."""
+        """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
         self.active = False
         with self._until_detached:
             self.settle()
 
     @property
     def active(self) -> bool:
-        """Whether tensors are shown to observers; costs one boolean per call where not."""
+        """Whether tensors are shown to observers. If not, a call costs one look at a boolean."""
         return self._switch.on
 
     @active.setter
@@ -81,21 +81,21 @@ class Taps:
         self._switch.on = on
 
     def show_pending(self) -> None:
-        """Show the gradients of inputs that are held back because a part of them may be to come."""
+        """Show gradients of inputs that are held back because a part of them may still come."""
         for tap in self._taps.values():
             tap.show_pending()
 
     def settle(self) -> None:
-        """Finish the step: show what is still held back, let go of everything that belonged to it."""
+        """Finish the step: show what is still held back, and release everything that belongs to the step."""
         for tap in self._taps.values():
             tap.settle()
 
     def expected(self) -> Iterator[tuple[str, Role]]:
-        """Every module and role of which at least one tensor should pass."""
+        """Every pair of module name and role; of each at least one tensor should be seen in a step."""
         return ((name, role) for name in self._taps for role in self._roles)
 
     def why_silent(self, name: str, role: Role) -> str:
-        """The likeliest cause, as far as it can be established, why no tensor of this role passed the module."""
+        """The most likely reason why no tensor of this role of the module was seen."""
         module, tap = self._modules[name], self._taps[name]
         if isinstance(module, torch.jit.ScriptModule):
             return "hooks never fire in a TorchScript module"
@@ -120,7 +120,7 @@ def _why_not_called(module: nn.Module) -> str:
 
 
 class _ModuleTap:
-    """The hooks of one module. It holds no tensor beyond the call that it is in."""
+    """The hooks of one module. It keeps no tensor after the call."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _ModuleTap:
         return _ModuleTap, ("", (), None, Switch())
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The forward pre-hook: an in-place module changes its input, so the input is read here."""
+        """The forward pre-hook. Inputs are read here, because an in-place module changes them."""
         if not self._switch.on:
             return None
         if torch.compiler.is_compiling():
@@ -180,7 +180,7 @@ class _ModuleTap:
             self._give_up(error)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> Any:
-        """The forward hook. What it returns would replace the output: nothing, but inside a graph."""
+        """The forward hook. It returns None, which leaves the output as it is; inside a graph a replacement output."""
         if not self._switch.on:
             return None
         if torch.compiler.is_compiling():
@@ -211,7 +211,7 @@ class _ModuleTap:
             self._give_up(error)
 
     def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        """Take what a graph shows while it runs; see `graphs.Receiver`."""
+        """Take a tensor that a running graph shows; see `graphs.Receiver`."""
         if not self._switch.on or self._is_off:
             return
         try:

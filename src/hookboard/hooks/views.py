@@ -1,4 +1,4 @@
-"""Views: which part of the gradient of their base is theirs, and whether their memory was changed since."""
+"""Views: which part of their base's gradient belongs to them, and whether their memory was changed."""
 
 from typing import NamedTuple
 
@@ -34,8 +34,8 @@ def place_of(tensor: Tensor) -> Place:
 class Memory:
     """The memory that a view shares with its base. It keeps neither the tensors nor their memory alive.
 
-    An in-place operation on a view takes the view's old node out of the graph; the gradient then goes to the node of
-    its base alone.
+    An in-place operation on a view removes the view's old node from the graph. The gradient then goes only to the node
+    of its base.
 
     Args:
         base: the tensor that owns the memory, not a leaf.
@@ -55,7 +55,7 @@ class Memory:
 
     @property
     def is_modified(self) -> bool:
-        """Whether an in-place operation has changed the memory since."""
+        """Whether an in-place operation has changed the memory since this object was made."""
         return version_of(self._counter) != self._version
 
     def of_view(self, grad: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class Memory:
         return self._at(self._laid_out(grad), self._view)
 
     def of_input(self, grad: Tensor, place: Place) -> Tensor:
-        """What the view alone passes back to another tensor in this memory, in that tensor's shape.
+        """The gradient that only the view passes back to another tensor in this memory, in that tensor's shape.
 
         Args:
             grad: the gradient of the base.
@@ -89,12 +89,12 @@ class Memory:
 
 
 def memory_of(view: Tensor) -> Memory | None:
-    """The memory behind a view whose gradient an in-place operation would send to the view's base.
+    """The memory behind a view, if an in-place operation on it would send its gradient to the view's base.
 
     Returns:
-        None where no such operation is possible (the tensor is no view, its base is a leaf, elements share an
-        address), and where it could not be noticed (subclasses of Tensor, sparse and nested tensors, complex
-        conjugates, and inside `torch.func` transforms).
+        None if no such operation is possible (the tensor is no view, its base is a leaf, elements share an address), or
+        if it would go unnoticed (subclasses of Tensor, sparse and nested tensors, complex conjugates, inside
+        `torch.func` transforms).
     """
     base = base_of(view)
     if base is None or base.is_leaf or not (type(base) is type(view) is Tensor):

@@ -1,4 +1,4 @@
-"""The rows of all sites of a step, merged, as readings on the host."""
+"""From tensors of a step to readings: measure them, merge their rows over calls and ranks, bring them to the host."""
 
 from hookboard.recording.reading import Reading
 from hookboard.recording.recorder import Recorder

@@ -1,4 +1,4 @@
-"""From the device of each rank to the host: one layout for all, one collective, one transfer."""
+"""Bring rows from the device to the host, merged over ranks: one collective, one transfer."""
 
 import dataclasses
 import math
@@ -20,8 +20,8 @@ class Packet:
     Args:
         rows: shape (sites, width): the merged row of each site; NaN where measuring it has failed.
         bins: shape (sites with a histogram, BINS).
-        flags: shape (k,): what any rank may raise, 0 or 1.
-        status: shape (1,): NaN where the rank has given up, 1 where it has sites that the layout lacks, else 0.
+        flags: shape (k,): conditions that any rank may report, 0 or 1 each.
+        status: shape (1,): NaN if the rank has given up, 1 if it has sites that the layout lacks, else 0.
     """
 
     rows: Tensor
@@ -36,7 +36,7 @@ class Packet:
         return Packet(*[a.view_as(b) for a, b in zip(flat.split([p.numel() for p in parts]), parts, strict=True)])
 
     def over(self, ranks: Ranks, own: tuple[Statistic, ...]) -> "Packet":
-        """What all ranks have together, in one collective."""
+        """The same merged over all ranks, in one collective."""
         mine = [self.rows.flatten(), self.flags, self.status]
         each, bins = ranks.gather_and_sum(torch.cat(mine), self.bins.flatten())
         rows, flags, status = each.split([part.numel() for part in mine], dim=1)
@@ -47,11 +47,11 @@ class Packet:
 
 
 class Exchange:
-    """Brings what was measured to the host, of all ranks together where they merge.
+    """Brings what was measured to the host, merged over ranks.
 
     Args:
-        ranks: the processes that merge; None where each is alone.
-        own: the user's statistics, which stand behind the moments in a row.
+        ranks: the processes that merge what they measured; None if nothing is merged.
+        own: the user's statistics, whose columns follow the moments in a row.
     """
 
     def __init__(self, ranks: Ranks | None, own: tuple[Statistic, ...]) -> None:
@@ -66,18 +66,23 @@ class Exchange:
         return self._ranks is not None
 
     def give_up(self) -> bool:
-        """Whether this rank must stay until the next flush, which tells the others that it measures no more."""
+        """Stop measuring on this rank.
+
+        Returns:
+            Whether this rank must still take part in the next flush, to tell the others.
+        """
         stays, self._has_given_up = self.is_collective and not self._has_given_up, True
         return stays
 
     def bring(self, sites: list[Site], pack: Callable[[list[Site], Tensor], Packet]) -> tuple[list[Site], Packet]:
-        """The sites of all ranks, and what is known of them, on the host.
+        """The sites of all ranks, and their packet on the host.
 
-        A site that is new to some rank costs one exchange more, once: all ranks must lay out their rows alike.
+        All ranks must order their rows in the same way (the layout). If a rank has a new site, the ranks agree on a new
+        layout, which costs one more exchange.
 
         Args:
-            sites: those of this rank.
-            pack: makes the packet for a layout, with the given status in it.
+            sites: the sites of this rank.
+            pack: makes the packet for a layout and a status.
 
         Raises:
             RuntimeError: a rank has given up: the ranks can no longer merge.

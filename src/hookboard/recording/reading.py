@@ -1,4 +1,4 @@
-"""What the host has of one site after a flush."""
+"""`Reading`: the result for one site after a step."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,16 @@ from hookboard.sites import Site, Stage
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is known of one site after a step.
+    """The result for one site after an optimizer step or an evaluation loop.
 
     Args:
-        site: what was measured.
-        moments: of all tensors that passed the site during the step, as if they were one.
+        site: the tensor slot: name, role and index.
+        moments: count, mean, extremes and so on of all its tensors in the step, as if they were one tensor.
         statistics: name to value, as they are logged.
-        histogram: of the finite values, where histograms are on.
-        stage: in which the tensors passed.
-        overflowed: whether the gradients of the step were too large for their type under the scale of a GradScaler,
-            which then skips the step. `statistics` holds the counts of such a step, and NaN for all else.
+        histogram: the histogram of the finite values; None if histograms are off.
+        stage: the stage: `train`, `validate`, `test` or `predict`.
+        overflowed: whether gradients of the site's optimizer were not finite under a GradScaler, which then skips the
+            step. `statistics` then holds the counts, and NaN for all others.
     """
 
     site: Site
@@ -29,5 +29,5 @@ class Reading:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no tensor that passed had an element."""
+        """Whether none of the tensors had an element."""
         return not (self.moments.count or self.moments.nonfinite)

@@ -1,4 +1,4 @@
-"""Measures the tensors of all sites of a step, and gives a reading for each."""
+"""`Recorder`: measures the tensors of all sites of a step, and gives a reading for each site."""
 
 import math
 import threading
@@ -36,14 +36,14 @@ class Recorder:
     Args:
         plan: the statistics to measure.
         device: where the rows are kept.
-        stage: in which it measures.
+        stage: the stage that is noted in readings.
         histogram: whether to count histograms too.
-        ranks: the processes that train this model together; None where there is one.
-        sync: whether they merge what they measured: then every one of them must call each flush.
+        ranks: the processes that train this model together; None if there is only one.
+        sync: whether the ranks merge what they measured. Then every rank must call each flush.
     """
 
     scale: Tensor | None = None
-    """What the gradients that come now are multiplied with, shape (); it is divided out."""
+    """The scale that gradients carry now, shape (); they are divided by it. None if they carry none."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Recorder:
         self._off: set[Site] = set()
 
     def open(self, site: Site) -> Callable[[Tensor], None]:
-        """The function that measures a tensor of this site; the site is added when it is first asked for.
+        """The function that measures a tensor of this site. The site is added at the first request.
 
-        If measuring fails, that function says so once, and from then on does nothing.
+        If measuring fails, that function gives one warning, and from then on does nothing.
         """
         with self._opening:
             if site not in self._observers:
@@ -111,7 +111,7 @@ class Recorder:
         return self._counts[site]
 
     def give_up(self) -> bool:
-        """Whether this rank must stay until the next flush, which tells the others that it measures no more."""
+        """Stop measuring on this rank; returns whether it must still take part in the next flush, to tell the others."""
         return self._exchange.give_up()
 
     def is_off(self, name: str, role: Role) -> bool:
@@ -122,11 +122,12 @@ class Recorder:
         """Merge what was measured since the last flush and forget it.
 
         Args:
-            flags: shape (k,), one number for each thing that may be true on this rank: not 0 where it is.
+            flags: shape (k,), one number for each condition that the caller wants to share with the other ranks: 0 if
+                it is false on this rank.
 
         Returns:
-            A reading for every site that measured a tensor, on any rank if they merge; and which flags are raised, on
-            any rank if they merge.
+            A reading for every site of which a tensor was measured, and for each flag whether it is true. If the ranks
+            merge, both are over all ranks.
 
         Raises:
             RuntimeError: a rank has given up: the ranks can no longer merge.

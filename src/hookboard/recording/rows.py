@@ -1,4 +1,4 @@
-"""Rows as they come in, each with its owner, until they are merged."""
+"""`RowBuffer`: rows in the order in which they come, until they are merged."""
 
 import threading
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from torch import Tensor
 from hookboard.measure import WIDTH, Row, Statistic, merge_rows
 
 MOST_ROWS = 4096
-"""Rows that are kept apart. Of more, as a whole validation loop gives, each owner's are merged before the next."""
+"""How many rows are kept at most before those of each owner are merged, as in a long validation loop."""
 
 
 class RowBuffer:
     """Rows in the order they came, in preallocated memory on the device. Several threads may append.
 
     Args:
-        own: the user's statistics, which stand behind the moments.
+        own: the user's statistics, whose columns follow the moments.
         device: where the rows are kept.
-        capacity: for how many rows there is memory at first.
+        capacity: the number of rows for which memory is allocated at first.
     """
 
     def __init__(self, own: Sequence[Statistic], device: torch.device, capacity: int = 256) -> None:
@@ -32,7 +32,12 @@ class RowBuffer:
         self._grow(capacity)
 
     def append(self, owner: int, row: Row) -> None:
-        """Keep a row of WIDTH + len(own) numbers."""
+        """Keep a row.
+
+        Args:
+            owner: the index of the site that the row belongs to.
+            row: WIDTH + len(own) numbers.
+        """
         with self._lock:
             if len(self.owners) == len(self._slots):
                 self._make_room()
@@ -44,7 +49,12 @@ class RowBuffer:
             self.owners.append(owner)
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """The rows and their owners, to be used before the next is appended; the buffer is empty afterwards."""
+        """Empty the buffer.
+
+        Returns:
+            The rows, shape (n, WIDTH + len(own)), and their owners, shape (n,), int64. The rows are valid until the
+            next `append`.
+        """
         rows = (torch.cat(self._blocks) if len(self._blocks) > 1 else self._blocks[0])[: len(self.owners)]
         owner = torch.tensor(self.owners, dtype=torch.long, device="cpu").to(self.device, non_blocking=True)
         self.owners.clear()
