@@ -1,4 +1,8 @@
-"""Class-activation maps: which places of a picture speak for a class."""
+"""Class-activation maps: which regions of a picture speak for a class.
+
+`methods.py` has the methods in one table; `layers.py` chooses the layer, `classification.py` finds the classifier in a
+model, and `attribute.py` calls it once more to read the layer.
+"""
 
 from hookboard.attribution.attribute import Attribution, attribute
 from hookboard.attribution.classification import MOST_CHANNELS, Classification, ClassificationTap

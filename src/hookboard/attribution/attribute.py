@@ -1,4 +1,4 @@
-"""What a layer returned for a few samples, and the gradient of a class's score with respect to it."""
+"""A layer's output for a few samples, and the gradient of a class's score with respect to it."""
 
 import itertools
 from collections.abc import Callable
@@ -27,9 +27,9 @@ class Attribution:
             not asked for.
         scores: the class scores, shape (n, number of classes).
         classes: the class that is explained, for each sample, shape (n,).
-        pooled: the input of the last linear layer, shape (n, features); None if the model has none.
-        weight: that layer's weights for each sample's class, shape (n, features); None if it does not make the
-            scores.
+        pooled: the input of the last linear layer, shape (n, features); None if the model has no linear layer.
+        weight: the weights of that layer for each sample's class, shape (n, features); None if the scores are not its
+            output.
     """
 
     activation: Tensor
@@ -45,8 +45,8 @@ def attribute(
 ) -> Attribution:
     """Call the model once more on the few samples and read a layer's output, and its gradient if asked.
 
-    The modules stay in the modes that they are in (training or evaluation). Edits that are attached apply. The call
-    leaves no trace, see `undisturbed`.
+    The modes of the modules (training or evaluation) are not changed. Attached edits apply. The call leaves no trace,
+    see `undisturbed`.
 
     Args:
         call: the module to call, and its arguments.
@@ -89,7 +89,7 @@ def _gradient(scores: Tensor, classes: Tensor, held: Tensor, name: str) -> Tenso
 
 
 def _hold(layer: Layer, held: dict[int, Tensor]) -> RemovableHandle:
-    """Cut the graph at the layer: from there on gradients are wanted, and the copy may be changed in place."""
+    """Cut the graph at the layer: the model continues with a copy, which may be changed in place, and has gradients."""
     calls = itertools.count()
 
     def cut(value: Any) -> Any:

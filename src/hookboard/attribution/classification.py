@@ -1,4 +1,4 @@
-"""Which module of a model turns pictures into class scores, and what it was called with."""
+"""Finds the module of a model that turns pictures into class scores, and keeps its arguments."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -45,8 +45,8 @@ class Classification:
         args: its positional arguments, copied, for the first samples alone.
         kwargs: its keyword arguments, in the same way.
         calls: the calls of the modules inside it, in the order in which they ended.
-        count: how many samples `args` and `kwargs` have.
-        of: how many samples the batch had.
+        count: the number of samples in `args` and `kwargs`.
+        of: the number of samples in the batch.
     """
 
     module: nn.Module
@@ -67,9 +67,8 @@ class Classification:
 class ClassificationTap:
     """Hooks on all modules of a model that look for the outermost call that turns pictures into class scores.
 
-    They ignore a call of our own. What the call was given is kept as it was before any edit: whoever makes the call
-    again has the edits applied again. A fault in the hooks never reaches the model: it is kept in `error`, and the
-    hooks do no more.
+    They ignore calls of our own. The arguments are kept as they were before any edit, because a repeated call is edited
+    again. An error in the hooks never reaches the model: it is kept in `error`, and the hooks then do nothing.
 
     Args:
         model: the model to watch.
@@ -153,7 +152,7 @@ class _Running(threading.local):
 
 
 def _pictures_in(given: object) -> Tensor | None:
-    """The first tensor of shape (n, channels, height, width) with few enough channels for a picture."""
+    """The first tensor of shape (n, channels, height, width) with at most MOST_CHANNELS channels."""
     return next((t for _, t in tensors_in(given) if t.ndim == 4 and t.shape[1] <= MOST_CHANNELS), None)
 
 

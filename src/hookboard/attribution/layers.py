@@ -1,4 +1,4 @@
-"""Which layer a class-activation map explains."""
+"""Chooses the layer that a class-activation map explains."""
 
 import math
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ class Layer:
 
 
 def last_layer(calls: Sequence[Call]) -> Layer:
-    """The layer that is explained if the user names none: the last one whose output still has places.
+    """The layer that is explained if the user names none: the last one whose output still has positions.
 
-    In a convolutional network it is the last output with the height and width of the last convolution's output, so
-    that normalization and ReLU behind that convolution are included. In a transformer it is the input of the last
-    attention: behind it only the class token may count.
+    In a convolutional network it is the last layer whose output has the height and width of the last convolution's
+    output, so that normalization and ReLU after that convolution are included. In a transformer it is the input of the
+    last attention: after it the scores may depend only on the class token.
 
     Args:
         calls: the calls inside the classifier, in the order in which they ended.

@@ -1,4 +1,4 @@
-"""Methods for class-activation maps: which places of a picture speak for a class, by what a layer returned there.
+"""Methods for class-activation maps: they compute from a layer's output which regions speak for a class.
 
 To add one, write its function, then enter it in `METHODS` and its name in `Method`.
 
@@ -69,7 +69,7 @@ def hires_cam(a: Tensor, g: Tensor) -> Tensor:
 
 
 def eigen_cam(a: Tensor) -> Tensor:
-    """Project on the first principal component of the centred channels: what they have in common, of no class.
+    """Project on the first principal component of the centred channels; the map is for no class.
 
     Muhammad and Yeasin, "Eigen-CAM", 2020. The sign of a principal component is arbitrary; here it is the one that
     correlates with the mean over the channels.
@@ -99,7 +99,7 @@ class CAMMethod:
         title: the name in captions.
         map: computes the map from the layer's output and, if it needs one, the gradient or the head's weights.
         needs: what `map` takes as its second argument.
-        paper: where it comes from.
+        paper: authors, year and identifier of the paper.
     """
 
     title: str

@@ -18,7 +18,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
 
     Inside, compiled code runs uncompiled, taps observe nothing, and edits use copies of their rules. Afterwards the
     random state (of Python, NumPy, torch's CPU and CUDA generators) and the buffers and plain attributes of all
-    modules are as they were. Parameters are not looked at: a call does not change them.
+    modules are as they were. Parameters are not saved: a call does not change them.
     """
     with torch.inference_mode(False), torch.enable_grad(), run_eagerly(), own_call(), _same_random_state():
         states = [_State(owner) for owner in module.modules()]

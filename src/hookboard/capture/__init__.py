@@ -1,4 +1,4 @@
-"""The tensors themselves, kept at a prompt."""
+"""`capture`: keep the tensors of modules without a Trainer, for example in a notebook."""
 
 from hookboard.capture.block import capture
 from hookboard.capture.captured import Captured

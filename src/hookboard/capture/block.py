@@ -1,4 +1,4 @@
-"""Taps without a Trainer: keep the tensors that modules take and return, and their gradients."""
+"""`capture`: keep the inputs and outputs of modules, and their gradients, without a Trainer."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,21 +28,24 @@ def capture(
 ) -> Iterator[Captured]:
     """Keep the inputs, outputs and gradients of the selected modules while a block runs, and change them if asked.
 
-    Edited tensors are kept as the edit has made them. Gradients are kept if the backward pass runs inside the block.
-    Compiled modules run uncompiled inside it. When the block ends, also by an error, all hooks are removed; the
-    captured tensors stay with the result.
+    Edited tensors are kept as they are after the edit. Gradients are kept if the backward pass runs inside the block.
+    Compiled modules run uncompiled inside it. When the block ends, also by an error, all hooks are removed; the result
+    keeps the captured tensors.
 
     Args:
-        model: Any module; one without submodules is itself what is captured, under the name `""`.
+        model: Any module. If it has no submodules, it is captured itself, under the name `""`.
         modules: Pattern or patterns over dotted module names, as for the callbacks. Left out: every leaf module, or,
             with `types`, every module of those types.
         types: Class names or classes; subclasses count, a leading `!` excludes.
-        roles: From `input`, `output`, `grad_input`, `grad_output`.
+        roles: Which tensors are kept, one or several of `input`, `output`, `grad_input`, `grad_output`.
         copy: Whether to keep copies. Otherwise the tensors themselves are kept, in their graph; reading one that an
-            in-place operation has changed since is an error.
-        device: Where to move what is kept, as `"cpu"`. Left out: it stays where it is.
+            in-place operation has changed since is a RuntimeError.
+        device: The device to move kept tensors to, such as `"cpu"`. Left out: they stay where they are.
         calls: How many calls of each module are kept, from the first. Left out: all.
         edit: One `Edit`, or several, which apply in their order.
+
+    Yields:
+        The captured tensors by module name; it can be used inside and after the block.
 
     Raises:
         ValueError: a pattern or type matches no module, a role is unknown, or a module cannot be edited.

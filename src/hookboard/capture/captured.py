@@ -1,4 +1,4 @@
-"""What was captured of a model."""
+"""`Captured`: everything that was captured of a model."""
 
 import functools
 import threading
@@ -33,9 +33,9 @@ _lock = threading.RLock()
 
 
 class Captured(Mapping[str, CapturedModule]):
-    """What `hookboard.capture` has captured: a mapping from names to `CapturedModule`.
+    """The result of `hookboard.capture`: a mapping from names to `CapturedModule`.
 
-    The names are those of the modules, and those that were given to `watch`.
+    The names are those of the selected modules, and those that were given to `watch`.
 
     Args:
         modules: name to module.
@@ -59,7 +59,7 @@ class Captured(Mapping[str, CapturedModule]):
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Keep what passes until the context is left. `hookboard.capture` does this; users need not."""
+        """Capture tensors until the context is left. `hookboard.capture` calls this; users need not."""
         with self._hooks:
             self._hooks.callback(self._stop)
             self._taps.attach()

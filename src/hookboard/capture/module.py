@@ -1,4 +1,4 @@
-"""What was captured of a module: its calls, their tensors, and why there is none."""
+"""`CapturedModule`: what was captured of one module, by call and role."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,8 +47,10 @@ class _OfRoles:
 class CapturedModule(_OfRoles):
     """What was captured of one module.
 
-    `input`, `output`, `grad_input` and `grad_output` are those of its only call; with several calls, take them from
-    `calls`. Each is a tensor, or, if the module has several, a dict by index or key, as in tags.
+    `input`, `output`, `grad_input` and `grad_output` are the tensors of its only call; if there were several calls, use
+    `calls[i].output` and so on. Each is a tensor, or a dict of tensors by index or key if the module has several.
+    Reading them raises LookupError if nothing was captured (the message gives the reason) or if there were several
+    calls, and RuntimeError if an in-place operation has changed a tensor that was kept with `copy=False`.
 
     Args:
         name: The module's dotted name.
@@ -79,7 +81,7 @@ class CapturedModule(_OfRoles):
         return tensors
 
     def rows(self) -> Iterator[list[str]]:
-        """The lines of a summary: name, type, which tensor, shape, then the statistics."""
+        """The rows of a summary: name, type, tensor (role and call), shape, mean, std, fraction of zeros."""
         for k, call in enumerate(self.calls):
             for role, kept in call.kept.items():
                 for path, one in kept.items():
@@ -117,13 +119,17 @@ class Call(_OfRoles):
 
 @dataclass
 class Kept:
-    """A captured tensor; one that is no copy with its version number at that time."""
+    """A captured tensor, and its version number at that time if it is not a copy."""
 
     tensor: Tensor
     version: int | None
 
     def value(self, what: str) -> Tensor:
-        """The tensor; RuntimeError if an in-place operation has changed it since."""
+        """The tensor.
+
+        Raises:
+            RuntimeError: it is not a copy, and an in-place operation has changed it since.
+        """
         if self.version is not None and version_of(self.tensor) != self.version:
             raise RuntimeError(f"{what} was changed in place after it was captured: capture it with copy=True")
         return self.tensor

@@ -37,7 +37,7 @@ def watch_output(tensor: Tensor, observe: Observer, switch: Switch) -> Removable
 
     It is the gradient with respect to the value that the tensor has now, also if an in-place operation changes the
     tensor later. If the tensor is a view, such an operation sends the gradient to the view's base. Then the view's part
-    of the base's gradient is observed. It includes the gradient from other tensors in the same memory, if there are any.
+    of the base's gradient is observed. It includes the gradient from other tensors in the same memory.
 
     If the same observer watches two views of the same elements and their memory is changed, the gradient is observed
     only once.

@@ -20,7 +20,7 @@ from hookboard.torch_private import in_transform, is_compiled
 
 
 def forget_graphs(model: nn.Module) -> None:
-    """Let compiled modules of `model` be compiled again: a graph does not run hooks that are added after compilation."""
+    """Let compiled modules of `model` be compiled again: a graph does not run hooks that are added later."""
     if any(is_compiled(module) for module in model.modules()):
         torch.compiler.reset()
 

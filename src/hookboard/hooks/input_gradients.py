@@ -20,7 +20,7 @@ class InputEdge(NamedTuple):
     Args:
         edge: the edge to the input's own node.
         place: where its elements lie in memory; None for subclasses, sparse and nested tensors.
-        base_edge: if the input is a view, the edge to the node of its base. An in-place module passes the gradient there.
+        base_edge: if the input is a view, the edge to its base's node. An in-place module passes the gradient there.
         memory: the memory behind such a view.
     """
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _Calls(threading.local):
-    """The calls of our own that this thread runs, the innermost last. For each: id of an original to (original, copy)."""
+    """The calls of our own that this thread runs, the innermost last: id of an original to (original, copy)."""
 
     def __init__(self) -> None:
         self.spares: list[dict[int, tuple[Any, Any]]] = []

@@ -35,7 +35,7 @@ class Scale(EditRule):
     """Multiply the tensor by a factor.
 
     Args:
-        factor: The factor. 0 sets everything to zero (but keeps NaN), -1 turns the sign.
+        factor: The factor. 0 sets everything to zero (but keeps NaN), -1 changes the sign.
 
     Example:
         >>> Scale(2.0)(torch.tensor([1.0, -3.0]))
@@ -77,7 +77,7 @@ class ClipNorm(EditRule):
     The norm is that of the whole tensor, all samples together.
 
     Args:
-        max_norm: The largest norm that is left as it is.
+        max_norm: The limit. Tensors with a norm up to this stay as they are.
 
     Example:
         >>> ClipNorm(1.0)(torch.tensor([3.0, 4.0]))
@@ -99,7 +99,7 @@ class Zero(EditRule):
 
     Args:
         channels: The indices along `dim` that are set to zero. Left out: everything.
-        dim: The dimension that `channels` counts along; 1 is that of the channels in (n, channels, ...).
+        dim: The dimension of `channels`. In a tensor of shape (n, channels, ...) it is 1.
 
     Example:
         >>> Zero(channels=[1])(torch.ones(1, 3))
@@ -120,12 +120,12 @@ class Zero(EditRule):
 class Noise(EditRule):
     """Add normal noise with mean 0.
 
-    The noise comes from a generator of its own for each device, so that the random state of the run is not touched.
+    The noise comes from the rule's own generator on each device, so that the random state of the run does not change.
     Inputs and outputs of a checkpointed module cannot have noise: the recomputation would draw other numbers.
 
     Args:
         std: The standard deviation of the noise.
-        seed: The seed of the generators. A copy or unpickled rule starts from it again.
+        seed: The seed of the generators. A copied or unpickled rule starts from this seed again.
 
     Example:
         >>> before = torch.get_rng_state()
@@ -148,7 +148,7 @@ class Noise(EditRule):
         return tensor + self.std * noise
 
     def with_its_state(self) -> "Noise":
-        """A copy that draws from here on the same numbers as this rule would.
+        """A copy that continues from the current state of the generators: it draws the same numbers as this rule would.
 
         >>> noise = Noise(1.0)
         >>> _ = noise(torch.zeros(2))
@@ -170,7 +170,7 @@ class Noise(EditRule):
 
 @dataclass(frozen=True, eq=False)
 class Replace(EditRule):
-    """Put a stored tensor in the place of the one that comes ("activation patching").
+    """Replace the tensor by a stored one ("activation patching").
 
     Args:
         value: A tensor of the same shape. It is moved to the device and dtype of the tensor that it replaces.

@@ -1,4 +1,4 @@
-"""Pictures of what a model holds and computes: from tensors to what a logger can show."""
+"""From tensors to pictures: feature maps, kernels and overlays. Each kind has a file; `Picture` is the result."""
 
 from hookboard.images.feature_maps import (
     CONVOLUTIONS,

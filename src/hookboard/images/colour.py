@@ -1,4 +1,4 @@
-"""The colours of a picture: values from 0 to 1, what has no value, paper and ink."""
+"""The colours of a picture: those of values from 0 to 1, of missing values, of the background and the text."""
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ GREY = _palette([[0, 0, 0], [255, 255, 255]])
 
 
 def indices(values: np.ndarray) -> Pixels:
-    """The palette index of each value; those outside of 0 to 1 are cut off there.
+    """The palette index of each value; values outside of 0 to 1 are clipped.
 
     >>> indices(np.array([0.0, 1.0, 7.0, np.nan])).tolist()
     [0, 237, 237, 238]

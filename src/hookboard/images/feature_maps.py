@@ -1,4 +1,4 @@
-"""What a module returned, as a picture: a square of tiles for each sample, a tile for each channel."""
+"""The picture of a module's output: a square for each sample, in it a tile for each channel."""
 
 import math
 from collections.abc import Iterable
@@ -35,13 +35,13 @@ CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
 """Modules whose output has shape (n, channels, ...)."""
 
 EXTRA_TOKENS = (0, 1, 2, 5)
-"""Tokens that stand before the patches: a class token, that of a distillation, registers."""
+"""How many tokens may come before the patches: none, a class token, also a distillation token, also registers."""
 
 MOST_LIKELY_A_GRID = 4
-"""Patches that make a grid, at least."""
+"""The smallest number of patches that is taken for a grid."""
 
 SAME_ASPECT = 0.2
-"""How far the logarithms of two aspects may lie apart: sizes are rounded on the way down."""
+"""How much the logarithms of two equal aspects may differ: strides round the sizes."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Maps:
 
     Args:
         values: shape (samples, channels, height, width).
-        words: what they are, to be read in a caption.
+        words: what they are, for the caption.
     """
 
     values: Tensor
@@ -60,19 +60,19 @@ class Maps:
 def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: str = "") -> Maps:
     """The maps in what a module returned.
 
-    Images are taken as they are, of volumes the middle slice. Tokens become a map for each channel where the model
-    reads images and their number, but for a few tokens before them, gives a grid of the images' aspect. Other
-    sequences are one map, positions by features, and vectors one line.
+    Images are taken as they are, and the middle slice of volumes. Tokens become one map for each channel if the model
+    reads images and the tokens, without a few at the start, form a grid with the aspect of the images. Other sequences
+    become one map (positions by features), and vectors one line.
 
     Args:
         tensor: shape (n, channels, height, width), (n, height, width, channels), (n, channels, depth, height, width),
             (n, channels, length), (n, length, channels) or (n, features).
-        module: where it comes from, which tells the order of its dimensions.
+        module: the module that returned it; its type tells the order of the dimensions.
         aspect: height over width of the images that the model reads; None where it reads none.
         index: which of the module's tensors it is, as in `Site`.
 
     Raises:
-        ValueError: it has no dimension but that of the samples.
+        ValueError: the tensor has fewer than 2 or more than 5 dimensions.
     """
     if tensor.is_complex():
         tensor = tensor.abs()
@@ -98,7 +98,7 @@ def aspect_of(tensors: Iterable[tuple[str, Tensor]]) -> float | None:
 
 
 def samples_first(tensor: Tensor, module: nn.Module, index: str = "") -> Tensor:
-    """A tensor of shape (n, ...), where recurrent and attention modules may have it as (length, n, ...)."""
+    """The tensor with samples as its first dimension: recurrent and attention modules may give (length, n, ...)."""
     is_batch_first = next((m.batch_first for m in module.modules() if hasattr(m, "batch_first")), True)
     if isinstance(module, nn.RNNBase) and index.startswith("1"):
         is_batch_first = False  # the states of its layers
@@ -155,7 +155,7 @@ class Shown:
 
 
 def shown(maps: Maps, *, channels: int, order: Order, size: int) -> Shown:
-    """The first or the strongest channels (by the mean of the absolute values over samples), shrunk.
+    """The part of the maps that is shown: the first or the strongest channels, shrunk to `size`.
 
     Nothing here makes the host wait for the device.
     """
@@ -177,7 +177,7 @@ def shown(maps: Maps, *, channels: int, order: Order, size: int) -> Shown:
 
 
 def feature_maps(shown: Shown, name: str, *, normalize: tiles.Normalize, size: int) -> Picture:
-    """The picture of what is shown."""
+    """The picture of the shown maps, with `name` in its caption."""
     values, range_in_words = tiles.scaled(shown.values.cpu().numpy(), normalize)
     pixels = tiles.squares(tiles.enlarge(indices(values), size))
     which = shown.channels.tolist()

@@ -1,4 +1,4 @@
-"""What a convolution has learned, as a picture: its kernels, and how they have changed."""
+"""The picture of a convolution's kernels, and of how they have changed."""
 
 import math
 
@@ -14,7 +14,7 @@ from hookboard.images.picture import Picture
 def part_shown(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
     """A copy of the part of a convolution's weight that a picture shows.
 
-    Kernels of one or three channels are drawn in one tile each: there may be as many as others have tiles.
+    Kernels of one or three channels are drawn in one tile each, so `kernels * channels` of them are shown.
 
     Args:
         weight: shape (kernels, channels, width), (kernels, channels, height, width) or (kernels, channels, depth,
@@ -38,15 +38,16 @@ def part_shown(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
 def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *, size: int) -> Picture:
     """The kernels now, and beside them their change since `before`.
 
-    Kernels of three channels are drawn in colour, as they meet an RGB picture: grey is 0. Of those with other channels
-    than one, each row is a kernel, each column one of its channels. Kernels of one pixel are drawn as one matrix.
+    Kernels of three channels are drawn in colour, as red, green and blue; grey is 0. Kernels of one channel are one
+    tile each. For others each row is a kernel and each column one of its channels. Kernels of one pixel are drawn as
+    one matrix.
 
     Args:
         now: shape (kernels, channels, height, width), as `part_shown` gives it.
         before: the same at the start of the fit.
-        name: whose weight it is.
-        shape: of the whole weight.
-        size: pixels that a side of a kernel may take.
+        name: the module's name, for the caption.
+        shape: the shape of the whole weight.
+        size: the largest side of a drawn kernel, in pixels.
     """
     weights, change = now.cpu().numpy(), (now - before).cpu().numpy()
     is_colour = shape[1] == 3

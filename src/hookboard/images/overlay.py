@@ -1,4 +1,4 @@
-"""Class-activation maps on the pictures that the model read: input, map and both together, in a row for each sample."""
+"""Class-activation maps over the input pictures: a row for each sample with the input, the map, and both together."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,13 @@ from hookboard.images.picture import Picture, text_block
 
 
 def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
-    """The pictures that the model read, as they were before they were normalized.
+    """The input pictures of the model, as they were before normalization.
 
     Args:
         inputs: shape (n, channels, height, width).
-        mean: what had been subtracted from each channel; None draws each picture from its least to its greatest value.
-        std: what it had then been divided by.
+        mean: the mean that was subtracted from each channel; None draws each picture from its smallest to its largest
+            value.
+        std: the standard deviation that each channel was then divided by.
 
     Returns:
         Shape (n, height, width, 3), uint8.
@@ -40,10 +41,10 @@ def overlays(inputs: Pixels, maps: Tensor, texts: Sequence[str], caption: str, *
 
     Args:
         inputs: shape (n, height, width, 3), uint8.
-        maps: shape (n, any height, any width), at least 0 where they speak for the class.
-        texts: what stands above each row.
-        caption: of the whole picture.
-        size: pixels that a side of an input may take.
+        maps: shape (n, any height, any width); larger values speak more for the class, negative ones are drawn as 0.
+        texts: the text above each row.
+        caption: the caption of the whole picture.
+        size: the largest side of a drawn input, in pixels.
     """
     photos = torch.from_numpy(inputs).permute(0, 3, 1, 2).float() / 255
     heat = torch.nn.functional.interpolate(

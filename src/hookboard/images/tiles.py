@@ -1,4 +1,4 @@
-"""Many small maps in one picture: their size, their range, their places."""
+"""Many small maps in one picture: scaling their size and values, and arranging them in a grid."""
 
 import math
 from typing import Any, Literal
@@ -11,13 +11,13 @@ from torch import Tensor
 from hookboard.images.colour import PAPER, Pixels
 
 Normalize = Literal["map", "layer"] | tuple[float, float]
-"""From which range of values each map is drawn: its own, that of all maps of the layer, or a fixed one."""
+"""The range of values that the colours span: that of each map, that of all maps of the layer, or a fixed one."""
 
 GAP = 2
 """Pixels between two tiles."""
 
 CARD = 344
-"""Pixels across a card of TensorBoard, to which it scales wider pictures: their captions could not be read."""
+"""The width of a card of TensorBoard, in pixels. It shrinks wider pictures, and their captions become unreadable."""
 
 
 def shrink(maps: Tensor, size: int) -> Tensor:
@@ -39,8 +39,8 @@ def enlarge(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
 def scaled(maps: np.ndarray, normalize: Normalize) -> tuple[np.ndarray, str]:
     """Maps of shape (n, channels, height, width) with their values from 0 to 1, and the range in words.
 
-    Non-finite values are left as they are and take no part in the range. A map without a range of its own is drawn as
-    0 where it is zero everywhere, as a dead channel is, and as 0.5 otherwise.
+    Non-finite values become NaN and do not count for the range. If all values of a map are equal, it is drawn as 0 if
+    they are 0 (a dead channel), otherwise as 0.5.
     """
     finite = np.where(np.isfinite(maps), maps, np.nan)
     if normalize == "map":
@@ -67,7 +67,7 @@ def _range(finite: np.ndarray, axis: tuple[int, ...] | None) -> tuple[np.ndarray
 
 
 def grid(tiles: Pixels) -> Pixels:
-    """Tiles in rows and columns as one picture, with paper between them.
+    """Tiles in rows and columns as one picture, with white gaps between them.
 
     Args:
         tiles: shape (rows, columns, height, width) or (rows, columns, height, width, 3), uint8.
@@ -84,7 +84,7 @@ def grid(tiles: Pixels) -> Pixels:
 
 
 def squares(tiles: Pixels) -> Pixels:
-    """The tiles of each sample as a square, and the squares beside each other as far as a card is wide.
+    """The tiles of each sample as a square, and as many squares side by side as fit into a card of TensorBoard.
 
     Args:
         tiles: shape (samples, tiles, height, width), uint8.

@@ -1,6 +1,6 @@
-"""A tensor as a row: what is known of its numbers, in a form that merges exactly, and what follows from it.
+"""From a tensor to a row: numbers such as count, mean and deviation that merge exactly, and the statistics from them.
 
-A tensor enters by `measure` and leaves as a row. Nothing else of this room touches tensors of a model.
+`measure` takes a tensor and returns its row. Nothing else in this folder is given tensors of a model.
 """
 
 from hookboard.measure.bins import BINS

@@ -1,4 +1,4 @@
-"""Rows and bins of values on the CPU, where reading a number back costs nothing. The arithmetic is float64."""
+"""Rows and bin counts of values on the CPU, in float64. Here reading a number back costs nothing."""
 
 import math
 from collections.abc import Sequence

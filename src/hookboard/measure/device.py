@@ -1,4 +1,4 @@
-"""Rows and bins by torch's own operations of which the host reads nothing back: it would wait for the device."""
+"""Rows and bin counts on any device, by torch's operations. The host reads nothing back: it would have to wait."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The one door into measuring: a tensor goes in, its row comes out."""
+"""`measure`: the only function that turns a tensor into its row."""
 
 import math
 
@@ -18,16 +18,17 @@ def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments
         tensor: detached; of any shape, dtype, layout, subclass and device.
         plan: what to measure.
         counts: the bins of its values are added to this, shape (BINS,), int64, contiguous, on the tensor's device.
-        moments_only: leave out the user's statistics, which are NaN then, and `counts`. So it is for an empty tensor.
+        moments_only: leave out `counts` and the user's statistics, which are then NaN. An empty tensor is always
+            measured like this.
 
     Returns:
-        `plan.width` numbers: the columns of `FIELDS`, and the user's statistics behind them. Floats on the CPU;
+        `plan.width` numbers: the columns of `FIELDS`, followed by the user's statistics. Floats on the CPU;
         elsewhere a float64 tensor on the device, which the host has not waited for. Only sparse tensors with
         duplicates and subclasses that wrap other tensors make it wait.
 
     Raises:
         TypeError: the tensor has no values, or does not let them be read; the message says why.
-        Exception: whatever a statistic of the user's raises. `counts` is as it was then.
+        Exception: any error of a user's statistic. Then `counts` is unchanged.
 
     Example:
         >>> from hookboard.measure import FIELDS, plan

@@ -1,4 +1,4 @@
-"""Histograms with fixed edges: they merge by adding integers, whatever the range and with NaN inside."""
+"""`Histogram`, made from counts in fixed bins. Such counts merge by addition, for any range of values."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Rows that belong together become one, as if all their values had been measured at once."""
+"""Merging rows: the result is the row of all their values together."""
 
 import math
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def unit_of(low: Tensor, high: Tensor) -> Tensor:
 
 
 def merge_rows(rows: Tensor, owner: Tensor, owners: int, own: Sequence[Statistic]) -> Tensor:
-    """Merge the rows of each owner, with the numbers of the user's statistics behind the moments.
+    """Merge the rows of each owner, including the user's statistics, whose columns follow the moments.
 
     Args:
         rows: shape (n, WIDTH + len(own)), float64; a row of no values changes nothing.

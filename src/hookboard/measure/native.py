@@ -1,4 +1,4 @@
-"""The compiled kernel, and the only place that hands addresses of tensors to it."""
+"""The compiled kernel. Only this file passes memory addresses of tensors to it."""
 
 import threading
 

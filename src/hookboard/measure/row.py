@@ -1,4 +1,4 @@
-"""The row: what is known of a set of numbers, in a form that merges exactly."""
+"""The row: count, mean, deviation and so on of a set of numbers, in a form that merges exactly."""
 
 import math
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ mean: the mean. abs_mean: the mean of the absolute values.
 deviation: the root of the mean squared difference from the mean (the standard deviation with divisor `count`).
 zeros: how many values are 0. min, max: the extremes; inf and -inf where count is 0.
 
-Means are kept and no sums: no column is larger than the largest value, so nothing overflows that can be represented.
+A row has means instead of sums, so that no column exceeds the largest value and nothing overflows.
 """
 
 WIDTH = len(FIELDS)
 
 REQUESTABLE = frozenset({"mean", "deviation", "abs_mean", "zeros"})
-"""Columns that are filled only where a statistic needs them. The others are always filled."""
+"""Columns that are filled only if a statistic needs them. The others are always filled."""
 
 EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
 """The row of no values."""
@@ -31,7 +31,7 @@ Row = list[float] | Tensor
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """One merged row on the host. The arguments are described at `FIELDS`; those not asked for are NaN."""
+    """One merged row on the host. `FIELDS` describes the arguments; those that no statistic needs are NaN."""
 
     count: float
     mean: float

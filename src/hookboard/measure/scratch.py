@@ -1,4 +1,4 @@
-"""Memory to work in on the CPU, kept between calls: fresh temporaries cost more than the arithmetic."""
+"""Buffers on the CPU that are reused between calls: new temporaries cost more than the arithmetic."""
 
 import threading
 

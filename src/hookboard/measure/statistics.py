@@ -1,4 +1,4 @@
-"""Named statistics: what each needs of the row and how it follows from it, and those that users add."""
+"""Statistics by name: the formulas of the built-in ones, and `Statistic` for those that users add."""
 
 import importlib
 import math
@@ -16,7 +16,12 @@ DEFAULT = ("mean", "std", "abs_max", "zero_fraction", "nonfinite_count")
 
 
 class Formula(NamedTuple):
-    """A statistic that follows from the row."""
+    """A statistic that is computed from the row.
+
+    Args:
+        needs: the columns of `REQUESTABLE` that it needs.
+        value: computes it from a merged row.
+    """
 
     needs: frozenset[str]
     value: Callable[[Moments], float]
@@ -27,7 +32,7 @@ def _std(m: Moments) -> float:
 
 
 def _formula(needs: str, value: Callable[[Moments], float], *, of_any: bool = True) -> Formula:
-    """A formula that is NaN where there is no finite value to take it of, unless it is a count."""
+    """A formula that gives NaN if there is no finite value, unless `of_any` is False, as for counts."""
     guarded = (lambda m: value(m) if m.count else math.nan) if of_any else value
     return Formula(frozenset(needs.split()), guarded)
 
@@ -55,20 +60,22 @@ FORMULAS: dict[str, Formula] = {
 class Statistic:
     """A statistic of your own.
 
-    It is measured on the whole tensor of each call, and the numbers of several calls, micro-batches and ranks are
-    merged by a rule that you state. Give it to `statistics=` beside the built-in names, or, from YAML, by the
-    dotted path of the place that holds it (`my_package.NEAR_ZERO`).
+    It is computed from the whole tensor of each call. The numbers of several calls, micro-batches and ranks are merged
+    by a rule that you choose. Pass it to `statistics=` together with built-in names; in YAML, give the dotted path of
+    the variable that holds it (`my_package.NEAR_ZERO`).
 
     Args:
-        name: what stands in the tag; letters, digits and underscores.
-        measure: from a tensor of any shape and dtype, detached and on the model's device, to one number: a
-            tensor with one element (or a float). It runs inside the training step, so it should not call
-            `.item()` on an accelerator. NaN and infinities in the tensor are its own to handle.
-        merge: how the numbers of two calls become one. `mean` weighs each by the number of elements of its
-            tensor, `sum`, `min` and `max` do what they say.
+        name: Its name in tags: letters, digits and underscores.
+        measure: A function from a tensor to one number (a tensor with one element, or a float). The tensor has any
+            shape and dtype, is detached and on the model's device. The function runs inside the training step, so it
+            should not call `.item()` on an accelerator. It must handle NaN and infinities in the tensor itself. If it
+            raises, the site is switched off with a warning, and training goes on.
+        merge: How the numbers of several calls become one: `mean` (weighted by the number of elements of each tensor),
+            `sum`, `min` or `max`.
 
     Raises:
-        ValueError: the name is not one that a tag can hold, is a built-in's, or the rule is not one of the four.
+        ValueError: The name has other characters or is that of a built-in statistic, or the rule is not one of the
+            four.
 
     Example:
         >>> import torch
@@ -95,8 +102,8 @@ class Plan:
     """The statistics of one callback, resolved.
 
     Args:
-        names: the built-in ones, in the order they were given.
-        own: those that the user brought.
+        names: the built-in ones, in the given order.
+        own: the user's own ones.
         wanted: the columns of the row that the built-in ones need.
     """
 
@@ -106,7 +113,7 @@ class Plan:
 
     @property
     def width(self) -> int:
-        """How many numbers a row has: the moments, and the user's statistics behind them."""
+        """How many numbers a row has: the moments, and one for each of the user's statistics."""
         return WIDTH + len(self.own)
 
     def with_histogram(self) -> "Plan":
@@ -131,10 +138,10 @@ def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Se
 
     Args:
         statistics: one or several.
-        also_valid: names that an error should list too: the caller knows how to measure them.
+        also_valid: further valid names, which the caller measures itself; errors list them.
 
     Raises:
-        ValueError: a name is no statistic's, or a path does not lead to a `Statistic`.
+        ValueError: a name is not that of a statistic, or a path does not lead to a `Statistic`.
     """
     given = as_list(statistics)
     own = [s if isinstance(s, Statistic) else _at_path(s, also_valid) for s in given if not _is_built_in(s)]

@@ -1,4 +1,4 @@
-"""Any tensor as one flat run of real numbers, which is what the statistics are taken over."""
+"""The real numbers in any kind of tensor, as one flat tensor; statistics are taken over these."""
 
 import math
 from typing import Any, NamedTuple
@@ -21,8 +21,9 @@ class Values(NamedTuple):
 
     Args:
         numbers: shape (n,), real, plain, in any order.
-        zeros: how many zeros a sparse tensor leaves unwritten.
-        holes: how many of the numbers are NaN only because they do not belong to the tensor, shape (); None for none.
+        zeros: the number of implicit zeros of a sparse tensor.
+        holes: the number of `numbers` that do not belong to the tensor and were set to NaN, shape (); None if there are
+            none.
     """
 
     numbers: Tensor
@@ -42,7 +43,7 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
 
     Args:
         tensor: detached.
-        may_wait: whether the host may wait for the device; left out, only where that is the CPU.
+        may_wait: whether the host may wait for the device. Left out: only if the device is the CPU.
 
     Raises:
         TypeError: the tensor has no values, or does not let them be read; the message says why.

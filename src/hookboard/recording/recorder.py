@@ -111,7 +111,7 @@ class Recorder:
         return self._counts[site]
 
     def give_up(self) -> bool:
-        """Stop measuring on this rank; returns whether it must still take part in the next flush, to tell the others."""
+        """Stop measuring on this rank; returns whether it must still take part in the next flush."""
         return self._exchange.give_up()
 
     def is_off(self, name: str, role: Role) -> bool:

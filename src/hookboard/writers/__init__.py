@@ -1,4 +1,4 @@
-"""Readings, pictures and texts on their way to a logger: one file for each kind of logger.
+"""Writing of numbers, pictures and texts to loggers: one file for each kind of logger.
 
 `entry.py` is what is written, `loggers.py` writes it to all loggers of a Trainer. To add a logger, write a file with a
 function that takes the logger and an entry, and register it in `loggers.py`.

@@ -1,4 +1,4 @@
-"""What is written at one step."""
+"""`Entry`: everything that is written at one step."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ class Entry:
     """Everything that one callback logs at one step.
 
     Args:
-        step: where on the logger's step axis.
+        step: the step on the logger's axis.
         scalars: tag to value.
-        histograms: tag to the reading that has the histogram.
+        histograms: tag to a reading with a histogram.
         pictures: tag to picture.
         texts: tag to text in Markdown.
     """
@@ -27,7 +27,7 @@ class Entry:
 
 
 def entry_of(readings: Iterable[Reading], step: int) -> Entry:
-    """The readings of one step under their tags."""
+    """The statistics and histograms of some readings, by tag."""
     entry = Entry(step)
     for reading in readings:
         site, stage = reading.site, reading.stage

@@ -1,4 +1,4 @@
-"""To all loggers of a Trainer: which function writes to which, and what happens when one fails."""
+"""Writing to all loggers of a Trainer: chooses the function for each logger, and handles failures."""
 
 import functools
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ from hookboard.writers.tensorboard import write_to_tensorboard
 
 
 class Loggers:
-    """The loggers that one callback writes to. What one of them cannot take, or fails at, is said once.
+    """The loggers that one callback writes to. If one cannot take something, or fails, there is one warning.
 
     Args:
-        loggers: those of the Trainer.
+        loggers: the loggers of the Trainer.
         owner: the callback's name, used in warnings.
     """
 

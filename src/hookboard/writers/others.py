@@ -1,4 +1,4 @@
-"""To any Lightning logger, by the methods that all or many of them have."""
+"""Writing to any Lightning logger, by `log_metrics` and `log_image`."""
 
 from lightning.pytorch.loggers import Logger
 

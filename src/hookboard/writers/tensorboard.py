@@ -1,4 +1,4 @@
-"""To TensorBoard."""
+"""Writing to TensorBoard."""
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
