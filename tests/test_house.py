@@ -1,7 +1,7 @@
 """The plan of the house, held against the source: which file may import which, how long it is, what it may reach into.
 
-CONTRIBUTING.md has the plan in words. Each rule here is a function from sources to faults, one sentence each; the tests at
-the end show for each rule that it finds a fault where there is one.
+CONTRIBUTING.md has the plan in words. Each rule here is a function from sources to faults, one sentence each; the
+tests at the end show for each rule that it finds a fault where there is one.
 """
 
 import ast

@@ -111,7 +111,7 @@ def _why_not_called(module: nn.Module) -> str:
     if has_compiled_anything():
         causes += [
             "it runs in a function compiled and run before the fit (torch.compiler.reset() before the fit helps)",
-            "it runs in a compiled function transform, as torch.func.vmap is one",
+            "it runs in a compiled function transform such as torch.func.vmap",
         ]
     if any(p.grad is not None for p in module.parameters(recurse=False)):
         causes.append("its parent uses its weights itself, as nn.MultiheadAttention does")

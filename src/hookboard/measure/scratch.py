@@ -51,6 +51,6 @@ def _buffer(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
 
 
 def forget_scratch() -> None:
-    """Let go of the memory of all threads. Whoever measures afterwards gets new memory."""
+    """Release the buffers of all threads. Measuring afterwards makes new ones."""
     global _buffers
     _buffers = _Buffers()
