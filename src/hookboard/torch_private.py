@@ -13,8 +13,14 @@ from torch.amp.grad_scaler import OptState
 from torch.autograd.graph import Node
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.writer import FileWriter
+
+
+def backward_number() -> int:
+    """Which backward pass this thread runs; -1 where it runs none. It cannot be traced by torch.compile."""
+    return torch._C._current_graph_task_id()
 
 
 def in_backward() -> bool:
@@ -22,7 +28,7 @@ def in_backward() -> bool:
 
     It cannot be traced by torch.compile.
     """
-    return torch._C._current_graph_task_id() != -1
+    return backward_number() != -1
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it
@@ -59,6 +65,18 @@ def forward_hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
 def forward_pre_hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
     """The module's own forward pre-hooks, in the order in which they run."""
     return module._forward_pre_hooks
+
+
+def renumber(handle: RemovableHandle, number: int) -> None:
+    """Have a module's hook go by another number than the next one that was free.
+
+    The number must not be that of another hook of the same module.
+    """
+    for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
+        hooks = reference()
+        if hooks is not None and handle.id in hooks:
+            hooks[number] = hooks.pop(handle.id)
+    handle.id = number
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:

@@ -230,3 +230,15 @@ def test_a_scale_that_is_lowered_by_hand_is_no_overflow(tmp_path):
     callbacks = [SetsTheScale(scaler), watched, kept]
     fit(tmp_path, Toy(mlp()), batches(*[4] * 4), *callbacks, plugins=ScaledOnly(scaler))
     assert [any(r.overflowed for r in readings) for readings in kept.readings] == [False] * 4
+
+
+def test_an_empty_parameter_is_no_overflow_and_no_fault(tmp_path):
+    def model():
+        net = mlp()
+        net.register_parameter("adapter", torch.nn.Parameter(torch.zeros(0, 4)))
+        return Toy(net, loss=lambda y: y.square().mean() + net.adapter.sum())
+
+    data = batches(4, 4)
+    assert_equal_steps(
+        exact_gradients(tmp_path, model(), data, changing_scaler()), exact_gradients(tmp_path, model(), data)
+    )

@@ -212,3 +212,25 @@ def test_an_input_that_the_output_does_not_depend_on_is_reported(on):
     edges, since = edges_of([("0", x)]), torch.autograd._get_sequence_nr()
     y = torch.ones(2, requires_grad=True) * 3
     assert InputGradients(edges, [y], since, {"0": lambda grad: None}, on).unreached == ["0"]
+
+
+def test_parts_of_an_input_gradient_from_two_backward_passes_are_not_added_up(on):
+    x = torch.ones(2, requires_grad=True)
+    inputs, since = edges_of([("", x)]), torch.autograd._get_sequence_nr()
+    first, second = 3 * x, -3 * x
+    seen = []
+    gradients = InputGradients(inputs, [first, second], since, {"": lambda grad: seen.append(grad.tolist())}, on)
+    first.sum().backward(retain_graph=True)
+    (first + second).sum().backward()
+    gradients.settle()
+    assert seen == [[3.0, 3.0], [0.0, 0.0]]
+
+
+def test_an_output_that_is_returned_twice_counts_once_in_the_gradient_of_the_input(on):
+    x = torch.ones(2, requires_grad=True)
+    inputs, since = edges_of([("", x)]), torch.autograd._get_sequence_nr()
+    y = 3 * x
+    seen = []
+    InputGradients(inputs, [y, y], since, {"": lambda grad: seen.append(grad.tolist())}, on)
+    (y + y).sum().backward()
+    assert seen == [[6.0, 6.0]]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from oracle import assert_true, normal
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from hookboard import Statistic
 from hookboard.hooks import Taps
@@ -92,3 +93,42 @@ def test_the_bins_of_all_threads_add_up(readings):
     found, inputs = readings
     for reading in found.values():
         assert reading.histogram.counts.sum() == sum(x.numel() for x in inputs)
+
+
+class Adds(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+def test_what_a_module_passes_back_to_inputs_that_another_thread_has_made_is_its_own_part():
+    add = Adds()
+    found = {}
+    taps = Taps({"add": add}, ["grad_input"], lambda site: lambda grad: found.setdefault(site.index, grad.clone()))
+    taps.attach()
+    taps.active = True
+    x, made = torch.ones(2, requires_grad=True), []
+    numbers_here = torch.autograd._get_sequence_nr()
+
+    def work():
+        while torch.autograd._get_sequence_nr() <= numbers_here + 10:  # each thread counts by itself
+            x.sin()
+        made.append(3 * x)
+        made.append(5 * made[0])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    add(*made).sum().backward()
+    taps.detach()
+    assert {index: grad.tolist() for index, grad in found.items()} == {"0": [1.0, 1.0], "1": [1.0, 1.0]}
+
+
+def test_numbers_of_hooks_are_taken_and_never_given_back():
+    net = nn.Sequential(*[nn.Linear(1, 1) for _ in range(3)])
+    before = RemovableHandle.next_id
+    taps = Taps(select(net), ["input", "output"], lambda site: lambda tensor: None)
+    taps.attach()
+    assert RemovableHandle.next_id == before + 6
+    assert len({tuple(module._forward_hooks) for module in net}) == 1  # equal modules are to share their graphs
+    taps.detach()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net)

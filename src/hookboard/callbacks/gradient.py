@@ -112,6 +112,7 @@ class GradientLogger(SiteLogger):
     def _before_backward(self, watch: SiteWatch) -> None:
         """Note the scale that this backward pass carries."""
         if watch.scaling is not None:
+            watch.taps.show_pending()
             watch.recorder.scale = watch.scaling.in_force()
 
     def _after_backward(self, watch: SiteWatch) -> None:

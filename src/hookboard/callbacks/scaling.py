@@ -41,7 +41,8 @@ class Scaling:
             The scale that its gradients still carry, shape (); None if they are unscaled. Optimizers that unscale
             inside their own step, as fused ones do, have scaled gradients until then.
         """
-        gradients = [local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [gradient for gradient in map(local, held) if gradient.numel()]
         if gradients:
             # The largest absolute value is not finite if any is not; nothing here waits for the device.
             largest = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)

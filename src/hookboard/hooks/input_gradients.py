@@ -1,7 +1,7 @@
 """The gradients that a module passes back to its inputs, by hooks on the autograd nodes that the module made."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookboard.hooks.gradients import Observer, Switch, ViewGradient, views_between, watch_output
 from hookboard.hooks.views import Memory, Place, memory_of, place_of
-from hookboard.torch_private import base_of, sequence_number_of
+from hookboard.torch_private import backward_number, base_of, sequence_number_of
 
 
 class InputEdge(NamedTuple):
@@ -78,7 +78,8 @@ class InputGradients:
         self.unreached: list[str] = []
         outputs = [tensor for tensor in outputs if tensor.requires_grad]
         returned = {_key(get_gradient_edge(tensor)): tensor for tensor in outputs}
-        crossings = _crossings(outputs, since)
+        before = {edge.node for given in inputs.values() for edge in (given.edge, given.base_edge) if edge is not None}
+        crossings = _crossings(outputs, before, since)
         views = _views_by_node(outputs)
         for path, given in inputs.items():
             key = _key(given.edge)
@@ -133,15 +134,20 @@ def _key(edge: GradientEdge) -> tuple[Node, int]:
 class _PassedBack:
     """The sum of the gradients on all edges to one input."""
 
-    __slots__ = ("arrived", "edges", "observe", "total")
+    __slots__ = ("arrived", "backward", "edges", "observe", "total")
 
     def __init__(self, observe: Observer, edges: int) -> None:
         self.observe = observe
         self.edges = edges
+        self.backward = -1
         self.arrived = 0
         self.total: Tensor | None = None
 
     def add(self, grad: Tensor) -> None:
+        backward = backward_number()
+        if backward != self.backward:
+            self.settle()  # to what an earlier pass has brought this one adds nothing
+            self.backward = backward
         self.total = grad.detach() if self.total is None else self.total + grad.detach()
         self.arrived += 1
         if self.arrived == self.edges:
@@ -169,14 +175,22 @@ class _NodeHook:
             self.show(grad)
 
 
-def _crossings(outputs: Iterable[Tensor], since: int) -> dict[tuple[Node, int], list[tuple[Node, int]]]:
-    """From each edge that leaves the module's part of the graph to the nodes (and their slots) that it leaves."""
+def _crossings(
+    outputs: Iterable[Tensor], before: Collection[Node], since: int
+) -> dict[tuple[Node, int], list[tuple[Node, int]]]:
+    """From each edge that leaves the module's part of the graph to the nodes (and their slots) that it leaves.
+
+    Args:
+        outputs: what the module returned.
+        before: nodes that were there when the module was entered, whichever thread has made them.
+        since: the number that was then the next: nodes of this thread with a smaller one were there, too.
+    """
     found: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
     seen = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
     waiting = list(seen)
     while waiting:
         node = waiting.pop()
-        if sequence_number_of(node) < since:
+        if node in before or sequence_number_of(node) < since:
             continue
         for slot, (following, number) in enumerate(node.next_functions):
             if following is None:

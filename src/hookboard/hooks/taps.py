@@ -18,7 +18,7 @@ from hookboard.hooks.own_call import is_own_call
 from hookboard.messages import warn_switched_off
 from hookboard.nested import named_inputs, tensors_in
 from hookboard.sites import Role, Site
-from hookboard.torch_private import has_compiled_anything, in_backward, sequence_number
+from hookboard.torch_private import has_compiled_anything, in_backward, renumber, sequence_number
 
 
 class Taps:
@@ -53,17 +53,19 @@ class Taps:
     def attach(self) -> None:
         """Hook every module, after the hooks that are already there."""
         before = self._each_call or bool({"input", "grad_input"} & set(self._roles))
-        number = RemovableHandle.next_id
+        numbers: dict[str, int] = {}
         for name, module in self._modules.items():
             tap = self._taps[name]
-            # Graphs of older torch are bound to the numbers of hooks: equal modules share one if theirs are equal.
-            RemovableHandle.next_id = number
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             if before:
-                self._until_detached.callback(module.register_forward_pre_hook(tap.before, with_kwargs=True).remove)
-            self._until_detached.callback(module.register_forward_hook(tap.after, with_kwargs=True).remove)
-        RemovableHandle.next_id = number + 2
+                self._keep(module.register_forward_pre_hook(tap.before, with_kwargs=True), numbers, "before")
+            self._keep(module.register_forward_hook(tap.after, with_kwargs=True), numbers, "after")
+
+    def _keep(self, handle: RemovableHandle, numbers: dict[str, int], when: str) -> None:
+        # Graphs of older torch are bound to the numbers of hooks: equal modules share a graph if theirs are equal.
+        renumber(handle, numbers.setdefault(when, handle.id))
+        self._until_detached.callback(handle.remove)
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
@@ -258,7 +260,7 @@ class _ModuleTap:
         gradients = InputGradients(edges, outputs, since, observers, self._switch)
         self._input_gradients.append(gradients)
         if edges and len(gradients.unreached) == len(edges):
-            self.causes["grad_input"] = "the output does not depend on the input"
+            self.causes["grad_input"] = "the output does not depend on the input, or other threads compute it"
 
     def _observer(self, role: Role, path: str) -> Observer:
         observer = self._observers.get((role, path))
