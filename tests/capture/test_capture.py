@@ -441,3 +441,13 @@ def test_the_gradient_at_the_last_convolution_is_that_of_autograd(name):
     net.get_submodule(last).register_forward_hook(copied)
     (expected,) = torch.autograd.grad(net(pictures).square().sum(), kept[0])
     assert torch.equal(seen[last].grad_output, expected)
+
+
+def test_a_block_without_a_backward_pass_says_so():
+    net = nn.Sequential(nn.Linear(2, 2))
+    with capture(net, roles="grad_output") as seen:
+        hidden = seen.watch(net(torch.ones(1, 2)), "hidden")
+    hidden.sum().backward()
+    for name in ("0", "hidden"):
+        with pytest.raises(LookupError, match=r"call backward\(\) before the block ends"):
+            _ = seen[name].grad_output

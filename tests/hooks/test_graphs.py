@@ -422,3 +422,61 @@ def test_nan_inside_a_graph_is_counted_and_left_out():
     ((reading,), _) = recorder.flush()
     taps.detach()
     assert_true(reading.statistics, [values])
+
+
+class Doubles(nn.Module):
+    """Doubles in place what an inner module has made of a hidden tensor, and goes on with the hidden tensor."""
+
+    def __init__(self, inner):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 4)
+        self.inner = inner
+
+    def forward(self, x):
+        hidden = self.first(x)
+        y = self.inner(hidden)
+        y *= 2
+        return hidden.square() + y
+
+
+@pytest.mark.parametrize("inner", [nn.Identity, lambda: nn.Sequential(nn.Identity()), lambda: nn.Dropout(0.0)])
+@pytest.mark.parametrize("roles", [("grad_output",), ("output", "grad_input")], ids=str)
+def test_an_input_that_is_returned_and_changed_in_place_trains_compiled_as_it_does_alone(inner, roles):
+    def trained(*watched):
+        net = Doubles(inner())
+        run = torch.compile(net, fullgraph=True, backend="aot_eager")
+        if watched:
+            return train(net, rows_of_four, 4, run=run, roles=watched)[1]
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for step in range(4):
+            optimizer.zero_grad()
+            run(rows_of_four(step)).square().mean().backward()
+            optimizer.step()
+        return list(net.parameters())
+
+    for mine, theirs in zip(trained(*roles), trained(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+class Residual(nn.Module):
+    """Its block works in place on a tensor that is needed again."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 4)
+        self.block = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.block(hidden) + hidden
+
+
+def test_a_block_that_changes_its_input_in_place_trains_compiled_as_it_does_alone():
+    _, expected = train(Residual(), rows_of_four, 4, roles=("grad_input",))
+    net = Residual()
+    run = torch.compile(net, fullgraph=True, backend="aot_eager")
+    _, weights = train(net, rows_of_four, 4, run=run, roles=("grad_input",))
+    for mine, theirs in zip(weights, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -273,3 +273,32 @@ def test_a_compiled_module_is_left_alone():
     compiled(torch.ones(1, 2)).sum().backward()
     assert not seen
     assert "compiled" in taps.why_silent("0", "output")
+
+
+class Retries(nn.Module):
+    """Calls itself, which fails, and goes on without."""
+
+    def forward(self, x, inner=False):
+        if inner:
+            raise ValueError("on purpose")
+        try:
+            self(x * 5, inner=True)
+        except ValueError:
+            return 2 * x
+
+
+def test_a_call_inside_a_call_that_fails_leaves_the_outer_one_right():
+    net = nn.Sequential(Retries())
+    taps, seen = tapped(net, ["grad_input", "output"])
+    x = torch.ones(3, requires_grad=True)
+    net(x).sum().backward()
+    taps.detach()
+    assert [grad.tolist() for grad in seen[Site("0", "grad_input")]] == [[2.0, 2.0, 2.0]]
+
+
+def test_a_gradient_from_before_is_not_taken_for_one_that_came_without_a_call():
+    net = nn.Sequential(nn.Linear(2, 2))
+    net(torch.ones(1, 2)).sum().backward()
+    taps, _ = tapped(net)
+    taps.detach()
+    assert "received a gradient" not in taps.why_silent("0", "output")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookboard.capture.module import Call, CapturedModule, Keeper
 from hookboard.hooks import (
+    NO_GRADIENT,
     UNKNOWN,
     Rule,
     Switch,
@@ -22,11 +23,13 @@ from hookboard.hooks import (
     why_no_gradient,
 )
 from hookboard.messages import unknown
-from hookboard.sites import Site
+from hookboard.sites import ROLES, Role, Site
 from hookboard.torch_private import in_backward
 
 CaptureRole = Literal["input", "output", "grad_input", "grad_output"]
 
+
+NO_PART = "no gradient arrived: the loss does not depend on the tensor"
 
 # Modules, and autograd, may call the hooks from several threads.
 _lock = threading.RLock()
@@ -53,7 +56,7 @@ class Captured(Mapping[str, CapturedModule]):
         self._hooks = ExitStack()
         self._taps = Taps(modules, roles, self._open, each_call=True)
         self._found = {
-            name: CapturedModule(name, type(module).__name__, tuple(roles), self._taps.why_silent)
+            name: CapturedModule(name, type(module).__name__, tuple(roles), self._why_of_module)
             for name, module in modules.items()
         }
 
@@ -123,11 +126,22 @@ class Captured(Mapping[str, CapturedModule]):
         if watched.kind != "Tensor":
             raise ValueError(f"{name!r} is the name of a module: give the tensor another name")
         reason = "" if tensor.requires_grad else f"the tensor {why_no_gradient(tensor)}"
-        watched.why = lambda *_: reason or "no gradient arrived: the loss does not depend on the tensor"
+        watched.why = lambda *_: reason or self._why_no_backward() or NO_PART
         count = len(watched.calls)
         if in_backward():  # a checkpoint computes it again
             return 0 if count == 1 else UNKNOWN
         return count
+
+    def _why_of_module(self, name: str, role: Role) -> str:
+        cause = self._taps.why_silent(name, role)
+        return self._why_no_backward() or cause if cause == NO_GRADIENT else cause
+
+    def _why_no_backward(self) -> str:
+        """The cause where no gradient has come to anything; else nothing."""
+        calls = (call for captured in self._found.values() for call in captured.calls)
+        if any(ROLES[role].is_gradient for call in calls for role in call.kept):
+            return ""
+        return "no gradient arrived at anything in the block: call backward() before the block ends"
 
     def summary(self) -> str:
         """A table as text, one line per tensor.

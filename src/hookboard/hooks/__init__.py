@@ -7,9 +7,10 @@ from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gra
 from hookboard.hooks.graphs import forget_graphs
 from hookboard.hooks.own_call import is_own_call, own_call
 from hookboard.hooks.rules import Clamp, ClipNorm, EditRule, Noise, Replace, Rule, Scale, Zero, apply_rule
-from hookboard.hooks.taps import Taps
+from hookboard.hooks.taps import NO_GRADIENT, Taps
 
 __all__ = [
+    "NO_GRADIENT",
     "UNKNOWN",
     "Clamp",
     "ClipNorm",

@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from hookboard.hooks.gradients import why_no_gradient
 from hookboard.nested import map_tensors, named_inputs, tensors_in
 from hookboard.sites import Role
-from hookboard.torch_private import in_transform, is_compiled
+from hookboard.torch_private import has_compiled_anything, in_transform, is_compiled
 
 
 def forget_graphs(model: nn.Module) -> None:
-    """Let compiled modules of `model` be compiled again: a graph does not run hooks that are added later."""
-    if any(is_compiled(module) for module in model.modules()):
+    """Have everything compiled anew that may hold modules of `model`: a graph does not see hooks that come after it.
+
+    Which graphs those are cannot be told: functions are compiled, too, and Lightning unwraps compiled modules.
+    """
+    if has_compiled_anything() or any(is_compiled(module) for module in model.modules()):
         torch.compiler.reset()
 
 
@@ -53,16 +56,27 @@ def _(key: Tensor, tensor: Tensor | None, role: str, path: str, cause: str) -> T
     return torch.empty_like(key)
 
 
+KEEPS_ITS_OUTPUT = (nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.Threshold, nn.RReLU)
+"""Working in place, these compute their gradient from their output: nothing may change it in place afterwards."""
+
+
+RETURNED = "the module returned its input, whose gradient a compiled graph cannot show"
+
+
 class GraphEnd:
     """The part of a tap that graphs hold.
 
     Args:
         receiver: the tap. It is held weakly, because a graph may live longer.
+        module: what is tapped. It is not held.
     """
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Receiver, module: nn.Module) -> None:
         number = next(_NUMBERS)
         _RECEIVERS[number] = receiver
+        self._works_in_place = any(getattr(part, "inplace", False) for part in module.modules())
+        self._returns_its_input = all(map(_does_nothing, module.modules()))
+        self._keeps_its_output = isinstance(module, KEEPS_ITS_OUTPUT)
         # The second element counts the calls. Each call takes what the one before has returned, which keeps them in
         # order and apart: the compiler merges equal calls, and drops those whose result nobody takes.
         with torch.inference_mode(False):
@@ -70,9 +84,7 @@ class GraphEnd:
             # A graph changes what it has made itself: the graph of a backward pass has a key of its own.
             self._backward_key = torch.tensor([number, 0], device="cpu")
 
-    def before(
-        self, roles: Collection[Role], module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
+    def before(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The forward pre-hook. If gradients of inputs are watched, it returns the replacement inputs."""
         if in_transform():
             return None
@@ -81,12 +93,15 @@ class GraphEnd:
             self._show_all("input", tensors)
         if "grad_input" not in roles:
             return None
-        if getattr(module, "inplace", False):
+        if self._works_in_place:
             self._explain("grad_input", "in a compiled graph the gradient of an input that is changed in place is lost")
             return None
-        return self._with_gradients_shown("grad_input", (args, kwargs), tensors)
+        if self._returns_its_input:
+            self._explain("grad_input", RETURNED)
+            return None
+        return self._with_gradients_shown("grad_input", (args, kwargs), tensors, [])
 
-    def after(self, roles: Collection[Role], output: Any) -> Any:
+    def after(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
         """The forward hook. If the gradient of the output is watched, it returns the replacement output."""
         if in_transform():  # where nothing that is outside may be changed
             return None
@@ -100,7 +115,10 @@ class GraphEnd:
             return None
         if "output" in roles:
             self._show_all("output", tensors)
-        return self._with_gradients_shown("grad_output", output, tensors) if "grad_output" in roles else None
+        if "grad_output" not in roles:
+            return None
+        given = [] if self._keeps_its_output else [t for _, t in tensors_in(named_inputs(args, kwargs))]
+        return self._with_gradients_shown("grad_output", output, tensors, given)
 
     def _explain(self, role: Role, cause: str) -> None:
         key = self._forward_key
@@ -114,22 +132,22 @@ class GraphEnd:
             else:
                 self._explain(role, _not_plain(tensor))
 
-    def _with_gradients_shown(self, role: Role, value: Any, tensors: list[tuple[str, Tensor]]) -> Any:
-        for _, tensor in tensors:
-            if not tensor.requires_grad:
-                what = "input" if role == "grad_input" else "output"
-                self._explain(role, f"the {what} {why_no_gradient(tensor)}")
-            elif not _is_plain(tensor):
-                self._explain(role, _not_plain(tensor))
-        paths_of = _paths_by_tensor([(path, t) for path, t in tensors if t.requires_grad and _is_plain(t)])
-        if not paths_of:
-            return None
-        shown = []
-        for tensor, paths in paths_of:
+    def _with_gradients_shown(
+        self, role: Role, value: Any, tensors: list[tuple[str, Tensor]], given: list[Tensor]
+    ) -> Any:
+        """The same value with copies of its tensors that show their gradients; None where there is nothing to show."""
+        shown: list[tuple[Tensor, Tensor]] = []
+        for tensor, paths in _paths_by_tensor(tensors):
+            cause = _why_not_shown(role, tensor, given)
+            if cause:
+                self._explain(role, cause)
+                continue
             copy = tensor
             for path in paths:
                 copy = _ShownGradient.apply(copy, self._backward_key, role, path)
             shown.append((tensor, copy))
+        if not shown:
+            return None
 
         def exchange(tensor: Tensor) -> Tensor:
             for old, copy in shown:
@@ -138,6 +156,28 @@ class GraphEnd:
             return tensor
 
         return map_tensors(exchange, value)
+
+
+def _does_nothing(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Identity, nn.Sequential)) or (isinstance(module, nn.Dropout) and module.p == 0)
+
+
+def _why_not_shown(role: Role, tensor: Tensor, given: list[Tensor]) -> str:
+    """Why the gradient of a tensor cannot be shown, or nothing if it can.
+
+    Args:
+        role: of the tensor.
+        tensor: what is to show its gradient.
+        given: the inputs of the module. One that is returned must stay what it is: a copy would not change with it.
+    """
+    if not tensor.requires_grad:
+        return f"the {'input' if role == 'grad_input' else 'output'} {why_no_gradient(tensor)}"
+    if not _is_plain(tensor):
+        return _not_plain(tensor)
+    for other in given:
+        if other is tensor:
+            return RETURNED
+    return ""
 
 
 def _paths_by_tensor(tensors: list[tuple[str, Tensor]]) -> list[tuple[Tensor, list[str]]]:

@@ -1,7 +1,6 @@
 """Taps: hooks on modules that show each tensor to an observer."""
 
 import functools
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -10,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.hooks.calls import CallNumbers
+from hookboard.hooks.calls import Call, Calls
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import GraphEnd
-from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
+from hookboard.hooks.input_gradients import InputGradients, edges_of
 from hookboard.hooks.own_call import is_own_call
 from hookboard.messages import warn_switched_off
 from hookboard.nested import named_inputs, tensors_in
 from hookboard.sites import Role, Site
-from hookboard.torch_private import has_compiled_anything, in_backward, renumber, sequence_number
+from hookboard.torch_private import has_compiled_anything, in_backward, renumber, version_of
 
 
 class Taps:
@@ -44,10 +43,14 @@ class Taps:
         each_call: bool = False,
     ) -> None:
         self._switch = Switch()
-        self._taps = {name: _ModuleTap(name, roles, open_site, self._switch, in_graphs, each_call) for name in modules}
+        self._taps = {name: _ModuleTap(name, roles, open_site, self._switch, each_call) for name in modules}
+        if in_graphs:
+            for name, module in modules.items():
+                self._taps[name].graph_end = GraphEnd(self._taps[name], module)
         self._modules = dict(modules)
         self._roles = tuple(roles)
         self._each_call = each_call
+        self._old_gradients = {state for module in modules.values() for state in _gradients_of(module)}
         self._until_detached = ExitStack()
 
     def attach(self) -> None:
@@ -104,21 +107,27 @@ class Taps:
         if role in tap.causes:
             return tap.causes[role]
         if not tap.called:
-            return _why_not_called(module)
-        return "no gradient arrived: the loss does not depend on the output"
+            return _why_not_called(module, self._old_gradients)
+        return NO_GRADIENT
 
 
-def _why_not_called(module: nn.Module) -> str:
+NO_GRADIENT = "no gradient arrived: the loss does not depend on the output"
+
+
+def _why_not_called(module: nn.Module, old_gradients: Collection[object]) -> str:
     causes = ["its forward was called directly"]
     if has_compiled_anything():
-        causes += [
-            "it runs in a function compiled and run before the fit (torch.compiler.reset() before the fit helps)",
-            "it runs in a compiled function transform such as torch.func.vmap",
-        ]
-    if any(p.grad is not None for p in module.parameters(recurse=False)):
+        causes.append("it runs in a compiled function transform such as torch.func.vmap")
+    if any(state not in old_gradients for state in _gradients_of(module)):
         causes.append("its parent uses its weights itself, as nn.MultiheadAttention does")
         return f"the module was not called, yet its parameters received a gradient: {' or '.join(causes)}"
     return f"the module was not called in this step (or {' or '.join(causes)})"
+
+
+def _gradients_of(module: nn.Module) -> list[tuple[int, int]]:
+    """What tells whether a gradient has come to the module's own parameters since."""
+    gradients = [parameter.grad for parameter in module.parameters(recurse=False)]
+    return [(id(gradient), version_of(gradient)) for gradient in gradients if gradient is not None]
 
 
 class _ModuleTap:
@@ -130,7 +139,6 @@ class _ModuleTap:
         roles: Collection[Role],
         open_site: Callable[[Site], Callable[..., object]] | None,
         switch: Switch,
-        in_graphs: bool = False,
         each_call: bool = False,
     ) -> None:
         self.name = name
@@ -140,10 +148,10 @@ class _ModuleTap:
         self._is_off = False
         self._open_site = open_site
         self._switch = switch
-        self._graph_end = GraphEnd(self) if in_graphs else None
+        self.graph_end: GraphEnd | None = None
         self._observers: dict[tuple[str, str], Callable[..., object]] = {}
-        self._numbers = CallNumbers() if each_call else None
-        self._running = _Running()
+        self._each_call = each_call
+        self._calls = Calls() if each_call or "grad_input" in roles else None
         self._input_gradients: list[InputGradients] = []
         self._until_settled = ExitStack()
 
@@ -156,7 +164,7 @@ class _ModuleTap:
         if not self._switch.on:
             return None
         if torch.compiler.is_compiling():
-            return None if self._graph_end is None else self._graph_end.before(self.roles, module, args, kwargs)
+            return None if self.graph_end is None else self.graph_end.before(self.roles, args, kwargs)
         self._enter(args, kwargs)
         return None
 
@@ -166,18 +174,15 @@ class _ModuleTap:
         if self._is_off or is_own_call():
             return
         try:
-            if self._numbers is not None:
-                self._numbers.enter()
             inputs = list(tensors_in(named_inputs(args, kwargs)))
+            if self._calls is not None:
+                self._calls.enter(id(args), edges_of(inputs) if "grad_input" in self.roles else {})
             if "input" in self.roles:
                 self._show_all("input", inputs)
                 if not inputs:
                     self.causes["input"] = "the module was called with no tensor"
-            if "grad_input" in self.roles:
-                edges = edges_of(inputs)
-                self._running.entered.append((edges, sequence_number()))
-                if not edges:
-                    self.causes["grad_input"] = _why_no_gradient_of("input", [tensor for _, tensor in inputs])
+            if "grad_input" in self.roles and not any(tensor.requires_grad for _, tensor in inputs):
+                self.causes["grad_input"] = _why_no_gradient_of("input", [tensor for _, tensor in inputs])
         except Exception as error:
             self._give_up(error)
 
@@ -186,16 +191,17 @@ class _ModuleTap:
         if not self._switch.on:
             return None
         if torch.compiler.is_compiling():
-            return None if self._graph_end is None else self._graph_end.after(self.roles, output)
-        self._leave(output)
+            return None if self.graph_end is None else self.graph_end.after(self.roles, args, kwargs, output)
+        self._leave(args, output)
         return None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    def _leave(self, output: object) -> None:
+    def _leave(self, args: tuple[Any, ...], output: object) -> None:
         if self._is_off or is_own_call():
             return
         try:
             self.called = True
+            call = self._calls.returned(id(args)) if self._calls is not None else None
             outputs = [("", output)] if isinstance(output, Tensor) else list(tensors_in(output))
             if not outputs:
                 nothing = f"the module returned {type(output).__name__}, in which there is no tensor"
@@ -205,10 +211,10 @@ class _ModuleTap:
             if "grad_output" in self.roles:
                 for path, tensor in outputs:
                     self._watch_gradient(path, tensor)
-            if self._running.entered:
-                self._watch_input_gradients([tensor for _, tensor in outputs])
-            if self._numbers is not None:
-                self._numbers.leave()
+            if self._calls is not None and call is not None:
+                if "grad_input" in self.roles:
+                    self._watch_input_gradients(call, [tensor for _, tensor in outputs])
+                self._calls.leave()
         except Exception as error:
             self._give_up(error)
 
@@ -237,8 +243,8 @@ class _ModuleTap:
             gradients.settle()
         self._input_gradients.clear()
         self._until_settled.close()
-        if "grad_input" in self.roles:
-            self._running = _Running()
+        if self._calls is not None:
+            self._calls.forget()
 
     def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]]) -> None:
         if in_backward():  # a checkpoint computes again what has been shown before
@@ -254,12 +260,11 @@ class _ModuleTap:
         if handle is not None:
             self._until_settled.callback(handle.remove)
 
-    def _watch_input_gradients(self, outputs: list[Tensor]) -> None:
-        edges, since = self._running.entered.pop()
-        observers = {path: self._observer("grad_input", path) for path in edges}
-        gradients = InputGradients(edges, outputs, since, observers, self._switch)
+    def _watch_input_gradients(self, call: Call, outputs: list[Tensor]) -> None:
+        observers = {path: self._observer("grad_input", path) for path in call.edges}
+        gradients = InputGradients(call.edges, outputs, call.since, observers, self._switch)
         self._input_gradients.append(gradients)
-        if edges and len(gradients.unreached) == len(edges):
+        if call.edges and len(gradients.unreached) == len(call.edges):
             self.causes["grad_input"] = "the output does not depend on the input, or other threads compute it"
 
     def _observer(self, role: Role, path: str) -> Observer:
@@ -267,19 +272,14 @@ class _ModuleTap:
         if observer is None:
             assert self._open_site is not None
             observer = self._observers[role, path] = self._open_site(Site(self.name, role, path))
-        return observer if self._numbers is None else functools.partial(observer, self._numbers.current)
+        if not self._each_call or self._calls is None:
+            return observer
+        return functools.partial(observer, self._calls.number)
 
     def _give_up(self, error: Exception) -> None:
         self.causes = dict.fromkeys(self.roles, f"could not be read: {error}")
         self._is_off = True
         warn_switched_off(f"module {self.name!r}", error)
-
-
-class _Running(threading.local):
-    """The calls of a module that a thread is in: the edges of their inputs, and autograd's number at their start."""
-
-    def __init__(self) -> None:
-        self.entered: list[tuple[Edges, int]] = []
 
 
 def _why_no_gradient_of(what: str, tensors: list[Tensor]) -> str:
