@@ -1,0 +1,233 @@
+"""Remembers what a module holds, to put it back: buffers, attributes, and all that can be reached from them."""
+
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial, singledispatch
+from types import MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hookboard.torch_private import buffers_of
+
+MOST_OBJECTS = 1_000_000
+"""How many objects are looked at most; numbers and texts do not count."""
+
+_CONSTANT = frozenset({bool, int, float, complex, str, bytes, range, slice, type(None), torch.Size, torch.dtype})
+_OF_LIBRARIES = frozenset({"torch", "lightning", "lightning_fabric", "pytorch_lightning", "logging"})
+_OF_THREADS = frozenset({"_thread", "threading", "queue", "multiprocessing"})
+_OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
+"""What every module has, its hooks among it."""
+
+
+class State:
+    """What a module and all modules inside it hold now, parameters excepted.
+
+    It follows attributes through lists, dicts, sets, deques, tuples, plain objects, methods, `partial` and other
+    modules. It keeps the content of these, of tensors and of NumPy arrays, and the state of random generators. Each
+    object is kept once, and is changed back in place. It does not follow objects of torch and Lightning (a Trainer, an
+    optimizer), nor objects that hold a lock or a thread, because other threads may use them.
+
+    Not kept is what Python cannot set back (iterators, running generators, open files), and what no attribute holds
+    (globals, attributes of classes, variables of a closure).
+
+    Args:
+        module: the module.
+
+    Raises:
+        RuntimeError: more than MOST_OBJECTS objects can be reached.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._undo = ExitStack()
+        seen: dict[int, object] = {}
+        waiting: list[object] = [module]
+        while waiting:
+            value = waiting.pop()
+            if type(value) in _CONSTANT or id(value) in seen:
+                continue
+            seen[id(value)] = value
+            if len(seen) > MOST_OBJECTS:
+                raise RuntimeError(
+                    f"the model holds more than {MOST_OBJECTS} objects in its attributes, too many to put back after "
+                    "another call"
+                )
+            waiting.extend(_keep(value, self._undo))
+
+    def restore(self) -> None:
+        """Change back what has changed. It works once."""
+        with torch.no_grad():
+            self._undo.close()
+
+
+@singledispatch
+def _keep(value: Any, undo: ExitStack) -> Iterable[object]:
+    """Note in `undo` how to put the value back.
+
+    Returns:
+        What it holds.
+    """
+    names = {cls.__module__.partition(".")[0] for cls in type(value).__mro__}
+    if names & (_OF_LIBRARIES | _OF_THREADS) or type(value) in weakref.ProxyTypes:
+        return []
+    return _keep_attributes(value, undo)
+
+
+def _keep_attributes(value: object, undo: ExitStack) -> list[object]:
+    attributes = getattr(value, "__dict__", {})
+    slots = [(descriptor, descriptor.__get__(value)) for descriptor in _filled_slots(value)]
+    held = [*attributes.values(), *(item for _, item in slots)]
+    if any(type(item).__module__.partition(".")[0] in _OF_THREADS for item in held):
+        return []
+    undo.callback(_refill, attributes, dict(attributes))
+    undo.callback(_refill_slots, value, slots)
+    return held
+
+
+@_keep.register(type)
+@_keep.register(ModuleType)
+@_keep.register(nn.Parameter)
+def _keep_nothing(value: Any, undo: ExitStack) -> Iterable[object]:
+    return []
+
+
+@_keep.register
+def _keep_module(module: nn.Module, undo: ExitStack) -> Iterable[object]:
+    if isinstance(module, torch.jit.ScriptModule):  # gives its tensors as new objects each time
+        return list(module.buffers())
+    buffers = buffers_of(module)
+    undo.callback(_refill, buffers, dict(buffers))
+    own = {name: value for name, value in module.__dict__.items() if name not in _OF_TORCH}
+    undo.callback(_refill, module.__dict__, own, _OF_TORCH)
+    return [*module.children(), *buffers.values(), *own.values()]
+
+
+@_keep.register
+def _keep_tensor(tensor: Tensor, undo: ExitStack) -> Iterable[object]:
+    if not tensor.is_meta:
+        undo.callback(_rewrite, tensor, tensor.detach().clone(), tensor.requires_grad)
+    return []
+
+
+@_keep.register
+def _keep_array(array: np.ndarray, undo: ExitStack) -> Iterable[object]:
+    if array.flags.writeable and not isinstance(array, np.memmap):
+        before = array.copy()
+        undo.callback(_rewrite_array, array, before)
+    return array.ravel().tolist() if array.dtype.hasobject else []
+
+
+@_keep.register
+def _keep_dict(value: dict, undo: ExitStack) -> Iterable[object]:  # type: ignore[type-arg]  # singledispatch reads it
+    undo.callback(_refill, value, dict(value))
+    return [*value.values(), *_keep_attributes(value, undo)]
+
+
+@_keep.register(list)
+@_keep.register(deque)
+@_keep.register(set)
+@_keep.register(bytearray)
+def _keep_container(value: Any, undo: ExitStack) -> Iterable[object]:
+    before = list(value)
+    undo.callback(_exchange, value, before)
+    return [*before, *_keep_attributes(value, undo)]
+
+
+@_keep.register(tuple)
+@_keep.register(frozenset)
+def _keep_what_it_holds(value: Any, undo: ExitStack) -> Iterable[object]:
+    return list(value)
+
+
+@_keep.register
+def _keep_owner(method: MethodType, undo: ExitStack) -> Iterable[object]:
+    return [method.__self__]
+
+
+@_keep.register
+def _keep_arguments(function: partial, undo: ExitStack) -> Iterable[object]:  # type: ignore[type-arg]  # as above
+    return [function.func, *function.args, *function.keywords.values()]
+
+
+@_keep.register
+def _keep_torch_generator(generator: torch.Generator, undo: ExitStack) -> Iterable[object]:
+    undo.callback(generator.set_state, generator.get_state())
+    return []
+
+
+@_keep.register
+def _keep_random(generator: random.Random, undo: ExitStack) -> Iterable[object]:
+    if not isinstance(generator, random.SystemRandom):
+        undo.callback(generator.setstate, generator.getstate())
+    return []
+
+
+@_keep.register
+def _keep_random_state(generator: np.random.RandomState, undo: ExitStack) -> Iterable[object]:
+    undo.callback(generator.set_state, generator.get_state())
+    return []
+
+
+@_keep.register
+def _keep_numpy_generator(generator: np.random.Generator, undo: ExitStack) -> Iterable[object]:
+    return [generator.bit_generator]
+
+
+@_keep.register
+def _keep_bit_generator(generator: np.random.BitGenerator, undo: ExitStack) -> Iterable[object]:
+    undo.callback(setattr, generator, "state", generator.state)
+    return []
+
+
+def _filled_slots(value: object) -> Iterator[MemberDescriptorType]:
+    for cls in type(value).__mro__:
+        if "__slots__" in vars(cls):
+            for descriptor in vars(cls).values():
+                if isinstance(descriptor, MemberDescriptorType) and hasattr(value, descriptor.__name__):
+                    yield descriptor
+
+
+def _refill_slots(value: object, before: list[tuple[MemberDescriptorType, object]]) -> None:
+    kept = {descriptor for descriptor, _ in before}
+    for descriptor in list(_filled_slots(value)):
+        if descriptor not in kept:
+            descriptor.__delete__(value)
+    for descriptor, held in before:
+        descriptor.__set__(value, held)
+
+
+def _refill(value: dict[Any, Any], before: dict[Any, Any], leave: frozenset[str] = frozenset()) -> None:
+    now = {name: held for name, held in value.items() if name not in leave}
+    if list(now) == list(before) and all(now[name] is before[name] for name in now):
+        return
+    for name in now:
+        del value[name]
+    value.update(before)
+
+
+def _exchange(value: Any, before: list[Any]) -> None:
+    now = list(value)
+    if len(now) != len(before) or any(one is not other for one, other in zip(now, before, strict=True)):
+        value.clear()
+        fill: Callable[[Iterable[Any]], None] = value.update if isinstance(value, set) else value.extend
+        fill(before)
+
+
+def _rewrite_array(array: np.ndarray, before: np.ndarray) -> None:
+    if array.dtype.hasobject or not np.array_equal(array, before):
+        np.copyto(array, before)
+
+
+def _rewrite(tensor: Tensor, before: Tensor, required_grad: bool) -> None:
+    if tensor.requires_grad and not required_grad and not tensor.is_leaf:
+        tensor.detach_()  # changed in place with gradients, it would hold the graph of our call
+    if tensor.shape != before.shape:
+        tensor.data = before
+    # Batch norm changes its buffers without a new version: only the values tell.
+    elif tensor.layout != torch.strided or not torch.equal(tensor, before):
+        tensor.copy_(before)

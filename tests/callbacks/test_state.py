@@ -1,0 +1,164 @@
+"""The extra call of CAMLogger leaves what a model keeps anywhere in its attributes as it was."""
+
+import collections
+import functools
+import queue
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toys import Toy, events, fit
+
+from hookboard import CAMLogger
+
+
+def cnn():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout(0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+
+
+def data(count):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(4, 3, 8, 8, generator=generator) for _ in range(count)]
+
+
+class Counter:
+    def __init__(self):
+        self.count = 0
+
+    def next(self):
+        self.count += 1
+        return self.count % 3
+
+
+class Attributes(list):
+    count = 0
+
+    def step(self):
+        self.count += 1
+        return self.count % 3 + self[0].next()
+
+
+class Slots:
+    __slots__ = ("count", "late")
+
+    def __init__(self):
+        self.count = 0
+
+    def next(self):
+        assert not hasattr(self, "late") or self.count
+        self.count += 1
+        self.late = self.count
+        return self.count % 3
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def decays(number, x):
+    """Change a tensor or an array in place."""
+    number *= 0.9
+    number += float(x.detach().mean())
+    return float(number)
+
+
+def grows(values, x):
+    values.append(float(x.detach().mean()))
+    return mean(values)
+
+
+def adds(values, x):
+    values.add(float(x.detach().mean()))
+    return mean(values)
+
+
+def remembers_gradients(held, x):
+    held["mean"].mul_(0.9).add_(x.mean())
+    return held["mean"].detach().clone()
+
+
+class Resizes:
+    def __init__(self):
+        self.seen = torch.zeros(1)
+
+    def next(self, x):
+        self.seen.resize_(len(self.seen) + 1)[-1] = float(x.detach().mean())
+        return self.seen.mean()
+
+
+KINDS = {
+    "a generator of torch": (lambda: torch.Generator().manual_seed(3), lambda k, x: torch.rand((), generator=k)),
+    "a generator of NumPy": (lambda: np.random.default_rng(0), lambda k, x: float(k.random())),
+    "an old generator of NumPy": (lambda: np.random.RandomState(0), lambda k, x: k.rand()),
+    "a generator of Python": (lambda: random.Random(0), lambda k, x: k.random()),
+    "a tensor in a dict": (lambda: {"m": torch.zeros(())}, lambda k, x: decays(k["m"], x)),
+    "a tensor in a tuple": (lambda: (torch.zeros(()),), lambda k, x: decays(k[0], x)),
+    "a tensor that takes on a graph": (lambda: {"mean": torch.zeros(())}, remembers_gradients),
+    "a tensor that grows": (Resizes, lambda k, x: k.next(x)),
+    "a list in a dict": (lambda: {"a": []}, lambda k, x: grows(k["a"], x)),
+    "a list in an object of a list": (lambda: [{"a": [[]]}], lambda k, x: grows(k[0]["a"][0], x)),
+    "a deque": (collections.deque, grows),
+    "a set in a tuple": (lambda: (set(),), lambda k, x: adds(k[0], x)),
+    "an ordered dict": (collections.OrderedDict, lambda k, x: k.setdefault(len(k), len(k) % 3)),
+    "a counter": (collections.Counter, lambda k, x: k.update("a") or k["a"] % 3),
+    "a NumPy array": (lambda: np.zeros(()), decays),
+    "an object": (Counter, lambda k, x: k.next()),
+    "an object with slots": (Slots, lambda k, x: k.next()),
+    "the object of a method": (lambda: Counter().next, lambda k, x: k()),
+    "the object of a partial": (lambda: functools.partial(Counter().next), lambda k, x: k()),
+    "a list with attributes": (lambda: Attributes([Counter()]), lambda k, x: k.step()),
+    "a module that is no child": (lambda: [nn.BatchNorm2d(3)], lambda k, x: k[0](x).mean() + k[0].running_mean.mean()),
+}
+
+
+class Keeps(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.cnn = cnn()
+        make, self.use = KINDS[kind]
+        self.kept = make()
+        self.itself = [self]
+
+    def forward(self, pictures):
+        return self.cnn(pictures * (1 + 0.1 * self.use(self.kept, pictures)))
+
+
+def trained(folder, kind, *callbacks):
+    torch.manual_seed(0)
+    model = Toy(Keeps(kind))
+    fit(folder, model, data(3), *callbacks, limit_val_batches=1.0, max_epochs=2)
+    return model.net.state_dict()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_training_is_the_same_with_a_model_that_keeps(kind, tmp_path):
+    with_maps, without = trained(tmp_path, kind, CAMLogger(every_n_steps=1)), trained(None, kind)
+    assert events(tmp_path).Tags()["images"]
+    for name, value in without.items():
+        assert value.equal(with_maps[name]), name
+
+
+def test_what_other_threads_may_use_is_left_alone(tmp_path):
+    class Sends(nn.Sequential):
+        def __init__(self):
+            super().__init__(cnn())
+            self.calls = queue.Queue()
+
+        def forward(self, pictures):
+            self.calls.put(len(pictures))
+            return super().forward(pictures)
+
+    model = Toy(Sends())
+    fit(tmp_path, model, data(1), CAMLogger(every_n_steps=1), limit_val_batches=1.0, num_sanity_val_steps=0)
+    assert model.net.calls.qsize() == model.net.calls.unfinished_tasks == 3  # with our call
+
+
+def test_a_model_that_holds_too_much_ends_the_maps_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("hookboard.attribution.state.MOST_OBJECTS", 10)
+    with pytest.warns(UserWarning, match="holds more than 10 objects"):
+        trained(tmp_path, "an object", CAMLogger(every_n_steps=1))
