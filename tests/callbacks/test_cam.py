@@ -1,5 +1,7 @@
 """CAMLogger in a validation: the right layer, the right class, the right map."""
 
+import copy
+import pickle
 import random
 from collections import OrderedDict
 
@@ -434,3 +436,39 @@ def test_what_forward_logs_is_logged_once(tmp_path):
     assert expected
     assert run(tmp_path / "with", CAMLogger(every_n_steps=1)) == expected
     assert events(tmp_path / "with").Tags()["images"]
+
+
+def test_the_model_is_found_if_its_forward_is_set_on_the_instance(tmp_path):
+    class SetsForward(Classifier):
+        def __init__(self):
+            super().__init__(cnn())
+            self.last = nn.Linear(5, 3)
+            self.forward = self.score
+
+        def score(self, pictures):
+            return self.last(self.net(pictures))
+
+        def training_step(self, batch):
+            return self(batch[0]).square().mean()
+
+        def validation_step(self, batch):
+            self(batch[0])
+
+    callback = Keeps(every_n_steps=1)
+    fit(tmp_path, SetsForward(), data(), callback, **VALIDATED)
+    assert callback.seen.scores.shape == (4, 3)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_model_that_is_copied_or_saved_during_the_shown_batch_has_maps_and_its_copy_works(copied, tmp_path):
+    class Copies(Classifier):
+        def validation_step(self, batch):
+            self.copy = [copied(self.net)]
+            self.copy[0](batch[0])
+            super().validation_step(batch)
+
+    callback = Keeps(every_n_steps=1)
+    model = Copies(cnn())
+    fit(tmp_path, model, data(), callback, **VALIDATED)
+    assert callback.seen.scores.shape == (4, 5)
+    assert torch.equal(model.copy[0](data()[0][0]), model.net.eval()(data()[0][0]))

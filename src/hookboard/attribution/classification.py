@@ -1,7 +1,8 @@
 """Finds the module of a model that turns pictures into class scores, and keeps its arguments."""
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,8 @@ class ClassificationTap:
     """Hooks on all modules of a model that look for the outermost call that turns pictures into class scores.
 
     They ignore calls of our own. The arguments are kept as they were before any edit, because a repeated call is edited
-    again. An error in the hooks never reaches the model: it is kept in `error`, and the hooks then do nothing.
+    again. An error in the hooks never reaches the model: it is kept in `error`, and the hooks then do nothing. If the
+    model is copied or saved meanwhile, the hooks of the copy do nothing.
 
     Args:
         model: the model to watch.
@@ -85,28 +87,37 @@ class ClassificationTap:
         self._hooks = ExitStack()
         self._running = _Running()
         self._depth_of_found = 0
+        self._is_on = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ClassificationTap, (nn.Module(), self._samples)
 
     def attach(self) -> None:
         """Hook every module."""
+        self._is_on = True
         for name, module in [("", self._model), *named_submodules(self._model)]:
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             before = module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
-            after = module.register_forward_hook(self._after(name), with_kwargs=True, always_call=True)
+            after = module.register_forward_hook(
+                functools.partial(self._after, name), with_kwargs=True, always_call=True
+            )
             self._hooks.enter_context(before)
             self._hooks.enter_context(after)
 
     def detach(self) -> None:
         """Remove every hook."""
+        self._is_on = False
         self._hooks.close()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.error is None and not is_own_call():
+        if self._is_watching():
             try:
                 pictures = _pictures_in((args, kwargs))
                 count = 0 if pictures is None else len(pictures)
                 given = self._first_samples((args, kwargs), count) if count else None
-                self._running.entered.append((len(self._running.calls), count, given))
+                entered = _Entered(len(self._running.calls), count, given, module.__dict__.get("forward"))
+                self._running.entered.append(entered)
             except Exception as error:
                 self.error = error
 
@@ -118,36 +129,53 @@ class ClassificationTap:
         with torch.inference_mode(False):
             return map_tensors(first, given)
 
-    def _after(self, name: str) -> Callable[..., None]:
-        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-            if self.error is None and not is_own_call():
-                try:
-                    self._leave(name, module, (args, kwargs), output)
-                except Exception as error:
-                    self.error = error
+    def _after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
+        if self._is_watching():
+            try:
+                self._leave(name, module, (args, kwargs), output)
+            except Exception as error:
+                self.error = error
 
-        return after
+    def _is_watching(self) -> bool:
+        return self._is_on and self.error is None and not is_own_call()
 
     def _leave(self, name: str, module: nn.Module, given: Any, output: object) -> None:
-        entered, calls = self._running.entered, self._running.calls
-        start, count, first = entered.pop()
-        calls.append(Call(name, module, _first_shape(given), _first_shape(output)))
-        depth = len(entered)
+        running = self._running
+        entered = running.entered.pop()
+        running.calls.append(Call(name, module, _first_shape(given), _first_shape(output)))
+        depth, count = len(running.entered), entered.count
         is_outer = self.found is None or depth < self._depth_of_found
-        # Under DDP Lightning has `forward` run the validation step, for the time of one call.
-        is_redirected = "forward" in module.__dict__
+        # Under DDP Lightning calls the module with another `forward`, which puts the old one back and runs the step.
+        is_redirected = module.__dict__.get("forward") is not entered.forward
         if count and is_outer and not is_redirected and scores_in(output, count) is not None:
             self._depth_of_found = depth
-            args, kwargs = first
-            kept = min(count, self._samples)
-            self.found = Classification(module, args, kwargs, calls[start:], kept, count)
+            args, kwargs = entered.first_samples
+            kept, calls = min(count, self._samples), running.calls[entered.start :]
+            self.found = Classification(module, args, kwargs, calls, kept, count)
+
+
+@dataclass(frozen=True)
+class _Entered:
+    """A call that runs.
+
+    Args:
+        start: how many calls had ended before it.
+        count: the number of pictures in its arguments; 0 if there are none.
+        first_samples: its positional and keyword arguments for the first samples; None if there are no pictures.
+        forward: what the module itself, not its class, had as `forward`.
+    """
+
+    start: int
+    count: int
+    first_samples: Any
+    forward: object
 
 
 class _Running(threading.local):
     """The calls that run in this thread, the innermost last, and those that have ended."""
 
     def __init__(self) -> None:
-        self.entered: list[tuple[int, int, Any]] = []
+        self.entered: list[_Entered] = []
         self.calls: list[Call] = []
 
 
