@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.tensorboard import SummaryWriter
 
@@ -77,9 +79,10 @@ def test_compiled_code_and_its_stance_are_noticed():
     compiled = torch.compile(whole, backend="eager")
     found = [torch_private.is_compiled(module) for module in (compiled, inside, plain)]
     check("is_compiled", found == [True, True, False])
-    check("compiler_stance", torch_private.compiler_stance() == "default")
-    with torch.compiler.set_stance("force_eager"):
-        check("compiler_stance", torch_private.compiler_stance() == "force_eager")
+    stance = torch.compiler.set_stance("force_eager")
+    check("is_in_force", torch_private.is_in_force(stance))
+    stance.__exit__(None, None, None)
+    check("is_in_force", not torch_private.is_in_force(stance))
     compiled(torch.ones(1, 1))
     check("has_compiled_anything", torch_private.has_compiled_anything())
 
@@ -113,6 +116,18 @@ def test_a_fake_tensor_is_told_from_one_with_values():
     with torch._subclasses.FakeTensorMode():
         fake = torch.ones(2)
     check("is_fake", torch_private.is_fake(fake) and not torch_private.is_fake(torch.ones(2)))
+
+
+def test_a_collective_is_refused_before_it_begins():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with torch_private.NoCollectives("on purpose"):
+            check("NoCollectives", (torch.ones(2) + 1).tolist() == [2.0, 2.0])
+            for collective in (dist.all_reduce, lambda x: functional.all_reduce(x, "sum", dist.group.WORLD)):
+                with pytest.raises(RuntimeError, match=r"collective .*cannot run here: on purpose"):
+                    collective(torch.ones(2))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_plain_tensor_has_nothing_to_wait_for():

@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import OptState
 from torch.autograd.graph import Node
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.writer import FileWriter
@@ -94,9 +95,9 @@ def has_compiled_anything() -> bool:
     return bool(counters["stats"])
 
 
-def compiler_stance() -> str:
-    """What compiled code does now: `default`, or another of `torch.compiler.set_stance`'s names."""
-    return torch._dynamo.eval_frame._stance.stance
+def is_in_force(stance: Any) -> bool:
+    """Whether compiled code does now what this result of `torch.compiler.set_stance` says."""
+    return torch._dynamo.eval_frame._stance is stance.stance
 
 
 def scale_of(scaler: GradScaler) -> Tensor | None:
@@ -123,6 +124,26 @@ def as_plain(tensor: Tensor) -> Tensor:
 def has_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
     """Whether the scaler has divided its scale out of the optimizer's gradients since they were made."""
     return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
+
+
+class NoCollectives(TorchDispatchMode):
+    """Inside this context a collective raises a RuntimeError before it begins.
+
+    Args:
+        why: ends the error, after "cannot run here: ".
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self._why = why
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator, unless it is a collective."""
+        if operator.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+            raise RuntimeError(f"the collective {operator} cannot run here: {self._why}")
+        return operator(*args, **(kwargs or {}))
 
 
 def waited(tensor: Tensor) -> Tensor:

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from hookboard.hooks.eager import run_eagerly
-from hookboard.torch_private import compiler_stance
 
 pytestmark = pytest.mark.compiles
+
+
+def compiler_stance():
+    return torch._dynamo.eval_frame._stance.stance
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +82,27 @@ def test_a_stance_of_the_user_that_ends_inside_does_not_come_back():
     context.__enter__()
     stance.__exit__(None, None, None)
     context.__exit__(None, None, None)
+    assert compiler_stance() == "default"
+
+
+@pytest.mark.parametrize("before", ["default", "eager_on_recompile"])
+def test_a_stance_that_the_user_sets_inside_and_ends_after_it_ends_in_the_one_from_before(before, runs_compiled):
+    with torch.compiler.set_stance(before):
+        context = run_eagerly()
+        context.__enter__()
+        stance = torch.compiler.set_stance("eager_on_recompile")
+        context.__exit__(None, None, None)
+        assert compiler_stance() == "eager_on_recompile"
+        stance.__exit__(None, None, None)
+        assert compiler_stance() == before
+    assert runs_compiled()
+
+
+def test_compiled_code_that_the_user_runs_uncompiled_from_inside_on_stays_so():
+    with run_eagerly():
+        stance = torch.compiler.set_stance("force_eager")
+    assert compiler_stance() == "force_eager"
+    stance.__exit__(None, None, None)
     assert compiler_stance() == "default"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hookboard.torch_private import compiler_stance
+from hookboard.torch_private import is_in_force
 
 _lock = threading.Lock()
 _count = 0
@@ -20,7 +20,8 @@ def run_eagerly() -> Iterator[None]:
 
     It applies to the whole process. Several contexts may be open at once and be left in any order: compiled code stays
     uncompiled until the last one is left. Then the stance (`torch.compiler.set_stance`) is again the one from before
-    the first context. A stance that the user sets in between stays.
+    the first context. A stance that the user sets in between stays; when it ends, the one from before the first context
+    is in force.
     """
     _enter()
     try:
@@ -43,5 +44,7 @@ def _leave() -> None:
         _count -= 1
         if _count == 0:
             stance, _stance = _stance, None
-            if compiler_stance() == "force_eager":
+            if is_in_force(stance):
                 stance.__exit__(None, None, None)
+            # A stance that the user has set inside comes back to ours when it ends: let ours mean the earlier one.
+            vars(stance.stance).update(vars(stance.prev))
