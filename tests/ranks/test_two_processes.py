@@ -253,3 +253,25 @@ def test_a_module_that_one_rank_replaces_hangs_nobody_and_is_measured_on(togethe
         for step in rank.steps:
             counts = {site.role: reading.moments.count for site, reading in step.items() if site.path == "net.last"}
             assert counts["output"] == counts["grad_output"] > 0
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory):
+    """The folder with runs of two processes whose classifier is `forward` of the LightningModule."""
+    folder = tmp_path_factory.mktemp("headed")
+    start(folder, 2, "ddp:headed", "ddp:collective")
+    return folder
+
+
+def test_maps_are_of_the_forward_of_the_lightning_module_also_where_lightning_redirects_it(headed):
+    assert "cam/net.1/grad_cam" in pictures(headed / "ddp:headed.events")
+    assert torch.load(headed / "ddp:headed.0")[0] == []
+
+
+def test_a_classifier_that_talks_to_the_other_ranks_has_no_maps_and_one_warning_says_why(headed):
+    of_each = [torch.load(headed / f"ddp:collective.{rank}") for rank in range(2)]
+    (said,), nothing = [said for said, _ in of_each]
+    assert "the model communicates with the other ranks" in said
+    assert nothing == []
+    for mine, theirs in zip(of_each[0][1].values(), of_each[1][1].values(), strict=True):
+        assert mine.equal(theirs)

@@ -3,8 +3,8 @@
 python train.py DEVICES FOLDER STRATEGY:HOW ...
 
 STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism). HOW is `sync`, `compiled`, `alone`,
-`faults`, `replaced`, `sharded` or `pictures`. The files of a run begin with FOLDER/STRATEGY:HOW. All runs share the
-processes of the first: to start them takes longer than the training.
+`faults`, `replaced`, `sharded`, `pictures`, `headed` or `collective`. The files of a run begin with
+FOLDER/STRATEGY:HOW. All runs share the processes of the first: to start them takes longer than the training.
 """
 
 import sys
@@ -26,6 +26,7 @@ from hookboard import (
     CAMLogger,
     FeatureMapLogger,
     GradientLogger,
+    HookboardWarning,
     KernelLogger,
     ParameterLogger,
     Statistic,
@@ -128,6 +129,34 @@ class Pictures(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Headed(Pictures):
+    """Has its head in `forward` of the LightningModule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        *features, self.head = self.net
+        self.net = nn.Sequential(*features[:3])
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.head(self.net(pictures).flatten(1))
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self(batch), torch.zeros(len(batch), dtype=torch.long))
+
+    def validation_step(self, batch: Tensor) -> None:
+        self(batch)
+
+
+class Shifted(nn.Sequential):
+    """Its scores depend on what the other ranks have."""
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        scores = super().forward(pictures)
+        shift = scores.detach().mean(0)
+        torch.distributed.all_reduce(shift)
+        return scores - shift
+
+
 class Batches(IterableDataset):
     """Those of this rank, or of both ranks as one batch."""
 
@@ -158,7 +187,8 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
         callbacks = [Faulty(), ActivationLogger(statistics=["mean", Statistic("faulty", fails_on_rank_one)])]
     if how == "replaced":
         callbacks.append(ReplacesOnRankOne())
-    if how == "pictures":
+    of_pictures = how in ("pictures", "headed", "collective")
+    if of_pictures:
         callbacks = [FeatureMapLogger(every_n_steps=1), KernelLogger(every_n_steps=1), CAMLogger(every_n_steps=1)]
     strategies: dict[str, Any] = {
         "fsdp": ModelParallelStrategy(data_parallel_size=devices, tensor_parallel_size=1),
@@ -170,7 +200,7 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
         accelerator="cpu",
         max_epochs=1,
         log_every_n_steps=1,
-        callbacks=callbacks if how == "pictures" else [*callbacks, Save(callbacks, file)],
+        callbacks=callbacks if of_pictures else [*callbacks, Save(callbacks, file)],
         logger=TensorBoardLogger(file + ".events", name=None, version=""),
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -178,10 +208,17 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
     )
-    if how == "pictures":
+    if of_pictures:
         generator = torch.Generator().manual_seed(0)
         pictures = DataLoader([torch.rand(2, 3, 8, 8, generator=generator) for _ in range(3)], batch_size=None)
-        trainer.fit(Pictures(), pictures, pictures)
+        model = Headed() if how == "headed" else Pictures()
+        if how == "collective":
+            model.net = Shifted(*model.net)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", HookboardWarning)
+            trainer.fit(model, pictures, pictures)
+        said = [str(warning.message) for warning in said]
+        torch.save((said, model.state_dict()), f"{file}.{trainer.global_rank}")
         return
     together = devices == 1 or strategy == "tensor"
     # The mean of the ranks' gradients is half of their sum, which one process has.

@@ -1,12 +1,13 @@
 """`CAMLogger`: class-activation maps."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 
 from hookboard.attribution import (
@@ -28,6 +29,7 @@ from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_firs
 from hookboard.messages import unknown
 from hookboard.nested import tensors_in
 from hookboard.selection import select
+from hookboard.torch_private import NoCollectives
 
 EvaluationStage = Literal["validate", "test", "predict"]
 
@@ -37,9 +39,9 @@ class CAMLogger(PictureLogger):
 
     It takes the first samples of one batch of an evaluation. When the batch has ended, it calls the model on them once
     more, with gradients. This call leaves the modes of the modules (training or evaluation) as they are, and an
-    `Intervention` applies to it too. Afterwards random state, buffers and attributes are as they were. Hooks of other
-    libraries see the call. Each sample has one row: the picture, the map, and both together, with prediction and label
-    above. The score of a class is its logit. Tags are `cam/<module>/<method>`.
+    `Intervention` applies to it too. Afterwards random state, buffers and attributes, with all that they hold, are as
+    they were. Hooks of other libraries see the call. Each sample has one row: the picture, the map, and both together,
+    with prediction and label above. The score of a class is its logit. Tags are `cam/<module>/<method>`.
 
     The model is the outermost module that is called with pictures of shape (n, channels, height, width) and returns
     class scores of shape (n, classes). Labels are the first integer tensor of shape (n,) in the batch. If there is no
@@ -137,7 +139,8 @@ class CAMLogger(PictureLogger):
         layers = [named_layer(call.calls, name) for name in names] if names else [last_layer(call.calls)]
         pictures, method = {}, METHODS[self.method]
         for layer in layers:
-            with trainer.precision_plugin.forward_context(), _without_logging(trainer.lightning_module):
+            quiet = _without_logging(trainer.lightning_module)
+            with trainer.precision_plugin.forward_context(), quiet, _without_other_ranks(trainer):
                 seen = attribute(call, layer, self._chooser(labels), with_gradient=method.needs == "gradient")
             pictures[f"cam/{layer.name}/{self.method}"] = overlays(
                 unnormalized(call.pictures, self.mean, self.std),
@@ -232,6 +235,16 @@ def _as_maps(tensor: Tensor, layer: Layer, aspect: float | None) -> Tensor:
 
 def _is_close(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).norm() <= 1e-2 * other.norm())
+
+
+def _without_other_ranks(trainer: Trainer) -> AbstractContextManager[Any]:
+    """Where rank 0 alone calls the model: a collective in it would wait for ever, and raises instead."""
+    if trainer.world_size == 1 or isinstance(trainer.strategy, ModelParallelStrategy):
+        return nullcontext()
+    return NoCollectives(
+        "the model communicates with the other ranks when it is called, and for class-activation maps rank 0 alone "
+        "calls it once more"
+    )
 
 
 @contextmanager
