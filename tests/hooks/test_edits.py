@@ -311,3 +311,23 @@ def test_a_module_that_keeps_an_activation_is_let_go(role):
     del net
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Scale("2"), "Scale.factor='2'.: give a number"),
+        (lambda: ClipNorm(None), "ClipNorm.max_norm=None.: give a number"),
+        (Clamp, "Clamp.min=None, max=None.: give min, max, or both"),
+        (lambda: Clamp(1.0, 0.0), "min <= max"),
+        (lambda: Zero(channels=[3])(torch.ones(2, 3)), r"channels=\[3\].* shape \(2, 3\) has 3 channels along 1"),
+    ],
+)
+def test_a_rule_that_cannot_work_says_what_to_give(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_an_edit_without_a_place_says_how_to_give_one():
+    with pytest.raises(ValueError, match=r"edit=Zero\(.*: give an Edit"), capture(nn.Linear(1, 1), edit=Zero()):
+        pass

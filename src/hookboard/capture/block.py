@@ -61,7 +61,9 @@ def capture(
     """
     wanted = chosen("roles", roles, get_args(CaptureRole))
     edits = []
-    for one in [edit] if isinstance(edit, Edit) else edit:
+    for one in edit if isinstance(edit, list | tuple) else [edit]:
+        if not isinstance(one, Edit):
+            raise ValueError(f"edit={one!r}: give an Edit, which says where too, as in Edit(Zero(), 'layer1').")
         chosen("roles", one.role, get_args(EditRole))
         edits.append(Edits(_select(model, one.modules, one.types), one.role, one.rule))
     seen = Captured(_select(model, modules, types), wanted, Keeper(copy, device), calls)

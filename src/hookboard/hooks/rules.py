@@ -44,6 +44,9 @@ class Scale(EditRule):
 
     factor: float
 
+    def __post_init__(self) -> None:
+        _check_number("Scale", "factor", self.factor)
+
     def __call__(self, tensor: Tensor) -> Tensor:
         """Returns: `tensor * factor`, same shape and dtype."""
         return tensor * self.factor
@@ -57,6 +60,9 @@ class Clamp(EditRule):
         min: The lower limit. Left out: none.
         max: The upper limit. Left out: none.
 
+    Raises:
+        ValueError: Neither limit is given, or `min` is above `max`.
+
     Example:
         >>> Clamp(min=0.0)(torch.tensor([1.0, -3.0]))
         tensor([1., 0.])
@@ -64,6 +70,11 @@ class Clamp(EditRule):
 
     min: float | None = None
     max: float | None = None
+
+    def __post_init__(self) -> None:
+        limits = [limit for limit in (self.min, self.max) if limit is not None]
+        if not limits or limits != sorted(limits):
+            raise ValueError(f"Clamp(min={self.min!r}, max={self.max!r}): give min, max, or both with min <= max.")
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Returns: `tensor.clamp(min, max)`, same shape and dtype."""
@@ -86,6 +97,9 @@ class ClipNorm(EditRule):
 
     max_norm: float
 
+    def __post_init__(self) -> None:
+        _check_number("ClipNorm", "max_norm", self.max_norm)
+
     def __call__(self, tensor: Tensor) -> Tensor:
         """Returns: `tensor * min(1, max_norm / norm)`, same shape and dtype."""
         wide = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
@@ -101,6 +115,9 @@ class Zero(EditRule):
         channels: The indices along `dim` that are set to zero. Left out: everything.
         dim: The dimension of `channels`. In a tensor of shape (n, channels, ...) it is 1.
 
+    Raises:
+        ValueError: When it is applied: the tensor has no such channel.
+
     Example:
         >>> Zero(channels=[1])(torch.ones(1, 3))
         tensor([[1., 0., 1.]])
@@ -113,6 +130,9 @@ class Zero(EditRule):
         """Returns: the tensor with zeros, same shape and dtype; NaN and infinity become zero too."""
         if self.channels is None:
             return tensor.masked_fill(torch.ones((), dtype=torch.bool, device=tensor.device), 0)
+        count = tensor.shape[self.dim] if -tensor.ndim <= self.dim < tensor.ndim else 0
+        if not all(-count <= channel < count for channel in self.channels):
+            raise ValueError(f"{self!r}: a tensor of shape {tuple(tensor.shape)} has {count} channels along {self.dim}")
         return tensor.index_fill(self.dim, torch.tensor(list(self.channels), device=tensor.device), 0)
 
 
@@ -138,6 +158,9 @@ class Noise(EditRule):
     _generators: dict[torch.device, torch.Generator] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    def __post_init__(self) -> None:
+        _check_number("Noise", "std", self.std)
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Returns: `tensor` plus noise, same shape and dtype."""
@@ -186,6 +209,11 @@ class Replace(EditRule):
         """Returns: a copy of `value` in the dtype and on the device of `tensor`."""
         # A copy: what follows may work in place.
         return self.value.to(tensor.device, tensor.dtype, copy=True)
+
+
+def _check_number(rule: str, name: str, given: object) -> None:
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        raise ValueError(f"{rule}({name}={given!r}): give a number.")
 
 
 def apply_rule(rule: Rule, tensor: Tensor, what: str) -> Tensor:
