@@ -29,7 +29,7 @@ def warn_switched_off(what: str, error: Exception) -> None:
         what: what is switched off, the subject of the sentence.
         error: why.
     """
-    warn(f"{what} is switched off for the rest of the run, which goes on. Cause: {type(error).__name__}: {error}")
+    warn(f"{what} is switched off from here on; all else goes on. Cause: {type(error).__name__}: {error}")
 
 
 def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 from torchvision.models import resnet18
-from toys import Toy, fit, mlp
+from toys import Toy, batches, fit, mlp
 
-from hookboard import ActivationLogger, GradientLogger, ParameterLogger
+from hookboard import ActivationLogger, GradientLogger, ParameterLogger, Statistic
 
 
 class RecordsLoss(Toy):
@@ -20,8 +20,8 @@ class RecordsLoss(Toy):
         return loss
 
 
-def watching_everything(histogram):
-    every = {"every_n_steps": 1, "histogram": histogram}
+def watching_everything(histogram=False, **options):
+    every = {"every_n_steps": 1, "histogram": histogram, **options}
     return [
         ActivationLogger("**", roles=["output", "input"], **every),
         GradientLogger("**", roles=["grad_output", "grad_input", "parameter_grad"], **every),
@@ -38,9 +38,9 @@ def trained(folder, make_net, data, callbacks):
     return model.state_dict(), gradients, model.losses, torch.get_rng_state(), run.global_step
 
 
-def assert_undisturbed(folder, make_net, data, histogram=True):
+def assert_undisturbed(folder, make_net, data, **options):
     bare = trained(folder / "bare", make_net, data, [])
-    watched = trained(folder / "watched", make_net, data, watching_everything(histogram))
+    watched = trained(folder / "watched", make_net, data, watching_everything(**{"histogram": True, **options}))
     for kind in (0, 1):
         assert bare[kind].keys() == watched[kind].keys()
         for name, value in bare[kind].items():
@@ -81,3 +81,15 @@ class Attends(nn.Module):
 def test_gradients_that_are_sums_are_added_in_the_same_order(tmp_path):
     data = list(torch.randn(5, 6, 3, 4))
     assert_undisturbed(tmp_path, lambda: nn.Sequential(Attends(), Attends()), data)
+
+
+SAMPLED = Statistic("sampled", lambda x: x.flatten()[torch.randperm(x.numel())[:2]].mean())
+CLAMPED = Statistic("clamped", lambda x: x.clamp_(-0.1, 0.1).abs().mean())
+
+
+@pytest.mark.filterwarnings("ignore:hookboard. GradientLogger. [0-9]+ of [0-9]+ sites:UserWarning")
+def test_statistics_of_the_user_that_draw_numbers_or_work_in_place(tmp_path):
+    def dropping():
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(inplace=True), nn.Linear(8, 3))
+
+    assert_undisturbed(tmp_path, dropping, batches(4, 4, 4), statistics=[SAMPLED, CLAMPED])

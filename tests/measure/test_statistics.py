@@ -91,3 +91,37 @@ def test_without_a_finite_value_counts_are_zero_and_the_rest_is_undefined():
 def test_default_statistics_read_no_sum_of_absolutes():
     assert "abs_sum" not in plan(["mean", "std", "abs_max", "zero_fraction"]).wanted
     assert plan(["nonfinite_count", "max"]).wanted == frozenset()
+
+
+def keeps_and_changes(x):
+    return x.data.clamp_(-0.1, 0.1).abs().mean()
+
+
+def test_a_statistic_that_works_in_place_changes_neither_the_tensor_nor_what_the_next_one_sees():
+    tensor = normal(50)
+    before = tensor.clone()
+    mine = [Statistic("clamped", keeps_and_changes), Statistic("largest", lambda x: x.abs().max(), merge="max")]
+    clamped, largest = measure_own(mine, tensor).tolist()
+    assert torch.equal(tensor, before)
+    assert clamped == pytest.approx(before.double().clamp(-0.1, 0.1).abs().mean().item())
+    assert largest == before.abs().max().item()
+
+
+def raises(error):
+    def measure(x):
+        torch.rand(3)
+        torch.set_grad_enabled(False)
+        raise error
+
+    return measure
+
+
+@pytest.mark.parametrize("error", [RuntimeError("on purpose"), KeyboardInterrupt()])
+def test_a_statistic_leaves_random_state_and_grad_mode_as_they_were_and_its_error_goes_through(error):
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    with pytest.raises(type(error)):
+        measure_own([Statistic("mine", raises(error))], normal(5))
+    assert torch.is_grad_enabled()
+    assert torch.equal(torch.rand(1), expected)

@@ -2,7 +2,8 @@
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -67,9 +68,11 @@ class Statistic:
     Args:
         name: Its name in tags: letters, digits and underscores.
         measure: A function from a tensor to one number (a tensor with one element, or a float). The tensor has any
-            shape and dtype, is detached and on the model's device. The function runs inside the training step, so it
-            should not call `.item()` on an accelerator. It must handle NaN and infinities in the tensor itself. If it
-            raises, the site is switched off with a warning, and training goes on.
+            shape and dtype, is detached and on the model's device. It is a copy, which the function may change. The
+            function runs inside the training step, so it should not call `.item()` on an accelerator. It must handle
+            NaN and infinities in the tensor itself. Random numbers of torch that it draws do not change those of the
+            training; for Python's or NumPy's, use a generator of your own. If it raises, the site is switched off
+            with a warning, and training goes on.
         merge: How the numbers of several calls become one: `mean` (weighted by the number of elements of each tensor),
             `sum`, `min` or `max`.
 
@@ -174,8 +177,25 @@ def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
 
 def measure_own(own: Sequence[Statistic], tensor: Tensor) -> Tensor:
     """The numbers of the user's statistics for one tensor, shape (len(own),), float64."""
-    numbers = [torch.as_tensor(s.measure(tensor), dtype=torch.float64, device=tensor.device) for s in own]
+    with _undisturbed(tensor.device):
+        # A copy for each: one that works in place would change the training, and what the next one sees.
+        numbers = [torch.as_tensor(s.measure(_copy(tensor)), dtype=torch.float64, device=tensor.device) for s in own]
     return torch.stack([number.reshape(()) for number in numbers])
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    copy = tensor.clone()
+    # Of a subclass that makes plain tensors of copies, the user's function gets the tensor itself.
+    return copy if type(copy) is type(tensor) else tensor
+
+
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Give back the random state of torch and the grad mode, whatever the user's function makes of them."""
+    accelerators = [] if device.type == "cpu" else [device]
+    kind = "cuda" if device.type == "cpu" else device.type
+    with torch.random.fork_rng(accelerators, device_type=kind), torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield
 
 
 IDENTITY = {"mean": 0.0, "sum": 0.0, "min": math.inf, "max": -math.inf}
