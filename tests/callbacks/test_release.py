@@ -9,10 +9,11 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback
-from toys import Toy, batches, fit, hooked, mlp, scalars
+from toys import Toy, batches, fit, hooked, loader, mlp, scalars, trainer
 
-from hookboard import ActivationLogger, GradientLogger, ParameterLogger
+from hookboard import ActivationLogger, GradientLogger, Intervention, ParameterLogger, Scale
 from hookboard.measure import scratch
+from hookboard.torch_private import compiler_stance
 
 
 def loggers(**options):
@@ -132,6 +133,35 @@ def test_after_a_failure_of_another_callback(tmp_path, net, hook, position):
         fit(tmp_path, model, batches(4, 4), *in_order)
     error.__traceback__ = None
     assert_nothing_stays(model, callbacks, alive, own)
+
+
+class FailsAtTheEnd(Callback):
+    """Raises in the training, and once more when it hears of the end."""
+
+    def __init__(self, last_hook):
+        if last_hook == "on_exception":
+            self.on_train_batch_end = self.fail
+        setattr(self, last_hook, self.fail)
+
+    def fail(self, *args, **kwargs):
+        raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize("position", ["before", "behind"])
+@pytest.mark.parametrize("last_hook", ["on_exception", "teardown"])
+def test_after_another_callback_that_fails_while_the_run_ends(tmp_path, net, last_hook, position):
+    callbacks = [*loggers(), Intervention(Scale(2.0), "net.0")]
+    others = [FailsAtTheEnd(last_hook)]
+    model = Toy(net)
+    given = others + callbacks if position == "before" else callbacks + others
+    run = trainer(tmp_path, *given)
+    own, before = hooked(model), list(run.callbacks)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        run.fit(model, loader(batches(4, 4)), loader(batches(4)))
+    assert hooked(model) == own
+    assert all(not callback._live for callback in callbacks)
+    assert compiler_stance() == "default"
+    assert run.callbacks == before
 
 
 def test_after_a_configuration_that_fits_no_module(tmp_path, net):

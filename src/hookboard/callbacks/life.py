@@ -7,7 +7,7 @@
                 on_before_optimizer_step                   _before_optimizer_step
             on_<stage>_batch_end                           _end_batch
         on_<loop>_end, on_train_end                        _end_loop, _end_training
-    teardown or on_exception                               everything left is undone
+    teardown or on_exception                               everything left is undone, see `ending.py`
 
 A watch is what a callback holds of one stage. Its two ExitStacks undo everything that the callback does: one when the
 batch has ended, one when the watch ends. An error in a callback ends its watch, not the run.
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookboard.callbacks.duties import Duties, NothingToShowError, W
+from hookboard.callbacks.ending import ensure_ending
 from hookboard.callbacks.tags import warn_of_equal_tags
 from hookboard.callbacks.trainer import inform, is_alone, running_stage, warn, without_trainer
 from hookboard.callbacks.watch import Watch, changes, is_same, said_of_changes
@@ -166,6 +167,7 @@ class Life(Duties[W]):
         """Begin to watch those of the callback's stages that are to run."""
         self._end_all()
         self._reset()
+        ensure_ending(trainer)
         try:
             selection = self._select(pl_module)
             reason = self._why_not(trainer, pl_module)
