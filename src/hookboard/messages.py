@@ -1,16 +1,13 @@
 """Warnings and errors: the category of warnings, errors about unknown names, and lists of names in one line."""
 
 import difflib
-import itertools
 import warnings
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 Name = TypeVar("Name", bound=str)
 
 SHOWN = 12
-MOST_STARS = 4
 
 
 class HookboardWarning(UserWarning):
@@ -95,47 +92,6 @@ def listed(names: Iterable[str]) -> str:
     names = list(names)
     rest = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
-    """Dotted names in one line; names that differ only in numbers are written as one, with a star.
-
-    A star is used only if all names of `among` that it matches are in `names`. Their count follows in parentheses.
-
-    Args:
-        names: the names to write.
-        among: all names of the model; it may leave out those of `names`.
-
-    >>> folded(["layers.0.proj", "layers.1.proj", "head"])
-    'layers.*.proj (2), head'
-    >>> folded(["layers.0.proj", "layers.1.proj"], among=["layers.2.proj"])
-    'layers.0.proj, layers.1.proj'
-    """
-    names = list(dict.fromkeys(names))
-    meant: dict[str, set[str]] = defaultdict(set)
-    there: dict[str, set[str]] = defaultdict(set)
-    for pattern_to_names, given in ((meant, names), (there, {*names, *among})):
-        for name in given:
-            for pattern in _with_stars(name):
-                pattern_to_names[pattern].add(name)
-    said: dict[str, None] = {}
-    done: set[str] = set()
-    for name in names:
-        if name not in done:
-            whole = [p for p in _with_stars(name) if len(meant[p]) > 1 and meant[p] == there[p] and not meant[p] & done]
-            best = max(whole, key=lambda pattern: len(meant[pattern]), default=None)
-            done |= meant[best] if best else {name}
-            said[f"{best} ({len(meant[best])})" if best else name] = None
-    return listed(said)
-
-
-def _with_stars(name: str) -> Iterator[str]:
-    """The patterns that the name matches: some or all of its numeric parts replaced by stars."""
-    parts = name.split(".")
-    numbers = [i for i, part in enumerate(parts) if part.isdigit()][:MOST_STARS]
-    for count in range(1, len(numbers) + 1):
-        for chosen_ones in itertools.combinations(numbers, count):
-            yield ".".join("*" if i in chosen_ones else part for i, part in enumerate(parts))
 
 
 def _quoted(names: list[str]) -> str:

@@ -13,6 +13,11 @@ from hookboard.torch_private import waited
 T = TypeVar("T")
 
 
+def has_process_group() -> bool:
+    """Whether this process can reach other ranks."""
+    return dist.is_available() and dist.is_initialized()
+
+
 class Ranks:
     """The processes of the default process group."""
 
@@ -37,11 +42,15 @@ class Ranks:
         dist.all_reduce(packed)
         return packed[: each.numel()].view_as(each), packed[each.numel() :]
 
+    def gathered(self, mine: T) -> list[T]:
+        """The object of every rank, in their order. Every rank must call this."""
+        everyones = [mine] * self.size
+        dist.all_gather_object(everyones, mine)
+        return everyones
+
     def union(self, mine: Iterable[T]) -> list[T]:
         """The items of every rank, each once, in an order that is the same everywhere."""
-        everyone: list[list[T]] = [[] for _ in range(self.size)]
-        dist.all_gather_object(everyone, list(mine))
-        return list(dict.fromkeys(item for items in everyone for item in items))
+        return list(dict.fromkeys(item for items in self.gathered(list(mine)) for item in items))
 
 
 def own_part(tensor: Tensor, *, is_replicated: bool, rank: int, is_merged: bool) -> Tensor | None:

@@ -1,7 +1,6 @@
 """From patterns and types to modules: a dict from dotted names to modules."""
 
 import pydoc
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -11,6 +10,7 @@ from torchmetrics import Metric
 
 from hookboard.messages import closest, listed
 from hookboard.parameters import parametrized
+from hookboard.patterns import regex_of
 
 Patterns = str | Sequence[str]
 Types = str | type | Sequence[str | type]
@@ -126,7 +126,7 @@ def _matcher(given: list[str | type], names_of: Callable[[str | type], set[str]]
 def _names_matching(pattern: str | type, named: dict[str, nn.Module]) -> set[str]:
     if not isinstance(pattern, str):
         raise ValueError(f"modules: {pattern!r} is not a pattern (a string); a class belongs in types=")
-    regex = _regex(pattern)
+    regex = regex_of(pattern)
     # One star stands for a name, which the root has none of.
     matched = {name for name in named if regex.fullmatch(name) and (name or pattern != "*")}
     if not matched:
@@ -135,18 +135,6 @@ def _names_matching(pattern: str | type, named: dict[str, nn.Module]) -> set[str
         hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
         raise ValueError(f"modules: the pattern {pattern!r} matches no module{hint}. The modules are: {listed(named)}.")
     return matched
-
-
-def _regex(pattern: str) -> re.Pattern[str]:
-    if pattern.startswith("re:"):
-        try:
-            return re.compile(pattern.removeprefix("re:"))
-        except re.error as error:
-            raise ValueError(f"modules: {pattern!r} is not a regular expression: {error}") from error
-    # "**." in front of a name also stands for no module at all, as "**/" does in gitignore.
-    parts = re.split(r"(\*\*\.|\*\*|\*)", pattern)
-    meaning = {"**.": r"(?:.+\.)?", "**": r".*", "*": r"[^.]*"}
-    return re.compile("".join(meaning.get(part, re.escape(part)) for part in parts))
 
 
 def _names_of_type(kind: str | type, named: dict[str, nn.Module]) -> set[str]:

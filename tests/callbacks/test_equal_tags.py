@@ -1,10 +1,11 @@
 """Two callbacks that write one tag are named when the fit starts; others say nothing."""
 
+import re
 import warnings
 
 import pytest
 from torch import nn
-from toys import Toy, batches, events, fit, mlp, scalars
+from toys import Toy, batches, events, fit, loader, mlp, scalars, trainer
 
 from hookboard import (
     ActivationLogger,
@@ -19,10 +20,10 @@ from hookboard import (
 )
 
 
-def said_in(folder, net, *callbacks, **options):
+def said_in(folder, net, *callbacks, loss=None, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(folder, Toy(net), batches(4), *callbacks, **options)
+        fit(folder, Toy(net, loss), batches(4), *callbacks, **options)
     return [str(w.message) for w in caught if issubclass(w.category, HookboardWarning)]
 
 
@@ -36,7 +37,7 @@ def convolutions():
         (
             lambda: [ActivationLogger("net.0"), ActivationLogger(["net.0", "net.2"])],
             "ActivationLogger (callback 1) and ActivationLogger (callback 2)",
-            "5 tags, for example 'activation_mean/net.0'",
+            "at least 5, for example what begins with 'activation_mean/net.0'",
         ),
         (
             lambda: [
@@ -44,7 +45,7 @@ def convolutions():
                 ActivationLogger("net.0", histogram=True, statistics="min"),
             ],
             "ActivationLogger (callback 1) and ActivationLogger (callback 2)",
-            "1 tag, for example 'activations/net.0'",
+            "at least 1, for example what begins with 'activations/net.0'",
         ),
         (
             lambda: [
@@ -53,28 +54,28 @@ def convolutions():
                 ParameterLogger("net.0", statistics="update_norm"),
             ],
             "ParameterLogger (callback 1) and ParameterLogger (callback 3)",
-            "2 tags, for example 'parameter_update_norm/net.0.weight'",
+            "at least 2, for example what begins with 'parameter_update_norm/net.0.weight'",
         ),
         (
             lambda: [ActivationLogger("net.0", statistics="std") for _ in range(3)],
             "ActivationLogger (callback 1) and ActivationLogger (callback 2) and ActivationLogger (callback 3)",
-            "1 tag",
+            "at least 1, for",
         ),
     ],
 )
 def test_callbacks_that_write_one_tag_are_named_once(tmp_path, make, names, tags):
     (said,) = said_in(tmp_path, mlp(), *make())
     assert names in said
-    assert f"write the same {tags}" in said
+    assert f"write the same tags, {tags}" in said
 
 
 @pytest.mark.parametrize(
     ("make", "tag"),
     [
-        (lambda: [KernelLogger(), KernelLogger(kernels=4)], "2 tags, for example 'kernels/net.1'"),
+        (lambda: [KernelLogger(), KernelLogger(kernels=4)], "at least 2, for example what begins with 'kernels/net.1'"),
         (
             lambda: [FeatureMapLogger(every_n_steps=9), FeatureMapLogger("net.1")],
-            "1 tag, for example 'feature_maps/net.1'",
+            "at least 1, for example what begins with 'feature_maps/net.1'",
         ),
     ],
 )
@@ -86,8 +87,23 @@ def test_callbacks_that_write_one_picture_are_named_too(tmp_path, make, tag):
 def test_maps_of_a_layer_that_is_yet_to_be_chosen_are_named(tmp_path):
     callbacks = [CAMLogger(), CAMLogger(target="label"), CAMLogger(method="cam")]
     clash, *no_pictures = said_in(tmp_path, mlp(), *callbacks, limit_val_batches=1.0)
-    assert "write the same 1 tag, for example 'cam/<layer>/grad_cam'" in clash
+    assert "write the same tags, at least 1, for example what begins with 'cam/<layer>/grad_cam'" in clash
     assert all("no module was called with pictures" in said for said in no_pictures)
+
+
+def test_what_is_named_begins_a_tag_that_is_written_also_of_a_module_with_several_outputs(tmp_path):
+    equal = [ActivationLogger("net", statistics="mean") for _ in range(2)]
+    (said,) = said_in(tmp_path, nn.LSTM(4, 3), *equal, loss=lambda y: y[0].square().mean())
+    named = re.search("begins with '(.*?)'", said).group(1)
+    assert [tag for tag in scalars(tmp_path) if tag.startswith(named)] == [f"{named}/{i}" for i in ("0", "1/0", "1/1")]
+
+
+@pytest.mark.parametrize("position", ["first", "last"])
+def test_in_a_validation_alone_too_wherever_callbacks_stand_that_take_no_part(tmp_path, position):
+    validating = [ActivationLogger("net.0", stages="validate", statistics="mean") for _ in range(2)]
+    given = [KernelLogger(), *validating] if position == "first" else [*validating, KernelLogger()]
+    with pytest.warns(HookboardWarning, match="begins with 'validate_activation_mean/net.0'"):
+        trainer(tmp_path, *given, limit_val_batches=1).validate(Toy(mlp()), loader(batches(4)), verbose=False)
 
 
 @pytest.mark.parametrize(

@@ -188,3 +188,26 @@ def test_without_a_log_nothing_is_measured_and_one_line_says_so(tmp_path, kind, 
 def test_histograms_of_an_event_file_stand_beside_scalars(tmp_path):
     fit(tmp_path, Toy(mlp()), batches(4), ActivationLogger(every_n_steps=1, histogram=True))
     assert set(events(tmp_path).Tags()["histograms"]) == {f"activations/net.{i}" for i in range(3)}
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("0", "1", "final")})
+        self.other = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x):
+        return self.layers["final"](x)
+
+
+@pytest.mark.parametrize(
+    ("modules", "named"),
+    [
+        (None, ["net.layers.0, net.layers.1, net.other.* (3)"]),
+        (["net.other.0", "net.other.1"], ["net.other.0, net.other.1"]),
+        (["net.other.0", "net.other.1", "net.other.2"], ["net.other.* (3)"]),
+    ],
+)
+def test_a_pattern_names_no_module_that_was_measured_or_not_selected(tmp_path, modules, named):
+    said = said_in(lambda: fit(tmp_path, Toy(Layers()), batches(4), ActivationLogger(modules)))
+    assert [line.split(": ")[0].removeprefix("  - ") for text in said for line in text.split("\n")[1:]] == named

@@ -59,8 +59,23 @@ def alone(tmp_path_factory):
 def together(tmp_path_factory):
     """The folder with all runs of two processes that one script starts."""
     folder = tmp_path_factory.mktemp("together")
-    of_ddp = [f"{DDP}:sync", f"{DDP}:compiled", f"{DDP}:alone", f"{DDP}:faults", f"{DDP}:replaced", "ddp:pictures"]
-    start(folder, 2, *of_ddp, "tensor:sharded", *(["fsdp:sharded", "fsdp:pictures"] if HAS_FSDP else []))
+    of_ddp = [
+        f"{DDP}:sync",
+        f"{DDP}:compiled",
+        f"{DDP}:alone",
+        f"{DDP}:faults",
+        f"{DDP}:replaced",
+        f"{DDP}:unequal",
+        "ddp:pictures",
+    ]
+    start(
+        folder,
+        2,
+        *of_ddp,
+        "tensor:sharded",
+        *(["fsdp:sharded", "fsdp:pictures"] if HAS_FSDP else []),
+        f"{DDP}:unselected",
+    )
     return folder
 
 
@@ -275,3 +290,16 @@ def test_a_classifier_that_talks_to_the_other_ranks_has_no_maps_and_one_warning_
     assert nothing == []
     for mine, theirs in zip(of_each[0][1].values(), of_each[1][1].values(), strict=True):
         assert mine.equal(theirs)
+
+
+def test_all_ranks_follow_rank_zero_where_it_alone_has_a_logger_or_another_interval(together):
+    both = read_by(together, f"{DDP}:unequal")
+    for of_all in zip(both[0].steps, both[1].steps, strict=True):
+        assert of_all[0].keys() == of_all[1].keys() != set()
+    assert set(scalars(together / f"{DDP}:unequal.events")["activation_mean/net.first"]) == {0, 1, 2}
+
+
+def test_a_pattern_that_matches_nothing_on_one_rank_ends_the_run_on_all(together):
+    said = [(together / f"{DDP}:unselected.{rank}").read_text() for rank in range(2)]
+    assert "on rank 1, ActivationLogger could not start: modules: the pattern 'net.none' matches no module" in said[0]
+    assert said[1].startswith("modules: the pattern 'net.none' matches no module")

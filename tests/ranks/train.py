@@ -3,12 +3,14 @@
 python train.py DEVICES FOLDER STRATEGY:HOW ...
 
 STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism). HOW is `sync`, `compiled`, `alone`,
-`faults`, `replaced`, `sharded`, `pictures`, `headed` or `collective`. The files of a run begin with
-FOLDER/STRATEGY:HOW. All runs share the processes of the first: to start them takes longer than the training.
+`faults`, `replaced`, `unequal`, `unselected`, `sharded`, `pictures`, `headed` or `collective`. The files of a run begin
+with FOLDER/STRATEGY:HOW. All runs share the processes of the first: to start them takes longer than the training.
 """
 
+import os
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -187,6 +189,9 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
         callbacks = [Faulty(), ActivationLogger(statistics=["mean", Statistic("faulty", fails_on_rank_one)])]
     if how == "replaced":
         callbacks.append(ReplacesOnRankOne())
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if how == "unselected":
+        callbacks = [ActivationLogger("net.first" if rank == 0 else "net.none")]
     of_pictures = how in ("pictures", "headed", "collective")
     if of_pictures:
         callbacks = [FeatureMapLogger(every_n_steps=1), KernelLogger(every_n_steps=1), CAMLogger(every_n_steps=1)]
@@ -199,9 +204,9 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
         devices=devices,
         accelerator="cpu",
         max_epochs=1,
-        log_every_n_steps=1,
+        log_every_n_steps=2 if how == "unequal" and rank else 1,
         callbacks=callbacks if of_pictures else [*callbacks, Save(callbacks, file)],
-        logger=TensorBoardLogger(file + ".events", name=None, version=""),
+        logger=False if how == "unequal" and rank else TensorBoardLogger(file + ".events", name=None, version=""),
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -227,6 +232,12 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
     if how == "compiled":
         model.net.ways.compile(backend="aot_eager")
     data = DataLoader(Batches(together), batch_size=None)
+    if how == "unselected":
+        try:
+            trainer.fit(model, data, data)
+        except ValueError as error:
+            Path(f"{file}.{rank}").write_text(str(error))
+        return
     trainer.fit(model, data, data)
 
 

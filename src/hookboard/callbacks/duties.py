@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.distributed import is_available, is_initialized
 from torch.optim import Optimizer
 
 from hookboard.callbacks.trainer import is_fast_dev_run, log_every_n_steps
 from hookboard.callbacks.watch import Selection, Watch
+from hookboard.ranks import has_process_group
 from hookboard.sites import Stage
 
 W = TypeVar("W", bound=Watch)
@@ -61,16 +61,20 @@ class Duties(Callback, ABC, Generic[W]):
             return "fast_dev_run has no log to write to"
         if not trainer.loggers:
             return "the Trainer has no logger"
-        if trainer.world_size > 1 and not (is_available() and is_initialized()):
+        if trainer.world_size > 1 and not has_process_group():
             return (
                 f"the Trainer has {trainer.world_size} processes, but there is no process group to merge what they "
                 "measure (torch.distributed is not initialized)"
             )
         return None
 
+    def _is_collective(self, trainer: Trainer) -> bool:
+        """Whether all ranks watch, and wait for each other. Then they do what rank 0 decides."""
+        return False
+
     def _takes_part(self, trainer: Trainer) -> bool:
         """Whether this rank watches."""
-        return True
+        return trainer.is_global_zero or self._is_collective(trainer)
 
     def _cadence(self, trainer: Trainer) -> int:
         """How many optimizer steps there are from one due step to the next."""
@@ -105,7 +109,7 @@ class Duties(Callback, ABC, Generic[W]):
     def _after_backward(self, watch: W) -> None:
         """After the backward pass of a batch that is watched."""
 
-    def _before_optimizer_step(self, watch: W, optimizer: Optimizer) -> None:
+    def _before_optimizer_step(self, pl_module: LightningModule, watch: W, optimizer: Optimizer) -> None:
         """Before a step of this optimizer, in a batch that is watched."""
 
     def _end_batch(self, trainer: Trainer, watch: W) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hookboard.callbacks.pictures import PictureLogger, PictureWatch
 from hookboard.callbacks.trainer import inform, warn
-from hookboard.callbacks.watch import Selection, listed_gaps
+from hookboard.callbacks.watch import Selection, listed_gaps, names_in
 from hookboard.hooks import Observer, Taps
 from hookboard.images import (
     CONVOLUTIONS,
@@ -153,7 +153,7 @@ class FeatureMapLogger(PictureLogger):
     def _pictures(self, trainer: Trainer, watch: PictureWatch) -> dict[str, Picture]:
         taken: _Taken = watch.taken
         if watch.is_first:
-            self._name_gaps(taken)
+            self._name_gaps(trainer, taken)
         return {
             f"feature_maps/{site.path}": feature_maps(
                 part, f"{site.path} ({self._source(watch)})", normalize=self.normalize, size=self.size
@@ -162,21 +162,21 @@ class FeatureMapLogger(PictureLogger):
             if part.values.numel()
         }
 
-    def _name_gaps(self, taken: "_Taken") -> None:
+    def _name_gaps(self, trainer: Trainer, taken: "_Taken") -> None:
         assert taken.taps is not None
-        names = [name for name, _ in taken.taps.expected()]
+        expected = list(taken.taps.expected())
         seen = {site.name for site in taken.shown}
         refused = {site.name: cause for site, cause in taken.refused.items()}
         gaps = [
             (name, role, refused.get(name) or taken.taps.why_silent(name, role))
-            for name, role in taken.taps.expected()
+            for name, role in expected
             if name not in seen
         ]
         # Of modules that nobody named, as auxiliary heads are, some may stay silent.
         is_named = self.modules is not None or self.types is not None
         if gaps and (is_named or not taken.shown):
-            count = f"{len(gaps)} out of {len(names)} modules"
-            warn(f"{self._name}: no picture of {count}:{listed_gaps(gaps, names)}")
+            count = f"{len(gaps)} out of {len(expected)} modules"
+            warn(f"{self._name}: no picture of {count}:{listed_gaps(gaps, names_in(trainer.lightning_module))}")
 
 
 @dataclass

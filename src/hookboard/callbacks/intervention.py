@@ -125,6 +125,9 @@ class Intervention(Life[_EditWatch]):
     def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
         return None  # it needs no log
 
+    def _takes_part(self, trainer: Trainer) -> bool:
+        return True  # each rank changes its own batches
+
     def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> _EditWatch:
         return _EditWatch(**vars(watch), tag=self._tag(trainer))
 

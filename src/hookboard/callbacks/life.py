@@ -13,7 +13,7 @@ A watch is what a callback holds of one stage. Its two ExitStacks undo everythin
 batch has ended, one when the watch ends. An error in a callback ends its watch, not the run.
 """
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,12 +21,14 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hookboard.callbacks.decision import Decision, agreed
 from hookboard.callbacks.duties import Duties, NothingToShowError, W
 from hookboard.callbacks.ending import ensure_ending
 from hookboard.callbacks.tags import warn_of_equal_tags
 from hookboard.callbacks.trainer import inform, is_alone, running_stage, warn, without_trainer
-from hookboard.callbacks.watch import Watch, changes, is_same, said_of_changes
+from hookboard.callbacks.watch import Selection, Watch, changes, is_same, names_in, said_of_changes
 from hookboard.messages import warn_switched_off
+from hookboard.ranks import has_process_group
 from hookboard.selection import NothingToSelectError
 from hookboard.writers import Loggers
 
@@ -61,6 +63,7 @@ class Life(Duties[W]):
             ValueError: the configuration does not fit the model.
         """
         self._start(trainer, pl_module, {"train", "validate"})
+        warn_of_equal_tags(self, trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `_begin_training`."""
@@ -92,7 +95,7 @@ class Life(Duties[W]):
         watch = self._live.get("train")
         if watch is not None and watch.is_due:
             with self._shielded(watch, "before the optimizer step"):
-                self._before_optimizer_step(watch, optimizer)
+                self._before_optimizer_step(pl_module, watch, optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -114,8 +117,10 @@ class Life(Duties[W]):
         """See `_begin_loop`. An evaluation outside of a fit also selects and attaches, as `on_fit_start` does."""
         self._leave_batch()
         stage = running_stage(trainer)
-        if is_alone(trainer) and stage in self._stages(trainer):
-            self._start(trainer, pl_module, {stage})
+        if is_alone(trainer):
+            if stage in self._stages(trainer):
+                self._start(trainer, pl_module, {stage})
+            warn_of_equal_tags(self, trainer)
         watch = self._live.get(stage)
         if watch is not None:
             with self._shielded(watch, "at the start of an evaluation"):
@@ -168,22 +173,36 @@ class Life(Duties[W]):
         self._end_all()
         self._reset()
         ensure_ending(trainer)
+        selection, decision = self._decide(trainer, pl_module)
+        if decision.reason:
+            inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
+        elif self._takes_part(trainer):
+            said: set[str] = set()
+            for stage in decision.stages:
+                if stage in running:
+                    loggers, layout = Loggers(trainer.loggers, self._name), dict(pl_module.named_modules())
+                    watch = Watch(stage, decision.every_n_steps, loggers, selection, layout, said)
+                    self._live[stage] = self._watch(trainer, pl_module, watch)
+                    self._attach(trainer, pl_module, self._live[stage])
+
+    def _decide(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Selection, Decision]:
+        selection, reason, failure = Selection(), None, None
+        must_agree = trainer.world_size > 1 and self._is_collective(trainer) and has_process_group()
         try:
             selection = self._select(pl_module)
             reason = self._why_not(trainer, pl_module)
         except NothingToSelectError as nothing:
             reason = str(nothing)
-        if reason:
-            inform(f"{self._name} {self.verb} nothing: {reason}.")
-        elif self._takes_part(trainer):
-            said: set[str] = set()
-            for stage in self._stages(trainer):
-                if stage in running:
-                    loggers, layout = Loggers(trainer.loggers, self._name), dict(pl_module.named_modules())
-                    watch = Watch(stage, self._cadence(trainer), loggers, selection, layout, said)
-                    self._live[stage] = self._watch(trainer, pl_module, watch)
-                    self._attach(trainer, pl_module, self._live[stage])
-        warn_of_equal_tags(self, [c for c in trainer.callbacks if isinstance(c, Duties)])  # type: ignore[attr-defined]  # set outside its __init__
+        except ValueError as error:
+            if not must_agree:
+                raise
+            failure = error
+        said = f"{self._name} could not start: {failure}" if failure else None
+        mine = Decision(reason, self._cadence(trainer), self._stages(trainer), said)
+        decision = agreed(mine) if must_agree else mine
+        if failure:
+            raise failure
+        return selection, decision
 
     def _start_batch(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int
@@ -232,15 +251,15 @@ class Life(Duties[W]):
         if changed:
             watch.until_end.close()
             self._attach(trainer, pl_module, watch)
-        self._say_changed(watch, changed, layout)
+        self._say_changed(watch, changed, pl_module)
 
-    def _say_changed(self, watch: W, changed: dict[str, str], among: Iterable[str]) -> None:
+    def _say_changed(self, watch: W, changed: dict[str, str], pl_module: LightningModule) -> None:
         fresh = {name: kind for name, kind in changed.items() if name not in watch.said}
         watch.said.update(fresh)
         if fresh:
             warn(
                 f"{self._name}: the model has changed during the fit and is watched as it is now; "
-                f"{said_of_changes(fresh, among)}."
+                f"{said_of_changes(fresh, names_in(pl_module))}."
             )
 
     @contextmanager

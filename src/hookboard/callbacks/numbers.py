@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hookboard.callbacks.life import Life, is_due
 from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.trainer import check_every_n_steps, is_accumulating, log_every_n_steps, logged_step, warn
-from hookboard.callbacks.watch import Watch, listed_gaps
+from hookboard.callbacks.watch import Watch, listed_gaps, names_in
 from hookboard.hooks import Taps, forget_graphs
 from hookboard.measure import Plan, Statistic, forget_scratch, plan
 from hookboard.messages import chosen
@@ -124,8 +124,8 @@ class SiteLogger(Life[SiteWatch]):
         is_mps = pl_module.device.type == "mps"
         return super()._why_not(trainer, pl_module) or ("MPS has no float64, which the sums need" if is_mps else None)
 
-    def _takes_part(self, trainer: Trainer) -> bool:
-        return self.sync_dist or trainer.is_global_zero
+    def _is_collective(self, trainer: Trainer) -> bool:
+        return self.sync_dist
 
     def _cadence(self, trainer: Trainer) -> int:
         return log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
@@ -157,8 +157,8 @@ class SiteLogger(Life[SiteWatch]):
         watch.until_batch_end.callback(_close, watch)
         watch.taps.active = True
 
-    def _before_optimizer_step(self, watch: SiteWatch, optimizer: Optimizer) -> None:
-        self._follow_weights(watch)
+    def _before_optimizer_step(self, pl_module: LightningModule, watch: SiteWatch, optimizer: Optimizer) -> None:
+        self._follow_weights(pl_module, watch)
         self._measure_before_step(watch, optimizer)
 
     def _end_batch(self, trainer: Trainer, watch: SiteWatch) -> None:
@@ -174,7 +174,7 @@ class SiteLogger(Life[SiteWatch]):
     def _stays_after_a_fault(self, watch: SiteWatch) -> bool:
         return watch.recorder.give_up()
 
-    def _follow_weights(self, watch: SiteWatch) -> None:
+    def _follow_weights(self, pl_module: LightningModule, watch: SiteWatch) -> None:
         """If modules have new parameters, watch these, and warn once.
 
         It is called before the optimizer steps: sharded modules have other parameters during forward and backward.
@@ -188,7 +188,7 @@ class SiteLogger(Life[SiteWatch]):
             if kind != "replaced" or not weights[name].is_same(watch.weights[name])
         }
         watch.weights = weights
-        self._say_changed(watch, changed, weights)
+        self._say_changed(watch, changed, pl_module)
 
     def _log(self, trainer: Trainer, watch: SiteWatch) -> None:
         readings = self._finish(self._flush(trainer, watch))
@@ -197,17 +197,17 @@ class SiteLogger(Life[SiteWatch]):
             watch.loggers.write(entry_of(self.readings, logged_step(trainer)))
         if not watch.gaps_are_named:
             watch.gaps_are_named = True
-            self._name_gaps(watch, readings, logged_step(trainer))
+            self._name_gaps(trainer, watch, readings)
 
-    def _name_gaps(self, watch: SiteWatch, readings: Sequence[Reading], step: int) -> None:
+    def _name_gaps(self, trainer: Trainer, watch: SiteWatch, readings: Sequence[Reading]) -> None:
         """Give one warning that names all selected sites without a reading, grouped by cause."""
-        expected = self._expected(watch)
+        expected, step = self._expected(watch), logged_step(trainer)
         gaps = list(_gaps(watch, expected, readings))
         if gaps:
             where = f"at step {step}" if watch.stage == "train" else f"in the {watch.stage} loop at step {step}"
             warn(
                 f"{self._name}: {len(gaps)} of {len(expected)} sites had nothing to measure {where} "
-                f"(this is said once):{listed_gaps(gaps, (name for name, _ in expected))}"
+                f"(this is said once):{listed_gaps(gaps, names_in(trainer.lightning_module))}"
             )
 
     def _expected(self, watch: SiteWatch) -> list[tuple[str, Role]]:

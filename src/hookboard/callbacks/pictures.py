@@ -96,9 +96,9 @@ class PictureLogger(Life[PictureWatch]):
             return "it takes its pictures in validation, and this fit has none"
         return None
 
-    def _takes_part(self, trainer: Trainer) -> bool:
+    def _is_collective(self, trainer: Trainer) -> bool:
         # Sharded modules run on all ranks or not at all.
-        return trainer.is_global_zero or isinstance(trainer.strategy, ModelParallelStrategy)
+        return isinstance(trainer.strategy, ModelParallelStrategy)
 
     def _cadence(self, trainer: Trainer) -> int:
         if is_alone(trainer):

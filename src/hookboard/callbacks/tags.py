@@ -1,19 +1,21 @@
 """The warning about callbacks that write the same tag."""
 
-from collections.abc import Sequence
-from typing import Any
+from lightning.pytorch import Trainer
 
 from hookboard.callbacks.duties import Duties
 from hookboard.callbacks.trainer import warn
 
 
-def warn_of_equal_tags(last: object, callbacks: Sequence[Duties[Any]]) -> None:
-    """Warn once about tags that several callbacks write.
+def warn_of_equal_tags(last: object, trainer: Trainer) -> None:
+    """Warn once about tags that several callbacks write. Every callback calls this at the start of a run.
+
+    How many tensors a module has is not known before it runs, so that there may be more equal tags.
 
     Args:
-        last: the callback that calls this; it warns only if it is the last of `callbacks`.
-        callbacks: all of hookboard's callbacks in the Trainer, in their order.
+        last: the callback that calls this; it warns only if it is the last of hookboard's callbacks.
+        trainer: holds all callbacks.
     """
+    callbacks = [c for c in trainer.callbacks if isinstance(c, Duties)]  # type: ignore[attr-defined]  # set outside its __init__
     if len(callbacks) < 2 or callbacks[-1] is not last:
         return
     writers: dict[str, list[int]] = {}
@@ -25,9 +27,8 @@ def warn_of_equal_tags(last: object, callbacks: Sequence[Duties[Any]]) -> None:
         return
     numbers = sorted({number for several in shared.values() for number in several})
     names = " and ".join(f"{type(callbacks[number]).__name__} (callback {number + 1})" for number in numbers)
-    tags = "1 tag" if len(shared) == 1 else f"{len(shared)} tags"
     warn(
-        f"{names} of hookboard's {len(callbacks)} callbacks write the same {tags}, for example "
-        f"{next(iter(shared))!r}, which gets several values at one step. Choose their arguments so that each tag is "
-        "written by one of them."
+        f"{names} of hookboard's {len(callbacks)} callbacks write the same tags, at least {len(shared)}, for example "
+        f"what begins with {next(iter(shared))!r}: it gets several values at one step. Choose their arguments so that "
+        "each tag is written by one of them."
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from hookboard.messages import folded
+from hookboard.parameters import weights_of
+from hookboard.patterns import folded
 from hookboard.selection import named_submodules
 from hookboard.sites import Role, Stage
 from hookboard.writers import Loggers
@@ -77,12 +78,18 @@ def changes(old: Selection, new: Selection) -> dict[str, str]:
     return found
 
 
+def names_in(model: nn.Module) -> list[str]:
+    """The names of all modules and parameters of the model."""
+    modules = {"": model, **dict(named_submodules(model))}
+    return [*modules, *weights_of(modules)]
+
+
 def said_of_changes(found: dict[str, str], among: Iterable[str]) -> str:
     """The changes in one line: "replaced: net.2; new: net.3".
 
     Args:
         found: name to `new`, `replaced` or `gone`.
-        among: all names of the model.
+        among: all names of the model, see `names_in`.
     """
     among = list(among)
     kinds = dict.fromkeys(found.values())
@@ -94,7 +101,7 @@ def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()
 
     Args:
         gaps: name, role and cause of each.
-        among: the names of all that is watched.
+        among: all names of the model, see `names_in`.
     """
     among, causes = list(among), dict[str, list[str]]()
     for name, role, cause in gaps:

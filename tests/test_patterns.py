@@ -1,8 +1,8 @@
-"""Names in messages: as few as say the same."""
+"""Patterns in messages: as few names as say the same, and no name too many."""
 
 import pytest
 
-from hookboard.messages import folded
+from hookboard.patterns import folded
 
 LAYERS = [f"layers.{i}.{part}" for i in range(12) for part in ("attn", "mlp.0", "mlp.1")]
 
@@ -18,6 +18,10 @@ LAYERS = [f"layers.{i}.{part}" for i in range(12) for part in ("attn", "mlp.0", 
         ([f"layers.{i}.mlp.1" for i in range(12)], LAYERS, "layers.*.mlp.1 (12)"),
         (["head", *(f"layers.{i}.attn" for i in range(12))], [*LAYERS, "head"], "head, layers.*.attn (12)"),
         (["layer1.conv", "layer2.conv"], [], "layer1.conv, layer2.conv"),
+        (["layers.0", "layers.1"], ["layers.final"], "layers.0, layers.1"),
+        (["layers.0", "layers.1", "layers.final"], [], "layers.* (3)"),
+        (["0", "1"], ["", "0.weight"], "* (2)"),
+        (["other.0", "other.1"], ["other.0", "other.1", "other.2"], "other.0, other.1"),
         (["head"], [], "head"),
         ([], LAYERS, ""),
     ],
