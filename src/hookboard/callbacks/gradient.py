@@ -8,14 +8,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hookboard.callbacks.numbers import SiteLogger, SiteWatch
-from hookboard.callbacks.scaling import Scaling, marked
+from hookboard.callbacks.scaling import Scaling, marked, without_values
+from hookboard.callbacks.trainer import warn
 from hookboard.callbacks.watch import Selection
 from hookboard.measure import DEFAULT, Statistic
 from hookboard.messages import chosen
 from hookboard.parameters import Weight, stepped_by
 from hookboard.recording import Reading
 from hookboard.selection import NothingToSelectError, named_submodules, select
-from hookboard.sites import Site
+from hookboard.sites import ROLES, Site
 
 GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
 
@@ -75,6 +76,7 @@ class GradientLogger(SiteLogger):
     ) -> None:
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
         self.roles = roles
+        self._unknown_is_said = False
         self._roles()
 
     def _roles(self) -> list[GradientRole]:
@@ -113,7 +115,7 @@ class GradientLogger(SiteLogger):
         """Note the scale that this backward pass carries."""
         if watch.scaling is not None:
             watch.taps.show_pending()
-            watch.recorder.scale = watch.scaling.in_force()
+            watch.recorder.scale = watch.scaling.before_backward()
 
     def _after_backward(self, watch: SiteWatch) -> None:
         """Gradients that come from now on carry no scale."""
@@ -133,10 +135,28 @@ class GradientLogger(SiteLogger):
         if watch.scaling is None:
             return super()._flush(trainer, watch)
         model, optimizers = trainer.lightning_module, trainer.optimizers
-        readings, raised = watch.recorder.flush(watch.scaling.overflows(optimizers, model.device))
+        readings, (*raised, is_unknown) = watch.recorder.flush(watch.scaling.flags(optimizers, model.device))
+        if is_unknown:
+            readings = self._without_unknown(readings)
         guilty = [optimizer for optimizer, flag in zip(optimizers, raised, strict=True) if flag]
         if not guilty:
             return readings
         modules = {"": model, **dict(named_submodules(model))}
         parameters = {name: weight.parameters[0] for name, weight in watch.weights.items()}
         return marked(readings, guilty, optimizers, modules, parameters)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._unknown_is_said = False
+
+    def _without_unknown(self, readings: list[Reading]) -> list[Reading]:
+        """NaN for the gradients of which nothing tells whether they carry the scale; one warning says so."""
+        unknown = [r for r in readings if not ROLES[r.site.role].of_parameter and not r.is_empty]
+        if unknown and not self._unknown_is_said:
+            self._unknown_is_said = True
+            warn(
+                f"{self._name}: an optimizer stepped without a backward pass of Lightning, under a GradScaler. Nothing "
+                "tells whether your own backward pass carried the scale: grad_output and grad_input are NaN in such "
+                "steps. Call self.manual_backward(loss) to have them."
+            )
+        return [without_values(r) if not ROLES[r.site.role].of_parameter else r for r in readings]

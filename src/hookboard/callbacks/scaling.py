@@ -28,9 +28,16 @@ class Scaling:
     def __init__(self, scaler: GradScaler) -> None:
         self._scaler = scaler
         self._overflowed: dict[Optimizer, Tensor] = {}
+        self._has_backward = False
+        self._lacks_backward = False
+
+    def before_backward(self) -> Tensor | None:
+        """Note that Lightning's backward pass begins; returns the scale that it carries, shape ()."""
+        self._has_backward = True
+        return self.in_force()
 
     def in_force(self) -> Tensor | None:
-        """A copy of the current scale, shape (): the factor of the loss that is about to be back-propagated."""
+        """A copy of the current scale, shape ()."""
         scale = scale_of(self._scaler)
         return None if scale is None else scale.detach().clone()
 
@@ -41,6 +48,7 @@ class Scaling:
             The scale that its gradients still carry, shape (); None if they are unscaled. Optimizers that unscale
             inside their own step, as fused ones do, have scaled gradients until then.
         """
+        self._lacks_backward |= not self._has_backward
         held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [gradient for gradient in map(local, held) if gradient.numel()]
         if gradients:
@@ -50,11 +58,17 @@ class Scaling:
             self._overflowed[optimizer] = earlier | ~largest.isfinite()
         return None if has_unscaled(self._scaler, optimizer) else self.in_force()
 
-    def overflows(self, optimizers: Sequence[Optimizer], device: torch.device) -> Tensor:
-        """Whether each optimizer has overflowed since the last call, shape (optimizers,), bool, on `device`."""
+    def flags(self, optimizers: Sequence[Optimizer], device: torch.device) -> Tensor:
+        """What has happened since the last call, shape (optimizers + 1,), bool, on `device`.
+
+        Whether each optimizer has overflowed; and whether one has stepped before any backward pass of Lightning. Then
+        gradients come from a backward pass of the user's, and nothing tells whether its loss was scaled.
+        """
         noted, self._overflowed = self._overflowed, {}
+        unknown, self._has_backward, self._lacks_backward = self._lacks_backward, False, False
         never = torch.zeros((), dtype=torch.bool, device=device)
-        return torch.stack([noted.get(optimizer, never).to(device) for optimizer in optimizers])
+        overflows = [noted.get(optimizer, never).to(device) for optimizer in optimizers]
+        return torch.stack([*overflows, never | unknown])
 
 
 def marked(
@@ -100,7 +114,13 @@ def _holders(
 
 
 def _marked(reading: Reading) -> Reading:
-    """The reading with NaN for all statistics except counts: the optimizer step was skipped."""
+    """The reading without values: the optimizer step was skipped."""
+    reading = without_values(reading)
+    values = {**reading.statistics, "nonfinite_count": reading.moments.nonfinite}
+    return dataclasses.replace(reading, statistics=values, overflowed=True)
+
+
+def without_values(reading: Reading) -> Reading:
+    """The reading with NaN for all statistics except counts, and without a histogram."""
     values = {name: value if name.endswith("_count") else math.nan for name, value in reading.statistics.items()}
-    values["nonfinite_count"] = reading.moments.nonfinite
-    return dataclasses.replace(reading, statistics=values, histogram=None, overflowed=True)
+    return dataclasses.replace(reading, statistics=values, histogram=None)
