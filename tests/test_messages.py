@@ -1,10 +1,12 @@
 """Messages hold wherever they come: in a run, and at a prompt."""
 
+import warnings
+
 import pytest
 import torch
 from toys import mlp
 
-from hookboard import HookboardWarning, capture
+from hookboard import HookboardWarning, capture, messages
 from hookboard.hooks import taps
 
 
@@ -19,3 +21,11 @@ def test_a_hook_that_fails_at_a_prompt_does_not_speak_of_a_run(monkeypatch):
     (text,) = [str(w.message) for w in said]
     assert "on purpose" in text
     assert not any(word in text for word in (" run", " fit", "training"))
+
+
+def test_a_warning_shows_its_text_and_no_line_of_our_code():
+    with pytest.warns(HookboardWarning) as said:
+        messages.warn("something")
+    (warning,) = said
+    shown = warnings.formatwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    assert shown == "hookboard:1: HookboardWarning: hookboard: something\n"

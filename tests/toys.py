@@ -173,3 +173,7 @@ class EachStep(Callback):
         if self.watched.readings is not self.last:
             self.last = self.watched.readings
             self.readings.append(self.last)
+
+
+def compiler_stance():
+    return torch._dynamo.eval_frame._stance.stance

@@ -16,7 +16,8 @@ class HookboardWarning(UserWarning):
 
 def warn(text: str) -> None:
     """Give a warning of the category `HookboardWarning` that begins with "hookboard:"."""
-    warnings.warn(f"hookboard: {text}", HookboardWarning, stacklevel=3)
+    # Where our code stands is of no use to the reader, nor is its text, which Python would print.
+    warnings.warn_explicit(f"hookboard: {text}", HookboardWarning, "hookboard", 1)
 
 
 def warn_switched_off(what: str, error: Exception) -> None:

@@ -211,3 +211,28 @@ class Layers(nn.Module):
 def test_a_pattern_names_no_module_that_was_measured_or_not_selected(tmp_path, modules, named):
     said = said_in(lambda: fit(tmp_path, Toy(Layers()), batches(4), ActivationLogger(modules)))
     assert [line.split(": ")[0].removeprefix("  - ") for text in said for line in text.split("\n")[1:]] == named
+
+
+@pytest.mark.parametrize(
+    ("callback", "line"),
+    [
+        (
+            ActivationLogger(every_n_steps=9),
+            "ActivationLogger has measured nothing in train: the fit made 2 steps, and every_n_steps is 9.",
+        ),
+        (
+            ActivationLogger(stages="validate"),
+            "ActivationLogger has measured nothing in validate: the fit had no validate loop after its start.",
+        ),
+    ],
+)
+def test_a_fit_in_which_nothing_is_due_says_so(tmp_path, callback, line, monkeypatch):
+    lines = []
+    monkeypatch.setattr("hookboard.callbacks.numbers.inform", lines.append)
+    fit(tmp_path, Toy(mlp()), batches(4, 4), callback)
+    assert lines == [line]
+
+
+def test_an_error_about_a_pattern_names_the_callback(tmp_path):
+    with pytest.raises(ValueError, match=r"^ParameterLogger: modules: the pattern 'nett' matches no module"):
+        fit(tmp_path, Toy(mlp()), batches(4), ActivationLogger(), ParameterLogger("nett"))

@@ -9,11 +9,10 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback
-from toys import Toy, batches, fit, hooked, loader, mlp, scalars, trainer
+from toys import Toy, batches, compiler_stance, fit, hooked, loader, mlp, scalars, trainer
 
 from hookboard import ActivationLogger, GradientLogger, Intervention, ParameterLogger, Scale
 from hookboard.measure import scratch
-from hookboard.torch_private import compiler_stance
 
 
 def loggers(**options):

@@ -4,14 +4,11 @@ import threading
 
 import pytest
 import torch
+from toys import compiler_stance
 
 from hookboard.hooks.eager import run_eagerly
 
 pytestmark = pytest.mark.compiles
-
-
-def compiler_stance():
-    return torch._dynamo.eval_frame._stance.stance
 
 
 @pytest.fixture(autouse=True)

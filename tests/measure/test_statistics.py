@@ -125,3 +125,8 @@ def test_a_statistic_leaves_random_state_and_grad_mode_as_they_were_and_its_erro
         measure_own([Statistic("mine", raises(error))], normal(5))
     assert torch.is_grad_enabled()
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_plain_function_in_place_of_a_statistic_says_how_to_wrap_it():
+    with pytest.raises(ValueError, match=r"wrap your function, as in hookboard.Statistic"):
+        plan([lambda x: x.mean()])

@@ -136,7 +136,10 @@ class CAMLogger(PictureLogger):
             )
         labels = _labels_in(taken.batch, call)
         names = list(watch.selection.modules)
-        layers = [named_layer(call.calls, name) for name in names] if names else [last_layer(call.calls)]
+        try:
+            layers = [named_layer(call.calls, name) for name in names] if names else [last_layer(call.calls)]
+        except ValueError as nothing:
+            raise NothingToShowError(str(nothing)) from nothing
         pictures, method = {}, METHODS[self.method]
         for layer in layers:
             quiet = _without_logging(trainer.lightning_module)

@@ -186,7 +186,7 @@ class Life(Duties[W]):
                     self._attach(trainer, pl_module, self._live[stage])
 
     def _decide(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Selection, Decision]:
-        selection, reason, failure = Selection(), None, None
+        selection, reason, said, failure = Selection(), None, None, None
         must_agree = trainer.world_size > 1 and self._is_collective(trainer) and has_process_group()
         try:
             selection = self._select(pl_module)
@@ -194,10 +194,9 @@ class Life(Duties[W]):
         except NothingToSelectError as nothing:
             reason = str(nothing)
         except ValueError as error:
+            said, failure = f"{self._name} could not start: {error}", ValueError(f"{self._name}: {error}")
             if not must_agree:
-                raise
-            failure = error
-        said = f"{self._name} could not start: {failure}" if failure else None
+                raise failure from error
         mine = Decision(reason, self._cadence(trainer), self._stages(trainer), said)
         decision = agreed(mine) if must_agree else mine
         if failure:

@@ -11,7 +11,14 @@ from torch.optim import Optimizer
 
 from hookboard.callbacks.life import Life, is_due
 from hookboard.callbacks.scaling import Scaling
-from hookboard.callbacks.trainer import check_every_n_steps, is_accumulating, log_every_n_steps, logged_step, warn
+from hookboard.callbacks.trainer import (
+    check_every_n_steps,
+    inform,
+    is_accumulating,
+    log_every_n_steps,
+    logged_step,
+    warn,
+)
 from hookboard.callbacks.watch import Watch, listed_gaps, names_in
 from hookboard.hooks import Taps, forget_graphs
 from hookboard.measure import Plan, Statistic, forget_scratch, plan
@@ -170,6 +177,17 @@ class SiteLogger(Life[SiteWatch]):
 
     def _end_loop(self, trainer: Trainer, watch: SiteWatch) -> None:
         self._log(trainer, watch)
+
+    def _end_training(self, trainer: Trainer, watch: SiteWatch) -> None:
+        """Say so if nothing was measured."""
+        if watch.gaps_are_named:
+            return
+        if watch.stage == "train":
+            steps = logged_step(trainer)
+            why = f"the fit made {steps} steps, and every_n_steps is {watch.every_n_steps}"
+        else:
+            why = f"the fit had no {watch.stage} loop after its start"
+        inform(f"{self._name} has measured nothing in {watch.stage}: {why}.")
 
     def _stays_after_a_fault(self, watch: SiteWatch) -> bool:
         return watch.recorder.give_up()

@@ -4,14 +4,15 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
-from hookboard.messages import HookboardWarning
+from hookboard import messages
 
 
+@rank_zero_only
 def warn(text: str) -> None:
     """Give a `HookboardWarning`, on rank 0."""
-    rank_zero_warn(f"hookboard: {text}", category=HookboardWarning, stacklevel=6)
+    messages.warn(text)
 
 
 def inform(text: str) -> None:

@@ -163,6 +163,8 @@ def _is_built_in(statistic: str | Statistic) -> bool:
 
 
 def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
+    if not isinstance(path, str):
+        raise ValueError(f"statistic {path!r}: wrap your function, as in hookboard.Statistic('my_name', function).")
     module, _, attribute = path.rpartition(".")
     if not module:
         raise unknown("statistic", path, [*FORMULAS, *also_valid])
@@ -180,6 +182,9 @@ def measure_own(own: Sequence[Statistic], tensor: Tensor) -> Tensor:
     with _undisturbed(tensor.device):
         # A copy for each: one that works in place would change the training, and what the next one sees.
         numbers = [torch.as_tensor(s.measure(_copy(tensor)), dtype=torch.float64, device=tensor.device) for s in own]
+    for statistic, number in zip(own, numbers, strict=True):
+        if number.numel() != 1:
+            raise ValueError(f"the statistic {statistic.name!r} returned {number.numel()} numbers, not one")
     return torch.stack([number.reshape(()) for number in numbers])
 
 
