@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookboard.nested import map_tensors, tensors_in
+from hookboard.nested import can_be_filled, map_tensors, tensors_in
 
 X = torch.zeros(1)
+is_old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
 Point = namedtuple("Point", "x y")
 
 
@@ -40,6 +41,20 @@ def test_tensors_are_found_under_their_index_or_key(value, paths):
     assert [path for path, _ in tensors_in(value)] == paths
 
 
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        ({1: X, "1": X}, ["1", "1~2"]),
+        ({"a/b": X, "a": {"b": X}}, ["a/b", "a/b~2"]),
+        ({1: X, "1": X, "1~2": X}, ["1", "1~2", "1~2~2"]),
+        ({1: None, "1": X}, ["1~2"]),
+        ([{0: X, "0": X}, X], ["0/0", "0/0~2", "1"]),
+    ],
+)
+def test_keys_that_read_the_same_have_paths_of_their_own(value, paths):
+    assert [path for path, _ in tensors_in(value)] == paths
+
+
 def test_an_lstm_has_three_outputs():
     output = nn.LSTM(2, 3)(torch.zeros(4, 1, 2))
     assert [path for path, _ in tensors_in(output)] == ["0", "1/0", "1/1"]
@@ -55,6 +70,37 @@ class Lazy:
 
     def __post_init__(self):
         self.made = self.given * 10
+
+
+@dataclass
+class Tripled:
+    tensor: Tensor
+
+    def __post_init__(self):
+        self.tensor = self.tensor * 3
+        self.note = "kept"
+
+
+@dataclass
+class Unset:
+    given: Tensor
+    later: Tensor = field(init=False)
+
+
+@dataclass(slots=True)
+class UnsetSlotted:
+    given: Tensor
+    later: Tensor = field(init=False)
+
+
+class TripledItems(OrderedDict):
+    """Copies of it are made by its constructor."""
+
+    def __init__(self, **items):
+        super().__init__({key: tensor * 3 for key, tensor in items.items()})
+
+    def __reduce__(self):
+        return lambda items: type(self)(**items), (dict(self),)
 
 
 @dataclass(frozen=True)
@@ -171,6 +217,10 @@ VALUES: dict[str, Any] = {
     "slots": lambda: Slotted(X),
     "frozen with slots": lambda: FrozenSlotted(X),
     "InitVar": lambda: Scaled(X, 3.0),
+    "changed by its constructor": lambda: Tripled(X),
+    "never set": lambda: Unset(X),
+    "slot never set": lambda: UnsetSlotted(X),
+    "items changed by its constructor": lambda: TripledItems(a=X),
     "both": lambda: ModelOutput(logits=X),
 }
 
@@ -210,6 +260,12 @@ def test_what_a_container_holds_besides_is_kept():
     assert map_tensors(lambda x: x + 1, VALUES["frozen"]()).name == "frozen"
 
 
+@pytest.mark.parametrize("make", [Tripled, Lazy, lambda x: TripledItems(a=x), lambda x: Scaled(x, 3.0)])
+def test_no_constructor_changes_the_new_tensors(make):
+    changed = map_tensors(lambda tensor: torch.full_like(tensor, 7.0), make(X))
+    assert {tensor.item() for _, tensor in tensors_in(changed)} == {7.0}
+
+
 def test_items_that_are_attributes_too_stay_one():
     changed = map_tensors(lambda x: x + 1, ModelOutput(logits=X))
     assert changed.logits is changed["logits"]
@@ -234,8 +290,14 @@ def test_a_container_that_cannot_be_made_anew_is_named():
         map_tensors(lambda x: x + 1, Closed())
 
 
+TRACED = [
+    *("tuple", "list", "dict", "nested", "ordered", "named tuple", "dataclass", "frozen", "slots", "InitVar"),
+    *("init=False", "changed by its constructor", "never set", "slot never set"),
+]
+
+
 @pytest.mark.compiles
-@pytest.mark.parametrize("name", ["tuple", "list", "dict", "nested", "ordered", "named tuple", "dataclass", "frozen"])
+@pytest.mark.parametrize("name", TRACED)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_common_structures_can_be_traced_in_one_graph(name):
     torch.compiler.reset()
@@ -247,3 +309,40 @@ def test_common_structures_can_be_traced_in_one_graph(name):
     value = VALUES[name]()
     assert contents(run(value)) == contents(map_tensors(lambda tensor: tensor + 1, value))
     torch.compiler.reset()
+
+
+@pytest.mark.compiles
+@pytest.mark.skipif(is_old, reason="torch 2.6 makes no dataclass inside of a graph")
+@pytest.mark.parametrize("make", [Tripled, Lazy, Output, Frozen, Slotted])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_what_a_graph_makes_itself_is_filled_without_its_constructor(make):
+    torch.compiler.reset()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def run(x):
+        value = make(x)
+        return map_tensors(lambda tensor: torch.full_like(tensor, 7.0), value) if can_be_filled(value) else None
+
+    changed = run(X)
+    assert type(changed) is make
+    assert {tensor.item() for _, tensor in tensors_in(changed)} == {7.0}
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    "name", ["named tuple with own arguments", "both", "user's", "shares", "read only", "list with a note"]
+)
+def test_what_code_of_its_class_would_have_to_make_is_not_filled_in_a_graph(name):
+    value = VALUES[name]()
+    assert not can_be_filled(value)
+    assert not can_be_filled([{"deep": value}])
+
+
+@pytest.mark.parametrize("value", [X, None, [None, "text"], Closed, torch.Size([2]), UserDict(a=1)])
+def test_what_needs_no_filling_can_be_filled(value):
+    assert can_be_filled(value)
+
+
+@pytest.mark.parametrize("name", [*TRACED, "what torch.max returns", "default", "own arguments"])
+def test_plain_containers_can_be_filled(name):
+    assert can_be_filled(VALUES[name]())

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -12,12 +12,16 @@ from torch import Tensor
 SEQUENCES = (tuple, list)
 """Not written as a union of types: torch 2.6 cannot trace one."""
 
+_TRACES_ATTRIBUTES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
+"""Older torch cannot look through `__dict__` in a graph: there a dataclass keeps its fields, and nothing besides."""
+
 
 def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor in `value`, with the index or key that leads to it, levels joined by a slash.
 
     It looks inside tuples, lists, mappings and dataclasses; fields of named tuples and dataclasses have their names as
-    keys. Other objects are taken to hold no tensor.
+    keys. Other objects are taken to hold no tensor. If the keys of two items read the same, such as 1 and "1", the
+    second has "~2" after its path.
 
     >>> import torch
     >>> x = torch.zeros(1)
@@ -25,12 +29,30 @@ def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
     ['0', '1/hidden', '2/0']
     >>> [path for path, _ in tensors_in(x)]
     ['']
+    >>> [path for path, _ in tensors_in({1: x, "1": x})]
+    ['1', '1~2']
     """
     if isinstance(value, Tensor):
         yield path, value
         return
+    taken: list[str] = []  # also by None: where one call has None and the next a tensor, paths stay as they are
+    for wanted, item in _leaves(value, path):
+        unique, number = wanted, 1
+        while unique in taken:
+            number += 1
+            unique = f"{wanted}~{number}"
+        taken.append(unique)
+        if isinstance(item, Tensor):
+            yield unique, item
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
     for key, item in _items(value):
-        yield from tensors_in(item, f"{path}/{key}" if path else str(key))
+        where = f"{path}/{key}" if path else str(key)
+        if isinstance(item, Tensor) or not _is_container(item):
+            yield where, item
+        else:
+            yield from _leaves(item, where)
 
 
 def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -48,10 +70,13 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """The same structure with every tensor replaced by `change(tensor)`, in the order of `tensors_in`.
 
     Containers keep their class and their other content. A container in which nothing changed is returned itself, not a
-    copy. Where possible a container is copied and filled, so that no constructor runs.
+    copy. A container is made without its constructor and filled, because a constructor may change what it is given.
+    Only mappings that cannot be filled are built from their items.
+
+    While torch.compile traces, ask `can_be_filled` before.
 
     Raises:
-        TypeError: a container can neither be copied nor be built from its items.
+        TypeError: a container can neither be filled nor be built from its items.
 
     >>> import torch
     >>> map_tensors(lambda x: x + 1, (torch.zeros(1), {"length": 3}))
@@ -59,6 +84,8 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """
     if isinstance(value, Tensor):
         return change(value)
+    if torch.compiler.is_compiling() and not list(tensors_in(value)):
+        return value
     keys = [key for key, _ in _items(value)]
     old = [item for _, item in _items(value)]
     if not old:
@@ -69,6 +96,26 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     return _rebuilt(value, keys, new)
 
 
+def can_be_filled(value: object) -> bool:
+    """Whether `map_tensors` can rebuild a structure inside a graph of torch.compile, without code of its classes.
+
+    >>> can_be_filled(({"a": 1}, [2]))
+    True
+    """
+    if isinstance(value, Tensor) or not list(tensors_in(value)):
+        return True
+    kind = type(value)
+    if isinstance(value, Mapping):
+        # Nothing that can be traced sets the attributes of a subclass of OrderedDict.
+        is_known = kind is OrderedDict or (isinstance(value, dict) and not isinstance(value, OrderedDict))
+    elif isinstance(value, tuple):
+        # A subclass of a named tuple may have a `__new__` of its own.
+        is_known = kind is tuple or (kind.__bases__ == (tuple,) and (hasattr(kind, "_fields") or _is_struct(kind)))
+    else:
+        is_known = not isinstance(value, list) or kind is list
+    return is_known and all(can_be_filled(item) for _, item in _items(value))
+
+
 def _is_same(new: Iterable[object], old: Iterable[object]) -> bool:
     # Identity cannot be traced.
     return not torch.compiler.is_compiling() and all(a is b for a, b in zip(new, old, strict=True))
@@ -77,37 +124,77 @@ def _is_same(new: Iterable[object], old: Iterable[object]) -> bool:
 def _rebuilt(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
     """A container like `value` with other items."""
     kind = type(value)
-    # These are all that torch.compile has to trace.
     if kind in (tuple, list):
         return kind(items)
     if kind in (dict, OrderedDict):
-        return kind(zip(keys, items, strict=True))
-    if torch.compiler.is_compiling() and not isinstance(value, (Mapping, list)):
-        if dataclasses.is_dataclass(value):
-            return dataclasses.replace(value, **dict(zip(keys, items, strict=True)))  # type: ignore[type-var]  # mypy takes it for a class
+        twin: Any = {} if kind is dict else OrderedDict()  # `kind()` cannot be traced
+        for key, item in zip(keys, items, strict=True):
+            twin[key] = item
+        return twin
+    if torch.compiler.is_compiling() and isinstance(value, tuple):
         return kind(*items) if hasattr(value, "_fields") else kind(items)
     try:
+        if isinstance(value, dict):
+            return _rebuilt_dict(value, keys, items)
         if isinstance(value, Mapping):
             return _rebuilt_mapping(value, keys, items)
         if isinstance(value, tuple):
             return _rebuilt_tuple(value, items)
-        twin = copy.copy(value)
         if isinstance(value, list):
-            twin[:] = items
-        else:
-            _set_fields(twin, keys, items)
+            twin = list.__new__(kind)
+            list.extend(twin, items)
+            return _with_attributes(twin, value)
+        twin = _with_attributes(object.__new__(kind), value)
+        _set_fields(twin, keys, items)
         return twin
     except Exception as error:
         raise TypeError(f"a {kind.__name__} cannot be rebuilt with other tensors in it: {error}") from error
 
 
+def _with_attributes(twin: Any, value: Any) -> Any:
+    """`twin` with the attributes of `value`, set past any `__setattr__` of its class."""
+    if hasattr(value, "__dict__") and (_TRACES_ATTRIBUTES or not torch.compiler.is_compiling()):
+        for name, item in value.__dict__.items():
+            twin.__dict__[name] = item
+    return twin
+
+
 def _rebuilt_tuple(value: tuple[Any, ...], items: Sequence[Any]) -> Any:
     kind = type(value)
-    if hasattr(kind, "n_sequence_fields"):  # what torch.max and others return
-        return kind(items)
-    twin = tuple.__new__(kind, items)
-    twin.__dict__.update(value.__dict__) if hasattr(value, "__dict__") else None
+    return kind(items) if _is_struct(kind) else _with_attributes(tuple.__new__(kind, items), value)
+
+
+def _is_struct(kind: type) -> bool:
+    """Whether it is what torch.max and others return."""
+    return hasattr(kind, "n_sequence_fields")
+
+
+def _rebuilt_dict(value: dict[Any, Any], keys: Sequence[Any], items: Sequence[Any]) -> Any:
+    kind = type(value)
+    if isinstance(value, OrderedDict):
+        twin: Any = OrderedDict.__new__(kind)
+        for key, item in zip(keys, items, strict=True):
+            OrderedDict.__setitem__(twin, key, item)
+    else:
+        twin = dict.__new__(kind)
+        for key, item in zip(keys, items, strict=True):
+            dict.__setitem__(twin, key, item)
+    if isinstance(value, defaultdict):
+        twin.default_factory = value.default_factory
+    _with_attributes(twin, value)
+    _set_item_attributes(twin, value, keys, items)
     return twin
+
+
+def _set_item_attributes(twin: Any, value: Any, keys: Sequence[Any], items: Sequence[Any]) -> None:
+    """Exchange the fields that are items too, as in the outputs of Hugging Face's models."""
+    if not dataclasses.is_dataclass(value):
+        return
+    names = [field.name for field in dataclasses.fields(value)]
+    held: Any = value
+    for key, item in zip(keys, items, strict=True):
+        if key in names and getattr(held, key, None) is held[key]:
+            twin.__dict__[key] = item
 
 
 def _rebuilt_mapping(value: Mapping[Any, Any], keys: Sequence[Any], items: Sequence[Any]) -> Any:
@@ -122,12 +209,7 @@ def _rebuilt_mapping(value: Mapping[Any, Any], keys: Sequence[Any], items: Seque
         for key, item in zip(keys, old, strict=True):
             value[key] = item
         return type(value)(dict(zip(keys, items, strict=True)))  # type: ignore[call-arg]
-    if dataclasses.is_dataclass(value):  # such as the outputs of Hugging Face's models: items are attributes too
-        names = {field.name for field in dataclasses.fields(value)}
-        both = [
-            (k, new) for k, new, was in zip(keys, items, old, strict=True) if k in names and getattr(value, k) is was
-        ]
-        _set_fields(twin, [key for key, _ in both], [item for _, item in both])
+    _set_item_attributes(twin, value, keys, items)
     return twin
 
 
@@ -146,4 +228,11 @@ def _items(value: object) -> Iterator[tuple[object, object]]:
         yield from enumerate(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield field.name, getattr(value, field.name)
+            if hasattr(value, field.name):  # one that its constructor left out may still come
+                yield field.name, getattr(value, field.name)
+
+
+def _is_container(value: object) -> bool:
+    if isinstance(value, (Mapping, tuple, list)):
+        return True
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.hooks.gradients import why_no_gradient
-from hookboard.nested import map_tensors, named_inputs, tensors_in
+from hookboard.nested import can_be_filled, map_tensors, named_inputs, tensors_in
 from hookboard.sites import Role
 from hookboard.torch_private import has_compiled_anything, in_transform, is_compiled
 
@@ -136,6 +136,9 @@ class GraphEnd:
         self, role: Role, value: Any, tensors: list[tuple[str, Tensor]], given: list[Tensor]
     ) -> Any:
         """The same value with copies of its tensors that show their gradients; None where there is nothing to show."""
+        if not can_be_filled(value):
+            self._explain(role, "a compiled graph cannot put other tensors in a container of its class")
+            return None
         shown: list[tuple[Tensor, Tensor]] = []
         for tensor, paths in _paths_by_tensor(tensors):
             cause = _why_not_shown(role, tensor, given)
