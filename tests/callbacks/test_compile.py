@@ -1,7 +1,9 @@
 import warnings
+from dataclasses import dataclass, field
 
 import pytest
 import torch
+from torch import nn
 from toys import EachStep, Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger
@@ -129,3 +131,45 @@ def test_a_compiled_model_that_was_fitted_without_callbacks_is_measured_in_the_n
     model = torch.compile(Toy(mlp()), **BACKEND)
     fit(None, model, batches(4, 4))
     assert [len(values) for values in watched(tmp_path, model)] == [3] * 8
+
+
+@dataclass
+class Tripled:
+    x: torch.Tensor
+    half: torch.Tensor = field(init=False)
+
+    def __post_init__(self):
+        self.x = self.x * 3
+        self.half = self.x / 2
+
+
+class ReturnsTripled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return Tripled(self.linear(x))
+
+
+class ReadsTripled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = ReturnsTripled()
+
+    def forward(self, x):
+        found = self.head(x)
+        return found.x + found.half
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_dataclass_that_changes_what_it_is_given_is_made_once(tmp_path, fullgraph):
+    weights = []
+    for watching in ([], [GradientLogger("net.head", statistics="mean")]):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        model = Toy(ReadsTripled())
+        model.net = torch.compile(model.net, backend="aot_eager", fullgraph=fullgraph)
+        fit(tmp_path, model, batches(4, 4, 4), *watching)
+        weights.append([p.tolist() for p in model.parameters()])
+    assert weights[0] == weights[1]

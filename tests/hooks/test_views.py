@@ -120,21 +120,102 @@ def test_complex_numbers_seen_as_pairs_have_their_gradient(on):
     assert [grad.tolist() for grad in mine] == [[[3.0, 3.0]] * 2]
 
 
+PAIRS = {
+    "the whole": lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2))),
+    "a part": lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2)))[1:, 1:],
+    "every second": lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2)))[:, ::2],
+    "and back": lambda x: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))))[1:],
+}
+
+
+@pytest.mark.parametrize("view", PAIRS)
+def test_pairs_seen_as_complex_numbers_have_their_gradient(view, w, on):
+    mine = watched(lambda w, show: show(PAIRS[view](base_of(w))).mul_(3).abs().square().sum(), w, on)
+    assert_same(mine, true(lambda w, show: (show(PAIRS[view](base_of(w))) * 3).abs().square().sum(), w))
+
+
+@pytest.mark.parametrize("view", PAIRS)
+def test_pairs_seen_as_complex_numbers_pass_back_their_gradient(view, w, on):
+    mine = passed_back(PAIRS[view], base_of(w), lambda y: y.mul_(3).abs(), on)
+    assert_same(mine, true(lambda w, show: (PAIRS[view](show(base_of(w))) * 3).abs().square().sum(), w))
+
+
+def test_complex_numbers_seen_as_pairs_pass_back_their_gradient(on):
+    w = torch.randn(3, 2, dtype=torch.complex128, requires_grad=True)
+    mine = passed_back(lambda x: torch.view_as_real(x)[1:], w * 1, lambda y: y.mul_(3), on)
+    assert_same(mine, true(lambda w, show: (torch.view_as_real(show(w * 1))[1:] * 3).square().sum(), w))
+
+
 def test_a_view_on_the_meta_device_is_no_fault(on):
     w = torch.ones(2, 3, device="meta", requires_grad=True)
     assert watched(lambda w, show: show((w * 1).view(-1)).relu_().sum(), w, on)[0].shape == (6,)
 
 
-def test_what_was_read_before_the_change_counts(w, on):
-    def in_place(w, show):
-        y = show(base_of(w).view(-1))
-        return (y * 2).sum() + y.relu_().square().sum()
+def unclear(program, w, switch):
+    """What is observed, and the causes of what is not."""
+    seen, causes = [], []
 
-    def by_hand(w, show):
-        y = show(base_of(w).view(-1))
-        return (y * 2).sum() + y.relu().square().sum()
+    def show(tensor):
+        watch_output(tensor, lambda grad: seen.append(grad.tolist()), switch, causes.append)
+        return tensor
 
-    assert_same(watched(in_place, w, on), true(by_hand, w))
+    program(w, show).backward()
+    return seen, causes
+
+
+def read_before_and_after_its_change(w, show):
+    y = show(base_of(w).view(-1))
+    return (y * 2).sum() + y.relu_().square().sum()
+
+
+def part_read_before_and_after_its_change(w, show):
+    y = show(base_of(w)[:, :2])
+    return (y * 3).sum() + y.mul_(2).sum()
+
+
+def read_before_its_base_is_changed_and_read(w, show):
+    x = base_of(w)
+    y = show(x.view(-1))
+    return (y * 5).sum() + (x.add_(1) * 7).sum()
+
+
+def read_before_the_buffer_is_written_and_read(w, show):
+    rows = torch.zeros(2, 6, dtype=w.dtype)
+    rows[0] = w[0] * 1.5
+    rows[1] = show(rows[0]) * 2
+    return rows.square().sum()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        read_before_and_after_its_change,
+        part_read_before_and_after_its_change,
+        read_before_its_base_is_changed_and_read,
+        read_before_the_buffer_is_written_and_read,
+    ],
+)
+def test_a_gradient_that_cannot_be_told_apart_is_not_observed_but_explained(program, w, on):
+    seen, causes = unclear(program, w, on)
+    assert seen == []
+    assert len(causes) == 1
+    assert "cannot be told apart" in causes[0]
+
+
+def test_tiny_gradients_are_told_apart_too(w, on):
+    seen, causes = unclear(lambda w, show: part_read_before_and_after_its_change(w, show) * 1e-12, w, on)
+    assert seen == []
+    assert len(causes) == 1
+
+
+@pytest.mark.parametrize(
+    ("view", "cause"), [(lambda x: x.conj(), "view that was modified in place"), (lambda x: x * 2, None)]
+)
+def test_a_view_of_which_the_part_is_unknown_has_a_true_cause(view, cause, on):
+    w = torch.ones(2, dtype=torch.complex128, requires_grad=True)
+    seen, causes = unclear(lambda w, show: show(view(w * 1)).mul_(3).sum().abs(), w, on)
+    assert (len(seen), len(causes)) == ((0, 1) if cause else (1, 0))
+    assert all(cause in each for each in causes)
 
 
 def test_the_base_counts_where_it_is_read_afterwards(w, on):
@@ -164,19 +245,19 @@ def test_two_parts_of_one_base_have_each_its_own_gradient(w, on):
     assert_same(watched(in_place, w, on), true(by_hand, w))
 
 
-def test_rows_that_are_written_later_do_not_count(w, on):
+def test_parts_that_are_written_later_do_not_count(w, on):
     def in_place(w, show):
         rows = torch.zeros(4, 6, dtype=w.dtype)
         rows[0] = w[0] * 1.5
         for k in range(1, 4):
             rows[k] = show(rows[k - 1]) * (k + 0.5)
-        return rows.square().sum()
+        return rows[-1].square().sum()
 
     def by_hand(w, show):
         rows = [w[0] * 1.5]
         for k in range(1, 4):
             rows.append(show(rows[-1] * 1) * (k + 0.5))
-        return torch.stack(rows).square().sum()
+        return rows[-1].square().sum()
 
     assert_same(watched(in_place, w, on)[::-1], true(by_hand, w))
 
@@ -340,6 +421,19 @@ def test_an_in_place_module_on_a_view_passes_back_the_gradient_of_what_it_took(v
     mine = passed_back(nn.ReLU(inplace=True), VIEWS[view](base_of(w)), lambda y: y, on)
     theirs = true(lambda w, show: show(VIEWS[view](base_of(w))).relu().square().sum(), w)
     assert_same(mine, theirs)
+
+
+def test_a_gradient_of_an_input_that_cannot_be_told_apart_is_not_observed_but_explained(w, on):
+    seen, causes = [], []
+    x = base_of(w)
+    edges, since = edges_of([("", x)]), torch.autograd._get_sequence_nr()
+    y = x[:, :2]
+    gradients = InputGradients(edges, [y, x.sum()], since, {"": seen.append}, on, causes.append)
+    ((y * 3).sum() + y.mul_(2).sum()).backward()
+    gradients.settle()
+    assert seen == []
+    assert len(causes) == 1
+    assert "cannot be told apart" in causes[0]
 
 
 # Nothing outlives the graph.

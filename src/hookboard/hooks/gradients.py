@@ -12,6 +12,11 @@ from hookboard.hooks.views import Memory, Place, memory_of, place_of
 from hookboard.torch_private import base_of, sequence_number_of
 
 Observer = Callable[[Tensor], object]
+Explain = Callable[[str], object]
+"""Is called with the reason why a gradient is not observed."""
+
+UNCLEAR = "its memory was changed in place and used before and after, so its part of the gradient cannot be told apart"
+UNSEEN = "no gradient arrived: the loss does not depend on it, or it is a view that was modified in place"
 
 
 class Switch:
@@ -32,12 +37,19 @@ def why_no_gradient(tensor: Tensor) -> str:
     return "carries no gradient: nothing it depends on requires one (frozen parameters, or the data itself)"
 
 
-def watch_output(tensor: Tensor, observe: Observer, switch: Switch) -> RemovableHandle | None:
+def _say_nothing(cause: str) -> None:
+    pass
+
+
+def watch_output(
+    tensor: Tensor, observe: Observer, switch: Switch, on_unclear: Explain = _say_nothing
+) -> RemovableHandle | None:
     """Call `observe` with the gradient of `tensor` in every backward pass that runs while `switch` is on.
 
     It is the gradient with respect to the value that the tensor has now, also if an in-place operation changes the
     tensor later. If the tensor is a view, such an operation sends the gradient to the view's base. Then the view's part
-    of the base's gradient is observed. It includes the gradient from other tensors in the same memory.
+    of the base's gradient is observed. It includes the gradient from other tensors in the same memory. If gradients
+    come both through the view and past it, nothing is observed, and `on_unclear` is called with the cause.
 
     If the same observer watches two views of the same elements and their memory is changed, the gradient is observed
     only once.
@@ -48,12 +60,14 @@ def watch_output(tensor: Tensor, observe: Observer, switch: Switch) -> Removable
     """
     memory = None if tensor.is_leaf else memory_of(tensor)
     if memory is None:
+        if not tensor.is_leaf and base_of(tensor) is not None:
+            on_unclear(UNSEEN)
         handle: RemovableHandle = tensor.register_hook(_OutputGradient(observe, switch))
         return handle if tensor.is_leaf else None
     base = base_of(tensor)
     assert base is not None
     known = _known_twin(tensor, base, observe)
-    hooks = known or ViewGradient(memory, observe, memory.of_view, switch)
+    hooks = known or ViewGradient(memory, observe, memory.of_view, switch, on_unclear)
     tensor.register_hook(hooks.at_view)
     if known is None:
         base.register_hook(hooks.at_base)
@@ -79,41 +93,65 @@ class ViewGradient:
     """The two hooks of a view: at its own node, and at that of its base. Autograd runs them in this order.
 
     As long as the memory is as it was, the view's own node has the gradient. After an in-place operation that node
-    may be left out of the graph, or get only what came from uses before the operation.
+    may be left out of the graph: then the base has it. If both have a gradient, and the base has more, nothing in the
+    graph says what the operation has changed, the view or another part of the memory.
 
     Args:
         memory: behind the view.
         observe: is called with the gradient.
         part: what of the base's gradient is observed.
         switch: nothing is observed while it is off.
+        on_unclear: is called with the cause if there is a gradient that is not observed.
     """
 
-    __slots__ = ("has_arrived", "memory", "observe", "part", "switch")
+    __slots__ = ("arrived", "memory", "observe", "on_unclear", "part", "switch")
 
-    def __init__(self, memory: Memory, observe: Observer, part: Callable[[Tensor], Tensor], switch: Switch) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        observe: Observer,
+        part: Callable[[Tensor], Tensor],
+        switch: Switch,
+        on_unclear: Explain = _say_nothing,
+    ) -> None:
         self.memory = memory
         self.observe = observe
         self.part = part
         self.switch = switch
-        self.has_arrived = False
+        self.on_unclear = on_unclear
+        self.arrived: list[Tensor] = []
+        """What came to the view itself in the running backward pass, after its memory was changed."""
 
     def at_view(self, grad: Tensor) -> None:
         """The hook at the node that made the view."""
         if not self.switch.on:
             return
         if self.memory.is_modified:
-            # The gradient of the base has all of a view of the whole. Of a smaller view it may have too much: other
-            # parts of the memory are often written later, as in a loop over time steps.
-            if self.memory.is_whole:
-                return
-            self.has_arrived = True
-        self.observe(grad)
+            self.arrived.append(grad.detach())
+        else:
+            self.observe(grad)
 
     def at_base(self, grad: Tensor) -> None:
         """The hook at the node of the base."""
-        has_arrived, self.has_arrived = self.has_arrived, False
-        if self.switch.on and not has_arrived and self.memory.is_modified:
-            self.observe(self.part(grad))
+        arrived, self.arrived = self.arrived, []
+        if not self.switch.on or not self.memory.is_modified:
+            return
+        whole = self.part(grad)
+        if not arrived:
+            self.observe(whole)
+        elif _is_sum(whole, arrived):
+            for each in arrived:
+                self.observe(each)
+        else:
+            self.on_unclear(UNCLEAR)
+
+
+def _is_sum(whole: Tensor, parts: list[Tensor]) -> bool:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    # Equal but for rounding, however small the gradients are. On the meta device there is nothing to compare.
+    return not whole.is_meta and torch.allclose(whole, total, atol=0, equal_nan=True)
 
 
 _TWINS = "hookboard.views"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.hooks.gradients import Observer, Switch, ViewGradient, views_between, watch_output
+from hookboard.hooks.gradients import Explain, Observer, Switch, ViewGradient, views_between, watch_output
 from hookboard.hooks.views import Memory, Place, memory_of, place_of
 from hookboard.torch_private import backward_number, base_of, sequence_number_of
 
@@ -62,6 +62,7 @@ class InputGradients:
         since: autograd's sequence number when the module was entered; nodes with smaller numbers are not the module's.
         observers: path of the input to the observer of its gradient.
         switch: nothing is observed while it is off.
+        on_unclear: is called with the cause if there is a gradient that is not observed.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class InputGradients:
         since: int,
         observers: Mapping[str, Observer],
         switch: Switch,
+        on_unclear: Explain = lambda cause: None,
     ) -> None:
         self._switch = switch
+        self._on_unclear = on_unclear
         self._pending: list[_PassedBack] = []
         self._handles: list[RemovableHandle | None] = []
         self.unreached: list[str] = []
@@ -84,7 +87,7 @@ class InputGradients:
         for path, given in inputs.items():
             key = _key(given.edge)
             if key in returned:  # the module returned its input as it was: what comes in goes back
-                self._handles.append(watch_output(returned[key], observers[path], switch))
+                self._handles.append(watch_output(returned[key], observers[path], switch, on_unclear))
                 continue
             into = crossings.get(key, [])
             behind = [] if given.base_edge is None else crossings.get(_key(given.base_edge), [])
@@ -110,7 +113,13 @@ class InputGradients:
             node.register_hook(_NodeHook(passed.add, slot, self._switch))
             return
         # The module returned a view of its input: an in-place operation on it would take this node out of the graph.
-        hooks = ViewGradient(memory, passed.add, functools.partial(memory.of_input, place=place), self._switch)
+        part = functools.partial(memory.of_input, place=place)
+
+        def give_up(cause: str) -> None:
+            passed.give_up()
+            self._on_unclear(cause)
+
+        hooks = ViewGradient(memory, passed.add, part, self._switch, give_up)
         node.register_hook(_NodeHook(hooks.at_view, slot, self._switch))
         base.register_hook(hooks.at_base)
 
@@ -134,28 +143,42 @@ def _key(edge: GradientEdge) -> tuple[Node, int]:
 class _PassedBack:
     """The sum of the gradients on all edges to one input."""
 
-    __slots__ = ("arrived", "backward", "edges", "observe", "total")
+    __slots__ = ("arrived", "backward", "edges", "is_unclear", "observe", "total")
 
     def __init__(self, observe: Observer, edges: int) -> None:
         self.observe = observe
         self.edges = edges
         self.backward = -1
         self.arrived = 0
+        self.is_unclear = False
         self.total: Tensor | None = None
 
+    def give_up(self) -> None:
+        """Observe nothing in the running pass: a part of the sum is not known."""
+        self._enter()
+        self.is_unclear = True
+        self._count()
+
     def add(self, grad: Tensor) -> None:
+        self._enter()
+        self.total = grad.detach() if self.total is None else self.total + grad.detach()
+        self._count()
+
+    def _enter(self) -> None:
         backward = backward_number()
         if backward != self.backward:
             self.settle()  # to what an earlier pass has brought this one adds nothing
             self.backward = backward
-        self.total = grad.detach() if self.total is None else self.total + grad.detach()
+
+    def _count(self) -> None:
         self.arrived += 1
         if self.arrived == self.edges:
             self.settle()
 
     def settle(self) -> None:
         total, self.total, self.arrived = self.total, None, 0
-        if total is not None:
+        is_unclear, self.is_unclear = self.is_unclear, False
+        if total is not None and not is_unclear:
             self.observe(total)
 
 

@@ -256,16 +256,21 @@ class _ModuleTap:
         if not tensor.requires_grad:
             self.causes["grad_output"] = _why_no_gradient_of("output", [tensor])
             return
-        handle = watch_output(tensor, self._observer("grad_output", path), self._switch)
+        handle = watch_output(tensor, self._observer("grad_output", path), self._switch, self._explain("grad_output"))
         if handle is not None:
             self._until_settled.callback(handle.remove)
 
     def _watch_input_gradients(self, call: Call, outputs: list[Tensor]) -> None:
         observers = {path: self._observer("grad_input", path) for path in call.edges}
-        gradients = InputGradients(call.edges, outputs, call.since, observers, self._switch)
+        gradients = InputGradients(
+            call.edges, outputs, call.since, observers, self._switch, self._explain("grad_input")
+        )
         self._input_gradients.append(gradients)
         if call.edges and len(gradients.unreached) == len(call.edges):
             self.causes["grad_input"] = "the output does not depend on the input, or other threads compute it"
+
+    def _explain(self, role: Role) -> Callable[[str], None]:
+        return lambda cause: self.causes.__setitem__(role, cause)
 
     def _observer(self, role: Role, path: str) -> Observer:
         observer = self._observers.get((role, path))

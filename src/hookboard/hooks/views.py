@@ -14,6 +14,8 @@ class Place(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    is_complex: bool
+    """Whether the numbers above count complex numbers, not real ones."""
 
     def has_overlap(self) -> bool:
         """Whether two elements may lie at one address, as after `expand` or `unfold`."""
@@ -28,7 +30,7 @@ class Place(NamedTuple):
 
 def place_of(tensor: Tensor) -> Place:
     """Where the elements of a strided tensor lie."""
-    return Place(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+    return Place(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.is_complex())
 
 
 class Memory:
@@ -43,15 +45,14 @@ class Memory:
         counter: a tensor without memory that shares the version counter of the base.
     """
 
-    __slots__ = ("_base", "_counter", "_is_split_complex", "_version", "_view", "is_whole")
+    __slots__ = ("_base", "_counter", "_is_whole", "_version", "_view")
 
     def __init__(self, base: Tensor, view: Tensor, counter: Tensor) -> None:
         self._base = place_of(base)
         self._view = place_of(view)
         self._counter = counter
         self._version = version_of(base)
-        self._is_split_complex = base.is_complex() and not view.is_complex()
-        self.is_whole = view.numel() == base.numel() * (2 if self._is_split_complex else 1)
+        self._is_whole = view.numel() * view.element_size() == base.numel() * base.element_size()
 
     @property
     def is_modified(self) -> bool:
@@ -60,7 +61,7 @@ class Memory:
 
     def of_view(self, grad: Tensor) -> Tensor:
         """The part of the base's gradient that belongs to the view, in the view's shape."""
-        return self._at(self._laid_out(grad), self._view)
+        return self._read(self._laid_out(grad), self._view)
 
     def of_input(self, grad: Tensor, place: Place) -> Tensor:
         """The gradient that only the view passes back to another tensor in this memory, in that tensor's shape.
@@ -70,22 +71,31 @@ class Memory:
             place: where that tensor's elements lie; those outside of the view get 0.
         """
         laid_out = self._laid_out(grad)
-        if not self.is_whole:
+        if not self._is_whole:
             passed = torch.zeros_like(laid_out)
             self._at(passed, self._view).copy_(self._at(laid_out, self._view))
             laid_out = passed
-        return self._at(laid_out, place)
+        return self._read(laid_out, place)
 
     def _laid_out(self, grad: Tensor) -> Tensor:
         """The gradient in the strides of the base: autograd gives it in any."""
         grad = grad.detach()
         return grad.new_empty_strided(self._base.size, self._base.stride).copy_(grad)
 
+    def _read(self, laid_out: Tensor, place: Place) -> Tensor:
+        found = self._at(laid_out, place)
+        is_pairs = place.is_complex and not self._base.is_complex
+        return torch.complex(*found.unbind(-1)) if is_pairs else found
+
     def _at(self, laid_out: Tensor, place: Place) -> Tensor:
-        scale = 1
-        if self._is_split_complex:
-            laid_out, scale = torch.view_as_real(laid_out), 2
-        return laid_out.as_strided(place.size, place.stride, place.offset - scale * self._base.offset)
+        """The elements at a place; complex ones in a real base as pairs, in one more dimension."""
+        size, stride, offset = place.size, place.stride, place.offset
+        if place.is_complex and not self._base.is_complex:
+            size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
+        start = self._base.offset
+        if self._base.is_complex and not place.is_complex:
+            laid_out, start = torch.view_as_real(laid_out), 2 * start
+        return laid_out.as_strided(size, stride, offset - start)
 
 
 def memory_of(view: Tensor) -> Memory | None:
@@ -101,7 +111,7 @@ def memory_of(view: Tensor) -> Memory | None:
         return None
     if base.layout is not torch.strided or base.is_nested or view.is_conj() or view.is_neg() or base.is_conj():
         return None
-    if (view.dtype is not base.dtype and not base.is_complex()) or place_of(view).has_overlap():
+    if view.dtype.to_real() is not base.dtype.to_real() or place_of(view).has_overlap():
         return None
     counter = base.detach()
     try:
