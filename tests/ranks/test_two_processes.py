@@ -302,4 +302,4 @@ def test_all_ranks_follow_rank_zero_where_it_alone_has_a_logger_or_another_inter
 def test_a_pattern_that_matches_nothing_on_one_rank_ends_the_run_on_all(together):
     said = [(together / f"{DDP}:unselected.{rank}").read_text() for rank in range(2)]
     assert "on rank 1, ActivationLogger could not start: modules: the pattern 'net.none' matches no module" in said[0]
-    assert said[1].startswith("modules: the pattern 'net.none' matches no module")
+    assert said[1].startswith("ActivationLogger: modules: the pattern 'net.none' matches no module")
