@@ -188,9 +188,7 @@ def _rebuilt_dict(value: dict[Any, Any], keys: Sequence[Any], items: Sequence[An
 
 def _set_item_attributes(twin: Any, value: Any, keys: Sequence[Any], items: Sequence[Any]) -> None:
     """Exchange the fields that are items too, as in the outputs of Hugging Face's models."""
-    if not dataclasses.is_dataclass(value):
-        return
-    names = [field.name for field in dataclasses.fields(value)]
+    names = _fields_of(type(value))
     held: Any = value
     for key, item in zip(keys, items, strict=True):
         if key in names and getattr(held, key, None) is held[key]:
@@ -226,10 +224,16 @@ def _items(value: object) -> Iterator[tuple[object, object]]:
             yield type(value)._fields[k], item  # type: ignore[attr-defined]
     elif isinstance(value, SEQUENCES):
         yield from enumerate(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            if hasattr(value, field.name):  # one that its constructor left out may still come
-                yield field.name, getattr(value, field.name)
+    else:
+        for name in _fields_of(type(value)):
+            if hasattr(value, name):  # one that its constructor left out may still come
+                yield name, getattr(value, name)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it
+def _fields_of(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass; of another class none. Older torch cannot trace how a class tells them."""
+    return tuple([field.name for field in dataclasses.fields(kind)]) if dataclasses.is_dataclass(kind) else ()
 
 
 def _is_container(value: object) -> bool:
