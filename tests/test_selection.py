@@ -130,3 +130,18 @@ def test_names_do_not_show_what_data_parallel_wraps():
 def test_a_reparametrized_layer_is_still_a_leaf():
     root = nn.Sequential(parametrizations.weight_norm(nn.Linear(2, 2)))
     assert list(select(root)) == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("Conv2d", "it is a type: give types='Conv2d'"),
+        ("a.b.conv.weight", "it is a parameter: name its module, 'a.b.conv'"),
+        ("a.*v", r"'\*' stays within one name: 'a.\*\*v' matches 1"),
+        ("a.b.cnv", "the closest are 'a.b.conv'"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_says_what_was_likely_meant(pattern, hint):
+    net = nn.ModuleDict({"a": nn.ModuleDict({"b": nn.ModuleDict({"conv": nn.Conv2d(1, 1, 1)})})})
+    with pytest.raises(ValueError, match=hint):
+        select(net, pattern)

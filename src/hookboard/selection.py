@@ -1,6 +1,7 @@
 """From patterns and types to modules: a dict from dotted names to modules."""
 
 import pydoc
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -131,10 +132,27 @@ def _names_matching(pattern: str | type, named: dict[str, nn.Module]) -> set[str
     matched = {name for name in named if regex.fullmatch(name) and (name or pattern != "*")}
     if not matched:
         named = {name: module for name, module in named.items() if name}
-        near = closest(pattern.removeprefix("re:"), named)
-        hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
-        raise ValueError(f"modules: the pattern {pattern!r} matches no module{hint}. The modules are: {listed(named)}.")
+        raise ValueError(
+            f"modules: the pattern {pattern!r} matches no module{_meant(pattern, named)}. "
+            f"The modules are: {listed(named)}."
+        )
     return matched
+
+
+def _meant(pattern: str, named: dict[str, nn.Module]) -> str:
+    """What a pattern that matches nothing was likely meant to be, as the end of a sentence."""
+    if any(type(module).__name__ == pattern for module in named.values()):
+        return f"; it is a type: give types={pattern!r}"
+    owner, _, attribute = pattern.rpartition(".")
+    if owner in named and attribute in dict(named[owner].named_parameters(recurse=False)):
+        return f"; it is a parameter: name its module, {owner!r}"
+    wider = re.sub(r"(?<!\*)\*(?!\*)", "**", pattern)
+    if wider != pattern and not pattern.startswith("re:"):
+        count = sum(regex_of(wider).fullmatch(name) is not None for name in named)
+        if count:
+            return f"; '*' stays within one name: {wider!r} matches {count}"
+    near = closest(pattern.removeprefix("re:"), named)
+    return f"; the closest are {', '.join(map(repr, near))}" if near else ""
 
 
 def _names_of_type(kind: str | type, named: dict[str, nn.Module]) -> set[str]:
