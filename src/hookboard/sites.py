@@ -48,9 +48,6 @@ ROLES: dict[Role, RoleTraits] = {
 }
 """All roles, with their properties."""
 
-MODULE_ROLES = tuple(role for role, traits in ROLES.items() if not traits.of_parameter)
-"""The roles of tensors that hooks on modules see: inputs, outputs and their gradients."""
-
 
 @dataclass(frozen=True, slots=True)
 class Site:

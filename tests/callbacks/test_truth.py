@@ -172,6 +172,21 @@ def test_a_histogram_holds_every_finite_value_of_the_step(tmp_path):
     assert proto.sum_squares == pytest.approx(values.square().sum().item(), rel=1e-9)
 
 
+class Enormous(torch.nn.Module):
+    def forward(self, x):
+        return x.double() * 1e200
+
+
+def test_a_histogram_of_values_whose_squares_overflow_is_written(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), Enormous())
+    fit(
+        tmp_path, Toy(net, lambda y: (y / 1e200).square().mean()), batches(8), ActivationLogger("net.1", histogram=True)
+    )
+    (point,) = events(tmp_path).Histograms("activations/net.1")
+    assert point.histogram_value.num == 32
+    assert point.histogram_value.max > 1e199
+
+
 def test_activations_of_validation_are_not_counted(tmp_path):
     logger = ActivationLogger("net.0", every_n_steps=1)
     fit(tmp_path, Toy(mlp()), batches(8, 8), logger, limit_val_batches=2, num_sanity_val_steps=1, val_check_interval=1)

@@ -41,7 +41,7 @@ def _histogram(reading: Reading) -> HistogramProto:
         max=moments.max,
         num=moments.count,
         sum=moments.count * moments.mean,
-        sum_squares=moments.m2 + moments.count * moments.mean**2,
+        sum_squares=moments.square_sum,
         bucket_limit=histogram.edges[1:],
         bucket=histogram.counts,
     )
