@@ -185,7 +185,7 @@ def measure_own(own: Sequence[Statistic], tensor: Tensor) -> Tensor:
     for statistic, number in zip(own, numbers, strict=True):
         if number.numel() != 1:
             raise ValueError(f"the statistic {statistic.name!r} returned {number.numel()} numbers, not one")
-    return torch.stack([number.reshape(()) for number in numbers])
+    return torch.stack([number.detach().reshape(()) for number in numbers])
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from hookboard.measure import (
     elements_in,
     histogram,
     measure,
-    merge_rows,
 )
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
@@ -133,7 +132,7 @@ class Recorder:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
         flags = torch.zeros(0, device="cpu") if flags is None else flags
-        owners = set(self._rows.owners)
+        owners = self._rows.owners
         measured = {site for index, site in enumerate(self._observers) if index in owners}
         if not (measured or len(flags) or self._exchange.is_collective):
             return [], []
@@ -153,23 +152,22 @@ class Recorder:
     def _packer(self, flags: Tensor) -> Callable[[list[Site], Tensor], Packet]:
         """Makes the packet of what was measured, for any layout of sites."""
         local = list(self._observers)
-        rows, owner = self._rows.take()
-        merged = merge_rows(rows, owner, len(local) + 1, self._plan.own)  # the last is the empty row
+        merged = self._rows.take(len(local) + 1)  # the last is the empty row
         for index, site in enumerate(local):
             if site in self._off:
                 merged[index] = math.nan
         bins = {site: counts.double() for site, counts in self._counts.items()}
         for counts in self._counts.values():
             counts.zero_()
-        none = rows.new_zeros(BINS)
+        none = merged.new_zeros(BINS)
 
         def pack(sites: list[Site], status: Tensor) -> Packet:
             counted = [bins.get(site, none) for site in sites if self._has_histogram(site)]
             return Packet(
                 rows=_in_order(merged, local, sites),
-                bins=torch.stack(counted) if counted else rows.new_zeros(0, BINS),
-                flags=flags.to(rows),
-                status=status.to(rows),
+                bins=torch.stack(counted) if counted else merged.new_zeros(0, BINS),
+                flags=flags.to(merged),
+                status=status.to(merged),
             )
 
         return pack

@@ -1,5 +1,6 @@
 """`RowBuffer`: rows in the order in which they come, until they are merged."""
 
+import math
 import threading
 from collections.abc import Sequence
 
@@ -7,29 +8,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import WIDTH, Row, Statistic, merge_rows
+from hookboard.measure import EMPTY, Row, Statistic, merge_rows
 
 MOST_ROWS = 4096
 """How many rows are kept at most before those of each owner are merged, as in a long validation loop."""
 
 
 class RowBuffer:
-    """Rows in the order they came, in preallocated memory on the device. Several threads may append.
+    """Rows in the order they came. Several threads may append.
 
     Args:
         own: the user's statistics, whose columns follow the moments.
-        device: where the rows are kept.
-        capacity: the number of rows for which memory is allocated at first.
+        device: where the rows are merged.
     """
 
-    def __init__(self, own: Sequence[Statistic], device: torch.device, capacity: int = 256) -> None:
+    def __init__(self, own: Sequence[Statistic], device: torch.device) -> None:
         self.device = device
-        self.owners: list[int] = []
         self._own = own
-        self._lock = threading.Lock()
-        self._blocks: list[Tensor] = []
-        self._slots: list[Tensor | np.ndarray] = []
-        self._grow(capacity)
+        self._rows: list[tuple[int, Row]] = []
+        self._most = MOST_ROWS
+        self._merging = threading.Lock()
+
+    def __len__(self) -> int:
+        """How many rows are kept."""
+        return len(self._rows)
+
+    @property
+    def owners(self) -> set[int]:
+        """Those of which there is a row."""
+        return {owner for owner, _ in self._rows}
 
     def append(self, owner: int, row: Row) -> None:
         """Keep a row.
@@ -38,43 +45,49 @@ class RowBuffer:
             owner: the index of the site that the row belongs to.
             row: WIDTH + len(own) numbers.
         """
-        with self._lock:
-            if len(self.owners) == len(self._slots):
-                self._make_room()
-            slot = self._slots[len(self.owners)]
-            if isinstance(slot, Tensor):
-                slot[:] = torch.as_tensor(row, dtype=torch.float64)
-            else:
-                slot[:] = row  # numpy takes floats as they are
-            self.owners.append(owner)
+        self._rows.append((owner, row))  # needs no lock: it is one step for the interpreter
+        if len(self._rows) >= self._most:
+            self._merge_early()
 
-    def take(self) -> tuple[Tensor, Tensor]:
+    def take(self, owners: int) -> Tensor:
         """Empty the buffer.
 
+        Args:
+            owners: how many owners there are.
+
         Returns:
-            The rows, shape (n, WIDTH + len(own)), and their owners, shape (n,), int64. The rows are valid until the
-            next `append`.
+            The merged row of each, shape (owners, WIDTH + len(own)), float64, on the device. An owner without rows gets
+            the row of an empty tensor.
         """
-        rows = (torch.cat(self._blocks) if len(self._blocks) > 1 else self._blocks[0])[: len(self.owners)]
-        owner = torch.tensor(self.owners, dtype=torch.long, device="cpu").to(self.device, non_blocking=True)
-        self.owners.clear()
-        return rows, owner
+        with self._merging:
+            rows = list(self._rows)
+            del self._rows[: len(rows)]  # others may have come behind them
+        return self._merged(rows, owners)
 
-    def _make_room(self) -> None:
-        if len(self.owners) >= MOST_ROWS:
-            self._merge_in_place()
-        if len(self.owners) > len(self._slots) // 2:
-            self._grow(len(self._slots))
+    def _merge_early(self) -> None:
+        with self._merging:
+            rows = list(self._rows)
+            if len(rows) < self._most:  # another thread has done it
+                return
+            owners = sorted({owner for owner, _ in rows})
+            merged = self._merged(rows, owners[-1] + 1)
+            each = merged.tolist() if merged.is_cpu else merged.unbind()
+            self._rows[: len(rows)] = [(owner, each[owner]) for owner in owners]
+            self._most = max(MOST_ROWS, 2 * len(owners))
 
-    def _merge_in_place(self) -> None:
-        distinct = sorted(set(self.owners))
-        merged = merge_rows(*self.take(), distinct[-1] + 1, self._own)
-        for slot, index in zip(self._slots, distinct, strict=False):
-            slot[:] = merged[index]
-        self.owners.extend(distinct)
+    def _merged(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
+        row_of = dict(rows)
+        if len(row_of) == len(rows):  # there is nothing to merge
+            nothing = [*EMPTY, *[math.nan] * len(self._own)]
+            return self._block([row_of.get(owner, nothing) for owner in range(owners)])
+        owner = self._on_device(torch.tensor([owner for owner, _ in rows], device="cpu"))
+        return merge_rows(self._block([row for _, row in rows]), owner, owners, self._own)
 
-    def _grow(self, capacity: int) -> None:
-        with torch.inference_mode(False):
-            block = torch.empty(capacity, WIDTH + len(self._own), dtype=torch.float64, device=self.device)
-        self._blocks.append(block)
-        self._slots.extend(block.numpy() if self.device.type == "cpu" else block.unbind())
+    def _block(self, rows: list[Row]) -> Tensor:
+        """Shape (n, WIDTH + len(own)). Rows are tensors where they were measured on another device than the CPU."""
+        if any(isinstance(row, Tensor) for row in rows):
+            return torch.stack([self._on_device(torch.as_tensor(row, dtype=torch.float64)) for row in rows])
+        return self._on_device(torch.from_numpy(np.array(rows, dtype=np.float64)))  # torch takes longer for lists
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)
