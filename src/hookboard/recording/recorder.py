@@ -84,7 +84,7 @@ class Recorder:
         rank = 0 if self._ranks is None else self._ranks.rank
 
         def observe(tensor: Tensor) -> None:
-            if site in self._off:
+            if self._off and site in self._off:
                 return
             try:
                 tensor = tensor.detach() if tensor.requires_grad else tensor

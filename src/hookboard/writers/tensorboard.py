@@ -1,6 +1,7 @@
 """Writing to TensorBoard."""
 
 from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
 
 from hookboard.images import Picture
@@ -17,11 +18,16 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     """
     for tag, text in entry.texts.items():
         logger.experiment.add_text(tag, text, entry.step)
-    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in entry.scalars.items()]
-    values += [Summary.Value(tag=tag, histo=_histogram(reading)) for tag, reading in entry.histograms.items()]
-    values += [_image(tag, picture) for tag, picture in entry.pictures.items()]
+    event = Event()
+    values = event.summary.value  # filled in place: a message that is passed to another is copied
+    for tag, value in entry.scalars.items():
+        values.add(tag=tag, simple_value=value)
+    for tag, reading in entry.histograms.items():
+        values.add(tag=tag, histo=_histogram(reading))
+    for tag, picture in entry.pictures.items():
+        values.append(_image(tag, picture))
     if values:
-        file_writer_of(logger.experiment).add_summary(Summary(value=values), entry.step)
+        file_writer_of(logger.experiment).add_event(event, entry.step)
     return []
 
 
