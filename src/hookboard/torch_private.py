@@ -1,4 +1,4 @@
-"""Everything that needs private names of torch. No other file uses them."""
+"""Everything that needs private names of torch and of its writer to TensorBoard. No other file uses them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -155,3 +155,17 @@ def file_writer_of(writer: SummaryWriter) -> FileWriter:
     """The writer of whole events to the file; a new one if the old one was closed."""
     file_writer: FileWriter = writer._get_file_writer()
     return file_writer
+
+
+def exchange_record_writer(writer: FileWriter, old: type[Any], new: Callable[[Any], Any]) -> None:
+    """Have the thread that writes the file use another writer of records.
+
+    Args:
+        writer: the writer of events.
+        old: the class of the one to replace; one of another class stays, so that a second call does nothing.
+        new: makes the other one from the file.
+    """
+    thread: Any = getattr(getattr(writer.event_writer, "_async_writer", None), "_worker", None)
+    records: Any = getattr(thread, "_record_writer", None)
+    if type(records) is old and hasattr(records, "_writer"):
+        thread._record_writer = new(records._writer)

@@ -8,6 +8,7 @@ from hookboard.images import Picture
 from hookboard.recording import Reading
 from hookboard.torch_private import file_writer_of
 from hookboard.writers.entry import Entry
+from hookboard.writers.records import quicken
 
 
 def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
@@ -27,7 +28,9 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     for tag, picture in entry.pictures.items():
         values.append(_image(tag, picture))
     if values:
-        file_writer_of(logger.experiment).add_event(event, entry.step)
+        writer = file_writer_of(logger.experiment)
+        quicken(writer)
+        writer.add_event(event, entry.step)
     return []
 
 

@@ -1,0 +1,35 @@
+"""What is written to TensorBoard's files."""
+
+import io
+
+import pytest
+from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.tensorboard import SummaryWriter
+
+from hookboard.torch_private import file_writer_of
+from hookboard.writers import records
+
+compiled = pytest.mark.skipif(records._checksum is None, reason="needs the compiled checksum")
+
+
+@compiled
+@pytest.mark.parametrize("data", [b"", b"a", bytes(range(256)) * 50])
+def test_a_record_is_the_one_that_tensorboard_writes(data):
+    ours, theirs = io.BytesIO(), io.BytesIO()
+    records.QuickRecordWriter(ours).write(data)
+    RecordWriter(theirs).write(data)
+    assert ours.getvalue() == theirs.getvalue()
+
+
+@compiled
+def test_tensorboard_no_longer_computes_checksums(tmp_path, monkeypatch):
+    writer = SummaryWriter(tmp_path)
+    records.quicken(file_writer_of(writer))
+    asked = []
+    monkeypatch.setattr(
+        "tensorboard.summary.writer.record_writer.masked_crc32c", lambda d: asked.append(d) or masked_crc32c(d)
+    )
+    writer.add_scalar("loss", 1.0, 0)
+    writer.flush()
+    writer.close()
+    assert not asked
