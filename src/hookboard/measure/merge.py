@@ -67,12 +67,12 @@ def merge_rows(rows: Tensor, owner: Tensor, owners: int, own: Sequence[Statistic
     Returns:
         Shape (owners, WIDTH + len(own)).
     """
+    merged = merge(rows[:, :WIDTH], owner, owners)
+    if not own:
+        return merged
     elements = elements_in(rows)
-    owner = owner.where(elements != 0, owners)
-    merged = merge(rows[:, :WIDTH], owner, owners + 1)
-    if own:
-        merged = torch.cat([merged, merge_own(own, rows[:, WIDTH:], elements, owner, owners + 1)], dim=1)
-    return merged[:owners]
+    owner = owner.where(elements != 0, owners)  # the numbers that belong to no values go into a row of their own
+    return torch.cat([merged, merge_own(own, rows[:, WIDTH:], elements, owner, owners + 1)[:owners]], dim=1)
 
 
 def merge_own(own: Sequence[Statistic], numbers: Tensor, weights: Tensor, owner: Tensor, owners: int) -> Tensor:

@@ -79,7 +79,7 @@ class Recorder:
 
     def _add(self, site: Site) -> Callable[[Tensor], None]:
         index = len(self._observers)
-        counts = self._counts_of(site) if self._has_histogram(site) else None
+        counts = self._counts_of(site) if self._counted([site]) else None
         traits = ROLES[site.role]
         rank = 0 if self._ranks is None else self._ranks.rank
 
@@ -100,8 +100,9 @@ class Recorder:
 
         return observe
 
-    def _has_histogram(self, site: Site) -> bool:
-        return self._histogram and not ROLES[site.role].moments_only
+    def _counted(self, sites: list[Site]) -> list[Site]:
+        """Those that have a histogram."""
+        return [site for site in sites if not ROLES[site.role].moments_only] if self._histogram else []
 
     def _counts_of(self, site: Site) -> Tensor:
         if site not in self._counts:
@@ -132,13 +133,12 @@ class Recorder:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
         flags = torch.zeros(0, device="cpu") if flags is None else flags
-        owners = self._rows.owners
-        measured = {site for index, site in enumerate(self._observers) if index in owners}
+        owners, known = self._rows.owners, list(self._observers)
+        measured = {known[index] for index in owners}
         if not (measured or len(flags) or self._exchange.is_collective):
             return [], []
-        sites, host = self._exchange.bring(list(self._observers), self._packer(flags))
-        counted = [site for site in sites if self._has_histogram(site)]
-        bins_of = dict(zip(counted, host.bins.numpy(), strict=True))
+        sites, host = self._exchange.bring(known, self._packer(known, flags))
+        bins_of = dict(zip(self._counted(sites), host.bins.numpy(), strict=True))
         elements, rows = elements_in(host.rows).tolist(), host.rows.numpy()
         rows[:, self._not_measured] = math.nan
         readings = []
@@ -149,20 +149,18 @@ class Recorder:
                 readings.append(self._reading(site, row, bins_of.get(site)))
         return readings, host.flags.bool().tolist()
 
-    def _packer(self, flags: Tensor) -> Callable[[list[Site], Tensor], Packet]:
-        """Makes the packet of what was measured, for any layout of sites."""
-        local = list(self._observers)
+    def _packer(self, local: list[Site], flags: Tensor) -> Callable[[list[Site], Tensor], Packet]:
+        """Makes the packet of what was measured at these sites, for any layout of sites."""
         merged = self._rows.take(len(local) + 1)  # the last is the empty row
-        for index, site in enumerate(local):
-            if site in self._off:
-                merged[index] = math.nan
+        if self._off:
+            merged[[index for index, site in enumerate(local) if site in self._off]] = math.nan
         bins = {site: counts.double() for site, counts in self._counts.items()}
         for counts in self._counts.values():
             counts.zero_()
         none = merged.new_zeros(BINS)
 
         def pack(sites: list[Site], status: Tensor) -> Packet:
-            counted = [bins.get(site, none) for site in sites if self._has_histogram(site)]
+            counted = [bins.get(site, none) for site in self._counted(sites)]
             return Packet(
                 rows=_in_order(merged, local, sites),
                 bins=torch.stack(counted) if counted else merged.new_zeros(0, BINS),
