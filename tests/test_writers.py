@@ -26,9 +26,7 @@ def test_tensorboard_no_longer_computes_checksums(tmp_path, monkeypatch):
     writer = SummaryWriter(tmp_path)
     records.quicken(file_writer_of(writer))
     asked = []
-    monkeypatch.setattr(
-        "tensorboard.summary.writer.record_writer.masked_crc32c", lambda d: asked.append(d) or masked_crc32c(d)
-    )
+    monkeypatch.setattr("tensorboard.summary.writer.record_writer.masked_crc32c", asked.append)
     writer.add_scalar("loss", 1.0, 0)
     writer.flush()
     writer.close()

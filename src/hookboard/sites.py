@@ -1,5 +1,6 @@
 """Sites (the tensor slots that are watched), their roles, and their tags."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,7 +78,12 @@ class Site:
         >>> Site("head", "output").scalar_tag("std", "validate")
         'validate_activation_std/head'
         """
-        return f"{_prefix(stage)}{ROLES[self.role].kind}_{statistic}/{self.path}"
+        return self.scalar_tags([statistic], stage)[0]
+
+    def scalar_tags(self, statistics: Iterable[str], stage: Stage = "train") -> list[str]:
+        """The tags of several statistics."""
+        kind, path = f"{_prefix(stage)}{ROLES[self.role].kind}", self.path
+        return [f"{kind}_{statistic}/{path}" for statistic in statistics]
 
     def histogram_tag(self, stage: Stage = "train") -> str:
         """The tag of the histogram.

@@ -29,7 +29,7 @@ def in_backward() -> bool:
 
     It cannot be traced by torch.compile.
     """
-    return backward_number() != -1
+    return torch._C._current_graph_task_id() != -1
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it

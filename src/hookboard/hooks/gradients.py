@@ -58,14 +58,13 @@ def watch_output(
         A handle that the caller must remove if the tensor is a leaf, because leaves keep their hooks. Otherwise None:
         the hook ends with the graph.
     """
-    memory = None if tensor.is_leaf else memory_of(tensor)
-    if memory is None:
-        if not tensor.is_leaf and base_of(tensor) is not None:
+    is_leaf, base = tensor.is_leaf, base_of(tensor)
+    memory = None if is_leaf or base is None else memory_of(tensor)
+    if base is None or memory is None:
+        if not is_leaf and base is not None:
             on_unclear(UNSEEN)
         handle: RemovableHandle = tensor.register_hook(_OutputGradient(observe, switch))
-        return handle if tensor.is_leaf else None
-    base = base_of(tensor)
-    assert base is not None
+        return handle if is_leaf else None
     known = _known_twin(tensor, base, observe)
     hooks = known or ViewGradient(memory, observe, memory.of_view, switch, on_unclear)
     tensor.register_hook(hooks.at_view)

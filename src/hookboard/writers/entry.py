@@ -31,7 +31,8 @@ def entry_of(readings: Iterable[Reading], step: int) -> Entry:
     entry = Entry(step)
     for reading in readings:
         site, stage = reading.site, reading.stage
-        entry.scalars.update({site.scalar_tag(name, stage): value for name, value in reading.statistics.items()})
+        tags = site.scalar_tags(reading.statistics, stage)
+        entry.scalars.update(zip(tags, reading.statistics.values(), strict=True))
         if reading.histogram is not None:
             entry.histograms[site.histogram_tag(stage)] = reading
     return entry
