@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 import torch
 from oracle import assert_true, normal
@@ -43,3 +45,16 @@ def test_rows_of_nothing_stay_nothing(filled):
 def test_memory_is_bounded_however_many_calls_there_are(filled):
     _, _, memory = filled
     assert memory < MOST_ROWS
+
+
+def test_no_row_is_lost_while_several_threads_append(monkeypatch):
+    monkeypatch.setattr("hookboard.recording.rows.MOST_ROWS", 16)
+    buffer, row = RowBuffer([], CPU), measure(torch.ones(1), plan("mean"))
+    threads = [threading.Thread(target=lambda k=k: [buffer.append(k, row) for _ in range(500)]) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    found = torch.zeros(4, dtype=torch.float64)
+    while any(thread.is_alive() for thread in threads):
+        found += buffer.take(4)[:, 0]
+    found += buffer.take(4)[:, 0]
+    assert found.tolist() == [500] * 4

@@ -86,8 +86,13 @@ class RowBuffer:
     def _block(self, rows: list[Row]) -> Tensor:
         """Shape (n, WIDTH + len(own)). Rows are tensors where they were measured on another device than the CPU."""
         if any(isinstance(row, Tensor) for row in rows):
-            return torch.stack([self._on_device(torch.as_tensor(row, dtype=torch.float64)) for row in rows])
-        return self._on_device(torch.from_numpy(np.array(rows, dtype=np.float64)))  # torch takes longer for lists
+            return torch.stack([self._on_device(row if isinstance(row, Tensor) else _tensor(row)) for row in rows])
+        return self._on_device(_tensor(rows))
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, non_blocking=True)
+
+
+def _tensor(numbers: Sequence[object]) -> Tensor:
+    """Floats as a tensor on the CPU; torch itself takes longer to read them from lists."""
+    return torch.from_numpy(np.array(numbers, dtype=np.float64))
