@@ -1,6 +1,8 @@
 """`Reading`: the result for one site after a step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from hookboard.measure import Histogram, Moments
 from hookboard.sites import Site, Stage
@@ -18,6 +20,8 @@ class Reading:
         stage: the stage: `train`, `validate`, `test` or `predict`.
         overflowed: whether gradients of the site's optimizer were not finite under a GradScaler, which then skips the
             step. `statistics` then holds the counts, and NaN for all others.
+        channels: one merged row for each channel (unit), shape (channels, columns of `hookboard.measure.FIELDS`),
+            float64; None if channels are not measured.
     """
 
     site: Site
@@ -26,6 +30,7 @@ class Reading:
     histogram: Histogram | None
     stage: Stage = "train"
     overflowed: bool = False
+    channels: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_empty(self) -> bool:

@@ -1,0 +1,29 @@
+"""From readings to verdicts: which layer is sick, since when and why.
+
+`look.py` is what is seen at one step, `run.py` what has been seen so far, `rules/` the rules, one file for each family,
+`judge.py` asks them and makes verdicts of what lasts. To add a rule, see `rules/__init__.py`.
+"""
+
+from hookboard.health.judge import Judge
+from hookboard.health.layers import Layer, layers_of
+from hookboard.health.look import Look, Loss, Stepped
+from hookboard.health.rule import Rule, rules_of
+from hookboard.health.rules import RULES
+from hookboard.health.run import Run
+from hookboard.health.verdict import Severity, Symptom, Verdict
+
+__all__ = [
+    "RULES",
+    "Judge",
+    "Layer",
+    "Look",
+    "Loss",
+    "Rule",
+    "Run",
+    "Severity",
+    "Stepped",
+    "Symptom",
+    "Verdict",
+    "layers_of",
+    "rules_of",
+]

@@ -1,0 +1,67 @@
+"""`Look`: everything that is seen of a training at one measured step, as plain data on the host."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hookboard.recording import Reading
+from hookboard.sites import Role, Site
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The loss of one optimizer step.
+
+    Args:
+        step: the optimizer step.
+        batch_idx: the index of the batch.
+        value: what the backward pass started from, times the number of accumulated batches.
+    """
+
+    step: int
+    batch_idx: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What an optimizer does with one weight at this step.
+
+    Args:
+        optimizer: the class name of the optimizer.
+        rate: the learning rate in force.
+        is_adaptive: whether the size of its steps does not depend on the size of the gradient, as in Adam.
+    """
+
+    optimizer: str
+    rate: float
+    is_adaptive: bool
+
+
+@dataclass(frozen=True)
+class Look:
+    """One measured step.
+
+    Args:
+        step: the optimizer step, on the axis of the loggers.
+        batch_idx: the index of its batch.
+        readings: site to reading, in the order of execution. In training: outputs with their channels, gradients of
+            outputs, parameters (after the step), their gradients, `parameter_before` and `parameter_update`, the last
+            only of weights that an optimizer holds; and `input` of the layers that take the batch.
+        losses: of every step since the look before, this one included, in their order.
+        stepped: what the optimizers do with each weight, by its name; a weight that no optimizer holds is not there.
+        overflowed: whether the GradScaler skipped the step.
+    """
+
+    step: int
+    batch_idx: int
+    readings: Mapping[Site, Reading]
+    losses: Sequence[Loss] = ()
+    stepped: Mapping[str, Stepped] = field(default_factory=dict)
+    overflowed: bool = False
+
+    def of(self, name: str, role: Role) -> Reading | None:
+        """The reading of a module or parameter: of several tensors the first. None if there is none."""
+        found = self.readings.get(Site(name, role))
+        if found is not None:
+            return found
+        return next((r for site, r in self.readings.items() if (site.name, site.role) == (name, role)), None)

@@ -1,0 +1,81 @@
+"""`Rule`: a name and a function that judges. The built-in ones stand in `rules/`."""
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hookboard.health.run import Run
+from hookboard.health.verdict import Symptom
+from hookboard.messages import unknown
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule that judges a training.
+
+    Pass one of your own to `HealthMonitor(rules=...)`, beside the names of built-in ones; in YAML, give the dotted
+    path of the variable that holds it (`my_package.LARGE_BIAS`).
+
+    Args:
+        name: Its name in verdicts: letters, digits and underscores.
+        judge: A function from a `Run` to the symptoms of the latest measured step. It is called after each of them. If
+            it raises, the rule is switched off with a warning, and training goes on.
+        at_once: Whether one symptom is enough for a verdict. Otherwise it must last for the monitor's `window`.
+
+    Raises:
+        ValueError: The name has other characters.
+
+    Example:
+        >>> def judge(run):
+        ...     for layer, rms in zip(run.layers, run.recent("activation_rms")[:, -1]):
+        ...         if rms > 100:
+        ...             yield Symptom(layer.name, f"its outputs have an RMS of {rms:.3g}", "look at its weights")
+        >>> Rule("huge_outputs", judge).name
+        'huge_outputs'
+    """
+
+    name: str
+    judge: Callable[[Run], Iterable[Symptom]]
+    at_once: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ValueError(f"Rule name {self.name!r}: use letters, digits and underscores, as in 'large_bias'.")
+
+
+def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mapping[str, Rule]) -> list[Rule]:
+    """Resolve what was given as `rules=`: names of built-in rules, dotted paths and `Rule` objects.
+
+    Args:
+        given: one or several; None for all built-in ones.
+        built_in: the built-in rules by name.
+
+    Raises:
+        ValueError: a name is not that of a rule, a path does not lead to a `Rule`, or two have the same name.
+    """
+    if given is None:
+        return list(built_in.values())
+    several = [given] if isinstance(given, str | Rule) else list(given)
+    rules = [rule if isinstance(rule, Rule) else _named(rule, built_in) for rule in several]
+    names = [rule.name for rule in rules]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"rules={given!r}: {twice!r} is the name of two rules; rename one.")
+    return rules
+
+
+def _named(name: str, built_in: Mapping[str, Rule]) -> Rule:
+    if not isinstance(name, str):
+        raise ValueError(f"rule {name!r}: wrap your function, as in hookboard.Rule('my_name', function).")
+    if name in built_in:
+        return built_in[name]
+    module, _, attribute = name.rpartition(".")
+    if not module:
+        raise unknown("rule", name, built_in)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"rule {name!r} cannot be imported: {error}") from error
+    if not isinstance(found, Rule):
+        raise ValueError(f"rule {name!r} is a {type(found).__name__}, not a hookboard.Rule.")
+    return found

@@ -1,0 +1,126 @@
+"""`Run`: what has been seen of a training so far, in memory that does not grow with its length."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from hookboard.health.layers import Layer
+from hookboard.health.look import Look
+from hookboard.health.losses import LossCurve
+from hookboard.health.quantities import QUANTITIES
+from hookboard.health.timeline import Timeline
+from hookboard.sites import Role
+
+RECENT = 64
+"""How many looks there are numbers of."""
+
+
+class Run:
+    """What rules judge.
+
+    Args:
+        layers: every layer that is watched, by name.
+        window: how many looks a symptom must last.
+    """
+
+    def __init__(self, layers: Mapping[str, Layer], window: int) -> None:
+        self.window = window
+        self.layers: list[Layer] = list(layers.values())
+        """All layers, in the order in which they ran first; those that never ran stand last."""
+        self.looks: deque[Look] = deque(maxlen=max(2 * window, 8))
+        """The latest looks, the last one is the newest."""
+        self.first: Look | None = None
+        """The first look."""
+        self.evaluation: Look | None = None
+        """The latest evaluation loop: outputs only. None before the first."""
+        self.losses = LossCurve()
+        """The loss of every step."""
+        self.timeline = Timeline()
+        """The whole run in at most 256 columns."""
+        self.seen = 0
+        """How many looks there were."""
+        self.steps: deque[int] = deque(maxlen=RECENT)
+        """The optimizer steps of the columns of `recent`."""
+        self._columns: deque[dict[str, np.ndarray]] = deque(maxlen=RECENT)
+        self._ran: dict[str, None] = {}
+
+    @property
+    def now(self) -> Look:
+        """The look that is judged."""
+        return self.looks[-1]
+
+    def see(self, look: Look) -> None:
+        """Add a measured step."""
+        if self.first is None:
+            self.first = look
+        self._put_in_order(look)
+        self.looks.append(look)
+        self.losses.extend(look.losses)
+        column = {
+            name: np.array([quantity(look, layer) for layer in self.layers], dtype=np.float64)
+            for name, quantity in QUANTITIES.items()
+        }
+        self.steps.append(look.step)
+        self._columns.append(column)
+        self.timeline.add(look.step, dict(column))
+        self.seen += 1
+
+    def see_evaluation(self, look: Look) -> None:
+        """Add an evaluation loop."""
+        self.evaluation = look
+
+    def recent(self, quantity: str) -> np.ndarray:
+        """A quantity of the latest looks, shape (layers, at most 64), float64; NaN where there was nothing."""
+        return np.stack([column[quantity] for column in self._columns], axis=1)
+
+    def peers(self, layer: Layer) -> list[Layer]:
+        """The other layers of its kind."""
+        return [other for other in self.layers if other.kind == layer.kind and other.name != layer.name]
+
+    def place(self, name: str) -> int:
+        """Where a layer stands in the order of execution; behind all if there is no such layer."""
+        return next((i for i, layer in enumerate(self.layers) if layer.name == name), len(self.layers))
+
+    def units(self, name: str, role: Role = "output", looks: int | None = None) -> np.ndarray | None:
+        """The rows of each channel at the latest looks.
+
+        Args:
+            name: the layer, or the weight.
+            role: which of its tensors.
+            looks: how many looks; left out, the window.
+
+        Returns:
+            Shape (looks, channels, columns of `hookboard.measure.FIELDS`), float64; None if one of the looks has no
+            channels of it, or another number of channels.
+        """
+        count = self.window if looks is None else looks
+        if len(self.looks) < count:
+            return None
+        readings = [look.of(name, role) for look in list(self.looks)[-count:]]
+        channels = [reading.channels for reading in readings if reading is not None and reading.channels is not None]
+        if len(channels) < count or len({part.shape for part in channels}) > 1:
+            return None
+        return np.stack(channels)
+
+    def _put_in_order(self, look: Look) -> None:
+        """Move layers that have run for the first time before those that never ran."""
+        known = {layer.name: layer for layer in self.layers}
+        fresh = dict.fromkeys(site.name for site in look.readings if site.role == "output" and site.name in known)
+        fresh = {name: None for name in fresh if name not in self._ran}
+        if not fresh:
+            return
+        self._ran |= fresh
+        before = list(known)
+        order = [*self._ran, *(name for name in before if name not in self._ran)]
+        place = [before.index(name) for name in order]
+        self.layers = [known[name] for name in order]
+        for column in self._columns:
+            column.update({quantity: values[place] for quantity, values in column.items()})
+        self.timeline.reorder(place)
+
+
+def median_of(values: Iterable[float]) -> float:
+    """The median of the finite values; NaN if there is none."""
+    finite = [value for value in values if np.isfinite(value)]
+    return float(np.median(finite)) if finite else float("nan")
