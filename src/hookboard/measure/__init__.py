@@ -1,9 +1,11 @@
 """From a tensor to a row: numbers such as count, mean and deviation that merge exactly, and the statistics from them.
 
-`measure` takes a tensor and returns its row. Nothing else in this folder is given tensors of a model.
+`measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too. Nothing else in
+this folder is given tensors of a model.
 """
 
 from hookboard.measure.bins import BINS
+from hookboard.measure.channels import MOST_CHANNELS, measure_channels
 from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram
 from hookboard.measure.merge import merge_rows
@@ -17,6 +19,7 @@ __all__ = [
     "EMPTY",
     "FIELDS",
     "FORMULAS",
+    "MOST_CHANNELS",
     "REQUESTABLE",
     "WIDTH",
     "Histogram",
@@ -29,6 +32,7 @@ __all__ = [
     "forget_scratch",
     "histogram",
     "measure",
+    "measure_channels",
     "merge_rows",
     "plan",
 ]

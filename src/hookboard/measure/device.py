@@ -29,38 +29,54 @@ def row_of(values: Values, wanted: frozenset[str]) -> Tensor:
 
 
 def row_of_block(block: Tensor, wanted: frozenset[str]) -> Tensor:
-    """The row of a real tensor of any shape.
+    """The row of a real tensor of any shape, shape (WIDTH,)."""
+    if not block.numel():
+        return torch.tensor(EMPTY, dtype=torch.float64, device=block.device)
+    return rows_of_block(block.reshape(1, -1), 0, wanted)[0]
 
-    Values are taken as float32 (float64 and integers as float64) in units of the largest one, so that no difference
-    leaves that type; they are summed in float64.
+
+def rows_of_block(block: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
+    """The row of each channel of a real tensor that is not empty, shape (channels, WIDTH).
+
+    Values are taken as float32 (float64 and integers as float64) in units of the channel's largest one, so that no
+    difference leaves that type; they are summed in float64.
+
+    Args:
+        block: of any shape.
+        dim: the dimension whose indices are the channels.
+        wanted: the columns to fill.
     """
     wide = torch.float64
-    if not block.numel():
-        return torch.tensor(EMPTY, dtype=wide, device=block.device)
+    block = block.unsqueeze(-1)  # reductions over no dimension at all would be over every dimension
+    others = [d for d in range(block.dim()) if d != dim]
     if block.dtype is not wide:
         block = block.float() if block.dtype.is_floating_point else block.double()
     finite = block.isfinite()
-    low = block.where(finite, math.inf).amin()
-    high = block.where(finite, -math.inf).amax()
+    low = block.where(finite, math.inf).amin(others, keepdim=True)
+    high = block.where(finite, -math.inf).amax(others, keepdim=True)
     unit = unit_of(low, high)
-    count = finite.sum(dtype=wide)
+    count = finite.sum(others, keepdim=True, dtype=wide)
     at_least_one = count.clamp(min=1)
     clean = (block / unit).where(finite, 0)
-    mean = squares = abs_mean = zeros = torch.zeros((), dtype=wide, device=block.device)
+    mean = squares = abs_mean = zeros = torch.zeros_like(count)
     if wanted & {"mean", "deviation"}:
-        mean = clean.sum(dtype=wide) / at_least_one
+        mean = clean.sum(others, keepdim=True, dtype=wide) / at_least_one
     if "deviation" in wanted:
         # The differences are from the mean as the block's own type has it; the second term mends what that lost.
         away = (clean - mean.to(block.dtype)).where(finite, 0)
-        norm = torch.linalg.vector_norm(away, dtype=wide)
-        squares = (norm.square() - away.sum(dtype=wide).square() / at_least_one).clamp(min=0)
+        norm = torch.linalg.vector_norm(away, dim=others, keepdim=True, dtype=wide)
+        lost = away.sum(others, keepdim=True, dtype=wide).square() / at_least_one
+        squares = (norm.square() - lost).clamp(min=0)
     if "abs_mean" in wanted:
-        abs_mean = clean.abs().sum(dtype=wide) / at_least_one
+        abs_mean = clean.abs().sum(others, keepdim=True, dtype=wide) / at_least_one
     if "zeros" in wanted:
-        zeros = (block == 0).sum(dtype=wide)
-    nonfinite = [found.sum(dtype=wide) for found in (block.isnan(), block == math.inf, block == -math.inf)]
-    means = torch.stack([mean, (squares / at_least_one).sqrt(), abs_mean]) * unit
-    return torch.cat([count[None], means, torch.stack([zeros, *nonfinite, low.to(wide), high.to(wide)])])
+        zeros = (block == 0).sum(others, keepdim=True, dtype=wide)
+    nan, posinf, neginf = (
+        found.sum(others, keepdim=True, dtype=wide) for found in (block.isnan(), block == math.inf, block == -math.inf)
+    )
+    means = [mean * unit, (squares / at_least_one).sqrt() * unit, abs_mean * unit]
+    columns = [count, *means, zeros, nan, posinf, neginf, low.to(wide), high.to(wide)]
+    return torch.stack([column.flatten() for column in columns], dim=1)
 
 
 def count_into(counts: Tensor, values: Values) -> None:

@@ -1,4 +1,4 @@
-"""`measure`: the only function that turns a tensor into its row."""
+"""`measure`: turns a tensor into its row."""
 
 import math
 
@@ -50,24 +50,43 @@ def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments
     return way(tensor, values, plan, counts, moments_only)
 
 
-def row_on_cpu(tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool) -> list[float]:
+def row_on_cpu(tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool) -> Row:
     """`measure` for a tensor on the CPU that is no plain float32."""
-    row = cpu.row_of(values, plan.wanted)
-    if plan.own:
-        row += _own(tensor, plan, moments_only)
-    if counts is not None and not moments_only:
-        cpu.count_into(counts, values)
-    return row
+    return measure_rest(cpu.row_of(values, plan.wanted), tensor, values, plan, counts, moments_only)
 
 
-def row_on_device(tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool) -> Tensor:
+def row_on_device(tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool) -> Row:
     """`measure` for a tensor that is not on the CPU; right for one that is, but slower."""
-    row = device.row_of(values, plan.wanted)
-    if plan.own:
-        own = row.new_full((len(plan.own),), math.nan) if moments_only else measure_own(plan.own, tensor)
-        row = torch.cat([row, own])
+    return measure_rest(device.row_of(values, plan.wanted), tensor, values, plan, counts, moments_only)
+
+
+def measure_rest(
+    row: Row, tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool
+) -> Row:
+    """What `measure` does when it has the moments.
+
+    Args:
+        row: the moments: floats if the values are on the CPU, else a tensor.
+        tensor: given to `measure`, as the other arguments.
+        values: what is in it.
+        plan: what to measure.
+        counts: the bins are added to this.
+        moments_only: leave out `counts` and the user's statistics.
+
+    Returns:
+        The row with the user's statistics.
+    """
+    if isinstance(row, list):
+        if plan.own:
+            row += _own(tensor, plan, moments_only)
+        count_into = cpu.count_into
+    else:
+        if plan.own:
+            own = row.new_full((len(plan.own),), math.nan) if moments_only else measure_own(plan.own, tensor)
+            row = torch.cat([row, own])
+        count_into = device.count_into
     if counts is not None and not moments_only:
-        device.count_into(counts, values)
+        count_into(counts, values)
     return row
 
 

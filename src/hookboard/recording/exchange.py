@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,18 +14,46 @@ from hookboard.ranks import Ranks
 from hookboard.sites import Site
 
 
+class Extent(NamedTuple):
+    """What a packet holds of a site beside its row.
+
+    Args:
+        channels: the number of its channels; 0 if they are not measured.
+        has_bins: whether it has a histogram.
+        dtype: of its tensors; None if unknown.
+    """
+
+    channels: int = 0
+    has_bins: bool = False
+    dtype: torch.dtype | None = None
+
+    def holds(self, other: "Extent") -> bool:
+        """Whether there is room for what the other has. The number of channels never changes once it is agreed."""
+        return bool(self.channels or not other.channels) and (self.has_bins or not other.has_bins)
+
+    def joined(self, other: "Extent") -> "Extent":
+        """The extent that has room for both."""
+        return Extent(self.channels or other.channels, self.has_bins or other.has_bins, self.dtype or other.dtype)
+
+
+Layout = dict[Site, Extent]
+"""The order of the rows in a packet, and what else it holds."""
+
+
 @dataclass(frozen=True)
 class Packet:
     """What one flush brings to the host, float64.
 
     Args:
         rows: shape (sites, width): the merged row of each site; NaN where measuring it has failed.
-        bins: shape (sites with a histogram, BINS).
+        channels: shape (channels of all sites, WIDTH): the merged rows of the channels; NaN where they do not fit.
+        bins: shape (sites with a histogram, BINS); NaN where not all of the site was counted.
         flags: shape (k,): conditions that any rank may report, 0 or 1 each.
         status: shape (1,): NaN if the rank has given up, 1 if it has sites that the layout lacks, else 0.
     """
 
     rows: Tensor
+    channels: Tensor
     bins: Tensor
     flags: Tensor
     status: Tensor
@@ -37,13 +66,22 @@ class Packet:
 
     def over(self, ranks: Ranks, own: tuple[Statistic, ...]) -> "Packet":
         """The same merged over all ranks, in one collective."""
-        mine = [self.rows.flatten(), self.flags, self.status]
+        mine = [self.rows.flatten(), self.channels.flatten(), self.flags, self.status]
         each, bins = ranks.gather_and_sum(torch.cat(mine), self.bins.flatten())
-        rows, flags, status = each.split([part.numel() for part in mine], dim=1)
-        sites, width = self.rows.shape
-        owner = torch.arange(sites, device=rows.device).repeat(ranks.size)
-        merged = merge_rows(rows.reshape(-1, width), owner, sites, own)
-        return Packet(merged, bins.view_as(self.bins), flags.amax(0), status.sum(0))
+        rows, channels, flags, status = each.split([part.numel() for part in mine], dim=1)
+        return Packet(
+            rows=_over_ranks(rows, self.rows, own),
+            channels=_over_ranks(channels, self.channels, ()),
+            bins=bins.view_as(self.bins),
+            flags=flags.amax(0),
+            status=status.sum(0),
+        )
+
+
+def _over_ranks(each: Tensor, mine: Tensor, own: tuple[Statistic, ...]) -> Tensor:
+    """The rows of all ranks merged, shape (n, width); from shape (ranks, n * width) and the rows of this rank."""
+    owner = torch.arange(len(mine), device=mine.device).repeat(len(each))
+    return merge_rows(each.reshape(-1, mine.shape[1]), owner, len(mine), own)
 
 
 class Exchange:
@@ -57,7 +95,7 @@ class Exchange:
     def __init__(self, ranks: Ranks | None, own: tuple[Statistic, ...]) -> None:
         self._ranks = ranks
         self._own = own
-        self._agreed: list[Site] = []
+        self._agreed: Layout = {}
         self._has_given_up = False
 
     @property
@@ -74,23 +112,23 @@ class Exchange:
         stays, self._has_given_up = self.is_collective and not self._has_given_up, True
         return stays
 
-    def bring(self, sites: list[Site], pack: Callable[[list[Site], Tensor], Packet]) -> tuple[list[Site], Packet]:
-        """The sites of all ranks, and their packet on the host.
+    def bring(self, mine: Layout, pack: Callable[[Layout, Tensor], Packet]) -> tuple[Layout, Packet]:
+        """The layout of all ranks, and their packet on the host.
 
-        All ranks must order their rows in the same way (the layout). If a rank has a new site, the ranks agree on a new
-        layout, which costs one more exchange.
+        All ranks must pack in the same layout. If a rank has a new site, or has channels or a histogram of one for the
+        first time, the ranks agree on a new layout, which costs one more exchange.
 
         Args:
-            sites: the sites of this rank.
+            mine: the sites of this rank.
             pack: makes the packet for a layout and a status.
 
         Raises:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
         if self._ranks is None:
-            return sites, pack(sites, torch.zeros(1, dtype=torch.float64, device="cpu")).to_host()
+            return mine, pack(mine, torch.zeros(1, dtype=torch.float64, device="cpu")).to_host()
         while True:
-            is_new = not set(sites) <= set(self._agreed)
+            is_new = any(site not in self._agreed or not self._agreed[site].holds(mine[site]) for site in mine)
             status = torch.tensor([math.nan if self._has_given_up else is_new], dtype=torch.float64, device="cpu")
             host = pack(self._agreed, status).over(self._ranks, self._own).to_host()
             if math.isnan(host.status):
@@ -98,4 +136,7 @@ class Exchange:
                 raise RuntimeError("another rank has stopped measuring")
             if not host.status:
                 return self._agreed, host
-            self._agreed = self._ranks.union([*self._agreed, *sites])
+            agreed: Layout = {}
+            for site, extent in self._ranks.union([*self._agreed.items(), *mine.items()]):
+                agreed[site] = agreed.get(site, extent).joined(extent)
+            self._agreed = agreed

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from hookboard.measure import Histogram, Moments
 from hookboard.sites import Site, Stage
@@ -21,7 +22,8 @@ class Reading:
         overflowed: whether gradients of the site's optimizer were not finite under a GradScaler, which then skips the
             step. `statistics` then holds the counts, and NaN for all others.
         channels: one merged row for each channel (unit), shape (channels, columns of `hookboard.measure.FIELDS`),
-            float64; None if channels are not measured.
+            float64; None if channels are not measured, or if the tensors of the step had different numbers of them.
+        dtype: the dtype of its first tensor in the step, of a gradient as autograd gave it; None if unknown.
     """
 
     site: Site
@@ -31,6 +33,7 @@ class Reading:
     stage: Stage = "train"
     overflowed: bool = False
     channels: np.ndarray | None = field(default=None, repr=False, compare=False)
+    dtype: torch.dtype | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -15,13 +15,16 @@ from hookboard.measure import (
     WIDTH,
     Moments,
     Plan,
+    Row,
     elements_in,
     histogram,
     measure,
+    measure_channels,
 )
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
-from hookboard.recording.exchange import Exchange, Packet
+from hookboard.recording.channels import ChannelBuffer, packed
+from hookboard.recording.exchange import Exchange, Extent, Layout, Packet
 from hookboard.recording.reading import Reading
 from hookboard.recording.rows import RowBuffer
 from hookboard.sites import ROLES, Role, Site, Stage
@@ -36,7 +39,9 @@ class Recorder:
         plan: the statistics to measure.
         device: where the rows are kept.
         stage: the stage that is noted in readings.
-        histogram: whether to count histograms too.
+        histogram: whether to count histograms too; or a function that says so for a site when its first tensor comes.
+        channels: is asked for each tensor which of its dimensions holds the channels, whose rows are then measured too;
+            None for none. Left out: no channels.
         ranks: the processes that train this model together; None if there is only one.
         sync: whether the ranks merge what they measured. Then every rank must call each flush.
     """
@@ -50,7 +55,8 @@ class Recorder:
         device: torch.device,
         *,
         stage: Stage = "train",
-        histogram: bool = False,
+        histogram: bool | Callable[[Site, Tensor], bool] = False,
+        channels: Callable[[Site, Tensor], int | None] | None = None,
         ranks: Ranks | None = None,
         sync: bool = True,
     ) -> None:
@@ -61,7 +67,11 @@ class Recorder:
         self._observers: dict[Site, Callable[[Tensor], None]] = {}
         self._opening = threading.Lock()
         self._histogram = histogram
-        self._counts: dict[Site, Tensor] = {}
+        self._channels = channels
+        self._channel_rows = ChannelBuffer(device)
+        self._extents: Layout = {}
+        self._counts: dict[int, Tensor | None] = {}
+        self._dtypes: dict[int, torch.dtype] = {}
         self._ranks = ranks
         self._is_merged = sync or ranks is None
         self._exchange = Exchange(ranks if sync else None, plan.own)
@@ -79,7 +89,7 @@ class Recorder:
 
     def _add(self, site: Site) -> Callable[[Tensor], None]:
         index = len(self._observers)
-        counts = self._counts_of(site) if self._counted([site]) else None
+        self._extents[site] = Extent()
         traits = ROLES[site.role]
         rank = 0 if self._ranks is None else self._ranks.rank
 
@@ -91,24 +101,50 @@ class Recorder:
                 part = own_part(tensor, is_replicated=traits.of_parameter, rank=rank, is_merged=self._is_merged)
                 if part is None:
                     return
+                if index not in self._dtypes:
+                    self._meet(index, site, part)
+                # The part of a DTensor may hold some of the channels only, which the ranks could not tell apart.
+                dim = None if self._channels is None or part is not tensor else self._channels(site, part)
                 if traits.is_gradient and self.scale is not None:
                     part = unscaled(part, self.scale)
-                self._rows.append(index, measure(part, self._plan, counts=counts, moments_only=traits.moments_only))
+                self._rows.append(index, self._measured(index, site, part, dim))
             except Exception as error:
                 self._off.add(site)
                 warn_switched_off(f"{site.role} of {site.path!r}", error)
 
         return observe
 
-    def _counted(self, sites: list[Site]) -> list[Site]:
-        """Those that have a histogram."""
-        return [site for site in sites if not ROLES[site.role].moments_only] if self._histogram else []
+    def _measured(self, index: int, site: Site, tensor: Tensor, dim: int | None) -> Row:
+        """The row of a tensor; the rows of its channels are kept here."""
+        counts, moments_only = self._counts[index], ROLES[site.role].moments_only
+        if self._channels is None:
+            return measure(tensor, self._plan, counts=counts, moments_only=moments_only)
+        rows = None
+        if dim is None:
+            row = measure(tensor, self._plan, counts=counts, moments_only=moments_only)
+        else:
+            row, rows = measure_channels(tensor, dim, self._plan, counts=counts, moments_only=moments_only)
+        if rows is not None and self._extents[site].channels != len(rows):
+            self._extents[site] = self._extents[site]._replace(channels=len(rows))
+        if tensor.numel():
+            self._channel_rows.append(index, rows)
+        return row
 
-    def _counts_of(self, site: Site) -> Tensor:
-        if site not in self._counts:
-            with torch.inference_mode(False):
-                self._counts[site] = torch.zeros(BINS, dtype=torch.long, device=self._rows.device)
-        return self._counts[site]
+    def _meet(self, index: int, site: Site, tensor: Tensor) -> None:
+        """Note a site's first tensor of this step; at the very first, decide whether the site has a histogram."""
+        with self._opening:
+            if index not in self._counts:
+                has_bins = not ROLES[site.role].moments_only and self._wants_histogram(site, tensor)
+                self._counts[index] = self._no_counts() if has_bins else None
+                self._extents[site] = self._extents[site]._replace(has_bins=has_bins, dtype=tensor.dtype)
+            self._dtypes[index] = tensor.dtype
+
+    def _wants_histogram(self, site: Site, tensor: Tensor) -> bool:
+        return self._histogram if isinstance(self._histogram, bool) else self._histogram(site, tensor)
+
+    def _no_counts(self) -> Tensor:
+        with torch.inference_mode(False):
+            return torch.zeros(BINS, dtype=torch.long, device=self._rows.device)
 
     def give_up(self) -> bool:
         """Stop measuring on this rank; returns whether it must still take part in the next flush."""
@@ -133,36 +169,46 @@ class Recorder:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
         flags = torch.zeros(0, device="cpu") if flags is None else flags
-        owners, known = self._rows.owners, list(self._observers)
+        owners, known = self._rows.owners, list(self._extents)
         measured = {known[index] for index in owners}
         if not (measured or len(flags) or self._exchange.is_collective):
             return [], []
-        sites, host = self._exchange.bring(known, self._packer(known, flags))
-        bins_of = dict(zip(self._counted(sites), host.bins.numpy(), strict=True))
+        dtypes = {known[index]: dtype for index, dtype in self._dtypes.items()}
+        layout, host = self._exchange.bring(dict(self._extents), self._packer(known, flags))
+        channels_of, bins_of = self._channels_in(host, layout), _bins_in(host, layout)
         elements, rows = elements_in(host.rows).tolist(), host.rows.numpy()
         rows[:, self._not_measured] = math.nan
         readings = []
-        for site, count, row in zip(sites, elements, rows.tolist(), strict=True):
+        for site, count, row in zip(layout, elements, rows.tolist(), strict=True):
             if math.isnan(count):  # it failed, here or on another rank: the rest is not the whole
                 self._off.add(site)
             elif count or site in measured:
-                readings.append(self._reading(site, row, bins_of.get(site)))
+                channels = channels_of.get(site) if count else None
+                dtype = dtypes.get(site, layout[site].dtype)
+                readings.append(self._reading(site, row, bins_of.get(site), channels, dtype))
         return readings, host.flags.bool().tolist()
 
-    def _packer(self, local: list[Site], flags: Tensor) -> Callable[[list[Site], Tensor], Packet]:
-        """Makes the packet of what was measured at these sites, for any layout of sites."""
+    def _packer(self, local: list[Site], flags: Tensor) -> Callable[[Layout, Tensor], Packet]:
+        """Makes the packet of what was measured at these sites, for any layout."""
         merged = self._rows.take(len(local) + 1)  # the last is the empty row
         if self._off:
             merged[[index for index, site in enumerate(local) if site in self._off]] = math.nan
-        bins = {site: counts.double() for site, counts in self._counts.items()}
-        for counts in self._counts.values():
-            counts.zero_()
+        measured, self._dtypes = self._dtypes, {}
+        channels = {local[index]: rows for index, rows in self._channel_rows.take().items()}
+        bins: dict[Site, Tensor] = {}
+        for index, counts in self._counts.items():
+            if counts is not None:
+                bins[local[index]] = counts.double()
+                counts.zero_()
+            elif index in measured:  # another rank may count them, which is not the whole
+                bins[local[index]] = merged.new_full((BINS,), math.nan)
         none = merged.new_zeros(BINS)
 
-        def pack(sites: list[Site], status: Tensor) -> Packet:
-            counted = [bins.get(site, none) for site in self._counted(sites)]
+        def pack(layout: Layout, status: Tensor) -> Packet:
+            counted = [bins.get(site, none) for site, extent in layout.items() if extent.has_bins]
             return Packet(
-                rows=_in_order(merged, local, sites),
+                rows=_in_order(merged, local, list(layout)),
+                channels=packed(channels, layout, merged),
                 bins=torch.stack(counted) if counted else merged.new_zeros(0, BINS),
                 flags=flags.to(merged),
                 status=status.to(merged),
@@ -170,10 +216,36 @@ class Recorder:
 
         return pack
 
-    def _reading(self, site: Site, row: list[float], bins: np.ndarray | None) -> Reading:
+    def _reading(
+        self,
+        site: Site,
+        row: list[float],
+        bins: np.ndarray | None,
+        channels: np.ndarray | None,
+        dtype: torch.dtype | None,
+    ) -> Reading:
         moments = Moments(*row[:WIDTH])
         drawn = None if bins is None else histogram(bins, moments.min, moments.max)
-        return Reading(site, moments, self._plan.values(moments, row[WIDTH:]), drawn, self.stage)
+        statistics = self._plan.values(moments, row[WIDTH:])
+        return Reading(site, moments, statistics, drawn, self.stage, channels=channels, dtype=dtype)
+
+    def _channels_in(self, packet: Packet, layout: Layout) -> dict[Site, np.ndarray]:
+        """The rows of the channels of each site that has all of them."""
+        rows, start, found = packet.channels.numpy(), 0, {}
+        rows[:, self._not_measured] = math.nan
+        for site, extent in layout.items():
+            if extent.channels:
+                own = rows[start : start + extent.channels]
+                start += extent.channels
+                if not math.isnan(own[0, 0]):
+                    found[site] = own.copy()  # a reading that is kept does not keep the packet
+        return found
+
+
+def _bins_in(packet: Packet, layout: Layout) -> dict[Site, np.ndarray]:
+    """The counts of each site that has all of them."""
+    sites = [site for site, extent in layout.items() if extent.has_bins]
+    return {site: bins for site, bins in zip(sites, packet.bins.numpy(), strict=True) if not math.isnan(bins[0])}
 
 
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:

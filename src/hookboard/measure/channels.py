@@ -1,0 +1,88 @@
+"""`measure_channels`: a row for each channel of a tensor, and the tensor's own row as their merge."""
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.measure import device
+from hookboard.measure.door import measure, measure_rest
+from hookboard.measure.merge import merge
+from hookboard.measure.row import EMPTY, Row
+from hookboard.measure.statistics import Plan
+from hookboard.measure.values import values_of
+
+MOST_CHANNELS = 4096
+"""Tensors with more channels, such as logits over a vocabulary, get a plain row."""
+
+
+def measure_channels(
+    tensor: Tensor, dim: int, plan: Plan, *, counts: Tensor | None = None, moments_only: bool = False
+) -> tuple[Row, Tensor | None]:
+    """Measure a tensor like `measure`, and each of its channels.
+
+    Args:
+        tensor: detached; of any shape, dtype, layout, subclass and device.
+        dim: the dimension whose indices are the channels.
+        plan: what to measure. The user's statistics are measured of the whole tensor only.
+        counts: as in `measure`, of the whole tensor.
+        moments_only: as in `measure`.
+
+    Returns:
+        What `measure` returns; and the rows of the channels, shape (channels, WIDTH), float64, on the tensor's device,
+        which the host has not waited for. They are None if the tensor has no such dimension or more than
+        `MOST_CHANNELS` channels, and for subclasses, sparse, nested, complex and quantized tensors.
+
+    Raises:
+        TypeError: as in `measure`.
+        Exception: any error of a user's statistic. Then `counts` is unchanged.
+
+    Example:
+        >>> from hookboard.measure import FIELDS, plan
+        >>> row, channels = measure_channels(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), 1, plan("mean"))
+        >>> row[FIELDS.index("mean")], channels[:, FIELDS.index("mean")]
+        (3.5, tensor([2., 5.], dtype=torch.float64))
+    """
+    if not _has_channels(tensor, dim):
+        return measure(tensor, plan, counts=counts, moments_only=moments_only), None
+    dim %= tensor.dim()
+    moments_only = moments_only or not tensor.numel()
+    values = values_of(tensor)
+    channels = rows_of_channels(tensor, dim, plan.wanted)
+    whole = _whole(channels)
+    row: Row = whole.tolist() if whole.is_cpu else whole
+    return measure_rest(row, tensor, values, plan, counts, moments_only), channels
+
+
+def rows_of_channels(tensor: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
+    """The row of each channel by torch's operations, on any device, shape (channels, WIDTH), float64.
+
+    Args:
+        tensor: plain, dense and real.
+        dim: the dimension of the channels.
+        wanted: the columns to fill.
+    """
+    if not tensor.numel():
+        return torch.tensor(EMPTY, dtype=torch.float64, device=tensor.device).repeat(tensor.shape[dim], 1)
+    if tensor.numel() > device.BLOCK and tensor.dim() > 1:
+        along = max((d for d in range(tensor.dim()) if d != dim), key=tensor.size)
+        if tensor.shape[along] > 1:
+            halves = [rows_of_channels(half, dim, wanted) for half in tensor.tensor_split(2, along)]
+            owner = torch.arange(tensor.shape[dim], device=tensor.device).repeat(2)
+            return merge(torch.cat(halves), owner, tensor.shape[dim])
+    return device.rows_of_block(tensor.resolve_neg(), dim, wanted)
+
+
+def _has_channels(tensor: Tensor, dim: int) -> bool:
+    kind = type(tensor)
+    return (
+        (kind is Tensor or kind is nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_complex() or tensor.is_quantized)
+        and -tensor.dim() <= dim < tensor.dim()
+        and 0 < tensor.shape[dim] <= MOST_CHANNELS
+    )
+
+
+def _whole(channels: Tensor) -> Tensor:
+    """The row of all channels together, shape (WIDTH,)."""
+    owner = torch.zeros(len(channels), dtype=torch.long, device=channels.device)
+    return merge(channels, owner, 1)[0]
