@@ -1,6 +1,5 @@
 """Rows of channels: merged over calls and ranks, as if all values had been in one tensor."""
 
-
 import numpy as np
 import torch
 from oracle import normal

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from hookboard.measure import device
+from hookboard.measure import cpu, device, native
 from hookboard.measure.door import measure, measure_rest
 from hookboard.measure.merge import merge
 from hookboard.measure.row import EMPTY, Row
@@ -45,11 +45,28 @@ def measure_channels(
         return measure(tensor, plan, counts=counts, moments_only=moments_only), None
     dim %= tensor.dim()
     moments_only = moments_only or not tensor.numel()
-    values = values_of(tensor)
-    channels = rows_of_channels(tensor, dim, plan.wanted)
-    whole = _whole(channels)
-    row: Row = whole.tolist() if whole.is_cpu else whole
+    row: Row
+    if native.can_read(tensor):
+        row, channels = native.rows_of_channels(tensor, dim, with_abs_mean="abs_mean" in plan.wanted)
+        if not plan.own and (counts is None or moments_only):
+            return row, channels
+        values = values_of(tensor)
+    else:
+        values = values_of(tensor)
+        row, channels = _rows(tensor.resolve_neg(), dim, plan.wanted)
     return measure_rest(row, tensor, values, plan, counts, moments_only), channels
+
+
+def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, Tensor]:
+    """The row of the tensor and those of its channels, whatever its memory looks like."""
+    if tensor.is_cpu and tensor.dtype in cpu.EXACT_AS_FLOAT32:
+        copy = tensor.float().contiguous()
+        if native.can_read(copy):
+            return native.rows_of_channels(copy, dim, with_abs_mean="abs_mean" in wanted)
+    channels = rows_of_channels(tensor, dim, wanted)
+    owner = torch.zeros(len(channels), dtype=torch.long, device=channels.device)
+    whole = merge(channels, owner, 1)[0]
+    return whole.tolist() if whole.is_cpu else whole, channels
 
 
 def rows_of_channels(tensor: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
@@ -68,7 +85,7 @@ def rows_of_channels(tensor: Tensor, dim: int, wanted: frozenset[str]) -> Tensor
             halves = [rows_of_channels(half, dim, wanted) for half in tensor.tensor_split(2, along)]
             owner = torch.arange(tensor.shape[dim], device=tensor.device).repeat(2)
             return merge(torch.cat(halves), owner, tensor.shape[dim])
-    return device.rows_of_block(tensor.resolve_neg(), dim, wanted)
+    return device.rows_of_block(tensor, dim, wanted)
 
 
 def _has_channels(tensor: Tensor, dim: int) -> bool:
@@ -80,9 +97,3 @@ def _has_channels(tensor: Tensor, dim: int) -> bool:
         and -tensor.dim() <= dim < tensor.dim()
         and 0 < tensor.shape[dim] <= MOST_CHANNELS
     )
-
-
-def _whole(channels: Tensor) -> Tensor:
-    """The row of all channels together, shape (WIDTH,)."""
-    owner = torch.zeros(len(channels), dtype=torch.long, device=channels.device)
-    return merge(channels, owner, 1)[0]

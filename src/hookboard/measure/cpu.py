@@ -19,7 +19,11 @@ CANCELLATION = 1e-6
 SAFE = (1e-100, 1e100)
 """Magnitudes between which no square leaves the range of float64."""
 
-_EXACT_AS_FLOAT32 = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16}
+EXACT_AS_FLOAT32 = {
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16),
+    *(torch.float32, torch.bfloat16, torch.float16),
+}
+"""The types whose values all are values of float32."""
 
 
 def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
@@ -56,7 +60,7 @@ def _as_float(block: Tensor) -> Tensor:
     """The block without gaps as float32 or float64, whichever holds its values."""
     if block.dtype in (torch.float32, torch.float64):
         return block.contiguous()
-    is_single = block.dtype.is_floating_point or block.dtype in _EXACT_AS_FLOAT32
+    is_single = block.dtype.is_floating_point or block.dtype in EXACT_AS_FLOAT32
     return scratch("float", torch.float32 if is_single else torch.float64, block.numel()).copy_(block)
 
 

@@ -1,9 +1,12 @@
 """The compiled kernel. Only this file passes memory addresses of tensors to it."""
 
+import math
 import threading
 
 import torch
 from torch import Tensor, nn
+
+from hookboard.measure.row import WIDTH
 
 try:
     import hookboard.measure._native as _native
@@ -42,6 +45,27 @@ def can_read(tensor: Tensor) -> bool:
 def row_of(tensor: Tensor, *, with_abs_mean: bool) -> list[float]:
     """The row of a tensor that `can_read` has passed; `abs_mean` may be left 0."""
     return _native.measure(tensor.data_ptr(), tensor.numel(), with_abs_mean)
+
+
+def rows_of_channels(tensor: Tensor, dim: int, *, with_abs_mean: bool) -> tuple[list[float], Tensor]:
+    """The rows of a tensor that `can_read` has passed, and of its channels; `abs_mean` may be left 0.
+
+    Args:
+        tensor: the values.
+        dim: the dimension of the channels, not negative.
+        with_abs_mean: whether to fill that column.
+
+    Returns:
+        The row of the whole tensor, and those of the channels, shape (channels, WIDTH), float64.
+    """
+    shape: tuple[int, ...] = tensor.shape
+    channels = shape[dim]
+    if not tensor.is_contiguous():  # channels last: in memory they are the last dimension
+        shape, dim = (shape[0], shape[2], shape[3], shape[1]), (0, 3, 1, 2)[dim]
+    outer, inner = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
+    rows = torch.empty(channels, WIDTH, dtype=torch.float64, device="cpu")
+    row = _native.measure_channels(rows.data_ptr(), tensor.data_ptr(), outer, channels, inner, with_abs_mean)
+    return row, rows
 
 
 def count_into(counts: Tensor, tensor: Tensor) -> None:
