@@ -18,20 +18,36 @@
 #define FOR_EACH_PROCESSOR
 #endif
 
+/* What such a function calls must become a part of it: by itself it would be made for the oldest processor. */
+#if defined(__GNUC__)
+#define PART_OF_CALLER static inline __attribute__((always_inline))
+#else
+#define PART_OF_CALLER static inline
+#endif
+
 #define LANES 16
 #define CHUNK 4096 /* values that stay in the fastest cache for a second look */
+#define BESIDE 64  /* channels that are worked on together */
 #define SHIFT 19   /* as in bins.py */
 #define BINS 8192
 
 static const double CANCELLATION = 1e-6; /* as in cpu.py */
 
-typedef struct {
-    double count, mean, m2, abs_sum, zeros, nan, posinf, neginf, min, max;
-} Row;
+enum { COUNT, MEAN, M2, ABS_SUM, ZEROS, NANS, POSINF, NEGINF, MIN, MAX, WIDTH }; /* as in row.py */
 
+static const double EMPTY[WIDTH] = {[MIN] = INFINITY, [MAX] = -INFINITY};
+
+/* Values of some channels: as many rows of each. */
 typedef struct {
-    double sum, squares, abs_sum, zeros;
-    float min, max;
+    const float *x;
+    size_t channels, rows, width;
+    size_t apart;  /* from one channel to the next */
+    size_t stride; /* from one row to the next */
+} Part;
+
+/* What is summed up of each channel. */
+typedef struct {
+    double sum[BESIDE], squares[BESIDE], abs_sum[BESIDE], zeros[BESIDE], min[BESIDE], max[BESIDE];
 } Sums;
 
 /* Sums of values that lie LANES apart. */
@@ -41,7 +57,17 @@ typedef struct {
     int32_t zeros[LANES];
 } Lanes;
 
-static inline Lanes no_lanes(void)
+PART_OF_CALLER void add_value(Lanes *lanes, int j, float value)
+{
+    double wide = value;
+    lanes->sum[j] += wide;
+    lanes->squares[j] += wide * wide;
+    lanes->min[j] = value < lanes->min[j] ? value : lanes->min[j];
+    lanes->max[j] = value > lanes->max[j] ? value : lanes->max[j];
+    lanes->zeros[j] += value == 0;
+}
+
+PART_OF_CALLER Lanes no_lanes(void)
 {
     Lanes lanes = {{0}};
     for (int j = 0; j < LANES; j++) {
@@ -51,72 +77,98 @@ static inline Lanes no_lanes(void)
     return lanes;
 }
 
-/* Adds rows of `width` values, a multiple of LANES; each begins `stride` values behind the one before. */
-FOR_EACH_PROCESSOR
-static void add_rows(Lanes *to, const float *restrict x, size_t rows, size_t width, size_t stride, int with_abs_sum)
+/* Adds rows of `width` values, a multiple of LANES. */
+PART_OF_CALLER void add_rows(Lanes *lanes, const float *restrict x, size_t rows, size_t width, size_t stride,
+                            int with_abs_sum)
 {
-    Lanes lanes = *to; /* in registers */
-    for (size_t r = 0; r < rows; r++) {
-        const float *restrict row = x + r * stride;
-        for (size_t i = 0; i < width; i += LANES) {
-            for (int j = 0; j < LANES; j++) {
-                float value = row[i + j];
-                double wide = value;
-                lanes.sum[j] += wide;
-                lanes.squares[j] += wide * wide;
-                lanes.min[j] = value < lanes.min[j] ? value : lanes.min[j];
-                lanes.max[j] = value > lanes.max[j] ? value : lanes.max[j];
-                lanes.zeros[j] += value == 0;
-            }
-        }
-    }
+    for (size_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < width; i += LANES)
+            for (int j = 0; j < LANES; j++)
+                add_value(lanes, j, x[r * stride + i + j]);
     if (with_abs_sum)
         for (size_t r = 0; r < rows; r++)
             for (size_t i = 0; i < width; i += LANES)
                 for (int j = 0; j < LANES; j++)
-                    lanes.abs_sum[j] += fabsf(x[r * stride + i + j]);
-    *to = lanes;
+                    lanes->abs_sum[j] += fabsf(x[r * stride + i + j]);
 }
 
-/* The same for fewer values than LANES in each row. */
-static void add_narrow_rows(Lanes *to, const float *x, size_t rows, size_t width, size_t stride, int with_abs_sum)
+/* Adds what is in `count` lanes from the first one on to the sums of channel c. */
+PART_OF_CALLER void add_lanes(Sums *sums, size_t c, const Lanes *lanes, size_t first, size_t count)
 {
-    for (size_t r = 0; r < rows; r++) {
-        for (size_t j = 0; j < width; j++) {
-            float value = x[r * stride + j];
-            double wide = value;
-            to->sum[j] += wide;
-            to->squares[j] += wide * wide;
-            to->abs_sum[j] += with_abs_sum ? fabs(wide) : 0;
-            to->min[j] = value < to->min[j] ? value : to->min[j];
-            to->max[j] = value > to->max[j] ? value : to->max[j];
-            to->zeros[j] += value == 0;
-        }
-    }
-}
-
-/* Those of `count` lanes from the first one on, together. */
-static inline Sums sums_in(const Lanes *lanes, size_t first, size_t count)
-{
-    Sums all = {.min = INFINITY, .max = -INFINITY};
     for (size_t j = first; j < first + count; j++) {
-        all.sum += lanes->sum[j];
-        all.squares += lanes->squares[j];
-        all.abs_sum += lanes->abs_sum[j];
-        all.zeros += lanes->zeros[j];
-        all.min = lanes->min[j] < all.min ? lanes->min[j] : all.min;
-        all.max = lanes->max[j] > all.max ? lanes->max[j] : all.max;
+        sums->sum[c] += lanes->sum[j];
+        sums->squares[c] += lanes->squares[j];
+        sums->abs_sum[c] += lanes->abs_sum[j];
+        sums->zeros[c] += lanes->zeros[j];
+        sums->min[c] = lanes->min[j] < sums->min[c] ? lanes->min[j] : sums->min[c];
+        sums->max[c] = lanes->max[j] > sums->max[c] ? lanes->max[j] : sums->max[c];
     }
-    return all;
 }
 
-static Sums sums_of(const float *x, size_t rows, size_t width, size_t stride, int with_abs_sum)
+/* One channel after the other. */
+FOR_EACH_PROCESSOR
+static void sum_up(Sums *restrict sums, const Part *restrict part, int with_abs_sum)
 {
-    Lanes lanes = no_lanes();
-    size_t whole = width - width % LANES;
-    add_rows(&lanes, x, rows, whole, stride, with_abs_sum);
-    add_narrow_rows(&lanes, x + whole, rows, width - whole, stride, with_abs_sum);
-    return sums_in(&lanes, 0, LANES);
+    size_t whole = part->width - part->width % LANES;
+    for (size_t c = 0; c < part->channels; c++) {
+        const float *restrict x = part->x + c * part->apart;
+        Lanes lanes = no_lanes();
+        add_rows(&lanes, x, part->rows, whole, part->stride, with_abs_sum);
+        int j = 0;
+        for (size_t r = 0; whole < part->width && r < part->rows; r++) {
+            for (size_t i = whole; i < part->width; i++, j = (j + 1) % LANES) { /* none waits for the one before */
+                float value = x[r * part->stride + i];
+                add_value(&lanes, j, value);
+                lanes.abs_sum[j] += with_abs_sum ? fabsf(value) : 0;
+            }
+        }
+        for (int half = LANES / 2; half; half /= 2) {
+            for (int j = 0; j < half; j++) {
+                lanes.sum[j] += lanes.sum[j + half];
+                lanes.squares[j] += lanes.squares[j + half];
+                lanes.abs_sum[j] += lanes.abs_sum[j + half];
+                lanes.zeros[j] += lanes.zeros[j + half];
+                lanes.min[j] = lanes.min[j + half] < lanes.min[j] ? lanes.min[j + half] : lanes.min[j];
+                lanes.max[j] = lanes.max[j + half] > lanes.max[j] ? lanes.max[j + half] : lanes.max[j];
+            }
+        }
+        sums->sum[c] = lanes.sum[0];
+        sums->squares[c] = lanes.squares[0];
+        sums->abs_sum[c] = lanes.abs_sum[0];
+        sums->zeros[c] = lanes.zeros[0];
+        sums->min[c] = lanes.min[0];
+        sums->max[c] = lanes.max[0];
+    }
+}
+
+/* As many channels at once as there are lanes for. `left` values are there to the end of each row. */
+PART_OF_CALLER void sum_up_beside(Sums *restrict sums, const Part *restrict part, size_t width, size_t left,
+                                 int with_abs_sum)
+{
+    size_t at_once = LANES / width;
+    for (size_t c = 0; c < part->channels; c += at_once, left -= at_once * width) {
+        size_t here = part->channels - c < at_once ? part->channels - c : at_once;
+        size_t before = left < LANES ? LANES - left : 0; /* so as not to read beyond the end */
+        Lanes lanes = no_lanes();
+        add_rows(&lanes, part->x + c * width - before, part->rows, LANES, part->stride, with_abs_sum);
+        for (size_t k = 0; k < here; k++)
+            add_lanes(sums, c + k, &lanes, before + k * width, width);
+    }
+}
+
+/* The same as sum_up for channels that have fewer values in a row than there are lanes. */
+FOR_EACH_PROCESSOR
+static void sum_up_narrow(Sums *restrict sums, const Part *restrict part, size_t left, int with_abs_sum)
+{
+    *sums = (Sums){{0}};
+    for (size_t c = 0; c < BESIDE; c++) {
+        sums->min[c] = INFINITY;
+        sums->max[c] = -INFINITY;
+    }
+    if (part->width == 1) /* known to the compiler */
+        sum_up_beside(sums, part, 1, left, with_abs_sum);
+    else
+        sum_up_beside(sums, part, part->width, left, with_abs_sum);
 }
 
 FOR_EACH_PROCESSOR
@@ -141,153 +193,165 @@ static double squares_about(double mean, const float *restrict x, size_t count)
 }
 
 /* Counts what is not finite into the row and copies the rest; returns how many those are. */
-static size_t finite_of(const float *x, size_t count, float *finite, Row *row)
+static size_t finite_of(const float *x, size_t count, float *finite, double *row)
 {
     size_t kept = 0;
     for (size_t i = 0; i < count; i++) {
         if (isfinite(x[i]))
             finite[kept++] = x[i];
-        else if (isnan(x[i]))
-            row->nan++;
-        else if (x[i] > 0)
-            row->posinf++;
         else
-            row->neginf++;
+            row[isnan(x[i]) ? NANS : x[i] > 0 ? POSINF : NEGINF]++;
     }
     return kept;
 }
 
-/* Merges the sums of n finite values into the row; m2 is that of the values. */
-static inline void add_part(Row *row, const Sums *part, double n, double mean, double m2)
+/* Chan, Golub and LeVeque, as in merge.py. */
+static void merge(double *row, const double *other)
 {
-    /* Chan, Golub and LeVeque, as in merge.py. */
-    double whole = row->count + n, away = mean - row->mean;
-    row->m2 += m2 + away * away * row->count * n / whole;
-    row->mean += away * n / whole;
-    row->count = whole;
-    row->abs_sum += part->abs_sum;
-    row->zeros += part->zeros;
-    row->min = fmin(row->min, part->min);
-    row->max = fmax(row->max, part->max);
-}
-
-static void add_chunk(Row *row, const float *x, size_t count, int with_abs_sum)
-{
-    float finite[CHUNK];
-    Sums part = sums_of(x, 1, count, 0, with_abs_sum);
-    if (!isfinite(part.squares)) {
-        count = finite_of(x, count, finite, row);
-        if (!count)
-            return;
-        x = finite;
-        part = sums_of(x, 1, count, 0, with_abs_sum);
-    }
-    double n = (double)count, mean = part.sum / n, m2 = part.squares - part.sum * mean;
-    if (m2 < CANCELLATION * part.squares)
-        m2 = squares_about(mean, x, count);
-    add_part(row, &part, n, mean, m2);
-}
-
-static void add_all(Row *row, const float *x, size_t count, int with_abs_sum)
-{
-    for (size_t i = 0; i < count; i += CHUNK)
-        add_chunk(row, x + i, count - i < CHUNK ? count - i : CHUNK, with_abs_sum);
-}
-
-/* Rows of one channel, at most CHUNK values, of which the sums are known. */
-static void add_channel(Row *row, const Sums *part, const float *x, size_t rows, size_t width, size_t stride,
-                        int with_abs_sum)
-{
-    double n = (double)(rows * width), mean = part->sum / n, m2 = part->squares - part->sum * mean;
-    if (isfinite(part->squares) && !(m2 < CANCELLATION * part->squares)) {
-        add_part(row, part, n, mean, m2);
-        return;
-    }
-    float together[CHUNK];
-    for (size_t r = 0; r < rows; r++)
-        memcpy(together + r * width, x + r * stride, width * sizeof *x);
-    add_chunk(row, together, rows * width, with_abs_sum);
-}
-
-/* Channels of at least LANES neighbouring values: one channel after the other. */
-static void add_wide_channels(Row *row, const float *x, size_t outer, size_t channels, size_t inner, int with_abs_sum)
-{
-    size_t stride = channels * inner, together = inner < CHUNK ? CHUNK / inner : 1;
-    for (size_t c = 0; c < channels; c++, row++, x += inner) {
-        for (size_t o = 0; o < outer; o += together) {
-            const float *from = x + o * stride;
-            size_t rows = outer - o < together ? outer - o : together;
-            if (rows == 1) {
-                add_all(row, from, inner, with_abs_sum);
-                continue;
-            }
-            Sums part = sums_of(from, rows, inner, stride, with_abs_sum);
-            add_channel(row, &part, from, rows, inner, stride, with_abs_sum);
-        }
-    }
-}
-
-/* Channels of fewer values: as many at once as the lanes hold, and many rows. */
-static void add_narrow_channels(Row *row, const float *x, size_t outer, size_t channels, size_t inner, int with_abs_sum)
-{
-    size_t stride = channels * inner, together = CHUNK / LANES, at_once = LANES / inner;
-    for (size_t o = 0; o < outer; o += together) {
-        const float *from = x + o * stride;
-        size_t rows = outer - o < together ? outer - o : together;
-        for (size_t c = 0; c < channels; c += at_once) {
-            size_t here = channels - c < at_once ? channels - c : at_once;
-            size_t before = stride - c * inner < LANES ? LANES - (stride - c * inner) : 0; /* they would be beyond */
-            Lanes lanes = no_lanes();
-            if (stride < LANES) {
-                before = 0;
-                add_narrow_rows(&lanes, from, rows, stride, stride, with_abs_sum);
-            } else {
-                add_rows(&lanes, from + c * inner - before, rows, LANES, stride, with_abs_sum);
-            }
-            for (size_t k = 0; k < here; k++) {
-                Sums part = sums_in(&lanes, before + k * inner, inner);
-                add_channel(row + c + k, &part, from + (c + k) * inner, rows, inner, stride, with_abs_sum);
-            }
-        }
-    }
-}
-
-/* Rows that share no value, in one. */
-static Row merged(const Row *rows, size_t count)
-{
-    Row all = {.min = INFINITY, .max = -INFINITY};
-    double sum = 0;
-    for (size_t i = 0; i < count; i++) {
-        all.count += rows[i].count;
-        sum += rows[i].count * rows[i].mean;
-        all.abs_sum += rows[i].abs_sum;
-        all.zeros += rows[i].zeros;
-        all.nan += rows[i].nan;
-        all.posinf += rows[i].posinf;
-        all.neginf += rows[i].neginf;
-        all.min = rows[i].min < all.min ? rows[i].min : all.min;
-        all.max = rows[i].max > all.max ? rows[i].max : all.max;
-    }
-    all.mean = sum / (all.count > 1 ? all.count : 1);
-    for (size_t i = 0; i < count; i++) {
-        double away = rows[i].mean - all.mean;
-        all.m2 += rows[i].m2 + away * away * rows[i].count;
-    }
-    return all;
+    double whole = row[COUNT] + other[COUNT], away = other[MEAN] - row[MEAN], share = other[COUNT] / fmax(whole, 1);
+    row[M2] += other[M2] + away * away * row[COUNT] * share;
+    row[MEAN] += away * share;
+    row[COUNT] = whole;
+    for (int f = ABS_SUM; f < MIN; f++)
+        row[f] += other[f];
+    row[MIN] = fmin(row[MIN], other[MIN]);
+    row[MAX] = fmax(row[MAX], other[MAX]);
 }
 
 /* Sums become what merge.py merges. */
-static void finish(Row *row)
+static void finish(double *row)
 {
-    double at_least_one = row->count > 1 ? row->count : 1;
-    row->m2 = sqrt(row->m2 / at_least_one);
-    row->abs_sum /= at_least_one;
+    double at_least_one = fmax(row[COUNT], 1);
+    row[M2] = sqrt(row[M2] / at_least_one);
+    row[ABS_SUM] /= at_least_one;
 }
 
-static PyObject *as_list(const Row *row)
+/* Adds at most CHUNK values to a row that still has sums. */
+static void add_chunk(double *row, const float *x, size_t count, int with_abs_sum)
 {
-    return Py_BuildValue("[dddddddddd]", row->count, row->mean, row->m2, row->abs_sum, row->zeros, row->nan,
-                         row->posinf, row->neginf, row->min, row->max);
+    float finite[CHUNK];
+    Part part = {.x = x, .channels = 1, .rows = 1, .width = count};
+    Sums sums;
+    sum_up(&sums, &part, with_abs_sum);
+    if (!isfinite(*sums.squares)) {
+        part.width = count = finite_of(x, count, finite, row);
+        if (!count)
+            return;
+        part.x = x = finite;
+        sum_up(&sums, &part, with_abs_sum);
+    }
+    double n = (double)count, mean = *sums.sum / n, m2 = *sums.squares - *sums.sum * mean;
+    if (m2 < CANCELLATION * *sums.squares)
+        m2 = squares_about(mean, x, count);
+
+    double chunk[WIDTH] = {n, mean, m2, *sums.abs_sum, *sums.zeros, 0, 0, 0, *sums.min, *sums.max};
+    merge(row, chunk);
+}
+
+/* The columns of some rows. */
+typedef double Columns[WIDTH][BESIDE];
+
+/* The same as add_chunk from the sums on, for n values of each channel. `again` says where that takes a second look. */
+FOR_EACH_PROCESSOR
+static void add_sums(Columns columns, const Sums *restrict sums, size_t channels, double n, int64_t *restrict again)
+{
+    double *restrict count = columns[COUNT], *restrict mean = columns[MEAN], *restrict m2 = columns[M2];
+    double *restrict low = columns[MIN], *restrict high = columns[MAX];
+    for (size_t c = 0; c < channels; c++) {
+        double new_mean = sums->sum[c] / n, new_m2 = sums->squares[c] - sums->sum[c] * new_mean;
+        int is_fine = new_m2 >= CANCELLATION * sums->squares[c]; /* no number is more than NaN */
+        double away = new_mean - mean[c], share = n / (count[c] + n);
+        again[c] = !is_fine;
+        m2[c] += is_fine ? new_m2 + away * away * count[c] * share : 0;
+        mean[c] += is_fine ? away * share : 0;
+        count[c] += is_fine ? n : 0;
+        columns[ABS_SUM][c] += is_fine ? sums->abs_sum[c] : 0;
+        columns[ZEROS][c] += is_fine ? sums->zeros[c] : 0;
+        low[c] = is_fine && sums->min[c] < low[c] ? sums->min[c] : low[c];
+        high[c] = is_fine && sums->max[c] > high[c] ? sums->max[c] : high[c];
+    }
+}
+
+static void add_part(Columns columns, const Part *part, size_t left, int with_abs_sum)
+{
+    Sums sums;
+    int64_t again[BESIDE];
+    if (part->apart < LANES && part->stride >= LANES)
+        sum_up_narrow(&sums, part, left, with_abs_sum);
+    else
+        sum_up(&sums, part, with_abs_sum);
+    add_sums(columns, &sums, part->channels, (double)(part->rows * part->width), again);
+    for (size_t c = 0; c < part->channels; c++) {
+        if (!again[c])
+            continue;
+        float values[CHUNK];
+        double row[WIDTH];
+        for (size_t r = 0; r < part->rows; r++)
+            memcpy(values + r * part->width, part->x + c * part->apart + r * part->stride, part->width * sizeof *values);
+        for (int f = 0; f < WIDTH; f++)
+            row[f] = columns[f][c];
+        add_chunk(row, values, part->rows * part->width, with_abs_sum);
+        for (int f = 0; f < WIDTH; f++)
+            columns[f][c] = row[f];
+    }
+}
+
+/* The row of all that the columns describe. */
+static void merge_columns(double *row, Columns columns, size_t channels)
+{
+    double sum = 0;
+    memcpy(row, EMPTY, sizeof EMPTY);
+    for (size_t c = 0; c < channels; c++) {
+        row[COUNT] += columns[COUNT][c];
+        sum += columns[COUNT][c] * columns[MEAN][c];
+        for (int f = ABS_SUM; f < MIN; f++)
+            row[f] += columns[f][c];
+        row[MIN] = columns[MIN][c] < row[MIN] ? columns[MIN][c] : row[MIN];
+        row[MAX] = columns[MAX][c] > row[MAX] ? columns[MAX][c] : row[MAX];
+    }
+    row[MEAN] = sum / fmax(row[COUNT], 1);
+    for (size_t c = 0; c < channels; c++) {
+        double away = columns[MEAN][c] - row[MEAN];
+        row[M2] += columns[M2][c] + away * away * columns[COUNT][c];
+    }
+}
+
+/* The rows of values of shape (outer, channels, inner), and the row of all of them. */
+static void rows_of(double *all, double (*rows)[WIDTH], const float *x, size_t outer, size_t channels, size_t inner,
+                    int with_abs_sum)
+{
+    Part part = {.stride = channels * inner, .apart = inner};
+    size_t together = inner < LANES ? CHUNK / LANES : inner < CHUNK ? CHUNK / inner : 1;
+    for (size_t c = 0; c < channels; c += BESIDE) {
+        Columns columns;
+        double block[WIDTH];
+        for (int f = 0; f < WIDTH; f++)
+            for (int k = 0; k < BESIDE; k++)
+                columns[f][k] = EMPTY[f];
+        part.channels = channels - c < BESIDE ? channels - c : BESIDE;
+        for (size_t o = 0; o < outer; o += together) {
+            part.rows = outer - o < together ? outer - o : together;
+            for (size_t i = 0; i < inner; i += CHUNK) {
+                part.width = inner - i < CHUNK ? inner - i : CHUNK;
+                part.x = x + o * part.stride + c * inner + i;
+                add_part(columns, &part, part.stride - c * inner, with_abs_sum);
+            }
+        }
+        merge_columns(block, columns, part.channels);
+        merge(all, block);
+        for (size_t k = 0; k < part.channels; k++) {
+            for (int f = 0; f < WIDTH; f++)
+                rows[c + k][f] = columns[f][k];
+            finish(rows[c + k]);
+        }
+    }
+    finish(all);
+}
+
+static PyObject *as_list(const double *row)
+{
+    return Py_BuildValue("[dddddddddd]", row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8],
+                         row[9]);
 }
 
 static PyObject *measure(PyObject *module, PyObject *args)
@@ -296,12 +360,15 @@ static PyObject *measure(PyObject *module, PyObject *args)
     int with_abs_sum;
     if (!PyArg_ParseTuple(args, "nnp", &address, &count, &with_abs_sum))
         return NULL;
-    Row row = {.min = INFINITY, .max = -INFINITY};
+    const float *x = (const float *)address;
+    double row[WIDTH];
+    memcpy(row, EMPTY, sizeof row);
     Py_BEGIN_ALLOW_THREADS
-    add_all(&row, (const float *)address, (size_t)count, with_abs_sum);
-    finish(&row);
+    for (Py_ssize_t i = 0; i < count; i += CHUNK)
+        add_chunk(row, x + i, (size_t)(count - i < CHUNK ? count - i : CHUNK), with_abs_sum);
+    finish(row);
     Py_END_ALLOW_THREADS
-    return as_list(&row);
+    return as_list(row);
 }
 
 static PyObject *measure_channels(PyObject *module, PyObject *args)
@@ -310,19 +377,13 @@ static PyObject *measure_channels(PyObject *module, PyObject *args)
     int with_abs_sum;
     if (!PyArg_ParseTuple(args, "nnnnnp", &rows_address, &address, &outer, &channels, &inner, &with_abs_sum))
         return NULL;
-    Row *rows = (Row *)rows_address, all;
+    double row[WIDTH];
+    memcpy(row, EMPTY, sizeof row);
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t c = 0; c < channels; c++)
-        rows[c] = (Row){.min = INFINITY, .max = -INFINITY};
-    if (outer && inner)
-        (inner < LANES ? add_narrow_channels : add_wide_channels)(
-            rows, (const float *)address, (size_t)outer, (size_t)channels, (size_t)inner, with_abs_sum);
-    all = merged(rows, (size_t)channels);
-    for (Py_ssize_t c = 0; c < channels; c++)
-        finish(rows + c);
-    finish(&all);
+    rows_of(row, (double (*)[WIDTH])rows_address, (const float *)address, (size_t)outer, (size_t)channels,
+            (size_t)inner, with_abs_sum);
     Py_END_ALLOW_THREADS
-    return as_list(&all);
+    return as_list(row);
 }
 
 static inline uint32_t bin_of(const float *value)
