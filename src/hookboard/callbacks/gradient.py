@@ -3,20 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import nn
-from torch.optim import Optimizer
 
-from hookboard.callbacks.numbers import SiteLogger, SiteWatch
-from hookboard.callbacks.scaling import Scaling, marked, without_values
-from hookboard.callbacks.trainer import warn
+from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.watch import Selection
 from hookboard.measure import DEFAULT, Statistic
 from hookboard.messages import chosen
-from hookboard.parameters import Weight, stepped_by
-from hookboard.recording import Reading
-from hookboard.selection import NothingToSelectError, named_submodules, select
-from hookboard.sites import ROLES, Site
+from hookboard.parameters import Weight
+from hookboard.selection import NothingToSelectError, select
 
 GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
 
@@ -76,7 +71,6 @@ class GradientLogger(SiteLogger):
     ) -> None:
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
         self.roles = roles
-        self._unknown_is_said = False
         self._roles()
 
     def _roles(self) -> list[GradientRole]:
@@ -104,59 +98,3 @@ class GradientLogger(SiteLogger):
     def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
         # What a parametrization computes has no gradient of its own.
         return {name: weight for name, weight in super()._weights(owners).items() if not weight.is_computed}
-
-    def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch) -> None:
-        super()._attach(trainer, pl_module, watch)
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if scaler is not None and scaler.is_enabled():
-            watch.scaling = Scaling(scaler)
-
-    def _before_backward(self, watch: SiteWatch) -> None:
-        """Note the scale that this backward pass carries."""
-        if watch.scaling is not None:
-            watch.taps.show_pending()
-            watch.recorder.scale = watch.scaling.before_backward()
-
-    def _after_backward(self, watch: SiteWatch) -> None:
-        """Gradients that come from now on carry no scale."""
-        if watch.scaling is not None:
-            watch.taps.show_pending()
-            watch.recorder.scale = None
-
-    def _measure_before_step(self, watch: SiteWatch, optimizer: Optimizer) -> None:
-        if watch.scaling is not None:
-            watch.recorder.scale = watch.scaling.before_step(optimizer)
-        for name, weight in stepped_by(optimizer, watch.weights).items():
-            if weight.grad is not None:
-                watch.recorder.open(Site(name, "parameter_grad"))(weight.grad)
-        watch.recorder.scale = None
-
-    def _flush(self, trainer: Trainer, watch: SiteWatch) -> list[Reading]:
-        if watch.scaling is None:
-            return super()._flush(trainer, watch)
-        model, optimizers = trainer.lightning_module, trainer.optimizers
-        readings, (*raised, is_unknown) = watch.recorder.flush(watch.scaling.flags(optimizers, model.device))
-        if is_unknown:
-            readings = self._without_unknown(readings)
-        guilty = [optimizer for optimizer, flag in zip(optimizers, raised, strict=True) if flag]
-        if not guilty:
-            return readings
-        modules = {"": model, **dict(named_submodules(model))}
-        parameters = {name: weight.parameters[0] for name, weight in watch.weights.items()}
-        return marked(readings, guilty, optimizers, modules, parameters)
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._unknown_is_said = False
-
-    def _without_unknown(self, readings: list[Reading]) -> list[Reading]:
-        """NaN for the gradients of which nothing tells whether they carry the scale; one warning says so."""
-        unknown = [r for r in readings if not ROLES[r.site.role].of_parameter and not r.is_empty]
-        if unknown and not self._unknown_is_said:
-            self._unknown_is_said = True
-            warn(
-                f"{self._name}: an optimizer stepped without a backward pass of Lightning, under a GradScaler. Nothing "
-                "tells whether your own backward pass carried the scale: grad_output and grad_input are NaN in such "
-                "steps. Call self.manual_backward(loss) to have them."
-            )
-        return [without_values(r) if not ROLES[r.site.role].of_parameter else r for r in readings]

@@ -20,6 +20,7 @@ from hookboard.callbacks.trainer import (
     warn,
 )
 from hookboard.callbacks.watch import Watch, listed_gaps, names_in
+from hookboard.callbacks.weights import keep_before, measure_gradients, measure_weights
 from hookboard.hooks import Taps, forget_graphs
 from hookboard.measure import Plan, Statistic, forget_scratch, plan
 from hookboard.messages import chosen
@@ -105,16 +106,6 @@ class SiteLogger(Life[SiteWatch]):
         """The weights of these modules that are measured."""
         return weights_of(owners)
 
-    def _measure_before_step(self, watch: SiteWatch, optimizer: Optimizer) -> None:
-        """Measure what exists only before this optimizer's step, such as gradients."""
-
-    def _measure_after_step(self, watch: SiteWatch) -> None:
-        """Measure what exists only after the steps of all optimizers, such as updates."""
-
-    def _flush(self, trainer: Trainer, watch: SiteWatch) -> list[Reading]:
-        """The readings of the step."""
-        return watch.recorder.flush()[0]
-
     def _finish(self, readings: list[Reading]) -> list[Reading]:
         """Compute what needs the readings of several sites, such as ratios; returns the readings to log."""
         return readings
@@ -138,15 +129,23 @@ class SiteLogger(Life[SiteWatch]):
         return log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
 
     def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> SiteWatch:
-        recorder = Recorder(
+        recorder = self._recorder(trainer, pl_module, watch.stage)
+        scaling = None
+        if any(ROLES[role].is_gradient for role in self._roles()):
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            scaling = Scaling(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
+        return SiteWatch(**vars(watch), recorder=recorder, taps=Taps({}, (), recorder.open), scaling=scaling)
+
+    def _recorder(self, trainer: Trainer, pl_module: LightningModule, stage: Stage) -> Recorder:
+        """What measures the tensors of one stage."""
+        return Recorder(
             self._plan(),
             pl_module.device,
-            stage=watch.stage,
+            stage=stage,
             histogram=self.histogram,
             ranks=Ranks() if trainer.world_size > 1 else None,
             sync=self.sync_dist,
         )
-        return SiteWatch(**vars(watch), recorder=recorder, taps=Taps({}, (), recorder.open))
 
     def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch) -> None:
         forget_graphs(pl_module)
@@ -164,14 +163,34 @@ class SiteLogger(Life[SiteWatch]):
         watch.until_batch_end.callback(_close, watch)
         watch.taps.active = True
 
+    def _before_backward(self, watch: SiteWatch) -> None:
+        """Note the scale that this backward pass carries."""
+        if watch.scaling is not None:
+            watch.taps.show_pending()
+            watch.recorder.scale = watch.scaling.before_backward()
+
+    def _after_backward(self, watch: SiteWatch) -> None:
+        """Gradients that come from now on carry no scale."""
+        if watch.scaling is not None:
+            watch.taps.show_pending()
+            watch.recorder.scale = None
+
     def _before_optimizer_step(self, pl_module: LightningModule, watch: SiteWatch, optimizer: Optimizer) -> None:
         self._follow_weights(pl_module, watch)
-        self._measure_before_step(watch, optimizer)
+        roles = self._roles()
+        if watch.scaling is not None:
+            watch.recorder.scale = watch.scaling.before_step(optimizer)
+        if "parameter_grad" in roles:
+            measure_gradients(watch.recorder, optimizer, watch.weights)
+        watch.recorder.scale = None
+        if "parameter_update" in roles:
+            keep_before(watch.before, optimizer, watch.weights)
 
     def _end_batch(self, trainer: Trainer, watch: SiteWatch) -> None:
         if watch.stage == "train" and not is_accumulating(trainer):
             with self._shielded(watch, "after the optimizer step"):
-                self._measure_after_step(watch)
+                measure_weights(watch.recorder, watch.weights, watch.before, self._roles())
+                watch.before.clear()
             if watch.stage in self._live:  # after a fault too, where other ranks wait
                 self._log(trainer, watch)
 
@@ -207,6 +226,11 @@ class SiteLogger(Life[SiteWatch]):
         }
         watch.weights = weights
         self._say_changed(watch, changed, pl_module)
+
+    def _flush(self, trainer: Trainer, watch: SiteWatch) -> list[Reading]:
+        if watch.scaling is None:
+            return watch.recorder.flush()[0]
+        return watch.scaling.flush(watch.recorder, trainer.lightning_module, trainer.optimizers, watch.weights)
 
     def _log(self, trainer: Trainer, watch: SiteWatch) -> None:
         readings = self._finish(self._flush(trainer, watch))

@@ -4,18 +4,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
-from torch.optim import Optimizer
 
-from hookboard.callbacks.numbers import SiteLogger, SiteWatch
+from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.watch import Selection
 from hookboard.measure import FORMULAS, Plan, Statistic, as_list, plan
-from hookboard.parameters import stepped_by
 from hookboard.recording import Reading
 from hookboard.selection import select
-from hookboard.sites import Role, Site
+from hookboard.sites import Role
 
 UPDATES = ("update_norm", "update_ratio")
 
@@ -86,25 +82,6 @@ class ParameterLogger(SiteLogger):
     def _select(self, pl_module: LightningModule) -> Selection:
         return Selection(owners=select(pl_module, self.modules, self.types, owning="parameters"))
 
-    def _measure_before_step(self, watch: SiteWatch, optimizer: Optimizer) -> None:
-        if not self._updates:
-            return
-        for name, weight in stepped_by(optimizer, watch.weights).items():
-            # Of several steps in one batch the first decides what "before" is.
-            if name not in watch.before:
-                watch.before[name] = weight.in_use.clone()
-
-    def _measure_after_step(self, watch: SiteWatch) -> None:
-        recorder = watch.recorder
-        for name, weight in watch.weights.items():
-            after = weight.in_use
-            recorder.open(Site(name, "parameter"))(after)
-            before = watch.before.get(name)
-            if before is not None:
-                recorder.open(Site(name, "parameter_before"))(before)
-                recorder.open(Site(name, "parameter_update"))(_difference(after, before))
-        watch.before.clear()
-
     def _finish(self, readings: list[Reading]) -> list[Reading]:
         norm_before = {
             r.site.name: FORMULAS["l2"].value(r.moments) for r in readings if r.site.role == "parameter_before"
@@ -118,12 +95,6 @@ class ParameterLogger(SiteLogger):
             if reading.site.role != "parameter_before":
                 finished.append(reading)
         return finished
-
-
-def _difference(after: Tensor, before: Tensor) -> Tensor:
-    """In float32 at least: two neighbouring half-precision weights differ by less than their type resolves."""
-    wide = torch.promote_types(after.dtype, torch.float32)
-    return after.to(wide) - before.to(wide)
 
 
 def _ratio(norm: float, before: float) -> float:

@@ -5,14 +5,18 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from hookboard.callbacks.trainer import warn
+from hookboard.parameters import Weight
 from hookboard.ranks import local
-from hookboard.recording import Reading
-from hookboard.sites import Site
+from hookboard.recording import Reading, Recorder
+from hookboard.selection import named_submodules
+from hookboard.sites import ROLES, Site
 from hookboard.torch_private import has_unscaled, scale_of
 
 
@@ -23,10 +27,13 @@ class Scaling:
 
     Args:
         scaler: the GradScaler of the Trainer.
+        owner: the callback's name, used in warnings.
     """
 
-    def __init__(self, scaler: GradScaler) -> None:
+    def __init__(self, scaler: GradScaler, owner: str) -> None:
         self._scaler = scaler
+        self._owner = owner
+        self._unknown_is_said = False
         self._overflowed: dict[Optimizer, Tensor] = {}
         self._has_backward = False
         self._lacks_backward = False
@@ -58,7 +65,40 @@ class Scaling:
             self._overflowed[optimizer] = earlier | ~largest.isfinite()
         return None if has_unscaled(self._scaler, optimizer) else self.in_force()
 
-    def flags(self, optimizers: Sequence[Optimizer], device: torch.device) -> Tensor:
+    def flush(
+        self, recorder: Recorder, model: LightningModule, optimizers: Sequence[Optimizer], weights: Mapping[str, Weight]
+    ) -> list[Reading]:
+        """Flush the recorder; readings of gradients that overflowed keep only their counts.
+
+        Args:
+            recorder: has measured the gradients.
+            model: the whole model.
+            optimizers: all optimizers of the fit.
+            weights: the watched weights by name.
+        """
+        readings, (*raised, is_unknown) = recorder.flush(self._flags(optimizers, model.device))
+        if is_unknown:
+            readings = self._without_unknown(readings)
+        guilty = [optimizer for optimizer, flag in zip(optimizers, raised, strict=True) if flag]
+        if not guilty:
+            return readings
+        modules = {"": model, **dict(named_submodules(model))}
+        parameters = {name: weight.parameters[0] for name, weight in weights.items()}
+        return marked(readings, guilty, optimizers, modules, parameters)
+
+    def _without_unknown(self, readings: list[Reading]) -> list[Reading]:
+        """NaN for the gradients of which nothing tells whether they carry the scale; one warning says so."""
+        unknown = [r for r in readings if _is_of_call(r) and not r.is_empty]
+        if unknown and not self._unknown_is_said:
+            self._unknown_is_said = True
+            warn(
+                f"{self._owner}: an optimizer stepped without a backward pass of Lightning, under a GradScaler. "
+                "Nothing tells whether your own backward pass carried the scale: grad_output and grad_input are NaN in "
+                "such steps. Call self.manual_backward(loss) to have them."
+            )
+        return [without_values(r) if _is_of_call(r) else r for r in readings]
+
+    def _flags(self, optimizers: Sequence[Optimizer], device: torch.device) -> Tensor:
         """What has happened since the last call, shape (optimizers + 1,), bool, on `device`.
 
         Whether each optimizer has overflowed; and whether one has stepped before any backward pass of Lightning. Then
@@ -81,14 +121,23 @@ def marked(
     """Mark the readings that belong to an optimizer that overflowed: they keep only their counts.
 
     Args:
-        readings: readings of gradients.
+        readings: of any role; only those of gradients are marked.
         guilty: the optimizers that have overflowed.
         optimizers: all optimizers of the fit.
         modules: all modules of the model by name, the model itself under "".
         parameters: the watched parameters by name.
     """
     held = {o: {id(p) for group in o.param_groups for p in group["params"]} for o in optimizers}
-    return [_marked(r) if _holders(r.site, held, modules, parameters) & {*guilty} else r for r in readings]
+    return [
+        _marked(r) if ROLES[r.site.role].is_gradient and _holders(r.site, held, modules, parameters) & {*guilty} else r
+        for r in readings
+    ]
+
+
+def _is_of_call(reading: Reading) -> bool:
+    """Whether it is of gradients that come with a call of a module, not of a parameter's."""
+    traits = ROLES[reading.site.role]
+    return traits.is_gradient and not traits.of_parameter
 
 
 def _holders(
