@@ -9,52 +9,24 @@
         on_<loop>_end, on_train_end                        _end_loop, _end_training
     teardown or on_exception                               everything left is undone, see `ending.py`
 
-A watch is what a callback holds of one stage. Its two ExitStacks undo everything that the callback does: one when the
-batch has ended, one when the watch ends. An error in a callback ends its watch, not the run.
+What they have in common stands in `course.py`. A callback with `sees_every_step` is also asked at each training batch,
+due or not: _see_batch, _see_loss, _see_step.
 """
 
-from collections.abc import Iterator, Set
-from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookboard.callbacks.decision import Decision, agreed
-from hookboard.callbacks.duties import Duties, NothingToShowError, W
-from hookboard.callbacks.ending import ensure_ending
+from hookboard.callbacks.course import Course
+from hookboard.callbacks.duties import W
 from hookboard.callbacks.tags import warn_of_equal_tags
-from hookboard.callbacks.trainer import inform, is_alone, running_stage, warn, without_trainer
-from hookboard.callbacks.watch import Selection, Watch, changes, is_same, names_in, said_of_changes
-from hookboard.messages import warn_switched_off
-from hookboard.ranks import has_process_group
-from hookboard.selection import NothingToSelectError
-from hookboard.writers import Loggers
+from hookboard.callbacks.trainer import is_alone, running_stage
 
 
-def is_due(step: int, every_n_steps: int) -> bool:
-    """Whether the optimizer step with this number, counted from 0, is measured and logged.
-
-    The last of every n steps is due. Lightning's own logging takes the same one, so that the points of both stand at
-    the same steps. If `every_n_steps` is 0 (Lightning's "no logging"), no step is due.
-
-    >>> [step for step in range(10) if is_due(step, 4)]
-    [3, 7]
-    """
-    return every_n_steps > 0 and (step + 1) % every_n_steps == 0
-
-
-class Life(Duties[W]):
-    """Base of all callbacks: the hooks of Lightning, and what they have in common."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._live: dict[str, W] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The configuration; a copy watches nothing until a run of its own starts."""
-        return without_trainer(self.__dict__) | {"_live": {}}
+class Life(Course[W]):
+    """Base of all callbacks: the hooks of Lightning."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Select and attach.
@@ -165,134 +137,3 @@ class Life(Duties[W]):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Undo everything."""
         self._end_all()
-
-    # What the hooks have in common.
-
-    def _start(self, trainer: Trainer, pl_module: LightningModule, running: Set[str]) -> None:
-        """Begin to watch those of the callback's stages that are to run."""
-        self._end_all()
-        self._reset()
-        ensure_ending(trainer)
-        selection, decision = self._decide(trainer, pl_module)
-        if decision.reason:
-            inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
-        elif self._takes_part(trainer):
-            said: set[str] = set()
-            for stage in decision.stages:
-                if stage in running:
-                    loggers, layout = Loggers(trainer.loggers, self._name), dict(pl_module.named_modules())
-                    watch = Watch(stage, decision.every_n_steps, loggers, selection, layout, said)
-                    self._live[stage] = self._watch(trainer, pl_module, watch)
-                    self._attach(trainer, pl_module, self._live[stage])
-
-    def _decide(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Selection, Decision]:
-        selection, reason, said, failure = Selection(), None, None, None
-        must_agree = trainer.world_size > 1 and self._is_collective(trainer) and has_process_group()
-        try:
-            selection = self._select(pl_module)
-            reason = self._why_not(trainer, pl_module)
-        except NothingToSelectError as nothing:
-            reason = str(nothing)
-        except ValueError as error:
-            said, failure = f"{self._name} could not start: {error}", ValueError(f"{self._name}: {error}")
-            if not must_agree:
-                raise failure from error
-        mine = Decision(reason, self._cadence(trainer), self._stages(trainer), said)
-        decision = agreed(mine) if must_agree else mine
-        if failure:
-            raise failure
-        return selection, decision
-
-    def _start_batch(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int
-    ) -> None:
-        self._leave_batch()
-        watch = self._live.get(running_stage(trainer))
-        if watch is None:
-            return
-        watch.is_due = self._wants(trainer, watch, batch_idx, dataloader_idx)
-        if watch.is_due:
-            with self._shielded(watch, "at the start of a batch"):
-                if watch.stage == "train":
-                    self._follow(trainer, pl_module, watch)
-                self._begin_batch(trainer, pl_module, watch, batch)
-
-    def _finish_batch(self, trainer: Trainer) -> None:
-        watch = self._live.get(running_stage(trainer))
-        if watch is not None and watch.is_due:
-            watch.is_due = False
-            if not self.undoes_with_delay:
-                with self._shielded(watch, "at the end of a batch"):
-                    watch.until_batch_end.close()
-            if watch.stage in self._live:  # after a fault too, where other ranks wait
-                with self._shielded(watch, "at the end of a batch"):
-                    self._end_batch(trainer, watch)
-
-    def _leave_batch(self) -> None:
-        """Undo what an earlier batch has left."""
-        for watch in list(self._live.values()):
-            watch.is_due = False
-            with self._shielded(watch, "at the end of a batch"):
-                watch.until_batch_end.close()
-
-    def _follow(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
-        """If modules of the model were replaced, watch the new ones, and warn once."""
-        layout = dict(pl_module.named_modules())
-        if is_same(layout, watch.layout):
-            return
-        watch.layout = layout
-        old = watch.selection
-        try:
-            watch.selection = self._select(pl_module)
-        except ValueError:  # what the user named is no longer there
-            watch.selection = old.what_is_left(pl_module)
-        changed = changes(old, watch.selection)
-        if changed:
-            watch.until_end.close()
-            self._attach(trainer, pl_module, watch)
-        self._say_changed(watch, changed, pl_module)
-
-    def _say_changed(self, watch: W, changed: dict[str, str], pl_module: LightningModule) -> None:
-        fresh = {name: kind for name, kind in changed.items() if name not in watch.said}
-        watch.said.update(fresh)
-        if fresh:
-            warn(
-                f"{self._name}: the model has changed during the fit and is watched as it is now; "
-                f"{said_of_changes(fresh, names_in(pl_module))}."
-            )
-
-    @contextmanager
-    def _shielded(self, watch: W, when: str) -> Iterator[None]:
-        """Turn an error into a warning that ends the watch, unless the callback may stop the run."""
-        try:
-            yield
-        except NothingToShowError as nothing:
-            self._drop(watch)
-            warn(f"{self._name} {self.verb} nothing: {nothing}.")
-        except Exception as error:
-            if self.may_stop_the_run:
-                raise
-            if not self._stays_after_a_fault(watch):
-                self._drop(watch)
-            warn_switched_off(f"{self._name} ({when})", error)
-
-    def _drop(self, watch: W) -> None:
-        self._live.pop(watch.stage, None)
-        _undo(watch)
-
-    def _end_all(self) -> None:
-        live, self._live = self._live, {}
-        for watch in live.values():
-            _undo(watch)
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
-
-
-def _undo(watch: Watch) -> None:
-    try:
-        with watch.until_end, watch.until_batch_end:
-            watch.is_due = False
-    except Exception as error:
-        warn(f"not all hooks of a callback could be removed: {type(error).__name__}: {error}")

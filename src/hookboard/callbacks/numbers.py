@@ -9,7 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.callbacks.life import Life, is_due
+from hookboard.callbacks.course import is_due
+from hookboard.callbacks.life import Life
 from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.trainer import (
     check_every_n_steps,

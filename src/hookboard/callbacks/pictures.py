@@ -7,7 +7,8 @@ from typing import Any, get_args
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
-from hookboard.callbacks.life import Life, is_due
+from hookboard.callbacks.course import is_due
+from hookboard.callbacks.life import Life
 from hookboard.callbacks.trainer import (
     check_every_n_steps,
     inform,
