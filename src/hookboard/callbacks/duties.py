@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hookboard.callbacks.trainer import is_fast_dev_run, log_every_n_steps
@@ -33,6 +34,9 @@ class Duties(Callback, ABC, Generic[W]):
 
     may_stop_the_run = False
     """Whether an error of this callback stops the run. Otherwise it gives a warning."""
+
+    sees_every_step = False
+    """Whether it is asked at each training batch, due or not: `_see_batch`, `_see_loss` and `_see_step`."""
 
     # What a callback says of itself.
 
@@ -111,6 +115,22 @@ class Duties(Callback, ABC, Generic[W]):
 
     def _before_optimizer_step(self, pl_module: LightningModule, watch: W, optimizer: Optimizer) -> None:
         """Before a step of this optimizer, in a batch that is watched."""
+
+    def _see_batch(self, trainer: Trainer, pl_module: LightningModule, watch: W, batch: Any, batch_idx: int) -> None:
+        """Before each training batch, due or not."""
+
+    def _see_loss(self, trainer: Trainer, pl_module: LightningModule, watch: W, loss: Tensor) -> None:
+        """Before each backward pass in training, due or not.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the model.
+            watch: that of the training.
+            loss: shape (): what the backward pass starts from, scaled if there is a GradScaler.
+        """
+
+    def _see_step(self, trainer: Trainer, pl_module: LightningModule, watch: W, optimizer: Optimizer) -> None:
+        """Before each optimizer step, due or not."""
 
     def _end_batch(self, trainer: Trainer, watch: W) -> None:
         """After a batch that was watched; in training the optimizer has stepped, unless it accumulates."""

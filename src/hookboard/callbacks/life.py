@@ -47,10 +47,17 @@ class Life(Course[W]):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """See `_begin_batch`."""
         self._start_batch(trainer, pl_module, batch, batch_idx, 0)
+        watch = self._live.get("train")
+        if watch is not None and self.sees_every_step:
+            with self._shielded(watch, "at the start of a batch"):
+                self._see_batch(trainer, pl_module, watch, batch, batch_idx)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """See `_before_backward`."""
         watch = self._live.get("train")
+        if watch is not None and self.sees_every_step:
+            with self._shielded(watch, "before the backward pass"):
+                self._see_loss(trainer, pl_module, watch, loss)
         if watch is not None and watch.is_due:
             with self._shielded(watch, "before the backward pass"):
                 self._before_backward(watch)
@@ -65,6 +72,9 @@ class Life(Course[W]):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """See `_before_optimizer_step`."""
         watch = self._live.get("train")
+        if watch is not None and self.sees_every_step:
+            with self._shielded(watch, "before the optimizer step"):
+                self._see_step(trainer, pl_module, watch, optimizer)
         if watch is not None and watch.is_due:
             with self._shielded(watch, "before the optimizer step"):
                 self._before_optimizer_step(pl_module, watch, optimizer)
