@@ -8,11 +8,13 @@ from hookboard.callbacks import (
     CAMLogger,
     FeatureMapLogger,
     GradientLogger,
+    HealthMonitor,
     Intervention,
     KernelLogger,
     ParameterLogger,
 )
 from hookboard.capture import Captured, CapturedModule, capture
+from hookboard.health import Rule, Run, Symptom, Verdict
 from hookboard.hooks import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
 from hookboard.measure import Histogram, Moments, Statistic
 from hookboard.messages import HookboardWarning
@@ -31,6 +33,7 @@ __all__ = [
     "Edit",
     "FeatureMapLogger",
     "GradientLogger",
+    "HealthMonitor",
     "Histogram",
     "HookboardWarning",
     "Intervention",
@@ -40,9 +43,13 @@ __all__ = [
     "ParameterLogger",
     "Reading",
     "Replace",
+    "Rule",
+    "Run",
     "Scale",
     "Site",
     "Statistic",
+    "Symptom",
+    "Verdict",
     "Zero",
     "capture",
 ]

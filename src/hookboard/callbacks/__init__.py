@@ -8,6 +8,7 @@ from hookboard.callbacks.activation import ActivationLogger
 from hookboard.callbacks.cam import CAMLogger
 from hookboard.callbacks.feature_map import FeatureMapLogger
 from hookboard.callbacks.gradient import GradientLogger
+from hookboard.callbacks.health_monitor import HealthMonitor
 from hookboard.callbacks.intervention import Intervention
 from hookboard.callbacks.kernel import KernelLogger
 from hookboard.callbacks.parameter import ParameterLogger
@@ -17,6 +18,7 @@ __all__ = [
     "CAMLogger",
     "FeatureMapLogger",
     "GradientLogger",
+    "HealthMonitor",
     "Intervention",
     "KernelLogger",
     "ParameterLogger",

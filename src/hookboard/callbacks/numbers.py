@@ -130,19 +130,19 @@ class SiteLogger(Life[SiteWatch]):
         return log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
 
     def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> SiteWatch:
-        recorder = self._recorder(trainer, pl_module, watch.stage)
+        recorder = self._recorder(trainer, pl_module, watch)
         scaling = None
         if any(ROLES[role].is_gradient for role in self._roles()):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             scaling = Scaling(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
         return SiteWatch(**vars(watch), recorder=recorder, taps=Taps({}, (), recorder.open), scaling=scaling)
 
-    def _recorder(self, trainer: Trainer, pl_module: LightningModule, stage: Stage) -> Recorder:
+    def _recorder(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> Recorder:
         """What measures the tensors of one stage."""
         return Recorder(
             self._plan(),
             pl_module.device,
-            stage=stage,
+            stage=watch.stage,
             histogram=self.histogram,
             ranks=Ranks() if trainer.world_size > 1 else None,
             sync=self.sync_dist,

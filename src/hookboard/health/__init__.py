@@ -4,6 +4,7 @@
 `judge.py` asks them and makes verdicts of what lasts. To add a rule, see `rules/__init__.py`.
 """
 
+from hookboard.health.channels import ChannelDims
 from hookboard.health.judge import Judge
 from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
@@ -14,6 +15,7 @@ from hookboard.health.verdict import Severity, Symptom, Verdict
 
 __all__ = [
     "RULES",
+    "ChannelDims",
     "Judge",
     "Layer",
     "Look",

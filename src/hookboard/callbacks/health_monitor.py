@@ -1,0 +1,272 @@
+"""`HealthMonitor`: says which layer is sick, since when and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from hookboard.callbacks.course import is_due
+from hookboard.callbacks.loss_meter import LossMeter
+from hookboard.callbacks.numbers import SiteLogger, SiteWatch
+from hookboard.callbacks.trainer import (
+    inform,
+    is_alone,
+    is_fast_dev_run,
+    logged_step,
+)
+from hookboard.callbacks.watch import Selection, Watch
+from hookboard.health import RULES, ChannelDims, Judge, Layer, Look, Rule, Stepped, Verdict, layers_of, rules_of
+from hookboard.messages import chosen, warn_switched_off
+from hookboard.nested import tensors_in
+from hookboard.parameters import Weight
+from hookboard.ranks import Ranks
+from hookboard.recording import Reading, Recorder
+from hookboard.selection import NothingToSelectError, select
+from hookboard.sites import Role, Site, Stage
+
+MEASURED = ("rms", "zero_fraction")
+"""The statistics that make the recorder fill the columns that rules read."""
+
+EVALUATED = 4
+"""How many batches of each validation loop are looked at."""
+
+Finding = Literal["auto", "exact", "late"]
+"""How the module that gave the first NaN is found."""
+
+
+@dataclass
+class HealthWatch(SiteWatch):
+    """What the monitor holds of one stage.
+
+    Args:
+        layers: every layer that is watched, by name.
+        losses: the loss of every step since the last look.
+        stepped: during a due step, what the optimizers do with each weight, by its name.
+        batch_idx: the index of the running batch.
+        first_step: the optimizer step at which the fit began; None before.
+    """
+
+    layers: dict[str, Layer] = field(default_factory=dict, kw_only=True)
+    losses: LossMeter = field(default_factory=LossMeter, kw_only=True)
+    stepped: dict[str, Stepped] = field(default_factory=dict, kw_only=True)
+    batch_idx: int = field(default=0, kw_only=True)
+    first_step: int | None = field(default=None, kw_only=True)
+
+
+class HealthMonitor(SiteLogger):
+    """Says which layer of a training is sick, since when, why, and what to try first.
+
+    It needs no other callback: at the first optimizer step and then at every `every_n_steps` it measures the outputs of
+    all layers, their gradients, the parameters and their updates by itself, asks its rules, and keeps what they say in
+    `verdicts`. TensorBoard gets one page: a table of the verdicts (`health/verdict`, text), and pictures of all layers
+    over the whole run. The terminal gets a line for each new alarm, and the verdict at the end of the fit.
+
+    An alarm means that someone who knew would stop the run or mend the code. A note is worth knowing.
+
+    Args:
+        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
+            leaf module and every module that owns parameters, or, with `types`, every module of those types.
+        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
+        every_n_steps: Look once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
+        rules: Which rules to ask: names, or a `hookboard.Rule` of your own or its dotted path. Left out: all that are
+            built in.
+        window: How many looks a symptom must last before it is said. What happens in one step, such as a NaN, is said
+            at once.
+        nonfinite: How the module that gave the first NaN or infinity is found. `exact` looks at the loss before each
+            backward pass and runs the batch again to find it; the host waits for the device at each step. `late` does
+            not wait, and names the step exactly and the module from the next look. `auto` is `exact` on the CPU and
+            `late` elsewhere.
+        stop_on: End the fit when one of these rules gives an alarm: names of rules, or `alarm` for any. Left out:
+            never.
+        sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
+            Otherwise rank 0 judges its own.
+
+    Raises:
+        ValueError: At construction: an unknown rule, or a number below 1. At fit start: a pattern or type that matches
+            no module.
+
+    Example:
+        >>> HealthMonitor(rules=["dead_units", "nonfinite"], stop_on="nonfinite").verdicts
+        ()
+    """
+
+    verb = "judges"
+    sees_every_step = True
+
+    def __init__(
+        self,
+        modules: str | Sequence[str] | None = None,
+        *,
+        types: str | type | Sequence[str | type] | None = None,
+        every_n_steps: int | None = None,
+        rules: str | Rule | Sequence[str | Rule] | None = None,
+        window: int = 3,
+        nonfinite: Finding = "auto",
+        stop_on: str | Sequence[str] | None = None,
+        sync_dist: bool = True,
+    ) -> None:
+        super().__init__(modules, types, every_n_steps, MEASURED, False, sync_dist)
+        self.rules = rules
+        self.window = window
+        self.nonfinite = nonfinite
+        self.stop_on = stop_on
+        self._verdicts: tuple[Verdict, ...] = ()
+        self._judge: Judge | None = None
+        names = [rule.name for rule in self._rules()]
+        if stop_on is not None:
+            chosen("stop_on", stop_on, ["alarm", *names])
+        chosen("nonfinite", nonfinite, get_args(Finding))
+        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+            raise ValueError(f"window={window!r}: give a whole number of looks, 1 or more.")
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What is to be said of the run so far, worst first."""
+        return self._verdicts
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what it has seen of the run, but with the verdicts."""
+        return super().__getstate__() | {"_judge": None}
+
+    # What it watches.
+
+    def _rules(self) -> list[Rule]:
+        return rules_of(self.rules, RULES)
+
+    def _roles(self) -> list[Role]:
+        return ["output", "grad_output", "parameter", "parameter_grad", "parameter_update"]
+
+    def _stages(self, trainer: Trainer) -> list[Stage]:
+        return [] if is_alone(trainer) else ["train", "validate"]
+
+    def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
+        # Without a logger there are still the verdicts and the terminal.
+        reason = super()._why_not(trainer, pl_module)
+        return None if reason and not trainer.loggers and not is_fast_dev_run(trainer) else reason
+
+    def _select(self, pl_module: LightningModule) -> Selection:
+        try:
+            owners = select(pl_module, self.modules, self.types, owning="parameters")
+        except NothingToSelectError:
+            owners = {}
+        modules = select(pl_module, self.modules, self.types)
+        if self.modules is None and self.types is None:
+            modules |= {name: module for name, module in owners.items() if name}
+        return Selection(modules, owners)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._verdicts, self._judge = (), None
+
+    def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> HealthWatch:
+        measured = super()._watch(trainer, pl_module, watch)
+        layers = self._layers(watch.selection)
+        if watch.stage == "train":
+            self._judge = Judge(self._rules(), layers, self.window)
+        return HealthWatch(**vars(measured), layers=layers)
+
+    def _layers(self, selection: Selection) -> dict[str, Layer]:
+        modules: dict[str, nn.Module] = {**selection.modules, **selection.owners}
+        return layers_of(modules, self._weights(selection.owners))
+
+    def _recorder(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> Recorder:
+        dims = ChannelDims(self._layers(watch.selection))
+        return Recorder(
+            self._plan(),
+            pl_module.device,
+            stage=watch.stage,
+            ranks=Ranks() if trainer.world_size > 1 else None,
+            sync=self.sync_dist,
+            channels=dims,
+        )
+
+    # What it does at each step.
+
+    def _wants(self, trainer: Trainer, watch: SiteWatch, batch_idx: int, dataloader_idx: int) -> bool:
+        if watch.stage != "train":
+            return batch_idx < EVALUATED
+        assert isinstance(watch, HealthWatch)
+        step = logged_step(trainer)
+        watch.first_step = step if watch.first_step is None else watch.first_step
+        return watch.every_n_steps > 0 and (step == watch.first_step or is_due(step, watch.every_n_steps))
+
+    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch, batch: Any) -> None:
+        super()._begin_batch(trainer, pl_module, watch, batch)
+        if watch.stage == "train":
+            for path, tensor in tensors_in(batch):
+                if tensor.dtype.is_floating_point:
+                    watch.recorder.open(Site("", "input", path))(tensor)
+
+    def _see_batch(
+        self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(watch, HealthWatch)
+        watch.batch_idx = batch_idx
+
+    def _see_loss(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch, loss: Tensor) -> None:
+        assert isinstance(watch, HealthWatch)
+        scale = None if watch.scaling is None else watch.scaling.in_force()
+        loss = loss.detach()
+        watch.losses.add(logged_step(trainer), watch.batch_idx, loss if scale is None else loss / scale)
+
+    def _before_optimizer_step(self, pl_module: LightningModule, watch: SiteWatch, optimizer: Optimizer) -> None:
+        super()._before_optimizer_step(pl_module, watch, optimizer)
+        assert isinstance(watch, HealthWatch)
+        for each in pl_module.trainer.optimizers:
+            watch.stepped |= _stepped_by(each, watch.weights)
+
+    def _log(self, trainer: Trainer, watch: SiteWatch) -> None:
+        assert isinstance(watch, HealthWatch)
+        readings = [reading for reading in self._flush(trainer, watch) if not reading.is_empty]
+        self.readings = tuple(readings)
+        stepped, watch.stepped = watch.stepped, {}
+        watch.gaps_are_named = True
+        if trainer.is_global_zero and self._judge is not None:
+            try:
+                self._look(trainer, watch, self._judge, readings, stepped)
+            except Exception as error:  # the other ranks go on measuring, so this one must
+                self._judge = None
+                warn_switched_off(f"judging by {self._name}", error)
+        if watch.stage == "train":
+            self._stop_if_asked(trainer)
+
+    def _look(
+        self,
+        trainer: Trainer,
+        watch: HealthWatch,
+        judge: Judge,
+        readings: Sequence[Reading],
+        stepped: dict[str, Stepped],
+    ) -> None:
+        step, by_site = logged_step(trainer), {reading.site: reading for reading in readings}
+        if watch.stage != "train":
+            judge.see_evaluation(Look(step, 0, by_site))
+            return
+        overflowed = any(reading.overflowed for reading in readings)
+        judge.see(Look(step, watch.batch_idx, by_site, watch.losses.take(), stepped, overflowed))
+        self._verdicts = judge.verdicts
+
+    def _stop_if_asked(self, trainer: Trainer) -> None:
+        if self.stop_on is None:
+            return
+        asked = {self.stop_on} if isinstance(self.stop_on, str) else set(self.stop_on)
+        guilty = [v for v in self._verdicts if v.severity == "alarm" and {"alarm", v.rule} & asked]
+        if trainer.strategy.reduce_boolean_decision(bool(guilty), all=False):
+            trainer.should_stop = True
+            if guilty:
+                inform(f"{self._name} ends the fit: {guilty[0].rule} in {guilty[0].module!r}. {guilty[0].evidence}")
+
+
+def _stepped_by(optimizer: Optimizer, weights: dict[str, Weight]) -> dict[str, Stepped]:
+    rates = {id(p): float(group.get("lr", 0.0)) for group in optimizer.param_groups for p in group["params"]}
+    kind, is_adaptive = type(optimizer).__name__, not isinstance(optimizer, SGD)
+    return {
+        name: Stepped(kind, rates[id(parameter)], is_adaptive)
+        for name, weight in weights.items()
+        for parameter in weight.parameters
+        if id(parameter) in rates
+    }

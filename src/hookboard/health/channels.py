@@ -1,0 +1,59 @@
+"""Which dimension of a tensor holds the channels (units, features) of a layer."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from hookboard.health.layers import Layer
+from hookboard.sites import Site
+
+NORMS_OF_THE_LAST = ("LayerNorm", "RMSNorm")
+"""Normalization layers whose channels stand in the last dimension; those of all others stand in the second."""
+
+
+class ChannelDims:
+    """Tells the dimension of channels of each tensor; asked in the order of execution.
+
+    A layer without weights, such as an activation function, has its channels where the layer before it has them.
+
+    Args:
+        layers: every layer that is watched, by name.
+
+    Example:
+        >>> import torch
+        >>> dims = ChannelDims({"conv": Layer("conv", "Conv2d", "conv"), "relu": Layer("relu", "ReLU", "rectifier")})
+        >>> [dims(Site(name, "output"), torch.zeros(2, 3, 8, 8)) for name in ("conv", "relu")]
+        [1, 1]
+    """
+
+    def __init__(self, layers: Mapping[str, Layer]) -> None:
+        self._layers = layers
+        self._is_last = False
+
+    def __call__(self, site: Site, tensor: Tensor) -> int | None:
+        """The dimension; None if the tensor has no channels, or they are not wanted."""
+        if site.role == "input" and not site.name:
+            return _of_batch(tensor)
+        if site.role in ("parameter", "parameter_grad"):
+            return 0 if tensor.dim() >= 2 else None  # the unit whose weights these are
+        if site.role not in ("output", "input") or tensor.dim() < 2:
+            return None
+        layer = self._layers.get(site.name)
+        kind = "other" if layer is None else layer.kind
+        if kind in ("linear", "embedding", "recurrent", "attention"):
+            self._is_last = True
+        elif kind == "norm":
+            self._is_last = layer is not None and layer.type in NORMS_OF_THE_LAST
+        elif kind == "conv":
+            self._is_last = False
+        if kind == "conv" and layer is not None and layer.shapes:
+            spatial = len(next(iter(layer.shapes.values()))) - 2
+            return tensor.dim() - spatial - 1
+        return tensor.dim() - 1 if self._is_last else 1
+
+
+def _of_batch(tensor: Tensor) -> int | None:
+    """The features of a batch: the second dimension of images and tables, the last of sequences."""
+    if tensor.dim() < 2 or not tensor.dtype.is_floating_point:
+        return None
+    return 2 if tensor.dim() == 3 else 1
