@@ -1,5 +1,6 @@
 """`Look`: everything that is seen of a training at one measured step, as plain data on the host."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -61,7 +62,8 @@ class Look:
 
     def of(self, name: str, role: Role) -> Reading | None:
         """The reading of a module or parameter: of several tensors the first. None if there is none."""
-        found = self.readings.get(Site(name, role))
-        if found is not None:
-            return found
-        return next((r for site, r in self.readings.items() if (site.name, site.role) == (name, role)), None)
+        return self._first.get((name, role))
+
+    @functools.cached_property
+    def _first(self) -> dict[tuple[str, Role], Reading]:
+        return {(site.name, site.role): reading for site, reading in reversed(list(self.readings.items()))}

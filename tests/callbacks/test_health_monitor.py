@@ -1,0 +1,196 @@
+"""What `HealthMonitor` looks at, when, and what it does with verdicts."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import nn
+from toys import Toy, batches, fit, hooked, mlp
+
+from hookboard import HealthMonitor, HookboardWarning, Rule, Symptom
+from hookboard.sites import Site
+
+
+def recording():
+    """A rule that keeps every look, and the list that it fills."""
+    looks = []
+    return Rule("recording", lambda run: looks.append(run.now) or ()), looks
+
+
+def always(run):
+    yield Symptom("net.0", "it is there", "leave it", severity="alarm")
+
+
+ALWAYS = Rule("always", always)
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """What the monitor says in the terminal."""
+    said = []
+    monkeypatch.setattr("hookboard.callbacks.health_monitor.inform", said.append)
+    return said
+
+
+class RecordsLoss(Toy):
+    def __init__(self, net):
+        super().__init__(net)
+        self.losses = []
+
+    def training_step(self, batch):
+        loss = super().training_step(batch)
+        self.losses.append(loss.item())
+        return loss
+
+
+def looks_of(model, data, **options):
+    rule, looks = recording()
+    fit(None, model, data, HealthMonitor(rules=rule), **options)
+    return looks
+
+
+def test_it_looks_at_the_first_step_and_at_the_trainers_cadence():
+    looks = looks_of(Toy(mlp()), batches(*[4] * 12), log_every_n_steps=5)
+    assert [look.step for look in looks] == [0, 4, 9]
+
+
+def test_each_look_has_the_loss_of_every_step_since_the_one_before():
+    model = RecordsLoss(mlp())
+    looks = looks_of(model, batches(*[4] * 10), log_every_n_steps=5)
+    losses = [loss for look in looks for loss in look.losses]
+    assert [loss.step for loss in losses] == list(range(10))
+    assert [loss.value for loss in losses] == pytest.approx(model.losses, rel=1e-12)
+
+
+def test_the_loss_of_accumulated_batches_is_their_mean():
+    model = RecordsLoss(mlp())
+    looks = looks_of(model, batches(*[4] * 8), log_every_n_steps=1, accumulate_grad_batches=4)
+    losses = [loss.value for look in looks for loss in look.losses]
+    assert losses == pytest.approx([sum(model.losses[:4]) / 4, sum(model.losses[4:]) / 4], rel=1e-6)
+
+
+def test_the_loss_under_a_grad_scaler_carries_no_scale():
+    model = RecordsLoss(mlp())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    looks = looks_of(model, batches(4, 4), plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)])
+    assert [loss.value for look in looks for loss in look.losses] == pytest.approx(model.losses, rel=1e-3)
+
+
+def test_a_look_has_outputs_with_their_channels_in_the_order_of_execution():
+    class Backwards(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.second, self.first = nn.Linear(8, 3), nn.Linear(4, 8)
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    (look,) = looks_of(Toy(Backwards()), batches(5))
+    outputs = [reading for site, reading in look.readings.items() if site.role == "output"]
+    assert [reading.site.name for reading in outputs] == ["net.first", "net.second"]
+    assert [reading.channels.shape for reading in outputs] == [(8, 10), (3, 10)]
+
+
+def test_a_look_has_the_batch_itself():
+    data = batches(5)
+    (look,) = looks_of(Toy(mlp()), data)
+    reading = look.of("", "input")
+    assert reading.moments.mean == pytest.approx(data[0].double().mean().item())
+    assert reading.channels[:, 1] == pytest.approx(data[0].double().mean(0).numpy())
+
+
+def test_a_look_says_what_the_optimizers_do_with_each_weight():
+    (look,) = looks_of(Toy(mlp()), batches(5))
+    assert look.stepped.keys() == {"net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"}
+    assert {(s.optimizer, s.rate, s.is_adaptive) for s in look.stepped.values()} == {("SGD", 0.01, False)}
+
+
+def test_a_validation_loop_is_looked_at():
+    seen = []
+    rule = Rule("recording", lambda run: seen.append(run.evaluation) or ())
+    fit(None, Toy(mlp()), batches(4, 4, 4), HealthMonitor(rules=rule), limit_val_batches=2, val_check_interval=1)
+    assert seen[0] is None
+    assert Site("net.0", "output") in seen[-1].readings
+
+
+def test_a_symptom_becomes_a_verdict_when_it_has_lasted_for_the_window():
+    monitor = HealthMonitor(rules=ALWAYS, window=4)
+    fit(None, Toy(mlp()), batches(*[4] * 3), monitor)
+    assert monitor.verdicts == ()
+    fit(None, Toy(mlp()), batches(*[4] * 4), monitor)
+    (verdict,) = monitor.verdicts
+    assert (verdict.severity, verdict.rule, verdict.module) == ("alarm", "always", "net.0")
+    assert (verdict.since, verdict.until) == (0, None)
+
+
+@pytest.mark.parametrize("stop_on", ["alarm", ["always"]])
+def test_stop_on_ends_the_fit_and_says_why(stop_on, lines):
+    run = fit(None, Toy(mlp()), batches(*[4] * 10), HealthMonitor(rules=ALWAYS, window=2, stop_on=stop_on))
+    assert run.global_step == 2
+    assert any("ends the fit: always in 'net.0'. it is there" in line for line in lines)
+
+
+def test_stop_on_a_rule_that_is_silent_lets_the_fit_go_on():
+    rules = [ALWAYS, Rule("never", lambda run: ())]
+    run = fit(None, Toy(mlp()), batches(*[4] * 5), HealthMonitor(rules=rules, window=2, stop_on="never"))
+    assert run.global_step == 5
+
+
+def test_a_rule_that_raises_is_switched_off_and_the_others_go_on():
+    monitor = HealthMonitor(rules=[Rule("broken", lambda run: 1 / 0), ALWAYS], window=1)
+    with pytest.warns(HookboardWarning, match="the rule 'broken' of HealthMonitor is switched off") as said:
+        fit(None, Toy(mlp()), batches(*[4] * 4), monitor)
+    assert len(said) == 1
+    assert [verdict.rule for verdict in monitor.verdicts] == ["always"]
+
+
+def test_a_rule_can_be_named_by_its_dotted_path():
+    assert HealthMonitor(rules="test_health_monitor.ALWAYS", stop_on="always").stop_on == "always"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rules": "always"}, "unknown rule 'always'"),
+        ({"rules": ["no.such.module.RULE"]}, "rule 'no.such.module.RULE' cannot be imported"),
+        ({"rules": "math.pi"}, "rule 'math.pi' is a float, not a hookboard.Rule"),
+        ({"rules": [ALWAYS, ALWAYS]}, "'always' is the name of two rules"),
+        ({"rules": ALWAYS, "stop_on": "alwais"}, "did you mean 'always'"),
+        ({"window": 0}, "window=0: give a whole number of looks"),
+        ({"nonfinite": "early"}, "unknown nonfinite 'early'"),
+        ({"every_n_steps": 0}, "every_n_steps=0"),
+    ],
+)
+def test_a_bad_option_is_an_error_that_says_what_is_valid(options, message):
+    with pytest.raises(ValueError, match=message):
+        HealthMonitor(**options)
+
+
+def test_verdicts_survive_the_fit_a_copy_and_pickling():
+    monitor = HealthMonitor(rules="test_health_monitor.ALWAYS", window=1)
+    fit(None, Toy(mlp()), batches(4, 4), monitor)
+    assert len(monitor.verdicts) == 1
+    assert copy.deepcopy(monitor).verdicts == monitor.verdicts
+    assert pickle.loads(pickle.dumps(monitor)).verdicts == monitor.verdicts
+
+
+def test_no_hook_is_left_behind():
+    model = Toy(mlp())
+    fit(None, model, batches(4, 4), HealthMonitor())
+    assert hooked(model) == []
+
+
+def test_a_model_without_parameters_of_its_layers_is_looked_at():
+    class Alone(Toy):
+        def __init__(self):
+            super().__init__(nn.Identity())
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def training_step(self, batch):
+            return (self.net(batch) * self.scale).square().mean()
+
+    (look,) = looks_of(Alone(), batches(4))
+    assert math.isfinite(look.of("scale", "parameter_grad").moments.mean)
