@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py src/hookboard/measure/_native.c src/hookboard
 WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo demo-text test test-fast test-oldest lint bench clean
+.PHONY: demo demo-text demo-sick test test-fast test-oldest lint bench clean
 
 demo: $(INSTALLED)  ## train on handwritten digits, then look at it in TensorBoard
 	$(BIN)/python examples/digits.py fit --config configs/digits.yaml
@@ -17,6 +17,10 @@ demo: $(INSTALLED)  ## train on handwritten digits, then look at it in TensorBoa
 demo-text: $(INSTALLED)  ## the same with a character transformer
 	$(BIN)/python examples/char_transformer.py fit --config configs/char_transformer.yaml
 	@printf '\nTo look inside, run\n\n    $(BIN)/tensorboard --logdir logs/char_transformer\n\n'
+
+demo-sick: $(INSTALLED)  ## the digits with a planted fault: what is said of a sick layer
+	$(BIN)/python examples/sick.py digits
+	@printf '\nTo see it, run\n\n    $(BIN)/tensorboard --logdir logs/sick_digits\n\nand open the tabs Text and Images.\n\n'
 
 test: $(INSTALLED)  ## the whole suite
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 from hookboard.callbacks.course import is_due
@@ -29,6 +30,9 @@ from hookboard.sites import Role, Site, Stage
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the recorder fill the columns that rules read."""
+
+MOST_VALUES = 1 << 16
+"""Of a weight with more values than this only every k-th unit is measured, so that the cost does not follow its size."""
 
 EVALUATED = 4
 """How many batches of each validation loop are looked at."""
@@ -63,6 +67,9 @@ class HealthMonitor(SiteLogger):
     all layers, their gradients, the parameters and their updates by itself, asks its rules, and keeps what they say in
     `verdicts`. TensorBoard gets one page: a table of the verdicts (`health/verdict`, text), and pictures of all layers
     over the whole run. The terminal gets a line for each new alarm, and the verdict at the end of the fit.
+
+    Of a weight with more than 65,536 values every k-th unit is measured, about as many values; all else is measured
+    whole.
 
     An alarm means that someone who knew would stop the run or mend the code. A note is worth knowing.
 
@@ -139,6 +146,11 @@ class HealthMonitor(SiteLogger):
 
     def _roles(self) -> list[Role]:
         return ["output", "grad_output", "parameter", "parameter_grad", "parameter_update"]
+
+    def _part(self, weight: Tensor) -> Tensor:
+        # Units are kept whole: rules compare them. A DTensor would have to ask the other ranks for a slice.
+        every = -(-weight.numel() // MOST_VALUES)
+        return weight[::every] if every > 1 and weight.dim() > 1 and not isinstance(weight, DTensor) else weight
 
     def _stages(self, trainer: Trainer) -> list[Stage]:
         return [] if is_alone(trainer) else ["train", "validate"]

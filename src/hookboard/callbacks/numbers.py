@@ -107,6 +107,10 @@ class SiteLogger(Life[SiteWatch]):
         """The weights of these modules that are measured."""
         return weights_of(owners)
 
+    def _part(self, weight: Tensor) -> Tensor:
+        """The part of a weight, or of its gradient, that is measured."""
+        return weight
+
     def _finish(self, readings: list[Reading]) -> list[Reading]:
         """Compute what needs the readings of several sites, such as ratios; returns the readings to log."""
         return readings
@@ -182,15 +186,15 @@ class SiteLogger(Life[SiteWatch]):
         if watch.scaling is not None:
             watch.recorder.scale = watch.scaling.before_step(optimizer)
         if "parameter_grad" in roles:
-            measure_gradients(watch.recorder, optimizer, watch.weights)
+            measure_gradients(watch.recorder, optimizer, watch.weights, self._part)
         watch.recorder.scale = None
         if "parameter_update" in roles:
-            keep_before(watch.before, optimizer, watch.weights)
+            keep_before(watch.before, optimizer, watch.weights, self._part)
 
     def _end_batch(self, trainer: Trainer, watch: SiteWatch) -> None:
         if watch.stage == "train" and not is_accumulating(trainer):
             with self._shielded(watch, "after the optimizer step"):
-                measure_weights(watch.recorder, watch.weights, watch.before, self._roles())
+                measure_weights(watch.recorder, watch.weights, watch.before, self._roles(), self._part)
                 watch.before.clear()
             if watch.stage in self._live:  # after a fault too, where other ranks wait
                 self._log(trainer, watch)
