@@ -32,7 +32,7 @@ MEASURED = ("rms", "zero_fraction")
 """The statistics that make the recorder fill the columns that rules read."""
 
 MOST_VALUES = 1 << 16
-"""Of a weight with more values than this only every k-th unit is measured, so that the cost does not follow its size."""
+"""Of a weight with more values only every k-th unit is measured, so that the cost does not follow its size."""
 
 EVALUATED = 4
 """How many batches of each validation loop are looked at."""

@@ -10,7 +10,6 @@ from hookboard.parameters import Weight, stepped_by
 from hookboard.recording import Recorder
 from hookboard.sites import Role, Site
 
-
 Part = Callable[[Tensor], Tensor]
 """Which part of a weight is measured, and of its gradient."""
 
