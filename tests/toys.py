@@ -15,6 +15,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from hookboard import Rule, Run, Symptom
+
 EVERYTHING = {"scalars": 0, "histograms": 0, "images": 0, "tensors": 0}
 
 
@@ -45,6 +47,14 @@ class Toy(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def always(run: Run) -> Iterator[Symptom]:
+    yield Symptom("net.0", "it is there", "leave it", severity="alarm")
+
+
+ALWAYS = Rule("always", always)
+"""A rule that gives an alarm at each look."""
 
 
 def mlp() -> nn.Sequential:

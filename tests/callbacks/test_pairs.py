@@ -14,6 +14,7 @@ from hookboard import (
     CAMLogger,
     FeatureMapLogger,
     GradientLogger,
+    HealthMonitor,
     Intervention,
     KernelLogger,
     Noise,
@@ -26,6 +27,7 @@ MAKE = {
     "GradientLogger": lambda: GradientLogger(roles=["grad_output", "grad_input", "parameter_grad"], histogram=True),
     "ParameterLogger": lambda: ParameterLogger(statistics=["mean", "update_norm", "update_ratio"]),
     "FeatureMapLogger": lambda: FeatureMapLogger(every_n_steps=1),
+    "HealthMonitor": lambda: HealthMonitor(every_n_steps=1),
     "KernelLogger": lambda: KernelLogger(every_n_steps=1),
     "CAMLogger": lambda: CAMLogger(every_n_steps=1),
     # Noise draws from a generator of its own: an extra call of the model would show in all that follows.

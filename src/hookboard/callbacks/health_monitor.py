@@ -1,6 +1,6 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -78,7 +78,7 @@ class HealthMonitor(SiteLogger):
             name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
             leaf module and every module that owns parameters, or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        every_n_steps: Look once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
+        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
         rules: Which rules to ask: names, or a `hookboard.Rule` of your own or its dotted path. Left out: all that are
             built in.
         window: How many looks a symptom must last before it is said. What happens in one step, such as a NaN, is said
@@ -90,7 +90,7 @@ class HealthMonitor(SiteLogger):
         stop_on: End the fit when one of these rules gives an alarm: names of rules, or `alarm` for any. Left out:
             never.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
-            Otherwise rank 0 judges its own.
+            Otherwise rank 0 logs its own.
 
     Raises:
         ValueError: At construction: an unknown rule, or a number below 1. At fit start: a pattern or type that matches
@@ -261,6 +261,14 @@ class HealthMonitor(SiteLogger):
         overflowed = any(reading.overflowed for reading in readings)
         judge.see(Look(step, watch.batch_idx, by_site, watch.losses.take(), stepped, overflowed))
         self._verdicts = judge.verdicts
+
+    def written_tags(self) -> Iterator[str]:
+        """None that another callback writes."""
+        return iter(())
+
+    def _end_training(self, trainer: Trainer, watch: SiteWatch) -> None:
+        if watch.stage == "train":
+            super()._end_training(trainer, watch)
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
         if self.stop_on is None:
