@@ -14,25 +14,75 @@ FIRST = 32
 RECENT = 1024
 """How many of the last losses are kept."""
 
+BLOCK = 8
+"""The loss is smoothed by medians of so many steps: one or two wild batches do not move them."""
+
+BLOCKS = 256
+"""Of how many of them the noise is kept. When they are full, every second one is dropped."""
+
+KNOWN_AFTER = 32
+"""Steps before which a finite loss tells nothing, neither harm nor learning."""
+
+LASTS = 32
+"""A rise counts as harm when no block of so many last steps came back down."""
+
+RISEN = 0.25
+"""Harm: the loss has lost this share of what it had gained, from its start to its best."""
+
+DIVERGED = 1.5
+"""Harm: a loss that is above its start by this factor (or by `CLEAR` deviations of its noise, if that is more)."""
+
+CLEAR = 4.0
+"""How many deviations of the noise a change of level must have to be one."""
+
+FALL = 0.02
+"""A loss falls if over half of the run it falls by this share of its start, and clearly beyond the noise."""
+
+STUCK = 0.05
+"""A fall by less than this share of the start (or of chance) is none: every model learns its last bias."""
+
+UNCLEAR = 0.5
+"""Where the noise is more than this share of the start, nobody can tell whether the loss stays there."""
+
+TRAINED = 0.8
+"""A classifier that starts below this share of chance was trained before."""
+
 
 class LossCurve:
-    """The losses of a run."""
+    """The losses of a run.
+
+    Nothing is said of the first `KNOWN_AFTER` steps, unless the loss is not finite. Nothing but that is said either of
+    a run with several losses for one batch, such as a GAN: they go up and down against each other.
+    """
 
     def __init__(self) -> None:
         self.first: list[Loss] = []
         self.recent: deque[Loss] = deque(maxlen=RECENT)
         self.steps = 0
         self.best = math.inf
+        """The lowest median of `BLOCK` losses; inf before there is one."""
+        self.chance: float | None = None
+        """The loss of a classifier that knows nothing: the logarithm of the number of its outputs. None: not known."""
+        self.first_nonfinite: Loss | None = None
+        """The first loss that was NaN or infinite."""
+        self.is_mixed = False
+        """Whether one batch gave several losses."""
+        self._paired = False
+        self._noise: list[float] = []
+        self._every = 1
 
     def extend(self, losses: Iterable[Loss]) -> None:
         """Add the losses of some more steps, in their order."""
         for loss in losses:
+            self._note_pairs(loss)
             if len(self.first) < FIRST:
                 self.first.append(loss)
             self.recent.append(loss)
             self.steps += 1
-            if self.steps % 8 == 0:
-                self.best = min(self.best, self.level(8))
+            if self.first_nonfinite is None and not math.isfinite(loss.value):
+                self.first_nonfinite = loss
+            if self.steps % BLOCK == 0:
+                self._close_block()
 
     def last(self, count: int) -> np.ndarray:
         """The values of the last steps, at most `count`, float64."""
@@ -48,3 +98,115 @@ class LossCurve:
     def start(self) -> float:
         """The median of the first few losses; NaN if there is none."""
         return float(np.median([loss.value for loss in self.first[:4]])) if self.first else math.nan
+
+    @property
+    def noise(self) -> float:
+        """The deviation from step to step; NaN if there were too few steps.
+
+        It is the median over blocks of steps, so that neither a trend nor a few wild batches count.
+        """
+        return float(np.median(self._noise)) if self._noise else math.nan
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there were enough steps, each with one loss, to tell anything."""
+        return self.steps >= KNOWN_AFTER and not self.is_mixed
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the last loss is finite; True if there is none."""
+        return not self.recent or math.isfinite(self.recent[-1].value)
+
+    @property
+    def is_falling(self) -> bool:
+        """Whether the loss still falls: the last quarter of the last steps lies clearly below the first."""
+        if not self.is_known:
+            return False
+        last = self.last(min(max(self.steps // 2, KNOWN_AFTER), RECENT))
+        quarter = len(last) // 4
+        if not np.isfinite(last).all():
+            return False
+        fall = np.median(last[:quarter]) - np.median(last[-quarter:])
+        return bool(fall > max(FALL * abs(self.start), CLEAR * self.noise / math.sqrt(quarter)))
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the loss neither falls nor is harmed by a rise."""
+        return self.is_known and self.is_finite and not (self.is_falling or self.has_risen or self.has_diverged)
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether the loss lies clearly below its start, and does not rise."""
+        if not self.is_known or not self.is_finite or self.has_risen:
+            return False
+        return self.start - self.level() > max(STUCK * abs(self.start), 2 * self.noise)
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether the loss has lost much of what it had gained, and did not come back for `LASTS` steps."""
+        if not self.is_known or not math.isfinite(self.best):
+            return False
+        gained = self.start - self.best
+        return self._low > self.best + max(RISEN * gained, CLEAR * self.noise)
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the loss is well above its start, and did not come back for `LASTS` steps."""
+        if not self.is_known:
+            return False
+        return self._low > self.start + max((DIVERGED - 1) * abs(self.start), CLEAR * self.noise)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the loss is still where it started, or at chance, and does not fall.
+
+        A classifier that starts far below chance was trained before: that its loss stays there is no harm.
+        """
+        if not self.is_known or not self.is_finite or self.is_falling:
+            return False
+        if self.chance is None:
+            if self.noise > UNCLEAR * abs(self.start):
+                return False
+            return self.start - self.level() <= max(STUCK * abs(self.start), self.noise)
+        return self.start >= TRAINED * self.chance and self.level() >= (1 - STUCK) * self.chance
+
+    @property
+    def is_harmed(self) -> bool:
+        """Whether the loss shows harm: not finite, risen, diverged or stuck."""
+        return bool(self.harm)
+
+    @property
+    def harm(self) -> str:
+        """What harm the loss shows, as a clause for the evidence of a verdict; "" if none."""
+        if not self.is_finite:
+            return f"the loss is {self.recent[-1].value}"
+        if self.has_diverged:
+            return f"the loss is {self.level():.3g} after {self.start:.3g} at the start"
+        if self.has_risen:
+            return f"the loss rose from {self.best:.3g} to {self.level():.3g}"
+        if self.is_stuck:
+            return f"the loss stays at {self.level():.3g}, after {self.start:.3g} at the start"
+        return ""
+
+    @property
+    def _low(self) -> float:
+        """The lowest median of a block among the last `LASTS` steps; NaN if one is not finite."""
+        last = self.last(LASTS)
+        return float(np.median(last[len(last) % BLOCK :].reshape(-1, BLOCK), axis=1).min())
+
+    def _note_pairs(self, loss: Loss) -> None:
+        """Several losses of one batch, and then another batch: not the same as one batch in each epoch."""
+        if self.recent:
+            is_same = self.recent[-1].batch_idx == loss.batch_idx
+            self.is_mixed = self.is_mixed or (self._paired and not is_same)
+            self._paired = is_same
+
+    def _close_block(self) -> None:
+        last = self.last(BLOCK)
+        if not np.isfinite(last).all():
+            return
+        self.best = min(self.best, float(np.median(last)))
+        if self.steps // BLOCK % self._every == 0:
+            self._noise.append(float(np.std(np.diff(last)) / math.sqrt(2)))
+        if len(self._noise) > BLOCKS:
+            self._noise, self._every = self._noise[::2], 2 * self._every

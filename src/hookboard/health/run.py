@@ -1,5 +1,6 @@
 """`Run`: what has been seen of a training so far, in memory that does not grow with its length."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 
@@ -52,10 +53,13 @@ class Run:
 
     def see(self, look: Look) -> None:
         """Add a measured step."""
+        is_first = self.first is None
         if self.first is None:
             self.first = look
         self._put_in_order(look)
         self.looks.append(look)
+        if is_first:
+            self.losses.chance = self._chance(look)
         self.losses.extend(look.losses)
         column = {
             name: np.array([quantity(look, layer) for layer in self.layers], dtype=np.float64)
@@ -102,6 +106,15 @@ class Run:
         if len(channels) < count or len({part.shape for part in channels}) > 1:
             return None
         return np.stack(channels)
+
+    def _chance(self, look: Look) -> float | None:
+        """The loss of a classifier with as many classes as the last layer has channels; None if it has less than 2."""
+        for layer in reversed(self.layers):
+            reading = look.of(layer.name, "output")
+            if layer.weights and reading is not None:
+                classes = 0 if reading.channels is None else len(reading.channels)
+                return math.log(classes) if classes > 1 else None
+        return None
 
     def _put_in_order(self, look: Look) -> None:
         """Move layers that have run for the first time before those that never ran."""

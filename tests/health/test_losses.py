@@ -1,0 +1,150 @@
+"""Whether a curve of losses shows harm: planted curves, and healthy ones that look alike."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from hookboard.health import Loss
+from hookboard.health.losses import KNOWN_AFTER, LossCurve
+
+
+def curve(values: Iterable[float], chance: float | None = None, batch: object = None) -> LossCurve:
+    losses = LossCurve()
+    losses.chance = chance
+    losses.extend(Loss(i, i if batch is None else batch(i), float(value)) for i, value in enumerate(values))
+    return losses
+
+
+def falling(steps: int, start: float = 2.3, end: float = 0.1, noise: float = 0.05, seed: int = 0) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(0, noise, steps)
+    return end + (start - end) * np.exp(-np.arange(steps) / (steps / 5)) + noise
+
+
+def level(steps: int, value: float, noise: float, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(value, noise, steps)
+
+
+def test_a_falling_loss_learns_and_is_not_harmed():
+    losses = curve(falling(200))
+    assert losses.is_learning
+    assert not losses.is_harmed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_loss_that_has_fallen_and_stays_there_is_flat_and_not_harmed(seed):
+    losses = curve([*falling(100, seed=seed), *level(400, 0.1, 0.05, seed + 100)])
+    assert losses.is_flat
+    assert losses.is_learning
+    assert losses.harm == ""
+
+
+def test_a_loss_that_rises_to_its_start_and_stays_is_harmed():
+    losses = curve([*falling(100), *level(60, 2.3, 0.05)])
+    assert losses.has_risen
+    assert "rose from 0.1" in losses.harm
+
+
+def test_a_rise_by_less_than_a_quarter_of_what_was_gained_is_no_harm():
+    gained = [*np.linspace(2.0, 0.0, 80), *[0.0] * 16]
+    assert not curve([*gained, *[0.45] * 40]).has_risen
+    assert curve([*gained, *[0.55] * 40]).has_risen
+
+
+def test_a_rise_that_comes_back_in_time_is_no_harm():
+    assert not curve([*falling(100), *[2.3] * 20, *level(10, 0.1, 0.01)]).is_harmed
+
+
+def test_one_wild_batch_is_no_harm():
+    values = falling(200)
+    values[150] = 1e6
+    assert not curve(values).is_harmed
+
+
+def test_a_loss_above_its_start_has_diverged():
+    assert curve([*level(20, 2.3, 0.1), *level(60, 9.0, 0.1)]).has_diverged
+    assert not curve([*level(20, 2.3, 0.1), *level(60, 3.0, 0.1)]).has_diverged
+
+
+def test_a_loss_that_is_not_finite_is_harm_from_its_first_step():
+    losses = curve([2.3, math.nan])
+    assert losses.is_harmed
+    assert losses.first_nonfinite == Loss(1, 1, losses.first_nonfinite.value)
+
+
+def test_a_loss_that_became_finite_again_is_not_harmed_by_that():
+    assert not curve([*falling(100), math.inf, *level(40, 0.1, 0.05)]).is_harmed
+
+
+def test_few_steps_tell_nothing():
+    assert not curve([2.3] * (KNOWN_AFTER - 1)).is_harmed
+    assert curve([2.3] * KNOWN_AFTER).is_harmed
+
+
+def test_a_loss_at_its_start_level_is_stuck():
+    assert curve(level(200, 2.3, 0.05)).is_stuck
+    assert not curve(falling(200)).is_stuck
+
+
+def test_a_classifier_that_only_comes_down_to_chance_is_stuck():
+    losses = curve([*np.linspace(5, 2.31, 40), *level(160, 2.3, 0.03)], chance=math.log(10))
+    assert losses.is_stuck
+    assert not curve([*np.linspace(5, 2.0, 40), *level(160, 2.0, 0.03)], chance=math.log(10)).is_stuck
+
+
+def test_a_trained_classifier_whose_loss_no_longer_falls_is_not_harmed():
+    losses = curve(level(300, 0.2, 0.1), chance=math.log(10))
+    assert losses.is_flat
+    assert not losses.is_harmed
+
+
+def test_a_loss_above_chance_is_stuck_only_if_it_no_longer_falls():
+    assert not curve(np.linspace(9, 4, 200) + level(200, 0, 0.02), chance=math.log(10)).is_stuck
+    assert curve(level(200, 4, 0.02), chance=math.log(10)).is_stuck
+
+
+def test_a_slow_start_is_stuck_only_until_the_loss_falls():
+    losses = curve(level(60, 2.3, 0.02))
+    assert losses.is_stuck
+    losses.extend(Loss(60 + i, 60 + i, float(value)) for i, value in enumerate(falling(100)))
+    assert not losses.is_harmed
+
+
+def test_batches_sorted_by_class_are_no_harm():
+    one = 8 * np.exp(-np.arange(6.0))
+    assert not curve([*falling(10), *np.tile(one, 40)]).is_harmed
+
+
+def test_two_losses_for_each_batch_tell_nothing():
+    values = np.stack([level(100, 1.4, 0.1), level(100, 0.7, 0.1)], axis=1).ravel()
+    losses = curve(values, batch=lambda i: i // 2)
+    assert losses.is_mixed
+    assert not losses.is_harmed
+
+
+def test_one_batch_in_each_epoch_is_not_taken_for_two_losses():
+    losses = curve(level(100, 2.3, 0.05), batch=lambda i: 0)
+    assert not losses.is_mixed
+    assert losses.is_harmed
+
+
+def test_a_negative_loss_that_falls_is_not_harmed():
+    assert not curve(falling(200, start=-1.0, end=-8.0)).is_harmed
+
+
+def test_noise_is_that_of_the_steps_not_of_the_trend():
+    assert curve(falling(800, noise=0.2)).noise == pytest.approx(0.2, rel=0.2)
+
+
+def test_a_peak_of_a_one_cycle_schedule_is_no_harm():
+    values = falling(300, noise=0.03) + 0.35 * np.exp(-(((np.arange(300) - 120) / 30) ** 2))
+    losses = LossCurve()
+    for i, value in enumerate(values):
+        losses.extend([Loss(i, i, float(value))])
+        assert not losses.has_risen
+
+
+def test_memory_does_not_grow_with_the_run():
+    losses = curve(np.ones(50_000))
+    assert len(losses.recent) + len(losses.first) + len(losses._noise) < 1400
