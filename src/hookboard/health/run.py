@@ -10,6 +10,7 @@ from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.losses import LossCurve
 from hookboard.health.quantities import QUANTITIES
+from hookboard.health.silence import Silence, silent_in
 from hookboard.health.timeline import Timeline
 from hookboard.sites import Role
 
@@ -39,6 +40,8 @@ class Run:
         """The loss of every step."""
         self.timeline = Timeline()
         """The whole run in at most 256 columns."""
+        self.silence: dict[str, Silence] = {}
+        """Which units nothing activates, of each layer whose units can be silent, by its name."""
         self.seen = 0
         """How many looks there were."""
         self.steps: deque[int] = deque(maxlen=RECENT)
@@ -61,6 +64,7 @@ class Run:
         if is_first:
             self.losses.chance = self._chance(look)
         self.losses.extend(look.losses)
+        self._listen(look)
         column = {
             name: np.array([quantity(look, layer) for layer in self.layers], dtype=np.float64)
             for name, quantity in QUANTITIES.items()
@@ -115,6 +119,16 @@ class Run:
                 classes = 0 if reading.channels is None else len(reading.channels)
                 return math.log(classes) if classes > 1 else None
         return None
+
+    def _listen(self, look: Look) -> None:
+        for layer in self.layers:
+            found = silent_in(look, layer)
+            if found is not None:
+                samples, is_silent = found
+                silence = self.silence.get(layer.name)
+                if silence is None or len(silence.looks) != len(samples):
+                    silence = self.silence[layer.name] = Silence(len(samples))
+                silence.see(look.step, samples, is_silent)
 
     def _put_in_order(self, look: Look) -> None:
         """Move layers that have run for the first time before those that never ran."""

@@ -1,0 +1,157 @@
+"""Rules about gradients on their way back: those that vanish and those that explode."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hookboard.health.layers import Layer
+from hookboard.health.look import Look
+from hookboard.health.rule import Rule
+from hookboard.health.rules.shared import harm_of, severity_of
+from hookboard.health.run import Run
+from hookboard.health.verdict import Symptom
+
+VANISHED = 3.0
+"""Powers of ten by which the norm of the gradient falls from the last layers to the first (AutoTrainer: 1e-3)."""
+
+EXPLODED = 1.85
+"""Powers of ten by which it rises (AutoTrainer: a factor of 70)."""
+
+GREW = 2.0
+"""Powers of ten by which all gradients exceed their own history (chosen on the benchmark's tuning half)."""
+
+HISTORY = 4
+"""Windows of looks that a history needs before gradients are compared with it (a choice)."""
+
+LAYERS = 4
+"""Layers that a model needs for its gradients to have a course (a choice)."""
+
+SUDDEN = 0.5
+"""One layer is the cause if it makes up this share of the whole change (a choice)."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """The gradient on its way through the model.
+
+    Args:
+        layers: those whose output got a gradient that is not 0, in the order of execution.
+        norms: log10 of the L2 norm of that gradient, shape (layers,).
+    """
+
+    layers: list[Layer]
+    norms: np.ndarray
+
+    @property
+    def end(self) -> float:
+        """What is usual in the last layers: the median of the last quarter, of two layers at least."""
+        return float(np.median(self.norms[-max(2, len(self.norms) // 4) :]))
+
+
+def course_of(run: Run, look: Look) -> Course | None:
+    """The course of the gradient at one look; None if the model is too small, or the step was skipped.
+
+    A norm is compared, not an RMS: pooling spreads a gradient over all places, and keeps its norm within bounds.
+    """
+    if look.overflowed:
+        return None
+    layers, norms = [], []
+    for layer in run.layers:
+        reading = look.of(layer.name, "grad_output")
+        if reading is None or not reading.moments.count or reading.moments.nonfinite:
+            continue
+        norm = reading.moments.rms * math.sqrt(reading.moments.count)
+        if norm > 0 and math.isfinite(norm):
+            layers.append(layer)
+            norms.append(math.log10(norm))
+    return Course(layers, np.array(norms)) if len(layers) >= LAYERS else None
+
+
+def _vanishing(run: Run) -> Iterator[Symptom]:
+    course = course_of(run, run.now)
+    if course is None:
+        return
+    # A branch beside the main path may get little: what counts is the most that any layer before still gets.
+    most = np.maximum.accumulate(course.norms)
+    lost = most - course.end
+    if lost[0] > -VANISHED or lost[_first_trainable(course)] > -VANISHED:
+        return
+    after = int(np.flatnonzero(lost <= -VANISHED)[-1]) + 1
+    steps = np.diff(most)
+    place = _cause(steps, after)
+    layer = course.layers[place]
+    evidence = (
+        f"the norm of the gradient falls by a factor of {_factor(-lost[0])} from the last layers to "
+        f"{course.layers[0].name}, the largest part of it ({_factor(steps[place - 1])}) in this layer; "
+        f"usual per layer here: {_factor(float(np.median(np.abs(np.diff(course.norms)))))}{harm_of(run)}."
+    )
+    advice = (
+        "Use ReLU or GELU in place of sigmoid or tanh, normalization, or shortcuts; check how weights are initialized."
+    )
+    yield Symptom(layer.name, evidence, advice, severity_of(run), size=float(-lost[0]))
+
+
+def _first_trainable(course: Course) -> int:
+    return next((place for place, layer in enumerate(course.layers) if layer.trainable), 0)
+
+
+def _cause(steps: np.ndarray, first: int) -> int:
+    """The layer that changes the gradient: the one with the largest step, or else the first on the way back.
+
+    Args:
+        steps: how much each layer but the first changes log10 of the norm, shape (layers - 1,).
+        first: the layer behind which the change is too much.
+    """
+    largest = int(np.argmax(steps))
+    return largest + 1 if steps[largest] >= SUDDEN * steps.sum() else first
+
+
+def _exploding(run: Run) -> Iterator[Symptom]:
+    course = course_of(run, run.now)
+    if course is None:
+        return
+    rises = course.norms - course.end
+    least = np.median(rises[: max(2, len(rises) // 4)])
+    if least >= EXPLODED:
+        steps = -np.diff(course.norms)
+        place = _cause(steps, int(np.flatnonzero(rises >= EXPLODED)[-1]) + 1)
+        evidence = (
+            f"the norm of the gradient grows by a factor of {_factor(float(least))} from the last layers to the first, "
+            f"the largest part of it ({_factor(float(steps[place - 1]))}) in this layer; usual per layer here: "
+            f"{_factor(float(np.median(np.abs(steps))))}{harm_of(run)}."
+        )
+        advice = "Look at how large the weights of this layer are, normalize its input, or clip gradients."
+        yield Symptom(course.layers[place].name, evidence, advice, severity_of(run), size=float(least))
+        return
+    yield from _growing(run)
+
+
+def _growing(run: Run) -> Iterator[Symptom]:
+    """All gradients against their own history."""
+    history = np.log10(np.where(run.recent("gradient_rms") > 0, run.recent("gradient_rms"), np.nan))
+    window = run.window
+    if history.shape[1] < HISTORY * window:
+        return
+    seen = np.isfinite(history).mean(axis=1) > SUDDEN
+    if seen.sum() < LAYERS:
+        return
+    before = np.nanmedian(history[seen, :-window], axis=1)
+    grown = np.nanmedian(history[seen, -1:], axis=1) - before
+    if not np.nanmedian(grown) > GREW:
+        return
+    evidence = (
+        f"gradients are {_factor(float(np.nanmedian(grown)))} times as large as usual in this run, in "
+        f"{int(seen.sum())} layers{harm_of(run)}."
+    )
+    advice = "Lower the learning rate or warm it up, and clip gradients."
+    yield Symptom("", evidence, advice, severity_of(run), size=float(np.nanmedian(grown)))
+
+
+def _factor(decades: float) -> str:
+    return f"{10**decades:.2g}"
+
+
+VANISHING = Rule("vanishing_gradient", _vanishing)
+EXPLODING = Rule("exploding_gradient", _exploding)

@@ -1,0 +1,135 @@
+"""`saturated`: bounded activations and gates at their ends, where they pass no gradient."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hookboard.health.layers import Layer
+from hookboard.health.rule import Rule
+from hookboard.health.rules.shared import harm_of, severity_of, source_of
+from hookboard.health.run import Run
+from hookboard.health.verdict import Symptom
+from hookboard.measure import FIELDS
+from hookboard.recording import Reading
+
+_MIN, _MAX = map(FIELDS.index, ("min", "max"))
+
+END = 0.97
+"""How far from the middle of its range to the end an output is saturated: tanh beyond 2.1, where it passes 6 % of the
+gradient (Karpathy)."""
+
+SHARE = 0.5
+"""Share of saturated outputs from which it is a symptom (DeepDiagnosis)."""
+
+STUCK = 0.5
+"""Share of units that stay at one end for the whole window, from which it is a symptom (as for dead units)."""
+
+SHUT = 0.02
+"""RMS of the output of an LSTM or GRU, as a share of that of its input, under which its gates are shut (a choice; it
+begins at about 0.1)."""
+
+FORGETS = -4.0
+"""A bias of a gate below this keeps it shut: a sigmoid gives 0.02 there."""
+
+GATE = -0.5
+"""Mean of the biases of a recurrent layer under which one gate in four has such a bias (-4 / 4, with a margin)."""
+
+_RANGES = {
+    "Tanh": (-1.0, 1.0),
+    "Sigmoid": (0.0, 1.0),
+    "Hardtanh": (-1.0, 1.0),
+    "Hardsigmoid": (0.0, 1.0),
+    "Softsign": (-1.0, 1.0),
+}
+
+
+def _saturated(run: Run) -> Iterator[Symptom]:
+    last = next((layer.name for layer in reversed(run.layers) if run.now.of(layer.name, "output") is not None), "")
+    shares = {layer.name: _share(run, layer) for layer in run.layers if layer.kind == "bounded"}
+    known = {name: share for name, share in shares.items() if share is not None}
+    before = False
+    for layer in run.layers:
+        share = known.get(layer.name)
+        if share is None:
+            continue
+        is_sick = share >= SHARE and not (layer.name == last and not run.losses.is_harmed)
+        if is_sick and not before:
+            yield _symptom(run, layer, share, [other for name, other in known.items() if name != layer.name])
+        before = is_sick
+    for layer in run.layers:
+        if layer.kind == "recurrent":
+            yield from _gates(run, layer)
+
+
+def _share(run: Run, layer: Layer) -> float | None:
+    """The share of outputs at the ends of the range, or of units that stay at one end; the larger one."""
+    reading = run.now.of(layer.name, "output")
+    if reading is None or not reading.moments.count:
+        return None
+    low, high = _range(layer, reading)
+    middle, half = (low + high) / 2, (high - low) / 2
+    shares = []
+    if reading.histogram is not None and len(reading.histogram.counts):
+        edges, counts = reading.histogram.edges, reading.histogram.counts
+        centres = (edges[:-1] + edges[1:]) / 2
+        shares.append(float(counts[np.abs(centres - middle) >= END * half].sum() / counts.sum()))
+    elif low < 0:
+        shares.append(float(reading.moments.abs_mean >= END * half))
+    units = run.units(layer.name, looks=min(run.window, len(run.looks)))
+    if units is not None:
+        at_high = (units[:, :, _MIN] >= middle + END * half).all(axis=0)
+        at_low = (units[:, :, _MAX] <= middle - END * half).all(axis=0)
+        shares.append(float((at_high | at_low).mean()))
+    return max(shares, default=None)
+
+
+def _range(layer: Layer, reading: Reading) -> tuple[float, float]:
+    if layer.type in _RANGES and abs(reading.moments.max) <= 1 and abs(reading.moments.min) <= 1:
+        return _RANGES[layer.type]
+    if layer.type == "Hardtanh":
+        return reading.moments.min, reading.moments.max
+    return (-1.0 if reading.moments.min < 0 else 0.0), 1.0
+
+
+def _symptom(run: Run, layer: Layer, share: float, others: list[float]) -> Symptom:
+    source = source_of(run, layer)
+    usual = f"; other layers of the kind: {100 * min(others):.0f} to {100 * max(others):.0f} %" if others else ""
+    evidence = f"{100 * share:.0f} % of the outputs of {layer.name} ({layer.type}) lie at the ends of its range{usual}"
+    advice = "Make what goes in smaller: weights and bias at the start, the learning rate later; or normalize it."
+    module = layer.name if source is None else source.name
+    return Symptom(module, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=share)
+
+
+def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
+    """LSTM and GRU give o * tanh(c), or a mean of tanh: within -1 and 1."""
+    reading = run.now.of(layer.name, "output")
+    if reading is None or not reading.moments.count:
+        return
+    advice = "Look at how its biases and weights are initialized: gates want to begin half open."
+    if reading.moments.abs_mean >= END and reading.moments.max <= 1 and reading.moments.min >= -1:
+        evidence = f"its outputs lie at the ends of their range: {reading.moments.abs_mean:.2g} on average"
+        yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=1.0)
+        return
+    place = run.place(layer.name)
+    rms = run.recent("activation_rms")[:, -1]
+    before = [value for value in rms[:place] if value > 0]
+    if before and 0 < reading.moments.rms < SHUT * before[-1]:
+        evidence = (
+            f"its output has an RMS of {reading.moments.rms:.2g}, what goes in {before[-1]:.2g}: its gates are shut"
+        )
+        yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=0.5)
+        return
+    for name in layer.weights:
+        bias = run.now.of(name, "parameter")
+        if len(layer.shapes[name]) > 1 or bias is None or not bias.moments.count:
+            continue
+        if bias.moments.min <= FORGETS and bias.moments.mean <= GATE:
+            evidence = (
+                f"the biases in {name} go down to {bias.moments.min:.2g}, with a mean of {bias.moments.mean:.2g}: "
+                f"gates with such a bias stay shut"
+            )
+            yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=0.5)
+            return
+
+
+SATURATED = Rule("saturated", _saturated)

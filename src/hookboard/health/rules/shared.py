@@ -1,0 +1,81 @@
+"""What several rules need: the layer before another one, the rows of a weight, robust numbers, severity."""
+
+from itertools import combinations
+
+import numpy as np
+
+from hookboard.health.layers import Layer
+from hookboard.health.run import Run
+from hookboard.health.verdict import Severity
+from hookboard.recording import Reading
+
+MAD = 1.4826
+"""A median absolute deviation times this is the standard deviation of normal numbers."""
+
+
+def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
+    """The last layer with weights that runs before this one; with `units` of them, if given. None if there is none."""
+    for other in reversed(run.layers[: run.place(layer.name)]):
+        has_units = units is None or channels_of(run.now.of(other.name, "output"), units) is not None
+        if other.weights and other.kind != "embedding" and has_units:
+            return other
+    return None
+
+
+def channels_of(reading: Reading | None, units: int) -> np.ndarray | None:
+    """The rows of the channels, shape (units, columns); None if there are not so many."""
+    if reading is None or reading.channels is None or len(reading.channels) != units:
+        return None
+    return reading.channels
+
+
+def weight_of(run: Run, layer: Layer, units: int) -> np.ndarray | None:
+    """The rows of the weight that has one for each unit, shape (units, columns); None if there is none."""
+    rows = (channels_of(run.now.of(name, "parameter"), units) for name in layer.weights)
+    return next((part for part in rows if part is not None), None)
+
+
+def was_zero(run: Run, layer: Layer) -> bool:
+    """Whether all its weights with two or more dimensions, or all it has, were 0 before the first measured step."""
+    if run.first is None:
+        return False
+    names = [name for name in layer.weights if len(layer.shapes[name]) > 1] or list(layer.weights)
+    readings = [run.first.of(name, "parameter_before") or run.first.of(name, "parameter") for name in names]
+    known = [reading for reading in readings if reading is not None and reading.moments.count]
+    return bool(known) and all(reading.moments.rms == 0 for reading in known)
+
+
+def robust_z(value: float, others: np.ndarray, floor: float) -> float:
+    """How many robust deviations a value lies away from others.
+
+    Args:
+        value: the value.
+        others: shape (n,); those that are not finite do not count.
+        floor: the least deviation that is assumed.
+    """
+    finite = others[np.isfinite(others)]
+    if not len(finite):
+        return 0.0
+    middle = float(np.median(finite))
+    return (value - middle) / max(MAD * float(np.median(np.abs(finite - middle))), floor)
+
+
+def slope(values: np.ndarray) -> float:
+    """The median of the slopes between all pairs of values, per place (Theil and Sen); of at most 256 of them."""
+    places = np.unique(np.linspace(0, len(values) - 1, min(len(values), 256)).astype(int))
+    return float(np.median([(values[b] - values[a]) / (b - a) for a, b in combinations(places, 2)]))
+
+
+def factor(decades: float) -> str:
+    """A factor, of its logarithm to the base 10."""
+    return f"{10**decades:.2g}"
+
+
+def severity_of(run: Run) -> Severity:
+    """An alarm if the loss shows harm, otherwise a note."""
+    return "alarm" if run.losses.is_harmed else "note"
+
+
+def harm_of(run: Run) -> str:
+    """What harm the loss shows, as the end of a sentence; "" if none."""
+    return f"; {run.losses.harm}" if run.losses.is_harmed else ""

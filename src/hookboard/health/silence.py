@@ -1,0 +1,79 @@
+"""`Silence`: which units of a layer nothing has activated, and since when."""
+
+import numpy as np
+
+from hookboard.health.layers import Layer
+from hookboard.health.look import Look
+from hookboard.measure import FIELDS
+from hookboard.recording import Reading
+
+_COUNT, _ZEROS, _MAX = map(FIELDS.index, ("count", "zeros", "max"))
+
+EXACT = frozenset({"rectifier", "dropout"})
+"""Kinds whose units are silent where they give exactly 0."""
+
+NEGATIVE = frozenset({"linear", "conv", "norm"})
+"""Kinds whose units a rectifier behind them would silence: those that give nothing above 0."""
+
+USUAL = 75.0
+"""The percentile of the units of a layer whose earlier silences count as usual there (a choice)."""
+
+
+class Silence:
+    """The silent units of one layer: those that gave nothing at any sample and place since some step.
+
+    All arrays have the shape (units,).
+
+    Args:
+        units: how many there are.
+    """
+
+    def __init__(self, units: int) -> None:
+        self.since = np.zeros(units)
+        """The optimizer step of the first look of the silence that lasts."""
+        self.looks = np.zeros(units, dtype=np.int64)
+        """For how many looks it lasts; 0 for a unit that is active."""
+        self.samples = np.zeros(units)
+        """Over how many values (samples and places) it lasts."""
+        self.ended = np.zeros(units, dtype=np.int64)
+        """The longest silence that ended, in looks."""
+
+    def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray) -> None:
+        """Add a look.
+
+        Args:
+            step: its optimizer step.
+            samples: how many values each unit gave, shape (units,). Where there are none, nothing is known.
+            is_silent: whether all of them were silent, shape (units,).
+        """
+        back = ~is_silent & (samples > 0) & (self.looks > 0)
+        if back.any():
+            self.ended[back] = np.maximum(self.ended[back], self.looks[back])
+            self.looks[back], self.samples[back] = 0, 0
+        silent = is_silent & (samples > 0)
+        if silent.any():
+            self.since[silent & (self.looks == 0)] = step
+            self.looks += silent
+            self.samples += silent * samples
+
+    def lasting(self, looks: int, samples: int) -> np.ndarray:
+        """Which units have been silent for so many looks and values, shape (units,).
+
+        A unit that was silent before and came back, alone or with most of its layer, must be silent for more than
+        twice as long.
+        """
+        usual = np.maximum(self.ended, np.percentile(self.ended, USUAL))
+        return (self.looks >= looks) & (self.samples >= samples) & (self.looks > 2 * usual)
+
+
+def silent_in(look: Look, layer: Layer) -> tuple[np.ndarray, np.ndarray] | None:
+    """How many values each unit of a layer gave, and whether all were silent; None if that cannot be told."""
+    if layer.kind not in EXACT and layer.kind not in NEGATIVE:
+        return None
+    reading: Reading | None = look.of(layer.name, "output")
+    if reading is None or reading.channels is None:
+        return None
+    channels = reading.channels
+    samples = channels[:, _COUNT]
+    is_silent = channels[:, _ZEROS] >= samples if layer.kind in EXACT else channels[:, _MAX] <= 0
+    return samples, is_silent

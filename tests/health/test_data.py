@@ -1,0 +1,68 @@
+"""What goes into the model."""
+
+import dataclasses
+
+import pytest
+from health.looks import reading, row
+from health.runs import falling, harmed, linear, run_of, symptoms
+
+from hookboard.health.rules.data import INPUT_SCALE
+from hookboard.sites import Site
+
+
+def batch(rows):
+    return dataclasses.replace(reading("", "input", rows), site=Site("", "input", "0"))
+
+
+def judged(rows, losses=falling):
+    return symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: [batch(rows)], losses=losses))
+
+
+def standard(columns):
+    return [row(100, 0.1 * i, 1.0) for i in range(columns)]
+
+
+def test_standardized_data_is_healthy():
+    assert not judged(standard(8), harmed)
+
+
+@pytest.mark.parametrize(("deviation", "fires"), [(8.0, False), (74.0, True), (0.05, False), (0.005, True)])
+def test_an_input_far_from_1_is_worth_a_note(deviation, fires):
+    found = judged([row(100, deviation, deviation) for _ in range(3)])
+    assert [symptom.severity for symptom in found] == (["note"] if fires else [])
+
+
+def test_it_is_an_alarm_where_the_loss_shows_harm():
+    (symptom,) = judged([row(100, 127, 74, low=0, high=255)] * 3, harmed)
+    assert (symptom.module, symptom.severity) == ("", "alarm")
+    assert symptom.evidence.startswith("tensor 0 of the batch: the input lies in 0 to 255, with an RMS of 147")
+
+
+@pytest.mark.parametrize(("deviation", "fires"), [(0.3, False), (0.02, True)])
+def test_an_input_that_hardly_varies_is_worth_a_note(deviation, fires):
+    assert bool(judged([row(100, -2.0, deviation)] * 3)) is fires
+
+
+@pytest.mark.parametrize(("times", "fires"), [(10, False), (100, True)])
+def test_a_column_a_hundred_times_as_large_as_the_others_is_named(times, fires):
+    found = judged([*standard(8), row(100, 0.0, 1.0 * times)])
+    assert ["column 8 of the input" in symptom.evidence for symptom in found] == ([True] if fires else [])
+
+
+def test_counts_of_words_have_a_long_tail():
+    assert not judged([row(100, 5.0 / rank, 5.0 / rank) for rank in range(1, 200)], harmed)
+
+
+def test_a_border_that_is_always_0_and_a_column_of_ones_are_healthy():
+    assert not judged([*standard(6), row(100, 0.0, 0.0, zeros=100), row(100, 1.0, 0.0)], harmed)
+
+
+def test_a_column_that_never_changes_is_worth_a_note_and_no_more():
+    (symptom,) = judged([*standard(6), row(100, -0.42, 0.0)], harmed)
+    assert symptom.severity == "note"
+    assert "1 of 7 columns of the input never change: column 6 is -0.42" in symptom.evidence
+
+
+def test_a_batch_with_nan_is_an_alarm():
+    (symptom,) = judged([*standard(7), row(100, 0.0, 1.0, nonfinite=8)])
+    assert symptom.severity == "alarm"

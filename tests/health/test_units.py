@@ -1,0 +1,278 @@
+"""Units that nothing activates, and units that are copies of each other."""
+
+import pytest
+from health.looks import row
+from health.runs import (
+    falling,
+    harmed,
+    linear,
+    noise,
+    nothing,
+    outputs,
+    rectified,
+    run_of,
+    symptoms,
+    weights,
+    without_weights,
+)
+
+from hookboard.health import Layer
+from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
+
+UNITS = 8
+
+CHAIN = [linear("fc0"), without_weights("act0"), linear("fc1"), without_weights("act1"), linear("head", 3)]
+
+
+def chain(act1, fc1=None, fc1_weights=None, act0=None):
+    """What a look at CHAIN reads."""
+    return [
+        outputs("fc0", noise(UNITS)),
+        outputs("act0", rectified(UNITS) if act0 is None else act0),
+        outputs("fc1", noise(UNITS) if fc1 is None else fc1),
+        outputs("act1", act1),
+        outputs("head", noise(3)),
+        *weights("fc0"),
+        *(weights("fc1", seed=3) if fc1_weights is None else fc1_weights),
+        *weights("head", 3, seed=6),
+    ]
+
+
+def partly_dead(dead, units=UNITS, count=100):
+    return nothing(dead, count) + rectified(units - dead, count=count)
+
+
+def negative(units, count=100):
+    return [row(count, mean=-5.0, deviation=1.0) for _ in range(units)]
+
+
+def test_a_layer_whose_units_are_all_dead_is_an_alarm_at_the_layer_whose_weights_make_it_so():
+    (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS))))
+    assert (symptom.module, symptom.severity, symptom.since) == ("fc1", "alarm", 0)
+    assert symptom.evidence == (
+        "8 of 8 units of act1 (ReLU) gave 0 on every sample since step 0; other layers of the kind: 0 %."
+    )
+
+
+@pytest.mark.parametrize(
+    ("dead", "severity"), [(0, None), (1, None), (2, "note"), (4, "note"), (5, "alarm"), (8, "alarm")]
+)
+def test_more_than_half_of_the_units_make_an_alarm_and_a_smaller_share_a_note(dead, severity):
+    found = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=falling))
+    assert [symptom.severity for symptom in found] == ([severity] if severity else [])
+
+
+def test_a_third_of_the_units_is_an_alarm_if_the_loss_shows_harm():
+    (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(3)), losses=harmed))
+    assert symptom.severity == "alarm"
+
+
+def test_a_layer_with_95_percent_zeros_whose_units_are_all_active_at_times_is_healthy():
+    assert not symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(rectified(UNITS, zeros=95)), losses=harmed))
+
+
+def test_units_that_take_turns_are_healthy():
+    # At each look another half is silent, as where each batch is of one class.
+    def turns(n):
+        halves = [nothing(4), rectified(4)] if n // 2 % 2 else [rectified(4), nothing(4)]
+        return chain(halves[0] + halves[1])
+
+    run = run_of(CHAIN, lambda n: turns(n), count=12)
+    assert not symptoms(DEAD_UNITS, run)
+
+
+def test_a_unit_that_came_back_from_a_silence_must_be_silent_for_more_than_twice_as_long():
+    def silent(n):
+        return chain(rectified(UNITS) if n == 4 else nothing(UNITS))
+
+    assert not symptoms(DEAD_UNITS, run_of(CHAIN, silent, count=13))
+    (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, silent, count=14))
+    assert symptom.since == 50
+
+
+def test_units_that_died_later_are_dead_since_that_step():
+    (symptom,) = symptoms(
+        DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS) if n >= 7 else rectified(UNITS)), 10)
+    )
+    assert (symptom.severity, symptom.since) == ("alarm", 70)
+
+
+def test_too_few_samples_tell_nothing():
+    def few(count):
+        return run_of(CHAIN, lambda n: chain(nothing(UNITS, count)), count=8)
+
+    assert not symptoms(DEAD_UNITS, few(15))
+    assert symptoms(DEAD_UNITS, few(16))
+
+
+def test_pruned_units_do_not_count():
+    pruned = weights("fc1", rows=nothing(6) + noise(2, scale=0.1), gradient=nothing(6) + noise(2))
+    assert not symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(6), fc1_weights=pruned), losses=harmed))
+
+
+def test_pruned_units_before_a_norm_do_not_count():
+    layers = [linear("conv", kind="conv"), Layer("bn", "BatchNorm2d", "norm", ("bn.weight",)), without_weights("act")]
+    kept = [*weights("conv", rows=nothing(6) + noise(2, scale=0.1))]
+
+    def seen(n):
+        return [outputs("conv", noise(8)), outputs("bn", noise(8)), outputs("act", partly_dead(6)), *kept]
+
+    assert not symptoms(DEAD_UNITS, run_of(layers, seen))
+
+
+def test_a_dead_layer_behind_a_norm_is_found_at_the_norm():
+    layers = [linear("conv", kind="conv"), Layer("bn", "BatchNorm2d", "norm", ("bn.weight",), frozenset({"bn.weight"}))]
+    layers.append(without_weights("act"))
+
+    def seen(n):
+        return [outputs("conv", noise(8)), outputs("bn", negative(8)), outputs("act", nothing(8)), *weights("conv")]
+
+    (symptom,) = symptoms(DEAD_UNITS, run_of(layers, seen))
+    assert symptom.module == "bn"
+
+
+def test_a_frozen_layer_with_dead_units_is_a_note():
+    frozen = [*CHAIN[:2], linear("fc1", trainable=False), *CHAIN[3:]]
+    (symptom,) = symptoms(DEAD_UNITS, run_of(frozen, lambda n: chain(nothing(UNITS)), losses=harmed))
+    assert symptom.severity == "note"
+
+
+def test_an_expert_that_gets_no_tokens_is_healthy():
+    def seen(n):
+        read = chain(nothing(UNITS))
+        return read if n < 2 else read[:2]
+
+    assert not symptoms(DEAD_UNITS, run_of(CHAIN, seen))
+
+
+CALLED = [linear("fc1", 32), linear("fc2", 8, 32)]
+"""A feed-forward part whose activation is called as a function."""
+
+
+def called(fc1, gradient, head=None):
+    return [
+        outputs("fc1", fc1),
+        outputs("fc2", noise(8)),
+        *weights("fc1", 32, gradient=gradient),
+        *weights("fc2", 8, seed=5, gradient=head),
+    ]
+
+
+def test_units_in_front_of_a_function_are_dead_where_no_gradient_arrives():
+    (symptom,) = symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), nothing(32))))
+    assert (symptom.module, symptom.severity, symptom.since) == ("fc1", "alarm", 0)
+    assert "32 of 32 units" in symptom.evidence
+
+
+def test_units_that_are_always_negative_but_get_a_gradient_are_healthy():
+    assert not symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), noise(32, scale=0.01))))
+
+
+def test_units_without_gradient_that_are_positive_at_times_are_not_dead():
+    assert not symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(noise(32), nothing(32))))
+
+
+def test_nothing_is_dead_where_nothing_in_the_model_gets_a_gradient():
+    assert not symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), nothing(32), nothing(8))))
+
+
+def test_the_classes_of_a_head_that_never_come_are_healthy():
+    layers = [linear("fc", 8), linear("head", 32, 8)]
+
+    def seen(n):
+        gradient = nothing(24) + noise(8, scale=0.01)
+        return [
+            outputs("fc", noise(8)),
+            outputs("head", negative(32)),
+            *weights("fc"),
+            *weights("head", 32, 4, gradient=gradient),
+        ]
+
+    assert not symptoms(DEAD_UNITS, run_of(layers, seen))
+
+
+def test_of_a_large_weight_the_units_that_are_measured_count():
+    # 32 units, of which every fourth is measured.
+    def seen(n):
+        return [
+            outputs("fc1", negative(32)),
+            outputs("fc2", noise(8)),
+            *weights("fc1", 8, gradient=nothing(8)),
+            *weights("fc2", 8, 5),
+        ]
+
+    (symptom,) = symptoms(DEAD_UNITS, run_of(CALLED, seen))
+    assert "8 of 8 units" in symptom.evidence
+
+
+def test_a_dropout_of_everything_is_dead():
+    layers = [*CHAIN[:2], without_weights("drop", "dropout", "Dropout"), *CHAIN[2:]]
+
+    def seen(n):
+        return [*chain(rectified(UNITS)), outputs("drop", nothing(UNITS))]
+
+    (symptom,) = symptoms(DEAD_UNITS, run_of(layers, seen))
+    assert (symptom.module, symptom.severity) == ("drop", "alarm")
+
+
+def test_a_dropout_behind_a_dead_layer_is_not_to_blame():
+    layers = [*CHAIN[:4], without_weights("drop", "dropout", "Dropout"), CHAIN[4]]
+
+    def seen(n):
+        read = chain(nothing(UNITS))
+        return [*read[:4], outputs("drop", nothing(UNITS)), *read[4:]]
+
+    assert [symptom.module for symptom in symptoms(DEAD_UNITS, run_of(layers, seen))] == ["fc1"]
+
+
+def equal(units, value=0.1):
+    return [row(8, mean=value, deviation=0.0) for _ in range(units)]
+
+
+def symmetric(rows, gradient, layer=None):
+    read = weights("fc0", len(rows), rows=rows, gradient=gradient)
+    return symptoms(SYMMETRIC_UNITS, run_of([layer or linear("fc0", len(rows))], lambda n: read))
+
+
+def test_units_with_equal_weights_and_equal_gradients_are_an_alarm():
+    (symptom,) = symmetric(equal(8), equal(8, 0.01))
+    assert (symptom.module, symptom.severity) == ("fc0", "alarm")
+    assert symptom.evidence.startswith("8 of 8 units of fc0.weight have the weights and the gradient of another unit")
+
+
+def test_a_pair_of_twins_is_a_note():
+    rows, gradient = noise(8, 1), noise(8, 2, 0.01)
+    rows[1], gradient[1] = rows[0], gradient[0]
+    (symptom,) = symmetric(rows, gradient)
+    assert symptom.severity == "note"
+
+
+def test_the_rounding_of_float32_does_not_part_twins():
+    rows = [[*r[:1], *(v * (1 + 1e-7 * i) for v in r[1:])] for i, r in enumerate(equal(8))]
+    assert symmetric(rows, equal(8, 0.01))
+
+
+def test_equal_weights_with_other_gradients_are_healthy():
+    assert not symmetric(equal(8), noise(8, scale=0.01))
+
+
+def test_other_weights_with_equal_gradients_are_healthy():
+    assert not symmetric(noise(8), equal(8, 0.01))
+
+
+def test_a_layer_of_zeros_that_gets_different_gradients_is_healthy():
+    assert not symmetric(nothing(8), noise(8, scale=0.01))
+
+
+def test_a_layer_of_zeros_that_gets_no_gradient_is_an_alarm():
+    (symptom,) = symmetric(nothing(8), nothing(8))
+    assert symptom.severity == "alarm"
+
+
+def test_pruned_units_are_no_twins():
+    assert not symmetric(nothing(6) + noise(2), nothing(6) + noise(2, scale=0.01))
+
+
+def test_frozen_weights_and_embeddings_are_no_matter():
+    assert not symmetric(equal(8), equal(8, 0.01), linear("fc0", trainable=False))
+    assert not symmetric(equal(8), equal(8, 0.01), linear("fc0", kind="embedding"))
