@@ -55,7 +55,7 @@ def test_a_layer_whose_units_are_all_dead_is_an_alarm_at_the_layer_whose_weights
 
 
 @pytest.mark.parametrize(
-    ("dead", "severity"), [(0, None), (1, None), (2, "note"), (4, "note"), (5, "alarm"), (8, "alarm")]
+    ("dead", "severity"), [(0, None), (2, None), (3, "note"), (4, "note"), (5, "alarm"), (8, "alarm")]
 )
 def test_more_than_half_of_the_units_make_an_alarm_and_a_smaller_share_a_note(dead, severity):
     found = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=falling))

@@ -62,7 +62,10 @@ def _saturated(run: Run) -> Iterator[Symptom]:
 
 
 def _share(run: Run, layer: Layer) -> float | None:
-    """The share of outputs at the ends of the range, or of units that stay at one end; the larger one."""
+    """The share of outputs at the ends of the range, or of units that stay at one end; the larger one.
+
+    Without a histogram the first is estimated from the deviation.
+    """
     reading = run.now.of(layer.name, "output")
     if reading is None or not reading.moments.count:
         return None
@@ -73,8 +76,10 @@ def _share(run: Run, layer: Layer) -> float | None:
         edges, counts = reading.histogram.edges, reading.histogram.counts
         centres = (edges[:-1] + edges[1:]) / 2
         shares.append(float(counts[np.abs(centres - middle) >= END * half].sum() / counts.sum()))
-    elif low < 0:
-        shares.append(float(reading.moments.abs_mean >= END * half))
+    else:
+        # What is not at the ends is taken as evenly spread between them.
+        square = ((reading.moments.mean - middle) ** 2 + reading.moments.deviation**2) / half**2 if half else 0.0
+        shares.append(max(0.0, (3 * square - 1) / 2))
     units = run.units(layer.name, looks=min(run.window, len(run.looks)))
     if units is not None:
         at_high = (units[:, :, _MIN] >= middle + END * half).all(axis=0)
