@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,6 +27,15 @@ KNOWN_AFTER = 32
 LASTS = 32
 """A rise counts as harm when no block of so many last steps came back down."""
 
+SPIKE = 10.0
+"""A spike lies so many deviations (from the median absolute deviation) above the median of the losses before it."""
+
+SPIKE_HISTORY = 64
+"""How many losses before it a spike is held against. There must be a quarter of them."""
+
+SPIKES = 16
+"""How many of the last spikes are kept."""
+
 RISEN = 0.25
 """Harm: the loss has lost this share of what it had gained, from its start to its best."""
 
@@ -38,6 +48,9 @@ CLEAR = 4.0
 FALL = 0.02
 """A loss falls if over half of the run it falls by this share of its start, and clearly beyond the noise."""
 
+TINY = 1e-12
+"""Keeps a division from failing."""
+
 STUCK = 0.05
 """A fall by less than this share of the start (or of chance) is none: every model learns its last bias."""
 
@@ -46,6 +59,21 @@ UNCLEAR = 0.5
 
 TRAINED = 0.8
 """A classifier that starts below this share of chance was trained before."""
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A loss far outside of its own history.
+
+    Args:
+        loss: the loss.
+        usual: the median of the losses before it.
+        score: how many robust deviations it lies above that.
+    """
+
+    loss: Loss
+    usual: float
+    score: float
 
 
 class LossCurve:
@@ -66,13 +94,17 @@ class LossCurve:
         self.first_nonfinite: Loss | None = None
         """The first loss that was NaN or infinite."""
         self.is_mixed = False
-        """Whether one batch gave several losses."""
+        """Whether there are several losses: for one batch, or of optimizers that step in turns."""
+        self.spikes: deque[Spike] = deque(maxlen=SPIKES)
+        """The last spikes; of neighbouring steps only the first."""
         self._paired = False
         self._noise: list[float] = []
         self._every = 1
 
     def extend(self, losses: Iterable[Loss]) -> None:
         """Add the losses of some more steps, in their order."""
+        losses = list(losses)
+        self._find_spikes(losses)
         for loss in losses:
             self._note_pairs(loss)
             if len(self.first) < FIRST:
@@ -193,6 +225,20 @@ class LossCurve:
         """The lowest median of a block among the last `LASTS` steps; NaN if one is not finite."""
         last = self.last(LASTS)
         return float(np.median(last[len(last) % BLOCK :].reshape(-1, BLOCK), axis=1).min())
+
+    def _find_spikes(self, losses: list[Loss]) -> None:
+        """The first of the new losses that lies far above those before and among them."""
+        before = self.last(SPIKE_HISTORY)
+        before = before[np.isfinite(before)]
+        if len(before) < SPIKE_HISTORY // 4:
+            return
+        usual, largest = float(np.median(before)), float(before.max())
+        deviation = max(1.4826 * float(np.median(np.abs(before - usual))), 1e-3 * abs(usual), TINY)
+        for loss in losses:
+            score = (loss.value - usual) / deviation
+            if score > SPIKE and loss.value - usual > 2 * (largest - usual):
+                self.spikes.append(Spike(loss, usual, score))
+                return
 
     def _note_pairs(self, loss: Loss) -> None:
         """Several losses of one batch, and then another batch: not the same as one batch in each epoch."""

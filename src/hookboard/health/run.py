@@ -44,10 +44,15 @@ class Run:
         """Which units nothing activates, of each layer whose units can be silent, by its name."""
         self.seen = 0
         """How many looks there were."""
+        self.peak_rate: dict[str, float] = {}
+        """The largest learning rate so far of each weight that an optimizer has stepped."""
+        self.first_nonfinite: Look | None = None
+        """The first look with NaN or Inf somewhere, while it lasts; None if all is finite now."""
         self.steps: deque[int] = deque(maxlen=RECENT)
         """The optimizer steps of the columns of `recent`."""
         self._columns: deque[dict[str, np.ndarray]] = deque(maxlen=RECENT)
         self._ran: dict[str, None] = {}
+        self._places = {layer.name: i for i, layer in enumerate(self.layers)}
 
     @property
     def now(self) -> Look:
@@ -65,6 +70,10 @@ class Run:
             self.losses.chance = self._chance(look)
         self.losses.extend(look.losses)
         self._listen(look)
+        self._keep_rates(look)
+        if not look.overflowed:
+            is_finite = not any(reading.moments.nonfinite for reading in look.readings.values())
+            self.first_nonfinite = None if is_finite else self.first_nonfinite or look
         column = {
             name: np.array([quantity(look, layer) for layer in self.layers], dtype=np.float64)
             for name, quantity in QUANTITIES.items()
@@ -82,13 +91,17 @@ class Run:
         """A quantity of the latest looks, shape (layers, at most 64), float64; NaN where there was nothing."""
         return np.stack([column[quantity] for column in self._columns], axis=1)
 
+    def has_run(self, layer: Layer) -> bool:
+        """Whether the layer gave an output at any look."""
+        return layer.name in self._ran
+
     def peers(self, layer: Layer) -> list[Layer]:
         """The other layers of its kind."""
         return [other for other in self.layers if other.kind == layer.kind and other.name != layer.name]
 
     def place(self, name: str) -> int:
         """Where a layer stands in the order of execution; behind all if there is no such layer."""
-        return next((i for i, layer in enumerate(self.layers) if layer.name == name), len(self.layers))
+        return self._places.get(name, len(self.layers))
 
     def units(self, name: str, role: Role = "output", looks: int | None = None) -> np.ndarray | None:
         """The rows of each channel at the latest looks.
@@ -110,6 +123,13 @@ class Run:
         if len(channels) < count or len({part.shape for part in channels}) > 1:
             return None
         return np.stack(channels)
+
+    def _keep_rates(self, look: Look) -> None:
+        """Two optimizers that step in turns have two losses."""
+        if self.peak_rate and look.stepped and look.stepped.keys().isdisjoint(self.looks[-2].stepped or look.stepped):
+            self.losses.is_mixed = True
+        for name, stepped in look.stepped.items():
+            self.peak_rate[name] = max(stepped.rate, self.peak_rate.get(name, 0.0))
 
     def _chance(self, look: Look) -> float | None:
         """The loss of a classifier with as many classes as the last layer has channels; None if it has less than 2."""
@@ -142,6 +162,7 @@ class Run:
         order = [*self._ran, *(name for name in before if name not in self._ran)]
         place = [before.index(name) for name in order]
         self.layers = [known[name] for name in order]
+        self._places = {name: i for i, name in enumerate(order)}
         for column in self._columns:
             column.update({quantity: values[place] for quantity, values in column.items()})
         self.timeline.reorder(place)

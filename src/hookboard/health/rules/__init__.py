@@ -3,20 +3,33 @@
 from hookboard.health.rule import Rule
 from hookboard.health.rules.data import INPUT_SCALE
 from hookboard.health.rules.gradients import EXPLODING, VANISHING
+from hookboard.health.rules.learning import NOT_LEARNING, SPIKE, TRAIN_EVAL_GAP
+from hookboard.health.rules.numerics import NONFINITE, PRECISION
+from hookboard.health.rules.optimizer import NO_GRADIENT, NOT_UPDATED
 from hookboard.health.rules.saturation import SATURATED
 from hookboard.health.rules.signal import ACTIVATION_SCALE, COLLAPSED
 from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
+from hookboard.health.rules.updates import UPDATE_TOO_LARGE, UPDATE_TOO_SMALL
 
 _ALL: tuple[Rule, ...] = (
+    NONFINITE,
     DEAD_UNITS,
     SYMMETRIC_UNITS,
+    NO_GRADIENT,
+    NOT_UPDATED,
+    UPDATE_TOO_LARGE,
+    UPDATE_TOO_SMALL,
     SATURATED,
     VANISHING,
     EXPLODING,
     ACTIVATION_SCALE,
     COLLAPSED,
     INPUT_SCALE,
+    PRECISION,
+    SPIKE,
+    TRAIN_EVAL_GAP,
+    NOT_LEARNING,
 )
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}
-"""Every built-in rule by name."""
+"""Every built-in rule by name, in the order in which their verdicts are listed."""

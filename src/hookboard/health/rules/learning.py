@@ -1,0 +1,204 @@
+"""Rules about the course of the training as a whole: `spike`, `not_learning` and `train_eval_gap`."""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from hookboard.health.layers import Layer
+from hookboard.health.look import Look
+from hookboard.health.losses import BLOCK, CLEAR, RISEN, Spike
+from hookboard.health.rule import Rule
+from hookboard.health.rules.updates import SMALL
+from hookboard.health.run import Run, median_of
+from hookboard.health.verdict import Symptom
+from hookboard.measure import FIELDS
+
+LASTS = 16
+"""Steps after a spike from which its harm can be judged."""
+
+GRADIENT_SPIKE = 10.0
+"""A gradient is a spike if it is this many times the usual one, and as many robust deviations of its logarithm above
+it. ZClip takes 2.5 deviations, to clip it; to name it, it should be beyond doubt."""
+
+GRADIENT_HISTORY = 16
+"""Looks that must lie before a spike of the gradient."""
+
+PATIENCE = 96
+"""Steps for which a loss at chance is no sign of bad data: deep nets without norm stay there for a while (chosen on the
+tuning half of the benchmark)."""
+
+AGREE = 0.3
+"""Gradients whose median cosine from look to look is above this agree: the model only has to go on."""
+
+GAP = 1.0
+"""Training and validation differ in a layer if the mean of its median channel lies this many deviations away, or if
+its RMS differs by a factor of e (a choice: what a batch of 32 gives by chance is 0.2)."""
+
+FAR = 4.0
+"""And if the difference is this many times that of the median layer before it."""
+
+SETTLED = 32
+"""Steps before which running statistics are still far from what they follow."""
+
+
+def spike(run: Run) -> Iterator[Symptom]:
+    """One step far outside its own history; an alarm if the loss was well before it and never came back."""
+    losses = run.losses
+    if losses.is_mixed:
+        return
+    for found in reversed(losses.spikes):
+        if _did_harm(run, found):
+            yield _of_loss(found, f"; {losses.harm} since then", "alarm")
+            return
+    if losses.spikes and losses.spikes[-1].loss in run.now.losses:
+        yield _of_loss(losses.spikes[-1], "", "note")
+        return
+    yield from _of_gradient(run)
+
+
+def _of_loss(found: Spike, harm: str, severity: str) -> Symptom:
+    loss = found.loss
+    evidence = (
+        f"the loss was {loss.value:.3g} at step {loss.step}, batch {loss.batch_idx}; {found.usual:.3g} was usual, "
+        f"{found.score:.0f} robust deviations less{harm}"
+    )
+    advice = f"look at the samples of batch {loss.batch_idx}, and clip gradients"
+    is_alarm = severity == "alarm"
+    return Symptom(
+        "", evidence, advice, "alarm" if is_alarm else "note", found.score, since=loss.step, batch_idx=loss.batch_idx
+    )
+
+
+def _did_harm(run: Run, found: Spike) -> bool:
+    """Whether the loss was well right before the spike, and at no time after it."""
+    losses = run.losses
+    if not losses.is_harmed:
+        return False
+    after = np.array([loss.value for loss in losses.recent if loss.step > found.loss.step])
+    if len(after) < LASTS:
+        return False
+    limit = max(RISEN * (losses.start - losses.best), CLEAR * losses.noise)
+    blocks = np.median(after[: len(after) // BLOCK * BLOCK].reshape(-1, BLOCK), axis=1)
+    was_well = found.usual < losses.best + limit
+    return was_well and not bool(blocks.min() <= found.usual + limit / 2)
+
+
+def _of_gradient(run: Run) -> Iterator[Symptom]:
+    levels = run.recent("weight_gradient_rms")
+    if levels.shape[1] <= GRADIENT_HISTORY:
+        return
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(levels)
+    logs = logs[np.isfinite(logs).all(axis=1)]
+    if not len(logs):
+        return
+    course = np.median(logs, axis=0)
+    before, now = course[:-1], float(course[-1])
+    usual = float(np.median(before))
+    deviation = max(1.4826 * float(np.median(np.abs(before - usual))), 0.1)
+    if now - usual > max(math.log(GRADIENT_SPIKE), GRADIENT_SPIKE * deviation) and now > before.max():
+        look = run.now
+        evidence = (
+            f"gradients of the weights were {math.exp(now - usual):.0f} times as large as usual at step {look.step}, "
+            f"batch {look.batch_idx}"
+        )
+        advice = f"look at the samples of batch {look.batch_idx}, and clip gradients"
+        yield Symptom("", evidence, advice, size=now - usual, since=look.step, batch_idx=look.batch_idx)
+
+
+def not_learning(run: Run) -> Iterator[Symptom]:
+    """The loss stays at chance though the weights move: no layer is sick, look at the data and the labels."""
+    losses = run.losses
+    if losses.steps < PATIENCE or not losses.is_stuck:
+        return
+    ratios = run.recent("update_ratio")[:, -run.window :]
+    moved = median_of(ratios[np.isfinite(ratios)])
+    if not moved > SMALL or _rises(run):
+        return
+    agreement = agreement_of(run)
+    if agreement > AGREE:
+        return
+    agree = "" if math.isnan(agreement) else f", and gradients of neighbouring looks have a cosine of {agreement:.2f}"
+    chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
+    evidence = f"{losses.harm}{chance}, while a step moves the weights by {moved:.1g} of their size{agree}"
+    advice = "no layer is sick: look whether inputs and labels belong together, and at the loss function"
+    first = losses.first[0].step if losses.first else run.now.step
+    yield Symptom("", evidence, advice, "alarm", since=first)
+
+
+def agreement_of(run: Run) -> float:
+    """The median cosine between the gradients of neighbouring looks; NaN if they have no channels.
+
+    Of each weight the mean gradient of each channel is compared: a projection of the gradient.
+    """
+    looks = list(run.looks)
+    cosines = []
+    for before, after in pairwise(looks):
+        for site, reading in after.readings.items():
+            if site.role == "parameter_grad" and reading.channels is not None:
+                earlier = before.of(site.name, "parameter_grad")
+                if earlier is not None and earlier.channels is not None:
+                    cosines.append(_cosine(reading.channels[:, _MEAN], earlier.channels[:, _MEAN]))
+    return median_of(cosines)
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    size = float(np.linalg.norm(a) * np.linalg.norm(b)) if a.shape == b.shape else 0.0
+    return float(a @ b) / size if size > 0 else math.nan
+
+
+def _rises(run: Run) -> bool:
+    """Whether learning rates still rise, as in a warm-up."""
+    first, now = run.looks[0].stepped, run.now.stepped
+    return any(name in first and stepped.rate > first[name].rate for name, stepped in now.items())
+
+
+def train_eval_gap(run: Run) -> Iterator[Symptom]:
+    """The first layer whose outputs in validation are unlike those in training at the same time."""
+    evaluation = run.evaluation
+    if evaluation is None or run.first is None or run.losses.steps < SETTLED:
+        return
+    near = min(run.looks, key=lambda look: abs(look.step - evaluation.step))
+    if evaluation.step < min(run.looks[0].step, run.first.step + SETTLED):
+        return
+    gaps = [(layer, gap) for layer in run.layers if not math.isnan(gap := gap_of(near, evaluation, layer))]
+    for i, (layer, gap) in enumerate(gaps):
+        usual = median_of(other for _, other in gaps[:i])
+        if gap > GAP and not gap <= FAR * usual:
+            yield _gap(near, evaluation, layer, gap, usual, gaps[-1][1])
+            return
+
+
+def _gap(near: Look, evaluation: Look, layer: Layer, gap: float, usual: float, last: float) -> Symptom:
+    train, held_out = near.of(layer.name, "output"), evaluation.of(layer.name, "output")
+    assert train is not None
+    assert held_out is not None
+    before = "" if math.isnan(usual) else f"; layers before it: {usual:.2f}"
+    evidence = (
+        f"in validation its outputs have an RMS of {held_out.moments.rms:.2g}, in training {train.moments.rms:.2g}; "
+        f"its channels differ by {gap:.1f} deviations in the median{before}"
+    )
+    advice = "look at running statistics of norms (momentum, eval mode), at dropout, and at how validation data is made"
+    return Symptom(layer.name, evidence, advice, "alarm" if last > GAP else "note", gap, since=evaluation.step)
+
+
+def gap_of(train: Look, evaluation: Look, layer: Layer) -> float:
+    """How far a layer's outputs in validation are from those in training, see `GAP`; NaN if unknown."""
+    one, other = train.of(layer.name, "output"), evaluation.of(layer.name, "output")
+    if one is None or other is None or not one.moments.rms or not other.moments.rms or layer.kind == "dropout":
+        return math.nan
+    gap = abs(math.log(other.moments.rms / one.moments.rms))
+    if one.channels is None or other.channels is None or one.channels.shape != other.channels.shape:
+        return gap
+    spread = np.maximum(one.channels[:, _DEVIATION], 0.1 * one.moments.rms)
+    shift = float(np.median(np.abs(other.channels[:, _MEAN] - one.channels[:, _MEAN]) / spread))
+    return max(gap, shift)
+
+
+_MEAN, _DEVIATION = FIELDS.index("mean"), FIELDS.index("deviation")
+
+SPIKE = Rule("spike", spike, at_once=True)
+NOT_LEARNING = Rule("not_learning", not_learning)
+TRAIN_EVAL_GAP = Rule("train_eval_gap", train_eval_gap)

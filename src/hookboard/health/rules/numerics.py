@@ -1,0 +1,230 @@
+"""Rules about what numbers can hold: `nonfinite` and `precision`."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from hookboard.health.layers import Layer
+from hookboard.health.look import Look
+from hookboard.health.rule import Rule
+from hookboard.health.run import Run, median_of
+from hookboard.health.verdict import Severity, Symptom
+from hookboard.recording import Reading
+
+SWALLOWED = 0.9
+"""Share of the weights with a gradient that an update did not change, from which rounding swallows it (a choice)."""
+
+UNDERFLOW = 0.5
+"""Share of the gradients below the normal range of their type, from which they underflow (a choice)."""
+
+HEADROOM = 8.0
+"""Values this many times below the largest of their type are near it (a choice: a GradScaler doubles its scale)."""
+
+WHOLE = 0.8
+"""What holds for this share of the layers is said once, of the whole model (a choice)."""
+
+NARROW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where NaN or Inf came up first.
+
+    Args:
+        module: the layer; "" if it was the loss itself.
+        text: what was seen there.
+        is_mask: whether it is -Inf alone, as a mask gives it.
+    """
+
+    module: str
+    text: str
+    is_mask: bool = False
+
+
+def nonfinite(run: Run) -> Iterator[Symptom]:
+    """The first NaN or Inf: in the forward pass, the loss, the backward pass or the optimizer."""
+    first = run.first_nonfinite
+    if first is None:
+        return
+    place = _first_place(run, first)
+    if place is None:
+        return
+    loss = run.losses.first_nonfinite
+    since, batch = first.step, first.batch_idx
+    is_between = bool(run.looks) and loss is not None and loss.step < since and not run.losses.is_finite
+    if is_between and loss is not None:
+        since, batch = loss.step, loss.batch_idx
+    is_harm = not run.losses.is_finite or any(
+        reading.moments.nonfinite
+        for site, reading in run.now.readings.items()
+        if site.role in ("parameter", "parameter_grad", "parameter_update")
+    )
+    severity: Severity = "alarm" if is_harm else "note"
+    evidence = f"{place.text}, at step {since}, batch {batch}; the loss is {run.losses.level(1):.3g}"
+    advice = "look at what goes into it there: a division, root or logarithm near 0, an overflow, or a bad sample"
+    if place.is_mask and not is_harm:
+        advice = "a mask does that; nothing is to be done"
+    yield Symptom(place.module, evidence, advice, severity, since=since, batch_idx=batch)
+
+
+def _first_place(run: Run, look: Look) -> Place | None:
+    """In the order in which a step computes: weights from before, outputs, the loss, gradients, weights."""
+    for layer in run.layers:
+        before = [look.of(name, "parameter_before") for name in layer.weights]
+        bad = next((reading for reading in before if _is_bad(reading)), None)
+        if bad is not None:
+            return Place(layer.name, f"{_share(bad)} of {bad.site.name} before the step (by the optimizer, earlier)")
+    return _in_forward(run, look) or _in_loss(look) or _in_backward(run, look) or _in_optimizer(run, look)
+
+
+def _in_forward(run: Run, look: Look) -> Place | None:
+    before: Reading | None = None
+    mask: Place | None = None
+    for layer in run.layers:
+        output = look.of(layer.name, "output")
+        if output is None:
+            continue
+        if _is_bad(output):
+            given = look.of(layer.name, "input") or before
+            went_in = "" if given is None else f"; what went in was {_finite_or_not(given)}"
+            place = Place(layer.name, f"{_share(output)} of its output (forward){went_in}", _is_mask(output))
+            if not place.is_mask:
+                return place
+            mask = mask or place
+        before = output
+    return mask
+
+
+def _in_loss(look: Look) -> Place | None:
+    loss = next((loss for loss in look.losses if loss.step == look.step), None)
+    if loss is None or math.isfinite(loss.value):
+        return None
+    return Place("", f"the loss is {loss.value}, from outputs that are all finite (forward)")
+
+
+def _in_backward(run: Run, look: Look) -> Place | None:
+    """The gradient of an output is computed by what runs behind it, that of a weight by the layer itself."""
+    behind: Layer | None = None
+    for layer in reversed(run.layers):
+        gradient = look.of(layer.name, "grad_output")
+        if gradient is not None and _is_bad(gradient):
+            named = layer if behind is None else behind
+            return Place(named.name, f"{_share(gradient)} of the gradient of {layer.name}'s output (backward)")
+        for name in layer.weights:
+            gradient_of_weight = look.of(name, "parameter_grad")
+            if gradient_of_weight is not None and _is_bad(gradient_of_weight):
+                return Place(layer.name, f"{_share(gradient_of_weight)} of the gradient of {name} (backward)")
+        if gradient is not None:
+            behind = layer
+    return None
+
+
+def _in_optimizer(run: Run, look: Look) -> Place | None:
+    for layer in run.layers:
+        for name in layer.weights:
+            after = look.of(name, "parameter")
+            if after is not None and _is_bad(after):
+                return Place(layer.name, f"{_share(after)} of {name} after the step (optimizer), with finite gradients")
+    return None
+
+
+def _is_bad(reading: Reading | None) -> bool:
+    return reading is not None and reading.moments.nonfinite > 0
+
+
+def _is_mask(reading: Reading) -> bool:
+    return reading.moments.nonfinite == reading.moments.neginf
+
+
+def _share(reading: Reading) -> str:
+    moments = reading.moments
+    kinds = {"NaN": moments.nan, "Inf": moments.posinf, "-Inf": moments.neginf}
+    names = " or ".join(name for name, count in kinds.items() if count)
+    return f"{names} in {moments.nonfinite:.0f} of {moments.nonfinite + moments.count:.0f} values"
+
+
+def _finite_or_not(reading: Reading) -> str:
+    if _is_bad(reading):
+        return "not finite either"
+    return f"finite, from {reading.moments.min:.3g} to {reading.moments.max:.3g}"
+
+
+def precision(run: Run) -> Iterator[Symptom]:
+    """Values at the limits of their type, and updates that rounding swallows."""
+    look = run.now
+    yield from _swallowed(run, look)
+    for layer in run.layers:
+        output, gradient = look.of(layer.name, "output"), look.of(layer.name, "grad_output")
+        if output is not None and output.dtype is torch.float16:
+            limit = torch.finfo(torch.float16).max
+            largest = max(abs(output.moments.min), abs(output.moments.max))
+            if limit / HEADROOM < largest < math.inf:
+                evidence = f"its largest output is {largest:.3g}, and float16 ends at {limit:.0f}{_harm(run)}"
+                yield Symptom(layer.name, evidence, "use bf16, or make its inputs or weights smaller", _severity(run))
+        if gradient is not None and gradient.dtype is torch.float16 and not look.overflowed:
+            share = _underflow_share(gradient)
+            if share > UNDERFLOW:
+                evidence = f"{share:.0%} of the gradients of its output are below float16's normal range{_harm(run)}"
+                yield Symptom(layer.name, evidence, "use a GradScaler with a larger scale, or bf16", _severity(run))
+
+
+def _swallowed(run: Run, look: Look) -> Iterator[Symptom]:
+    if look.overflowed:
+        return
+    shares: dict[str, float] = {}
+    kinds = {}
+    for layer in run.layers:
+        for name in layer.weights:
+            parameter = look.of(name, "parameter")
+            if parameter is not None and parameter.dtype in NARROW and look.stepped.get(name) is not None:
+                share = swallowed_share(look, name)
+                if look.stepped[name].rate and not math.isnan(share):
+                    shares[layer.name] = max(share, shares.get(layer.name, 0.0))
+                    kinds[layer.name] = str(parameter.dtype).removeprefix("torch.")
+    sick = {name: share for name, share in shares.items() if share > SWALLOWED}
+    advice = "keep the weights in float32 (mixed precision), or raise the learning rate"
+    if len(sick) > 2 and len(sick) > WHOLE * len(shares):
+        usual = median_of(sick.values())
+        evidence = f"rounding swallows {usual:.0%} of the updates of {len(sick)} layers in {kinds[next(iter(sick))]}"
+        yield Symptom("", evidence + _harm(run), advice, _severity(run), usual)
+        return
+    usual = median_of(share for name, share in shares.items() if name not in sick)
+    for name, share in sick.items():
+        others = "" if math.isnan(usual) else f"; other layers: {usual:.0%}"
+        evidence = f"rounding swallows {share:.0%} of its updates in {kinds[name]}{others}{_harm(run)}"
+        yield Symptom(name, evidence, advice, _severity(run), share)
+
+
+def swallowed_share(look: Look, name: str) -> float:
+    """Of the elements of a weight that have a gradient, the share that the step did not change; NaN if unknown."""
+    update, gradient = look.of(name, "parameter_update"), look.of(name, "parameter_grad")
+    if update is None or gradient is None:
+        return math.nan
+    count = gradient.moments.count - gradient.moments.zeros
+    still = update.moments.zeros - gradient.moments.zeros
+    return min(max(still / count, 0.0), 1.0) if count > 0 else math.nan
+
+
+def _underflow_share(reading: Reading) -> float:
+    """The share of the values that are not 0 and lie below the normal range of float16, as far as can be told."""
+    tiny = torch.finfo(torch.float16).tiny
+    histogram, moments = reading.histogram, reading.moments
+    if histogram is not None and histogram.counts.sum():
+        inside = (histogram.edges[:-1] > -tiny) & (histogram.edges[1:] < tiny)
+        return float((histogram.counts[inside].sum()) / histogram.counts.sum())
+    # Without a histogram: all values are below the range where the largest is.
+    return 1.0 if moments.count and max(abs(moments.min), abs(moments.max)) < tiny else 0.0
+
+
+def _severity(run: Run) -> Severity:
+    return "alarm" if run.losses.is_harmed else "note"
+
+
+def _harm(run: Run) -> str:
+    return f"; {run.losses.harm}" if run.losses.is_harmed else ""
+
+
+NONFINITE = Rule("nonfinite", nonfinite, at_once=True)
+PRECISION = Rule("precision", precision)

@@ -1,0 +1,200 @@
+"""Rules about what reaches the weights: `no_gradient` and `not_updated`."""
+
+from collections.abc import Iterator
+
+from hookboard.health.layers import Layer
+from hookboard.health.look import Look
+from hookboard.health.rule import Rule
+from hookboard.health.run import Run, median_of
+from hookboard.health.verdict import Severity, Symptom
+from hookboard.recording import Reading
+
+BACKBONE = 0.5
+"""If the weights that no optimizer holds are those of this share of the layers, from the first one on, they are taken
+for a backbone that is not to be trained: a note (a choice)."""
+
+WHOLE = 0.8
+"""What holds for this share of the layers is said once, of the whole model (a choice)."""
+
+
+def no_gradient(run: Run) -> Iterator[Symptom]:
+    """Weights that an optimizer steps, and that no gradient reaches, or only zeros.
+
+    Of a chain of such layers the last one in the order of execution is named: there the gradient is lost first. While
+    all learning rates are 0 (the first step of a warm-up), weights behind a layer that starts at 0 get none yet.
+    """
+    look = run.now
+    if look.overflowed or not look.stepped or not any(stepped.rate for stepped in look.stepped.values()):
+        return
+    chains, others = _chains_without_gradient(run, look)
+    for chain in chains:
+        yield _cut(run, look, chain, others)
+    for layer in run.layers:
+        weights = _stepped_weights(look, layer)
+        if not weights:
+            continue
+        if not _has_run_lately(run, layer) and not any(_has_gradient(look, name) for name in weights):
+            what = "never ran" if not run.has_run(layer) else f"did not run at the last {len(run.looks)} looks"
+            evidence = f"the layer {what}, and no gradient reached its {_weights(len(weights))}"
+            yield Symptom(layer.name, evidence, "leave it out, or look whether it should be called")
+        elif any(_has_gradient(look, name) for name in weights):
+            without = [name for name in weights if not _has_gradient(look, name)]
+            if without:
+                evidence = f"no gradient reached {', '.join(without)}, while other weights of the layer had one"
+                advice = "look whether forward uses it, and whether the layer's input is all zeros"
+                yield Symptom(layer.name, evidence, advice)
+
+
+def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], list[Layer]]:
+    """Neighbours in the order of execution that ran and whose weights have no gradient; and the layers that have one.
+
+    Layers without weights, and those that no optimizer steps, do not part neighbours.
+    """
+    chains: list[list[Layer]] = []
+    others: list[Layer] = []
+    is_open = False
+    for layer in run.layers:
+        weights = _stepped_weights(look, layer)
+        if not weights:
+            continue
+        if any(_has_gradient(look, name) for name in weights):
+            others.append(layer)
+            is_open = False
+        elif look.of(layer.name, "output") is not None:
+            if not is_open:
+                chains.append([])
+            chains[-1].append(layer)
+            is_open = True
+    return chains, others
+
+
+def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Symptom:
+    last = _behind_without_gradient(run, look, chain[-1])
+    usual = median_of(_gradient_rms(look, layer) for layer in others)
+    zeros = all(look.of(name, "parameter_grad") is not None for layer in chain for name in layer.weights)
+    what = "only zeros reach" if zeros else "no gradient reaches"
+    where = chain[0].name if len(chain) == 1 else f"{len(chain)} layers, {chain[0].name} to {chain[-1].name}"
+    elsewhere = f"elsewhere its RMS is {usual:.2g}" if others else "nor any other layer"
+    severity: Severity = "alarm" if others or run.losses.is_harmed else "note"
+    return Symptom(
+        last,
+        f"{what} the weights of {where}; {elsewhere}",
+        f"look behind {last} for detach() or no_grad(), and for a layer whose output does not depend on its input",
+        severity,
+        float(len(chain)),
+    )
+
+
+def _behind_without_gradient(run: Run, look: Look, layer: Layer) -> str:
+    """The last of the layers without weights right behind this one that get no gradient either."""
+    if _reaches(look.of(layer.name, "grad_output")):
+        return layer.name
+    name = layer.name
+    for other in run.layers[run.place(layer.name) + 1 :]:
+        if look.of(other.name, "output") is None:
+            continue
+        if other.weights or _reaches(look.of(other.name, "grad_output")):
+            break
+        name = other.name
+    return name
+
+
+def not_updated(run: Run) -> Iterator[Symptom]:
+    """Weights that a gradient reaches and that do not move: in no optimizer, rate 0, or lost in rounding."""
+    look = run.now
+    if look.overflowed or not look.stepped:
+        return
+    if not any(run.peak_rate.values()):
+        yield from _without_any_rate(run)
+        return
+    yield from _in_no_optimizer(run, look)
+    still = {layer.name: why for layer in run.layers if (why := _why_still(run, look, layer))}
+    stepped = [layer for layer in run.layers if _stepped_weights(look, layer)]
+    advice = "look at the learning rate of its group of parameters, and at the type of its weights"
+    if len(stepped) > 2 and len(still) > WHOLE * len(stepped):
+        why = next(iter(still.values()))
+        yield Symptom("", f"a gradient reaches {len(still)} layers that do not move: {why}", advice, "alarm")
+        return
+    for name, why in still.items():
+        evidence = f"a gradient reaches its weights, and they do not move: {why}; {len(still)} of {len(stepped)} layers"
+        yield Symptom(name, evidence, advice, "alarm")
+
+
+def _without_any_rate(run: Run) -> Iterator[Symptom]:
+    # A warm-up starts at 0, and may stay there for a while.
+    if run.seen > 2 * run.window and run.losses.is_stuck:
+        steps = f"steps {run.first.step if run.first else 0} to {run.now.step}"
+        evidence = f"the learning rate of every weight was 0 at all looks of {steps}; {run.losses.harm}"
+        yield Symptom("", evidence, "look at the learning rate and its schedule", "alarm")
+
+
+def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
+    """Layers with a gradient whose weights no optimizer has ever stepped. GANs step in turns: no word on them."""
+    if run.losses.is_mixed:
+        return
+    trained = [layer for layer in run.layers if layer.trainable]
+    left = [layer for layer in trained if _is_left_out(run, look, layer)]
+    front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
+    is_backbone = front == len(left) and front >= BACKBONE * len(trained)
+    for i, layer in enumerate(left):
+        if i and run.place(left[i - 1].name) + 1 == run.place(layer.name):
+            continue
+        several = f" (so do {len(left) - 1} other layers)" if len(left) > 1 else ""
+        evidence = (
+            f"its gradient has an RMS of {_gradient_rms(look, layer):.2g}, and no optimizer holds its weights"
+            f"{several}; {len(trained) - len(left)} of {len(trained)} layers are in one"
+        )
+        advice = "give its parameters to the optimizer, or set requires_grad to False"
+        yield Symptom(layer.name, evidence, advice, "note" if is_backbone else "alarm")
+
+
+def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
+    names = layer.trainable
+    return any(_has_gradient(look, name) for name in names) and not any(name in run.peak_rate for name in names)
+
+
+def _why_still(run: Run, look: Look, layer: Layer) -> str:
+    """Why none of a layer's weights moves though a gradient reaches one; "" if one moves or none has a gradient."""
+    weights = [name for name in _stepped_weights(look, layer) if _has_gradient(look, name)]
+    updates = [look.of(name, "parameter_update") for name in weights]
+    if not weights or any(update is None or update.moments.rms != 0 for update in updates):
+        return ""
+    rates = [look.stepped[name].rate for name in weights]
+    if not any(rates):
+        others = [stepped.rate for stepped in look.stepped.values() if stepped.rate]
+        # A rate that was not 0 before has come to the end of its schedule.
+        was_zero = not any(run.peak_rate[name] for name in weights)
+        return f"its learning rate is 0, that of others up to {max(others):.2g}" if others and was_zero else ""
+    parameter = look.of(weights[0], "parameter")
+    kind = "" if parameter is None or parameter.dtype is None else f" to {str(parameter.dtype).removeprefix('torch.')}"
+    return f"at a learning rate of {max(rates):.2g} its updates are lost in rounding{kind}, or clipped away"
+
+
+def _stepped_weights(look: Look, layer: Layer) -> list[str]:
+    """Its trainable weights that an optimizer stepped at this look."""
+    return [name for name in layer.weights if name in layer.trainable and name in look.stepped]
+
+
+def _has_gradient(look: Look, weight: str) -> bool:
+    return _reaches(look.of(weight, "parameter_grad"))
+
+
+def _reaches(gradient: Reading | None) -> bool:
+    return gradient is not None and (gradient.moments.rms > 0 or gradient.moments.nonfinite > 0)
+
+
+def _gradient_rms(look: Look, layer: Layer) -> float:
+    readings = (look.of(name, "parameter_grad") for name in layer.weights)
+    return max((reading.moments.rms for reading in readings if reading is not None), default=float("nan"))
+
+
+def _has_run_lately(run: Run, layer: Layer) -> bool:
+    return any(look.of(layer.name, "output") is not None for look in run.looks)
+
+
+def _weights(count: int) -> str:
+    return "weight" if count == 1 else f"{count} weights"
+
+
+NO_GRADIENT = Rule("no_gradient", no_gradient)
+NOT_UPDATED = Rule("not_updated", not_updated)

@@ -1,0 +1,170 @@
+"""Rules about how far a step moves the weights: `update_too_small` and `update_too_large`."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from hookboard.health.layers import Layer
+from hookboard.health.look import Look
+from hookboard.health.rule import Rule
+from hookboard.health.run import Run, median_of
+from hookboard.health.verdict import Symptom
+
+SMALL = 1e-5
+"""Updates of the whole model are small if their median over the layers, relative to the weights, is below this
+(DeepDiagnosis; a usual one is 1e-3)."""
+
+FAR_BELOW = 1e-3
+"""A layer's updates are small if they are below this share of the median of the others (a choice: learning rates that
+fall from layer to layer on purpose end at about 1e-2)."""
+
+LARGE = 0.2
+"""Updates are large if their median over the layers, relative to the weights, is above this (DeepDiagnosis and
+TheDeepChecker say 0.1, which Adam exceeds in the first steps of narrow layers)."""
+
+JUMP = 10.0
+"""Updates are large, too, if they are above `NOT_SMALL` and this many times as large as usual in this run."""
+
+NOT_SMALL = 0.05
+"""See `JUMP`."""
+
+FAR_ABOVE = 30.0
+"""A layer's updates are large if they are above `LARGE`, and this many times the median of the others."""
+
+ENDING = 0.05
+"""A schedule is at its end when the learning rate is below this share of its largest: then small steps are wanted."""
+
+
+def update_too_small(run: Run) -> Iterator[Symptom]:
+    """Steps too small to learn anything: of the whole model, or of one layer among others."""
+    look = run.now
+    moving = {
+        layer.name: ratio for layer, ratio in _ratios(run, look) if 0 < ratio < math.inf and not _is_between(run, layer)
+    }
+    if not moving:
+        return
+    usual = median_of(moving.values())
+    if usual < SMALL:
+        if not run.losses.is_learning:
+            yield _small_model(run, look, usual)
+        return
+    for name, ratio in moving.items():
+        others = median_of(other for key, other in moving.items() if key != name)
+        if ratio < min(FAR_BELOW * others, SMALL):
+            evidence = f"a step moves its weights by {ratio:.1g} of their size; usual here: {others:.1g}{_harm(run)}"
+            advice = "look at the learning rate of its group of parameters, and at its gradient"
+            yield Symptom(name, evidence, advice, "alarm" if run.losses.is_harmed else "note", others / ratio)
+
+
+def _small_model(run: Run, look: Look, usual: float) -> Symptom:
+    rates = [stepped.rate for stepped in look.stepped.values()]
+    optimizer = next(iter(look.stepped.values())).optimizer
+    evidence = (
+        f"a step moves the weights by {usual:.1g} of their size in the median over the layers, where 1e-3 is usual, at "
+        f"a learning rate of {max(rates):.2g} in {optimizer}{_harm(run)}"
+    )
+    advice = "raise the learning rate, and look whether gradients are clipped or an epsilon outweighs them"
+    return Symptom("", evidence, advice, "alarm" if run.losses.is_stuck else "note", SMALL / usual)
+
+
+def update_too_large(run: Run) -> Iterator[Symptom]:
+    """Steps that are large for the weights, before the loss took harm from them.
+
+    They may be over when the harm shows: a network that they have killed no longer moves. So the whole run is looked
+    at, but only while there is harm.
+    """
+    if not run.losses.is_harmed:
+        return
+    layers = [i for i, layer in enumerate(run.layers) if _is_matrix(layer)]
+    if not layers:
+        return
+    ratios = run.timeline.of("update_ratio")[layers]
+    ratios = np.where(np.isfinite(ratios), ratios, np.nan)
+    steps = np.array(run.timeline.steps)
+    seen = ~np.isnan(ratios).all(axis=0)
+    ratios, steps = ratios[:, seen], steps[seen]
+    if not len(steps):
+        return
+    whole = np.nanmedian(ratios, axis=0)
+    first = _first_large(whole, run.window)
+    if first is not None:
+        yield _large_model(run, int(steps[first]), whole, first)
+        return
+    for place, row in zip(layers, ratios, strict=True):
+        layer = run.layers[place]
+        large = np.nan_to_num(row) > np.maximum(LARGE, FAR_ABOVE * whole)
+        start = _first_of(large, run.window)
+        if start is not None and not _was_zero(run, layer):
+            moved, usual = float(row[start]), float(whole[start])
+            evidence = f"a step moved its weights by {moved:.2g} of their size; usual here: {usual:.1g}{_harm(run)}"
+            advice = "lower the learning rate of its group of parameters"
+            yield Symptom(layer.name, evidence, advice, "alarm", moved, int(steps[start]))
+
+
+def _large_model(run: Run, step: int, whole: np.ndarray, first: int) -> Symptom:
+    before = f"{np.median(whole[:first]):.1g} before" if first else "1e-3 is usual"
+    rate = max((stepped.rate for stepped in run.now.stepped.values()), default=math.nan)
+    evidence = (
+        f"a step moved the weights by {whole[first]:.2g} of their size in the median over the layers ({before}), at a "
+        f"learning rate that is now {rate:.2g}{_harm(run)}"
+    )
+    advice = "lower the learning rate, or let it rise slowly from 0, and clip gradients"
+    return Symptom("", evidence, advice, "alarm", float(whole[first]), step)
+
+
+def _first_large(whole: np.ndarray, window: int) -> int | None:
+    """Where the first stretch of large steps begins: large by themselves, or far above those before."""
+    found = _first_of(whole > LARGE, window)
+    for i in range(window, len(whole)):
+        if found is not None and i >= found:
+            break
+        if whole[i] > NOT_SMALL and whole[i] > JUMP * np.median(whole[:i]) and len(whole[i:]) > 1:
+            return i
+    return found
+
+
+def _first_of(is_large: np.ndarray, window: int) -> int | None:
+    """The start of the first stretch of `window` in a row; None if there is none."""
+    length = 0
+    for i, large in enumerate(is_large):
+        length = length + 1 if large else 0
+        if length == window:
+            return i - window + 1
+    return None
+
+
+def _ratios(run: Run, look: Look) -> list[tuple[Layer, float]]:
+    ratios = run.recent("update_ratio")[:, -1]
+    return [(layer, float(ratio)) for layer, ratio in zip(run.layers, ratios, strict=True) if _is_matrix(layer)]
+
+
+def _is_matrix(layer: Layer) -> bool:
+    """Whether the layer has a weight with two or more dimensions: gains and biases often start at 0 or 1."""
+    return any(len(layer.shapes.get(name, (1, 1))) > 1 for name in layer.weights)
+
+
+def _is_between(run: Run, layer: Layer) -> bool:
+    """Whether the layer's learning rate is 0, still rises, or is at the end of its schedule."""
+    name = next((name for name in layer.weights if name in run.now.stepped), None)
+    if name is None:
+        return True
+    rate = run.now.stepped[name].rate
+    before = next((look.stepped[name].rate for look in run.looks if name in look.stepped), rate)
+    return not rate or rate < ENDING * run.peak_rate[name] or before < rate
+
+
+def _was_zero(run: Run, layer: Layer) -> bool:
+    """Whether a weight of the layer, other than a bias or a gain, was all 0 before the first step."""
+    if run.first is None:
+        return False
+    befores = [run.first.of(name, "parameter_before") for name in layer.weights if len(layer.shapes.get(name, ())) > 1]
+    return any(before is not None and before.moments.rms == 0 for before in befores)
+
+
+def _harm(run: Run) -> str:
+    return f"; {run.losses.harm}" if run.losses.is_harmed else ""
+
+
+UPDATE_TOO_SMALL = Rule("update_too_small", update_too_small)
+UPDATE_TOO_LARGE = Rule("update_too_large", update_too_large)
