@@ -8,6 +8,8 @@ from hookboard.health.channels import ChannelDims
 from hookboard.health.judge import Judge
 from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
+from hookboard.health.page import Page
+from hookboard.health.report import closing, news
 from hookboard.health.rule import Rule, rules_of
 from hookboard.health.rules import RULES
 from hookboard.health.run import Run
@@ -20,12 +22,15 @@ __all__ = [
     "Layer",
     "Look",
     "Loss",
+    "Page",
     "Rule",
     "Run",
     "Severity",
     "Stepped",
     "Symptom",
     "Verdict",
+    "closing",
     "layers_of",
+    "news",
     "rules_of",
 ]

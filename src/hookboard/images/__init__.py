@@ -10,17 +10,22 @@ from hookboard.images.feature_maps import (
     samples_first,
     shown,
 )
+from hookboard.images.heat_map import Mark, heat_map
+from hookboard.images.heat_scale import Scale
 from hookboard.images.kernels import kernel_picture, part_shown
 from hookboard.images.overlay import overlays, unnormalized
 from hookboard.images.picture import Picture
 
 __all__ = [
     "CONVOLUTIONS",
+    "Mark",
     "Order",
     "Picture",
+    "Scale",
     "Shown",
     "aspect_of",
     "feature_maps",
+    "heat_map",
     "kernel_picture",
     "maps_in",
     "overlays",

@@ -4,11 +4,15 @@
 function that takes the logger and an entry, and register it in `loggers.py`.
 """
 
-from hookboard.writers.entry import Entry, entry_of
+from hookboard.writers.entry import Entry, Layout, entry_of
 from hookboard.writers.loggers import Loggers
+from hookboard.writers.table import Table, markdown
 
 __all__ = [
     "Entry",
+    "Layout",
     "Loggers",
+    "Table",
     "entry_of",
+    "markdown",
 ]

@@ -2,9 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hookboard.images import Picture
 from hookboard.recording import Reading
+from hookboard.writers.table import Table
+
+Layout = dict[str, dict[str, list[Any]]]
+"""Category to title to a chart: its kind, "Margin" or "Multiline", and a list of its tags."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,9 @@ class Entry:
         histograms: tag to a reading with a histogram.
         pictures: tag to picture.
         texts: tag to text in Markdown.
+        tables: tag to table.
+        layout: charts of several scalars, for TensorBoard's custom scalars. A run has one layout: it is written only
+            if the run has none yet, such as the user's own.
     """
 
     step: int
@@ -24,6 +32,8 @@ class Entry:
     histograms: dict[str, Reading] = field(default_factory=dict)
     pictures: dict[str, Picture] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
+    layout: Layout = field(default_factory=dict)
 
 
 def entry_of(readings: Iterable[Reading], step: int) -> Entry:

@@ -3,13 +3,17 @@
 import functools
 from collections.abc import Iterable
 
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.messages import warn, warn_switched_off
+from hookboard.writers.csv import write_to_csv
 from hookboard.writers.entry import Entry
+from hookboard.writers.mlflow import write_to_mlflow
 from hookboard.writers.others import write_to_other
+from hookboard.writers.places import place_of
 from hookboard.writers.tensorboard import write_to_tensorboard
+from hookboard.writers.wandb import write_to_wandb
 
 
 class Loggers:
@@ -24,6 +28,11 @@ class Loggers:
         self._loggers = list(loggers)
         self._owner = owner
         self._refused: set[str] = set()
+
+    @property
+    def places(self) -> list[str]:
+        """Where a person finds what has been written: a line for each logger of a known kind."""
+        return [place for logger in self._loggers if (place := place_of(logger))]
 
     def write(self, entry: Entry) -> None:
         """Write an entry to each logger; one that fails gets no more."""
@@ -48,9 +57,17 @@ def write(logger: Logger, entry: Entry) -> list[str]:
     Returns:
         What this kind of logger cannot take, in words; empty if it took everything.
     """
+    # pytorch_lightning has loggers of the same names that are no subclasses.
+    named = {cls.__name__: cls for cls in (CSVLogger, MLFlowLogger, WandbLogger)}
+    twin = next((named[cls.__name__] for cls in type(logger).__mro__ if cls.__name__ in named), None)
+    if twin is not None:
+        return write.dispatch(twin)(logger, entry)
     if isinstance(getattr(logger, "experiment", None), SummaryWriter):
         return write_to_tensorboard(logger, entry)  # type: ignore[arg-type]  # pytorch_lightning's has the same
     return write_to_other(logger, entry)
 
 
 write.register(TensorBoardLogger, write_to_tensorboard)
+write.register(CSVLogger, write_to_csv)
+write.register(MLFlowLogger, write_to_mlflow)
+write.register(WandbLogger, write_to_wandb)

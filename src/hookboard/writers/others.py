@@ -6,14 +6,14 @@ from hookboard.writers.entry import Entry
 
 
 def write_to_other(logger: Logger, entry: Entry) -> list[str]:
-    """Write the scalars by `log_metrics`, and the pictures by `log_image` where there is one, as WandbLogger has.
+    """Write the scalars by `log_metrics`, and the pictures by `log_image` where there is one.
 
     Returns:
         What the logger cannot take, in words; empty if it took everything.
     """
     if entry.scalars:
         logger.log_metrics(entry.scalars, entry.step)
-    refused = [name for name in ("histograms", "texts") if getattr(entry, name)]
+    refused = [name for name in ("histograms", "texts", "tables") if getattr(entry, name)]
     log_image = getattr(logger, "log_image", None)
     if log_image is None:
         return refused + (["pictures"] if entry.pictures else [])

@@ -1,14 +1,19 @@
 """Writing to TensorBoard."""
 
+import mmap
+from pathlib import Path
+
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
+from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from hookboard.images import Picture
 from hookboard.recording import Reading
 from hookboard.torch_private import file_writer_of
 from hookboard.writers.entry import Entry
 from hookboard.writers.records import quicken
+from hookboard.writers.table import markdown
 
 
 def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
@@ -17,7 +22,10 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     All values of a step are one event: an event for each costs some 20 times as much and fills the writer's queue,
     which then makes training wait.
     """
-    for tag, text in entry.texts.items():
+    if entry.layout and not _has_layout(logger):
+        logger.experiment.add_custom_scalars(entry.layout)
+    texts = entry.texts | {tag: markdown(table) for tag, table in entry.tables.items()}
+    for tag, text in texts.items():
         logger.experiment.add_text(tag, text, entry.step)
     event = Event()
     values = event.summary.value  # filled in place: a message that is passed to another is copied
@@ -32,6 +40,18 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
         quicken(writer)
         writer.add_event(event, entry.step)
     return []
+
+
+def _has_layout(logger: TensorBoardLogger) -> bool:
+    """Whether the run has a layout of custom scalars: a second one would take its place, not join it."""
+    logger.experiment.flush()
+    for path in Path(logger.log_dir).glob("events.out.tfevents.*"):
+        if not path.stat().st_size:
+            continue
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(CONFIG_SUMMARY_TAG.encode()) >= 0:
+                return True
+    return False
 
 
 def _image(tag: str, picture: Picture) -> Summary.Value:

@@ -1,0 +1,106 @@
+"""`Page`: what is written of a run: the table of verdicts, four heat maps, and 16 scalars with their charts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hookboard.health.curves import SHOWN, layout, scalars
+from hookboard.health.report import table_of
+from hookboard.health.run import Run
+from hookboard.health.verdict import Verdict
+from hookboard.images import Mark, Picture, Scale, heat_map
+from hookboard.writers import Entry
+
+VERDICT = "health/verdict"
+"""The tag of the table."""
+
+GROWTH = 1.5
+"""Pictures are drawn again when there are this many times as many looks: each shows the whole run, so few are enough,
+and all of them together cost no more for each look of a long run than of a short one."""
+
+_UNITS = {"activation_rms": "RMS", "gradient_rms": "RMS", "update_ratio": "ratio", "dead_fraction": "share"}
+
+
+class Page:
+    """Decides what is written after each look. It has 22 tags whatever the number of layers.
+
+    Scalars are written at every look; table and pictures when there are half as many looks again, when there is
+    something new to say, and at the end.
+
+    Args:
+        every_n_steps: how many steps lie between two looks, for the table.
+    """
+
+    def __init__(self, every_n_steps: int | None = None) -> None:
+        self.every_n_steps = every_n_steps
+        self._has_layout = False
+        self._drawn_at = 0
+        self._told: object = None
+
+    def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
+        """What is to be written after a look."""
+        is_new = _key(verdicts) != self._told
+        is_due = run.seen >= max(2, GROWTH * self._drawn_at)
+        entry = Entry(run.now.step, scalars=scalars(run, verdicts), layout={} if self._has_layout else layout())
+        self._has_layout = True
+        if is_new or is_due:
+            self._tell(entry, run, verdicts)
+        # Many layers may fall ill one after the other; not each of them is worth pictures.
+        if is_due or (is_new and verdicts and run.seen > self._drawn_at + run.window):
+            self._draw(entry, run, verdicts)
+        return entry
+
+    def last(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
+        """What is to be written at the end of the fit: table and pictures."""
+        entry = Entry(run.now.step)
+        self._tell(entry, run, verdicts)
+        if self._drawn_at < run.seen:
+            self._draw(entry, run, verdicts)
+        return entry
+
+    def _tell(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
+        self._told = _key(verdicts)
+        entry.tables[VERDICT] = table_of(run, verdicts, self.every_n_steps)
+
+    def _draw(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
+        self._drawn_at = run.seen
+        entry.pictures.update(pictures(run, verdicts))
+
+
+def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
+    """The heat map of each quantity that any layer has, by tag."""
+    marks = marks_of(run, verdicts)
+    drawn = {}
+    for quantity, words in SHOWN.items():
+        values = run.timeline.of(quantity)
+        has_value = ~np.isnan(values).all(axis=1)
+        # A sick layer without a value, such as one that no gradient reaches, is what is to be seen.
+        rows = [row for row, layer in enumerate(run.layers) if has_value[row] or layer.name in marks]
+        if has_value.any():
+            drawn[f"health/{quantity}"] = heat_map(
+                values[rows],
+                [run.layers[row].name for row in rows],
+                run.timeline.steps,
+                title=words[0].upper() + words[1:],
+                unit=_UNITS[quantity],
+                marks=marks,
+                scale=Scale(0.0, 1.0, is_log=False) if quantity == "dead_fraction" else None,
+            )
+    return drawn
+
+
+def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
+    """The layers that alarms speak of, and those that notes speak of that last; a container stands for its layers."""
+    names = [layer.name for layer in run.layers]
+    marks: dict[str, Mark] = {}
+    for verdict in verdicts:
+        if verdict.module and (verdict.severity == "alarm" or verdict.until is None):
+            own = [name for name in names if name == verdict.module]
+            inside = [name for name in names if name.startswith(f"{verdict.module}.")]
+            for name in own or inside:
+                marks.setdefault(name, verdict.severity)
+    return marks
+
+
+def _key(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, bool]]:
+    return [(verdict.severity, verdict.rule, verdict.module, verdict.until is None) for verdict in verdicts]

@@ -1,0 +1,54 @@
+"""Texts within a picture."""
+
+import functools
+from typing import Literal
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from hookboard.images.colour import INK, PAPER, Pixels
+from hookboard.images.heat_colours import MARKS, Mark
+
+FONT_SIZE = 11
+
+Side = Literal["left", "middle", "right"]
+"""Which end of a text a position is that of."""
+
+
+class Letters:
+    """Texts that are drawn all at once, each in black or in the colour of a mark."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self._size = (width, height)
+        self._drawn: dict[Mark | None, Image.Image] = {}
+
+    def write(self, text: str, x: float, y: float, side: Side, mark: Mark | None = None) -> int:
+        """Write a text whose line begins at height `y`, and return its width."""
+        width = round(length(text))
+        left = round(x - {"left": 0, "middle": width / 2, "right": width}[side])
+        if mark not in self._drawn:
+            self._drawn[mark] = Image.new("L", self._size, 0)
+        ImageDraw.Draw(self._drawn[mark]).text((left, round(y) - 1), text, fill=255, font=_font())
+        return width
+
+    def stamp(self, pixels: Pixels) -> None:
+        """Put the texts on the pixels."""
+        for mark, image in self._drawn.items():
+            drawn = np.asarray(image)
+            inked = drawn > 16
+            darkness = drawn[inked] / 255
+            if mark is None:
+                pixels[inked] = np.rint(PAPER + darkness * (INK - PAPER)).astype(np.uint8)
+            else:
+                pixels[inked] = (MARKS[mark] + np.clip(np.rint((1 - darkness) * 8), 0, 7)).astype(np.uint8)
+
+
+@functools.lru_cache(maxsize=4096)
+def length(text: str) -> float:
+    """The width of a text in pixels."""
+    return _font().getlength(text)
+
+
+@functools.cache
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(FONT_SIZE)

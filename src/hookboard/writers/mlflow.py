@@ -1,0 +1,32 @@
+"""Writing to MLflow, by its client."""
+
+import re
+
+from lightning.pytorch.loggers import MLFlowLogger
+
+from hookboard.writers.entry import Entry
+from hookboard.writers.table import markdown
+
+
+def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
+    """Write scalars as metrics, pictures as images, tables and texts as Markdown files among the artifacts.
+
+    A file holds the latest text of its tag.
+
+    Returns:
+        What the logger cannot take, in words.
+    """
+    if entry.scalars:
+        logger.log_metrics(entry.scalars, entry.step)
+    client, run = logger.experiment, logger.run_id
+    for tag, picture in entry.pictures.items():
+        client.log_image(run, picture.image().convert("RGB"), key=_allowed(tag), step=entry.step)
+    texts = entry.texts | {tag: markdown(table) for tag, table in entry.tables.items()}
+    for tag, text in texts.items():
+        client.log_text(run, text, f"{_allowed(tag)}.md")
+    return ["histograms"] if entry.histograms else []
+
+
+def _allowed(tag: str) -> str:
+    """The tag without characters that MLflow takes in no name."""
+    return re.sub(r"[^A-Za-z0-9_\-. /]", "_", tag)

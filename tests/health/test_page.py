@@ -1,0 +1,199 @@
+import numpy as np
+import pytest
+from health.looks import layers, look, reading, row
+
+from hookboard.health import Judge, Layer, Page, Rule, Symptom, Verdict, closing, news
+from hookboard.health.curves import SHOWN, layout
+from hookboard.health.page import marks_of, pictures
+from hookboard.health.report import COLUMNS, LOOK_AT, MOST_ROWS, table_of
+from hookboard.images.heat_colours import MARKS
+from hookboard.writers import markdown
+
+MOST_TAGS = 24 - 1
+"""Without `health/before_nonfinite`, which is written elsewhere."""
+
+ALARM = Verdict("alarm", "dead_units", "net.7", 20, None, "96 of 96 units gave 0.", "Lower the rate.")
+
+
+def trained(count, looks=30, sick="net.7", every=10):
+    """A judge that has seen `count` layers, of which one is ten times smaller than the others."""
+    rng = np.random.default_rng(0)
+    known = layers(*(Layer(f"net.{i}", "Linear", "linear", (f"net.{i}.weight",)) for i in range(count)))
+    rule = Rule("small", lambda run: [Symptom(sick, "It is small.", "Mend it.", "alarm")] if sick in known else [])
+    judge = Judge([rule], known, window=3)
+    for step in range(0, looks * every, every):
+        judge.see(seen(known, step, sick, rng))
+    return judge
+
+
+def seen(known, step, sick, rng):
+    readings = []
+    for name in known:
+        size = rng.uniform(0.9, 1.1) * (0.1 if name == sick else 1.0)
+        readings += [
+            reading(name, "output", [row(deviation=size), row(deviation=size, zeros=100 if name == sick else 0)]),
+            reading(name, "grad_output", [row(deviation=1e-3 * size)]),
+            reading(f"{name}.weight", "parameter_before", [row(deviation=1.0)]),
+            reading(f"{name}.weight", "parameter_update", [row(deviation=1e-3 * size)]),
+        ]
+    return look(step, readings)
+
+
+def written(judge, page=None):
+    """All tags that the page of a judge writes, and the charts."""
+    page = page or Page()
+    entries = [page.entry(judge.run, judge.verdicts), page.last(judge.run, judge.verdicts)]
+    tags = [tag for e in entries for kind in (e.scalars, e.pictures, e.tables, e.texts) for tag in kind]
+    return sorted({*tags}), entries[0].layout
+
+
+@pytest.mark.parametrize("count", [1, 12, 200])
+def test_the_tags_are_as_many_whatever_the_number_of_layers(count):
+    tags, charts = written(trained(count))
+    assert len(tags) + bool(charts) == 22 <= MOST_TAGS
+    assert tags == written(trained(2))[0]
+
+
+def test_every_tag_of_a_chart_is_a_scalar_that_is_written():
+    tags, charts = written(trained(5))
+    in_charts = {tag for category in charts.values() for _, several in category.values() for tag in several}
+    assert in_charts <= {*tags}
+    assert len(in_charts) == 16
+
+
+def test_each_quantity_has_a_margin_chart_of_the_median_between_the_percentiles():
+    judge = trained(41)
+    scalars = Page().entry(judge.run, judge.verdicts).scalars
+    for quantity in SHOWN:
+        kinds = [chart for charts in layout().values() for chart in charts.values() if chart[1][0].endswith("median")]
+        (chart,) = [several for kind, several in kinds if kind == "Margin" and f"/{quantity}/" in several[0]]
+        values = judge.run.recent(quantity)[:, -1]
+        oracle = [np.median(values), np.sort(values)[4], np.sort(values)[36]]  # the tenth and ninetieth of 0 to 40
+        assert [scalars[tag] for tag in chart] == pytest.approx(oracle)
+
+
+def test_the_worst_layer_is_the_one_with_the_worst_verdict_that_lasts():
+    judge = trained(20)
+    scalars = Page().entry(judge.run, [ALARM]).scalars
+    for quantity in SHOWN:
+        assert scalars[f"health/{quantity}/worst"] == judge.run.recent(quantity)[7, -1]
+
+
+def test_without_a_verdict_the_worst_layer_is_the_one_farthest_from_the_others():
+    judge = trained(20, sick="net.3")
+    scalars = Page().entry(judge.run, []).scalars
+    for quantity in SHOWN:
+        assert scalars[f"health/{quantity}/worst"] == judge.run.recent(quantity)[3, -1]
+
+
+def test_the_layout_is_given_once():
+    judge, page = trained(3), Page()
+    assert page.entry(judge.run, []).layout == layout()
+    assert page.entry(judge.run, []).layout == {}
+
+
+def test_each_picture_holds_the_whole_run_and_marks_the_sick_layer():
+    judge = trained(20)
+    drawn = pictures(judge.run, [ALARM])
+    assert sorted(drawn) == sorted(f"health/{quantity}" for quantity in SHOWN)
+    for picture in drawn.values():
+        assert "20 layers" in picture.caption
+        assert "sick: 7" in picture.caption
+        assert (picture.pixels == MARKS["alarm"]).any()
+
+
+def test_a_layer_without_a_value_is_left_out_of_a_picture_unless_it_is_sick():
+    known = layers(*(Layer(f"net.{i}", "ReLU", "rectifier") for i in range(8)))
+    judge = Judge([], known, 3)
+    for step in range(3):
+        outputs = [reading(name, "output", [row()]) for name in known]
+        judge.see(look(step, outputs + [reading(name, "grad_output", [row()]) for name in ("net.0", "net.1")]))
+    assert "of 2 layers" in pictures(judge.run, [])["health/gradient_rms"].caption
+    assert "of 3 layers" in pictures(judge.run, [ALARM])["health/gradient_rms"].caption
+    assert "health/update_ratio" not in pictures(judge.run, [])
+
+
+def test_an_alarm_about_a_container_marks_the_layers_in_it():
+    judge = trained(12)
+    of_all = Verdict("alarm", "nonfinite", "net", 0, 0, "It gave NaN.", "Look.")
+    past = Verdict("note", "spike", "net.1", 0, 3, "It was.", "Wait.")
+    assert marks_of(judge.run, [of_all]) == {f"net.{i}": "alarm" for i in range(12)}
+    assert marks_of(judge.run, [past]) == {}
+
+
+def test_pictures_are_rare_in_a_long_run_and_the_last_one_is_of_the_end():
+    judge, page = Judge([], layers(Layer("a", "ReLU", "rectifier")), 3), Page()
+    drawn = []
+    for step in range(300):
+        judge.see(look(step, [reading("a", "output", [row()])]))
+        if page.entry(judge.run, []).pictures:
+            drawn.append(step)
+    assert len(drawn) < 15
+    assert page.last(judge.run, []).pictures
+    assert not page.last(judge.run, []).pictures, "nothing is new"
+
+
+def test_the_table_is_written_again_when_there_is_something_new_to_say():
+    judge, page = trained(3), Page()
+    page.entry(judge.run, [])
+    assert page.entry(judge.run, []).tables == {}
+    assert list(page.entry(judge.run, [ALARM]).tables) == ["health/verdict"]
+    assert page.entry(judge.run, [ALARM]).tables == {}
+    assert list(page.last(judge.run, [ALARM]).tables) == ["health/verdict"]
+
+
+def test_the_table_says_all_of_a_verdict_and_where_to_look():
+    (first, *_) = table_of(trained(20).run, [ALARM]).rows
+    assert dict(zip(COLUMNS, first, strict=True)) == {
+        "": "🔴 alarm",
+        "rule": "dead_units",
+        "layer": "net.7",
+        "since": "20",
+        "until": "now",
+        "what is seen": ALARM.evidence,
+        "what to try": ALARM.advice,
+        "look at": "health/dead_fraction",
+    }
+
+
+def test_what_each_rule_points_at_is_written_by_the_page():
+    assert {*LOOK_AT.values()} <= {*written(trained(2))[0], "health/before_nonfinite"}
+
+
+def test_a_healthy_run_has_a_verdict_too():
+    table = table_of(trained(62, sick="").run, [], every_n_steps=10)
+    assert table.above == "Nothing stands out in 62 layers over 291 steps."
+    assert table.below == "Looked at 62 layers at 30 steps from 0 to 290, every 10th step."
+    assert markdown(table) == f"{table.above}\n\n{table.below}"
+
+
+def test_a_long_table_is_cut_off_and_says_so():
+    several = [Verdict("note", "spike", "", step, step, "a", "b", step) for step in range(MOST_ROWS + 7)]
+    table = table_of(trained(2).run, several)
+    assert len(table.rows) == MOST_ROWS
+    assert table.below.startswith("And 7 more")
+    assert table.above.startswith(f"{MOST_ROWS + 7} notes in 2 layers")
+
+
+def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():
+    judge = trained(20)
+    long = Verdict("note", "spike", "net.3", 5, 5, "a very long sentence " * 8, "b\nc", batch_idx=3)
+    lines = closing(judge.run, [ALARM, long, long, long], ["tensorboard --logdir logs"])
+    assert lines[0] == "HealthMonitor: 1 alarm and 3 notes in 20 layers over 291 steps."
+    assert lines[1] == "  alarm: dead_units in net.7 since step 20: 96 of 96 units gave 0. Try: Lower the rate."
+    assert "at step 5 (batch 3)" in lines[2]
+    assert lines[-2:] == ["  and 1 more in monitor.verdicts", "  Look at: tensorboard --logdir logs"]
+    assert max(map(len, lines)) <= 100
+    assert len(lines) < 15
+
+
+def test_a_path_is_never_broken_in_two():
+    path = "/home/somebody/" + "a-long-name/" * 12
+    assert any(path in line for line in closing(trained(2).run, [], [f"tensorboard --logdir {path}"]))
+
+
+def test_a_new_alarm_is_one_line_of_a_terminal():
+    assert news(ALARM) == "HealthMonitor: alarm: dead_units in net.7 since step 20: 96 of 96 units gave 0."
+    long = Verdict("alarm", "dead_units", "net.7", 20, None, "so\nmany " * 40, "")
+    assert len(news(long)) <= 100
+    assert "\n" not in news(long)

@@ -1,0 +1,203 @@
+import io
+import itertools
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hookboard.images.colour import PAPER
+from hookboard.images.heat_colours import MARKS, NOT_FINITE, NOTHING, PALETTE, SHADES
+from hookboard.images.heat_map import BOTTOM, EDGE, heat_map
+from hookboard.images.heat_scale import Scale, log_scale
+from hookboard.images.letters import FONT_SIZE
+from hookboard.images.row_labels import LINE, labels_of
+from hookboard.images.tiles import CARD
+
+NAMES = ["embed", *(f"layers.{block}.{part}" for block in range(33) for part in "abcdef"), "head"]
+TIME_SERIES = 225
+"""The height of a picture on a card of the Time Series tab, in pixels."""
+
+
+def drawn(values, names=None, **options):
+    names = [f"n{i}" for i in range(len(values))] if names is None else names
+    steps = list(range(0, 10 * np.shape(values)[1], 10))
+    return heat_map(np.array(values, dtype=float), names, steps, **{"title": "RMS", "unit": "RMS"} | options)
+
+
+def seen(picture):
+    """What is seen in the coded file: RGB of the part below the caption."""
+    data, width, _ = picture.encode()
+    image = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert width == CARD
+    return image[-len(picture.pixels) :].astype(int)
+
+
+def bar_of(pixels):
+    """The colours of the bar from left to right, and the columns of the picture that it takes."""
+    line = pixels[len(pixels) - BOTTOM + 22]
+    columns = np.flatnonzero((line != 255).any(axis=1))
+    columns = columns[np.flatnonzero(np.diff(columns, prepend=-2) > 1)[-1] :]  # the unit stands left of it
+    return line[columns], columns
+
+
+def cell(picture, pixels, row, column, shape):
+    """The colour in the middle of a cell, where all rows are equally high."""
+    rows, columns = shape
+    height = len(pixels) - BOTTOM
+    _, at = bar_of(pixels)
+    x = at[0] + min(int((column + 0.5) * len(at) / columns), len(at) - 1)
+    return pixels[int((row + 0.5) * height / rows), x]
+
+
+@pytest.mark.parametrize("scale", [None, Scale(0.0, 1.0, is_log=False)])
+def test_the_colour_of_a_cell_is_found_on_the_bar_at_its_value(scale):
+    values = np.random.default_rng(0).uniform(0.01, 1.0, (5, 12))
+    picture = drawn(values, scale=scale)
+    pixels = seen(picture)
+    bar, _ = bar_of(pixels)
+    low, high = (0.0, 1.0) if scale else (values.min(), values.max())
+    for row in range(5):
+        for column in range(12):
+            nearest = np.abs(bar - cell(picture, pixels, row, column, values.shape)).sum(axis=1).argmin()
+            share = nearest / (len(bar) - 1)
+            value = low + share * (high - low) if scale else low * (high / low) ** share
+            assert value == pytest.approx(values[row, column], abs=0.01, rel=0.03)
+
+
+def test_the_ends_of_the_bar_are_the_extremes_and_cut_off_outliers_are_said_to_be():
+    assert log_scale(np.array([0.01, 0.1, 1.0])).ends == ("0.01", "1")
+    values = np.append(np.full(100, 1.0), [1e-12, 1e9])
+    scale = log_scale(values)
+    assert scale.ends == ("<0.01", ">1e+02")
+    assert scale.shares(values)[-2:].tolist() == [0.0, 1.0]
+
+
+def test_a_layer_a_decade_below_all_others_has_another_colour_than_any_of_them():
+    values = np.full((200, 30), 0.3) * np.random.default_rng(0).uniform(0.9, 1.1, (200, 30))
+    values[77] *= 0.1
+    shares = log_scale(values).shares(values)
+    assert shares[77].max() < 0.2
+    assert np.delete(shares, 77, axis=0).min() > 0.8
+
+
+def test_zero_has_a_colour_that_no_other_value_has():
+    values = np.array([0.0, 0.5, 1.0])
+    scale = log_scale(values)
+    assert scale.shares(values)[0] == 0
+    assert scale.shares(values)[1] > 0.2
+    assert scale.ends[0].startswith("<")
+
+
+def test_values_that_hardly_differ_are_not_drawn_as_if_they_did():
+    values = np.array([0.99, 1.01])
+    assert np.diff(log_scale(values).shares(values)).item() < 0.02
+
+
+def test_no_value_and_what_is_not_finite_have_colours_of_their_own():
+    picture = drawn([[np.nan, 1.0], [np.inf, 2.0]])
+    pixels = seen(picture)
+    assert cell(picture, pixels, 0, 0, (2, 2)).tolist() == PALETTE[NOTHING].tolist()
+    assert cell(picture, pixels, 1, 0, (2, 2)).tolist() == PALETTE[NOT_FINITE].tolist()
+    values = PALETTE[:SHADES].astype(int)
+    for own in (NOTHING, NOT_FINITE):
+        assert np.abs(values - PALETTE[own].astype(int)).sum(axis=1).min() > 60
+        legend = picture.pixels[-BOTTOM:, : CARD // 4]
+        assert (legend == own).sum() == 64, "a square of the legend"
+
+
+def test_a_single_value_that_is_not_finite_is_seen_among_more_columns_than_pixels():
+    values = np.ones((3, 256))
+    values[1, 101] = np.inf
+    assert (drawn(values).pixels[:-BOTTOM] == NOT_FINITE).any()
+
+
+@pytest.mark.parametrize("columns", [1, 2, 256])
+def test_the_last_column_reaches_the_end_of_the_axis(columns):
+    values = np.full((2, columns), 0.1)
+    values[:, -1] = 1.0
+    picture = drawn(values, scale=Scale(0.1, 1.0, is_log=True))
+    pixels = seen(picture)
+    assert (cell(picture, pixels, 0, columns - 1, values.shape) == bar_of(pixels)[0][-1]).all()
+
+
+@pytest.mark.parametrize("mark", ["alarm", "note"])
+def test_a_sick_row_is_marked_at_both_ends_and_beside_its_name(mark):
+    values = np.full((200, 30), 0.3)
+    picture = drawn(values, NAMES, marks={"layers.7.c": mark})
+    row = NAMES.index("layers.7.c")
+    full = picture.pixels == MARKS[mark]
+    _, at = bar_of(seen(picture))
+    left, right = full[:, at[0] - EDGE : at[0]].all(axis=1), full[:, at[-1] + 1 : at[-1] + 1 + EDGE].all(axis=1)
+    assert (left == right).all()
+    assert np.flatnonzero(left).tolist() == list(range(row, row + 5)), "a row of one pixel is drawn in five"
+    assert full[:, : at[0] - EDGE].any(), "the triangle beside the name"
+    assert "layers.7.c" in picture.caption or mark == "note"
+
+
+def test_rows_that_are_well_carry_no_mark():
+    pixels = drawn(np.full((200, 30), 0.3), NAMES).pixels
+    assert not np.isin(pixels, [*range(MARKS["alarm"], MARKS["note"] + 8)]).any()
+
+
+@pytest.mark.parametrize("count", [1, 12, 62, 200])
+def test_letters_are_at_least_nine_pixels_high_on_a_card_of_either_tab(count):
+    marks = {NAMES[count // 2]: "alarm"}
+    image = drawn(np.full((count, 30), 0.3), NAMES[:count], marks=marks).image()
+    assert image.width <= CARD
+    assert FONT_SIZE * min(1, TIME_SERIES / image.height) >= 9
+
+
+def edges(count, height=1):
+    return list(range(0, height * (count + 1), height))
+
+
+def test_every_row_with_room_is_named():
+    assert [label.text for label in labels_of(["a", "b.c", "b.d"], edges(3, LINE), [])] == ["a", "b.c", "b.d"]
+
+
+def test_of_200_layers_blocks_are_named_and_all_sick_ones():
+    sick = [NAMES.index(name) for name in ("layers.7.c", "layers.7.d", "layers.30.a")]
+    labels = labels_of(NAMES, edges(len(NAMES)), sick)
+    texts = [label.text for label in labels]
+    assert {"layers.7.c", "layers.7.d", "layers.30.a"} <= {*texts}
+    assert len(texts) > 10
+    assert all(text.startswith("layers.") for text in texts if text not in ("embed", "head"))
+    for above, below in itertools.pairwise(labels):
+        assert below.at - above.at >= LINE
+    assert labels[0].at >= LINE / 2 - 1
+    assert labels[-1].at <= len(NAMES) - LINE / 2 + 1
+
+
+def test_of_more_sick_rows_than_there_is_room_for_those_that_matter_most_are_named():
+    texts = [label.text for label in labels_of(NAMES, edges(len(NAMES)), [190, *range(100), 180])]
+    assert NAMES[190] in texts
+    assert NAMES[180] not in texts
+
+
+def test_words_that_all_names_begin_with_are_said_once():
+    picture = drawn(np.ones((2, 3)), ["model.net.0", "model.net.1"])
+    assert picture.caption == "RMS of 2 layers, all in model.net"
+
+
+@pytest.mark.parametrize("count", [1, 720, 721, 3000])
+def test_a_picture_of_any_number_of_layers_stays_small_enough(count):
+    names = [f"layers.{i}" for i in range(count)]
+    picture = drawn(np.ones((count, 4)), names, marks={names[count // 2]: "alarm"})
+    assert len(picture.pixels) < 800
+    assert (picture.pixels == MARKS["alarm"]).any()
+
+
+def test_nothing_is_drawn_where_there_are_no_rows():
+    assert (drawn(np.ones((0, 3))).pixels[:3, :60] == PAPER).all()
+
+
+def test_a_picture_of_200_layers_is_small_and_quickly_made():
+    values = np.random.default_rng(0).uniform(0.01, 1.0, (200, 256))
+    taken = []
+    for _ in range(5):
+        start = time.perf_counter()
+        data, *_ = drawn(values, NAMES, marks={"layers.7.c": "alarm"}).encode()
+        taken.append(time.perf_counter() - start)
+    assert min(taken) < 0.04
+    assert len(data) < 100_000
