@@ -37,16 +37,16 @@ class State:
     (globals, attributes of classes, variables of a closure).
 
     Args:
-        module: the module.
+        held: the module, and whatever else the call may change.
 
     Raises:
         RuntimeError: more than MOST_OBJECTS objects can be reached.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, *held: object) -> None:
         self._undo = ExitStack()
         seen: dict[int, object] = {}
-        waiting: list[object] = [module]
+        waiting: list[object] = list(held)
         while waiting:
             value = waiting.pop()
             if type(value) in _CONSTANT or id(value) in seen:
@@ -230,4 +230,5 @@ def _rewrite(tensor: Tensor, before: Tensor, required_grad: bool) -> None:
         tensor.data = before
     # Batch norm changes its buffers without a new version: only the values tell.
     elif tensor.layout != torch.strided or not torch.equal(tensor, before):
-        tensor.copy_(before)
+        # Past its version: a graph that holds the tensor gets back the very values that it was built with.
+        tensor.data.copy_(before)

@@ -8,6 +8,7 @@ from hookboard.health.channels import ChannelDims
 from hookboard.health.judge import Judge
 from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
+from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of, placed
 from hookboard.health.page import Page
 from hookboard.health.report import closing, news
 from hookboard.health.rule import Rule, rules_of
@@ -22,15 +23,20 @@ __all__ = [
     "Layer",
     "Look",
     "Loss",
+    "Nonfinite",
     "Page",
+    "Pass",
     "Rule",
     "Run",
     "Severity",
     "Stepped",
     "Symptom",
     "Verdict",
+    "before_nonfinite",
     "closing",
+    "first_of",
     "layers_of",
     "news",
+    "placed",
     "rules_of",
 ]

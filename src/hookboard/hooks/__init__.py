@@ -1,10 +1,12 @@
 """Hooks on modules and on gradients: taps, which read tensors, and edits, which change them."""
 
+from hookboard.hooks.call_tree import Fault, Values, values_of
 from hookboard.hooks.calls import UNKNOWN
 from hookboard.hooks.eager import run_eagerly
 from hookboard.hooks.edits import Edit, EditRole, Edits, edited_gradient
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import forget_graphs
+from hookboard.hooks.nonfinite import Search
 from hookboard.hooks.own_call import is_own_call, own_call
 from hookboard.hooks.rules import Clamp, ClipNorm, EditRule, Noise, Replace, Rule, Scale, Zero, apply_rule
 from hookboard.hooks.taps import NO_GRADIENT, Taps
@@ -18,13 +20,16 @@ __all__ = [
     "EditRole",
     "EditRule",
     "Edits",
+    "Fault",
     "Noise",
     "Observer",
     "Replace",
     "Rule",
     "Scale",
+    "Search",
     "Switch",
     "Taps",
+    "Values",
     "Zero",
     "apply_rule",
     "edited_gradient",
@@ -32,6 +37,7 @@ __all__ = [
     "is_own_call",
     "own_call",
     "run_eagerly",
+    "values_of",
     "watch_output",
     "why_no_gradient",
 ]

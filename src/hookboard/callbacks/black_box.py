@@ -1,0 +1,216 @@
+"""`BlackBox`: notices the first NaN or Inf of a training in its very step, and finds the module that gave it."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Concatenate, ParamSpec
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from hookboard.callbacks import nonfinite_said as said
+from hookboard.callbacks.late_flag import LateFlag, Noted
+from hookboard.callbacks.rerun import CannotRunAgainError, RandomState, step_again
+from hookboard.callbacks.sentinels import Sentinels, spoiled_gradients
+from hookboard.health import Nonfinite
+from hookboard.hooks import Search
+from hookboard.messages import warn_switched_off
+
+MOST_SEARCHES = 3
+"""How many batches are run again in one fit."""
+
+LAYOUT_EVERY = 100
+"""After so many batches the parameters are listed anew, for models that change."""
+
+
+P = ParamSpec("P")
+
+
+def _shielded(method: Callable[Concatenate["BlackBox", P], None]) -> Callable[Concatenate["BlackBox", P], None]:
+    """A method that warns and switches the black box off where it would raise."""
+
+    @functools.wraps(method)
+    def shielded(box: "BlackBox", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if not box.is_off:
+            try:
+                method(box, *args, **kwargs)
+            except Exception as error:
+                box.is_off = True
+                box.end_batch()
+                warn_switched_off("the search for the first NaN or Inf", error)
+
+    return shielded
+
+
+class BlackBox:
+    """Looks at the loss of every batch, and at a few gradients, and explains the first that is not finite.
+
+    Call its methods at every training batch, in this order: `begin_batch`; `before_backward` and `after_backward` for
+    each backward pass; `before_optimizer_step`; `end_batch`. None of them raises: after a fault of ours a warning says
+    so, and it does nothing any more.
+
+    To find the module, the batch is run again after the backward pass, before the weights are changed. It leaves no
+    trace, see `step_again`. Only the first event is searched, and the first after a batch that was finite again, at
+    most MOST_SEARCHES times; others are counted.
+
+    Args:
+        trainer: the Trainer.
+        pl_module: its module.
+        exact: whether the host looks at every step, which makes it wait for the device. Otherwise a flag on the device
+            is read later without waiting: then the step is known, and the module is not.
+        is_scaled: whether there is a GradScaler. Then gradients are not looked at: they overflow now and then.
+    """
+
+    def __init__(self, trainer: Trainer, pl_module: LightningModule, *, exact: bool, is_scaled: bool = False) -> None:
+        self.events: list[Nonfinite] = []
+        """What has happened, at most MOST_SEARCHES events."""
+        self.count = 0
+        """In how many batches the loss or a gradient was not finite."""
+        self.is_off = False
+        """Whether a fault of ours has switched it off."""
+        self._trainer = trainer
+        self._model = pl_module
+        self._exact = exact
+        self._is_scaled = is_scaled
+        self._searches = 0
+        self._batches = 0
+        self._was_bad = self._is_bad = False
+        self._here: tuple[int, int] = (0, 0)
+        self._batch: Any = None
+        self._random: RandomState | None = None
+        self._backwards = 0
+        self._loss = math.nan
+        self._stepped: tuple[int, int, float] | None = None
+        self._sentinels = Sentinels(pl_module)
+        self._flag = LateFlag()
+
+    @_shielded
+    def begin_batch(self, batch: Any, batch_idx: int, step: int) -> None:
+        """Before `training_step`. The batch is kept until `end_batch`.
+
+        Args:
+            batch: what `training_step` will get.
+            batch_idx: its index.
+            step: the optimizer step that it belongs to, on the axis of the loggers.
+        """
+        self._here, self._backwards = (step, batch_idx), 0
+        self._was_bad, self._is_bad = self._is_bad, False
+        if self._batches % LAYOUT_EVERY == 0:
+            self._sentinels = Sentinels(self._model)
+        self._batches += 1
+        if not self._exact:
+            self._read_flag()
+        elif self._searches < MOST_SEARCHES:
+            self._batch, self._random = batch, RandomState()
+
+    @_shielded
+    def before_backward(self, loss: Tensor) -> None:
+        """Before each backward pass: look at the loss."""
+        self._backwards += 1
+        if self._exact:
+            self._loss = float(loss.detach())
+        else:
+            self._flag.note(loss, Noted(*self._here, is_backward=False))
+
+    @_shielded
+    def after_backward(self) -> None:
+        """After each backward pass: look at gradients. If something is not finite, run the batch again."""
+        if self._exact and not math.isfinite(self._loss):
+            self._happened(self._search_forward)
+        else:
+            self._look_at_gradients()
+
+    @_shielded
+    def before_optimizer_step(self) -> None:
+        """Before the optimizer changes weights; under a GradScaler, before it may skip the step."""
+        if not self._backwards:  # the user has called backward
+            self._look_at_gradients()
+        self._stepped = (*self._here, self._loss)
+
+    def end_batch(self) -> None:
+        """After the batch: let go of it."""
+        self._batch = self._random = None
+
+    def _look_at_gradients(self) -> None:
+        norm = None if self._is_scaled else self._sentinels.norm()
+        if norm is None:
+            return
+        if not self._exact:
+            self._flag.note(norm, Noted(*self._here, is_backward=True))
+        elif not math.isfinite(float(norm)):
+            spoiled = spoiled_gradients(self._model)
+            if spoiled:  # otherwise the norm of large gradients has overflowed
+                self._happened(lambda: self._search_backward(spoiled))
+
+    def _happened(self, search: Callable[[], Nonfinite | None]) -> None:
+        """Count the batch; explain it if it is the first, or the first after batches without."""
+        if not self._is_bad:
+            self._is_bad = True
+            self.count += 1
+            if not self._was_bad and self._searches < MOST_SEARCHES:
+                self._searches += 1
+                event = search()
+                if event is None:
+                    self.count -= 1
+                else:
+                    self.events.append(event)
+
+    def _search_forward(self) -> Nonfinite | None:
+        search = Search(self._model, self._batch)
+        try:
+            with self._again() as run, search.watching():
+                loss = run()
+                is_again, fault = not bool(torch.isfinite(loss).all()), search.forward_fault()
+        except Exception as error:
+            return said.of_unknown_place(False, *self._here, _why(error), loss=self._loss)
+        if not is_again:
+            if self._is_scaled:  # the scale, not the loss, was too large
+                return None
+            why = "run again, the batch gives a finite loss, so its state or its random numbers were others"
+            return said.of_unknown_place(False, *self._here, why, loss=self._loss)
+        if fault.kind == "parameter":
+            return said.of_parameter(fault, *self._here, self._stepped)
+        return said.of_forward(fault, *self._here, self._loss)
+
+    def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
+        search, names = Search(self._model, self._batch, with_gradients=True), list(spoiled)
+        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        try:
+            with self._again() as run, search.watching():
+                gradients = torch.autograd.grad(run(), trained, allow_unused=True)
+                is_again = not all(bool(torch.isfinite(g).all()) for g in map(_strided, gradients) if g is not None)
+                fault = search.backward_fault(set(spoiled.values()))
+        except Exception as error:
+            return said.of_unknown_place(True, *self._here, _why(error), names)
+        if not is_again:
+            elsewhere = self._trainer.world_size > 1
+            why = "run again on this rank alone, the batch gives finite gradients"
+            why += ", so they come from another rank" if elsewhere else ", so its state or random numbers were others"
+            return said.of_unknown_place(True, *self._here, why, [] if elsewhere else names)
+        return said.of_backward(fault, *self._here, names)
+
+    @contextmanager
+    def _again(self) -> Iterator[Callable[[], Tensor]]:
+        if self._random is None:
+            raise CannotRunAgainError("the batch was not kept")
+        with step_again(self._trainer, self._model, self._batch, self._here[1], self._random, self._backwards) as run:
+            yield run
+
+    def _read_flag(self) -> None:
+        noted = self._flag.read()
+        if noted is not None:
+            self.count += 1
+            why = "on this device it is looked at a step later; nonfinite='exact' finds the module in the step itself"
+            self.events.append(said.of_unknown_place(noted.is_backward, noted.step, noted.batch_idx, why))
+
+
+def _strided(gradient: Tensor | None) -> Tensor | None:
+    if gradient is None or not gradient.is_sparse:
+        return gradient
+    return gradient.coalesce().values()
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, CannotRunAgainError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,108 @@
+"""What is said of the first NaN or Inf: from what a search has found to an event in plain sentences."""
+
+from collections.abc import Sequence
+
+from hookboard.health import Nonfinite, Pass
+from hookboard.hooks import Fault, Values
+
+_CODE = "look for a division by 0, the logarithm or the root of 0, or an overflow there; add an epsilon or clamp"
+
+
+def of_forward(fault: Fault, step: int, batch_idx: int, loss: float) -> Nonfinite:
+    """The event of a loss that is not finite because of a module, of code between modules, or of the batch."""
+    went_in = _said(fault.went_in)
+    if fault.kind == "batch":
+        met = "the loss takes it directly" if fault.is_in_step else f"{_named(fault.name)} is the first that takes it"
+        evidence = f"The batch {batch_idx} of step {step} holds {_said(fault.came_out)}; {met}, and the loss is {loss}."
+        advice = f"Look at the data of batch {batch_idx}: find and drop such samples, or fill what is missing."
+        return Nonfinite(fault.name, "batch", step, batch_idx, _said(fault.came_out), evidence, advice)
+    where = _place(fault, "before")
+    gave = _said(fault.came_out) if fault.came_out else f"a loss of {loss}"
+    evidence = f"{where} gave {gave} in the forward pass of step {step}, batch {batch_idx}"
+    evidence += f"; what went in was finite ({went_in})." if went_in else "; what went in was finite."
+    return Nonfinite(fault.name, "forward", step, batch_idx, went_in, evidence, f"In {_where(fault)} {_CODE}.")
+
+
+def of_backward(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[str]) -> Nonfinite:
+    """The event of gradients that are not finite while the loss is."""
+    where, went_in = _place(fault, "behind"), _said(fault.went_in)
+    arrived = f"; what arrived at its output was finite ({went_in})" if went_in else ""
+    gave = _said(fault.came_out) if fault.came_out else "gradients that are not finite"
+    evidence = (
+        f"{where} passed back {gave} in the backward pass of step {step}, batch {batch_idx}, although the loss is "
+        f"finite{arrived}; {len(spoiled)} parameters have gradients that are not finite."
+    )
+    advice = (
+        f"In {_where(fault)} look for an operation whose derivative is infinite, such as the root or norm of 0, or "
+        "for a NaN that torch.where hides; clamp before it."
+    )
+    return Nonfinite(fault.name, "backward", step, batch_idx, went_in, evidence, advice)
+
+
+def of_parameter(fault: Fault, step: int, batch_idx: int, stepped: tuple[int, int, float] | None) -> Nonfinite:
+    """The event of weights that are not finite before the forward pass.
+
+    Args:
+        fault: what was found.
+        step: the step in which it was found.
+        batch_idx: its batch.
+        stepped: step, batch and loss of the last optimizer step; None before the first.
+    """
+    values = _said(fault.came_out)
+    if stepped is None:
+        evidence = f"The parameter {fault.near!r} holds {values} before the first optimizer step of this fit."
+        advice = "Look at the initialization, and at the checkpoint that was loaded."
+        return Nonfinite(fault.name, "start", step, batch_idx, "", evidence, advice, parameter=fault.near)
+    at, its_batch, loss = stepped
+    evidence = (
+        f"The optimizer step of step {at}, batch {its_batch}, left {values} in the parameter {fault.near!r}; the loss "
+        f"of that step was finite ({loss:.3g})."
+    )
+    advice = (
+        "Lower the learning rate, or clip gradients; look at the optimizer's eps and at the gradients of that step."
+    )
+    return Nonfinite(fault.name, "optimizer", at, its_batch, "", evidence, advice, parameter=fault.near)
+
+
+def of_unknown_place(
+    is_backward: bool, step: int, batch_idx: int, why: str, spoiled: Sequence[str] = (), loss: float | None = None
+) -> Nonfinite:
+    """The event without a place; `why` ends a sentence. A spoiled gradient's module is the best guess."""
+    module = spoiled[-1].rpartition(".")[0] if spoiled else ""
+    if is_backward:
+        evidence = f"Gradients of step {step}, batch {batch_idx}, are not finite"
+        evidence += f", that of {spoiled[-1]!r} is the last in the model" if spoiled else ""
+    else:
+        evidence = f"The loss of step {step}, batch {batch_idx}, is {'not finite' if loss is None else loss}"
+    evidence += f". The module was not searched: {why}."
+    advice = "Train this batch once more with torch.autograd.set_detect_anomaly(True)."
+    during: Pass = "backward" if is_backward else "forward"
+    return Nonfinite(module, during, step, batch_idx, "", evidence, advice, is_located=False)
+
+
+def _named(name: str) -> str:
+    return repr(name) if name else "the model itself"
+
+
+def _where(fault: Fault) -> str:
+    return "training_step" if fault.is_in_step else f"the forward of {_named(fault.name)}"
+
+
+def _place(fault: Fault, side: str) -> str:
+    """The subject of a sentence. `side` says on which side of the module `near` the code stands."""
+    if fault.kind == "module":
+        return _named(fault.name)[:1].upper() + _named(fault.name)[1:]
+    near = f", {side} {_named(fault.near)}" if fault.near else ""
+    outside = "Code outside of any module, in training_step" if fault.is_in_step else ""
+    return f"{outside or f'Code in the forward of {_named(fault.name)}, outside of the modules in it'}{near},"
+
+
+def _said(group: Sequence[Values]) -> str:
+    """A few words on one or several tensors: "3 NaN in 128 values", or "96 values up to 2.5"."""
+    if not group:
+        return ""
+    nan, inf, count = (sum(getattr(values, name) for values in group) for name in ("nan", "inf", "count"))
+    bad = " and ".join(f"{number} {kind}" for number, kind in ((nan, "NaN"), (inf, "Inf")) if number)
+    if bad:
+        return f"{bad} in {count} values"
+    return f"{count} values up to {max(values.largest for values in group):.3g}"

@@ -1,0 +1,202 @@
+"""Runs `training_step` once more on the same batch, without a trace, to see where its values went wrong."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+
+from hookboard.attribution import undisturbed
+from hookboard.torch_private import NoCollectives
+
+
+class CannotRunAgainError(RuntimeError):
+    """A step that must not be run again; the message says why, as the end of a sentence."""
+
+
+class RandomState:
+    """The state of all global random generators when this object is made."""
+
+    def __init__(self) -> None:
+        self._of_torch = torch.get_rng_state()
+        self._of_cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        self._of_numpy = np.random.get_state()
+        self._of_python = random.getstate()
+
+    def restore(self) -> None:
+        """Put the generators into that state."""
+        torch.set_rng_state(self._of_torch)
+        if self._of_cuda is not None:
+            torch.cuda.set_rng_state(self._of_cuda)
+        np.random.set_state(self._of_numpy)
+        random.setstate(self._of_python)
+
+
+@contextmanager
+def step_again(
+    trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, state: RandomState, backward: int
+) -> Iterator[Callable[[], Tensor]]:
+    """Prepare another run of `training_step`, which must start and end inside the context.
+
+    The module is called without the wrapper of its strategy, on this rank alone: a collective in it raises. Under
+    manual optimization no optimizer steps, and the step ends at its backward pass.
+
+    Args:
+        trainer: the Trainer.
+        pl_module: its module.
+        batch: the batch, as `training_step` got it.
+        batch_idx: its index.
+        state: the random state in which `training_step` began.
+        backward: under manual optimization, which of its backward passes is meant, from 1.
+
+    Yields:
+        A function that runs the step and returns its loss.
+
+    Raises:
+        CannotRunAgainError: another run could leave a trace, or could not be the same.
+    """
+    _check(trainer, pl_module, batch, backward)
+    with ExitStack() as until_end:
+        until_end.enter_context(undisturbed(pl_module, batch))
+        until_end.enter_context(_without_logs(trainer, pl_module))
+        until_end.enter_context(_alone(trainer))
+        until_end.enter_context(trainer.precision_plugin.train_step_context())
+        state.restore()
+        if pl_module.automatic_optimization:
+            yield lambda: _loss_in(_run(pl_module, batch, batch_idx))
+        else:
+            until_end.enter_context(_idle(trainer, pl_module))
+            yield lambda: _loss_of_manual(pl_module, batch, batch_idx, backward)
+
+
+def _check(trainer: Trainer, pl_module: LightningModule, batch: Any, backward: int) -> None:
+    if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
+        raise CannotRunAgainError("training_step takes its batches from an iterator")
+    if any(isinstance(part, Iterator) for part in _parts(batch)):
+        raise CannotRunAgainError("the batch holds an iterator, which can be read only once")
+    if not pl_module.automatic_optimization and trainer.world_size > 1:
+        raise CannotRunAgainError("its optimization is manual, and there are several ranks")
+    if not backward:
+        raise CannotRunAgainError("its backward pass was not made by Lightning")
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    yield value
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    for item in items:
+        yield from _parts(item)
+
+
+def _run(pl_module: LightningModule, batch: Any, batch_idx: int) -> Any:
+    with_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
+    return pl_module.training_step(batch, batch_idx) if with_index else pl_module.training_step(batch)
+
+
+def _loss_in(returned: Any) -> Tensor:
+    loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+    if not isinstance(loss, Tensor):
+        raise CannotRunAgainError("training_step returned no loss when it ran again")
+    return loss
+
+
+class _Reached(BaseException):
+    """The backward pass that is meant; no `except Exception` of the user's takes it."""
+
+    def __init__(self, loss: Tensor) -> None:
+        self.loss = loss
+
+
+def _loss_of_manual(pl_module: LightningModule, batch: Any, batch_idx: int, backward: int) -> Tensor:
+    left = backward
+
+    def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise _Reached(loss)
+
+    with _replaced(pl_module, manual_backward=manual_backward):
+        try:
+            _run(pl_module, batch, batch_idx)
+        except _Reached as reached:
+            return reached.loss
+    raise CannotRunAgainError("training_step made fewer backward passes when it ran again")
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+class _Idle:
+    """Stands for an optimizer or a scheduler, and changes nothing."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        return closure() if callable(closure) else None
+
+    zero_grad = _nothing
+
+    def toggle_model(self, sync_grad: bool = True) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def _idled(given: Any) -> Any:
+    if isinstance(given, list | tuple):
+        return [_Idle(one) for one in given]
+    return None if given is None else _Idle(given)
+
+
+@contextmanager
+def _idle(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
+    """Have manual optimization change nothing."""
+    optimizers, schedulers = _idled(pl_module.optimizers()), _idled(pl_module.lr_schedulers())
+    names = ("toggle_optimizer", "untoggle_optimizer", "clip_gradients")
+    with ExitStack() as until_end:
+        until_end.enter_context(_replaced(pl_module, **dict.fromkeys(names, _nothing)))
+        until_end.enter_context(_replaced(pl_module, optimizers=lambda *args, **kwargs: optimizers))
+        until_end.enter_context(_replaced(pl_module, lr_schedulers=lambda: schedulers))
+        for optimizer in trainer.optimizers:  # the user may hold them too
+            until_end.enter_context(_replaced(optimizer, step=_nothing, zero_grad=_nothing))
+        yield
+
+
+@contextmanager
+def _without_logs(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
+    """Ignore what the step logs, by `self.log` and by its loggers."""
+    loggers = trainer.loggers
+    with _replaced(pl_module, log=_nothing, log_dict=_nothing):
+        try:
+            trainer.loggers = [DummyLogger() for _ in loggers]
+            yield
+        finally:
+            trainer.loggers = loggers
+
+
+@contextmanager
+def _replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Give an object other attributes, past any `__setattr__` of its class."""
+    before = {name: owner.__dict__[name] for name in attributes if name in owner.__dict__}
+    try:
+        owner.__dict__.update(attributes)
+        yield
+    finally:
+        for name in attributes:
+            owner.__dict__.pop(name, None)
+        owner.__dict__.update(before)
+
+
+def _alone(trainer: Trainer) -> AbstractContextManager[Any]:
+    if trainer.world_size == 1:
+        return nullcontext()
+    return NoCollectives("one rank alone runs its batch again, and the others would not answer")

@@ -1,0 +1,321 @@
+"""Planted NaN and Inf: the black box names the very step, module and batch, and changes nothing."""
+
+import math
+
+import pytest
+import torch
+from boxes import Box, Keeps, assert_undisturbed, events_of, only_event
+from torch import nn
+from toys import Toy, batches, fit, hooked, mlp
+
+
+def spoiled_at(index, value=math.nan, count=6):
+    data = batches(*[8] * count)
+    data[index][2, 1] = value
+    return data
+
+
+def marked_at(index, count=6):
+    data = batches(*[8] * count)
+    data[index] = data[index] + 100
+    return data
+
+
+class LogOfNegative(nn.Module):
+    def forward(self, x):
+        return torch.log(x - 200) if bool((x > 50).any()) else x
+
+
+def test_a_module_that_gives_nan_is_named_with_step_and_batch():
+    net = nn.Sequential(LogOfNegative(), nn.Linear(4, 3))
+    event = only_event(Toy(net), marked_at(3))
+    assert (event.module, event.during, event.step, event.batch_idx) == ("net.0", "forward", 3, 3)
+    assert "32 NaN in 32 values" in event.evidence
+    assert "32 values up to 10" in event.went_in
+
+
+class Overflows(nn.Module):
+    def forward(self, x):
+        return x * 1e38 if bool((x > 50).any()) else x
+
+
+def test_inf_in_the_middle_of_a_model():
+    net = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Identity(), Overflows()), nn.Linear(4, 3))
+    event = only_event(Toy(net), marked_at(2))
+    assert (event.module, event.during, event.step) == ("net.1.1", "forward", 2)
+    assert "Inf in 32 values" in event.evidence
+
+
+class Between(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.first(x)
+        if bool((x > 50).any()):
+            y = y / 0
+        return self.second(y)
+
+
+def test_code_between_two_modules():
+    event = only_event(Toy(nn.Sequential(nn.Identity(), Between())), marked_at(1))
+    assert (event.module, event.during, event.step) == ("net.1", "forward", 1)
+    assert "before 'net.1.second'" in event.evidence
+
+
+class Behind(Between):
+    def forward(self, x):
+        y = self.second(self.first(x))
+        return torch.sqrt(-y.abs()) if bool((x > 50).any()) else y
+
+
+def test_code_behind_the_last_module_of_a_container():
+    event = only_event(Toy(nn.Sequential(Behind(), nn.Identity())), marked_at(1))
+    assert (event.module, event.during) == ("net.0", "forward")
+    assert "outside of the modules in it" in event.evidence
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_spoiled_batch(value):
+    event = only_event(Toy(mlp()), spoiled_at(3, value))
+    assert (event.module, event.during, event.step, event.batch_idx) == ("net.0", "batch", 3, 3)
+    assert ("1 NaN in 32 values" if math.isnan(value) else "1 Inf in 32 values") in event.evidence
+
+
+def test_a_spoiled_label_that_no_module_takes():
+    class Regression(Keeps):
+        def training_step(self, batch):
+            return (self.net(batch[0]) - batch[1]).square().mean()
+
+    data = [(x, torch.ones(8, 3)) for x in batches(8, 8, 8)]
+    data[1][1][0] = math.nan
+    event = only_event(Regression(mlp()), data)
+    assert (event.module, event.during, event.step) == ("", "batch", 1)
+    assert "the loss takes it directly" in event.evidence
+
+
+def test_a_loss_computed_outside_of_any_module():
+    def loss(y):
+        return torch.log(-y.square().mean()) if y.detach().abs().mean() > 5 else y.square().mean()
+
+    event = only_event(Toy(mlp(), loss), marked_at(2))
+    assert (event.module, event.during, event.step) == ("", "forward", 2)
+    assert "outside of any module, in training_step" in event.evidence
+
+
+def test_weights_spoiled_by_the_optimizer_belong_to_the_step_before():
+    class Jumps(Toy):
+        def on_before_optimizer_step(self, optimizer):
+            for group in optimizer.param_groups:
+                group["lr"] = 3e38 if self.trainer.global_step == 3 else 1e-6
+
+    event = only_event(Jumps(mlp(), lambda y: 1e4 * y.square().mean()), batches(*[8] * 6))
+    assert (event.module, event.during, event.step, event.batch_idx) == ("net.0", "optimizer", 3, 3)
+    assert event.parameter == "net.0.weight"
+
+
+def test_weights_spoiled_before_the_first_step():
+    net = mlp()
+    net[2].bias.data[1] = math.nan
+    event = only_event(Toy(net), batches(8, 8))
+    assert (event.module, event.during, event.parameter, event.step) == ("net.2", "start", "net.2.bias", 0)
+
+
+def with_root(module):
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), module), nn.Linear(4, 3))
+
+
+def at_step(index, fault):
+    """Is healthy but for one step."""
+
+    class Module(nn.Module):
+        def forward(self, x):
+            return fault(x) if self.step == index else x
+
+    return Module()
+
+
+class Steps(Keeps):
+    """Tells its modules the batch."""
+
+    def training_step(self, batch, batch_idx):
+        for module in self.net.modules():
+            module.step = batch_idx
+        return super().training_step(batch)
+
+
+def root_of_zero(x):
+    return torch.sqrt(x * 0) + x
+
+
+def test_a_gradient_that_is_not_finite_is_found_before_the_optimizer_steps():
+    model = Steps(with_root(at_step(2, root_of_zero)))
+    seen = []
+
+    class Sees(Box):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            super().on_before_optimizer_step(trainer, pl_module, optimizer)
+            seen.append(len(self.box.events))
+
+    box = Sees()
+    fit(None, model, batches(*[8] * 5), box)
+    (event,) = box.box.events
+    assert (event.module, event.during, event.step, event.batch_idx) == ("net.1.1", "backward", 2, 2)
+    assert seen == [0, 0, 1, 1, 1]
+    assert "what arrived at its output was finite" in event.evidence
+
+
+class FunctionalRoot(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.second(root_of_zero(y) if self.step == 1 else y)
+
+
+def test_a_gradient_lost_in_code_between_modules():
+    event = only_event(Steps(nn.Sequential(nn.Linear(4, 4), FunctionalRoot())), batches(8, 8, 8))
+    assert (event.module, event.during, event.step) == ("net.1", "backward", 1)
+    assert "behind 'net.1.first'" in event.evidence
+
+
+def test_a_gradient_lost_in_the_loss():
+    event = only_event(Toy(mlp(), lambda y: (y * 0).norm(dim=1).pow(0.5).sum() + y.mean()), batches(8, 8))
+    assert (event.module, event.during, event.step) == ("", "backward", 0)
+    assert "training_step" in event.evidence
+
+
+class Residual(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.other = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.inner(x) + self.other(x)
+
+
+def test_the_branch_beside_the_fault_is_not_blamed():
+    net = nn.Sequential(nn.Linear(4, 4), Residual(at_step(1, root_of_zero)), Residual(nn.Tanh()))
+    event = only_event(Steps(net), batches(8, 8, 8))
+    assert (event.module, event.during) == ("net.1.inner", "backward")
+
+
+class PoisonsItsWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        _, weight = ctx.saved_tensors
+        return grad * weight, torch.full_like(weight, math.inf)
+
+
+class Poisoned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return PoisonsItsWeight.apply(x, self.weight)
+
+
+def test_a_gradient_of_a_parameter_alone():
+    event = only_event(Toy(nn.Sequential(nn.Linear(4, 4), Poisoned(), nn.Linear(4, 2))), batches(8, 8))
+    assert (event.module, event.during, event.step) == ("net.1", "backward", 0)
+
+
+def test_masks_of_minus_infinity_are_no_fault():
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores = Scores()
+            self.softmax = nn.Softmax(-1)
+            self.out = nn.Linear(4, 4)
+
+        def forward(self, x, mask):
+            return self.out(self.softmax(self.scores(x, mask)))
+
+    class Scores(nn.Module):
+        def forward(self, x, mask):
+            return x + mask
+
+    class Masked(Keeps):
+        def training_step(self, batch):
+            mask = torch.full((4,), -math.inf)
+            mask[:2] = 0
+            y = self.net[0](batch, mask)
+            return self.net[1](y).square().mean()
+
+    net = nn.ModuleList([Attends(), LogOfNegative()])
+    net[0].out.weight.data *= 0
+    net[0].out.bias.data.fill_(100)
+    event = only_event(Masked(net), batches(8))
+    assert (event.module, event.during) == ("net.1", "forward")
+
+
+def test_dropout_draws_the_numbers_of_the_real_step():
+    torch.manual_seed(3)
+    seen = []
+
+    class Notes(nn.Module):
+        def forward(self, x):
+            seen.append(x.detach().clone())
+            return torch.log(x - 1e3)
+
+    fit(None, Toy(nn.Sequential(nn.Dropout(0.5), Notes(), nn.Linear(4, 1))), batches(16), Box())
+    assert len(seen) == 2
+    assert seen[0].equal(seen[1])
+
+
+RUNS = {
+    "forward": (lambda: nn.Sequential(nn.Dropout(0.3), nn.BatchNorm1d(4), at_step(2, torch.log), nn.Linear(4, 2)), 5),
+    "backward": (lambda: nn.Sequential(nn.BatchNorm1d(4), with_root(at_step(2, root_of_zero)), nn.Dropout(0.3)), 5),
+}
+
+
+@pytest.mark.parametrize("during", RUNS)
+def test_the_run_is_the_same_with_and_without(during):
+    make, count = RUNS[during]
+    box = assert_undisturbed(lambda: Steps(make()), batches(*[8] * count))
+    assert box.events[0].during == during
+    assert box.count == 3  # the weights are spoiled from then on
+
+
+def test_the_run_with_a_spoiled_batch_is_the_same_with_and_without():
+    box = assert_undisturbed(
+        lambda: Steps(nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(4), nn.Linear(4, 2))), spoiled_at(2)
+    )
+    assert box.events[0].during == "batch"
+
+
+def test_later_events_are_counted_and_not_searched():
+    box = Box()
+    fit(None, Toy(mlp()), spoiled_at(2, count=9), box)
+    assert (len(box.box.events), box.box.count) == (1, 7)
+    assert "6 later steps" in box.box.events[0].symptom(more=6).evidence
+
+
+def test_nothing_is_left_behind():
+    model = Toy(mlp())
+    box = Box()
+    fit(None, model, spoiled_at(1), box)
+    assert hooked(model) == []
+    assert box.box._batch is None
+    assert "log" not in model.__dict__
+
+
+def test_a_healthy_run_has_no_event():
+    assert events_of(Toy(mlp()), batches(*[8] * 5)) == []
+
+
+def test_late_tells_the_exact_step_one_step_later():
+    box = Box(exact=False)
+    fit(None, Toy(mlp()), spoiled_at(3, count=8), box)
+    (event,) = box.box.events
+    assert (event.step, event.batch_idx, event.during, event.is_located) == (3, 3, "forward", False)
