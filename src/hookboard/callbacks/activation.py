@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from lightning.pytorch import LightningModule
 
 from hookboard.callbacks.numbers import SiteLogger
+from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.callbacks.watch import Selection
 from hookboard.measure import DEFAULT, Statistic
 from hookboard.messages import chosen
@@ -15,7 +16,7 @@ from hookboard.sites import Stage
 ActivationRole = Literal["output", "input"]
 
 
-class ActivationLogger(SiteLogger):
+class ActivationLogger(SiteLogger[SiteWatch]):
     """Logs statistics, and optionally histograms, of the outputs and inputs of the selected modules.
 
     All tensors that a module returns during one optimizer step count as one set of numbers: all elements, calls and

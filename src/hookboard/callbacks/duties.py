@@ -36,7 +36,7 @@ class Duties(Callback, ABC, Generic[W]):
     """Whether an error of this callback stops the run. Otherwise it gives a warning."""
 
     sees_every_step = False
-    """Whether it is asked at each training batch, due or not: `_see_batch`, `_see_loss` and `_see_step`."""
+    """Whether it is asked at each training batch, due or not, by the methods that begin with `_see_`."""
 
     # What a callback says of itself.
 
@@ -129,8 +129,14 @@ class Duties(Callback, ABC, Generic[W]):
             loss: shape (): what the backward pass starts from, scaled if there is a GradScaler.
         """
 
+    def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
+        """After each backward pass in training, due or not."""
+
     def _see_step(self, trainer: Trainer, pl_module: LightningModule, watch: W, optimizer: Optimizer) -> None:
         """Before each optimizer step, due or not."""
+
+    def _see_batch_end(self, trainer: Trainer, watch: W) -> None:
+        """After each training batch, due or not, before `_end_batch`."""
 
     def _end_batch(self, trainer: Trainer, watch: W) -> None:
         """After a batch that was watched; in training the optimizer has stepped, unless it accumulates."""

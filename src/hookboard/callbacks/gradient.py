@@ -7,6 +7,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from hookboard.callbacks.numbers import SiteLogger
+from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.callbacks.watch import Selection
 from hookboard.measure import DEFAULT, Statistic
 from hookboard.messages import chosen
@@ -16,7 +17,7 @@ from hookboard.selection import NothingToSelectError, select
 GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
 
 
-class GradientLogger(SiteLogger):
+class GradientLogger(SiteLogger[SiteWatch]):
     """Logs statistics, and optionally histograms, of gradients at the selected modules.
 
     They are gradients of the loss that Lightning back-propagates: with `accumulate_grad_batches=k` it has been divided

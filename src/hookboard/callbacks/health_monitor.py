@@ -1,17 +1,18 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
+from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.course import is_due
-from hookboard.callbacks.loss_meter import LossMeter
-from hookboard.callbacks.numbers import SiteLogger, SiteWatch
+from hookboard.callbacks.health_watch import HealthWatch, stepped_by
+from hookboard.callbacks.numbers import SiteLogger
+from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.trainer import (
     inform,
     is_alone,
@@ -19,12 +20,11 @@ from hookboard.callbacks.trainer import (
     logged_step,
 )
 from hookboard.callbacks.watch import Selection, Watch
-from hookboard.health import RULES, ChannelDims, Judge, Layer, Look, Rule, Stepped, Verdict, layers_of, rules_of
+from hookboard.health import RULES, ChannelDims, Judge, Layer, Look, Rule, Verdict, layers_of, rules_of
 from hookboard.messages import chosen, warn_switched_off
 from hookboard.nested import tensors_in
-from hookboard.parameters import Weight
 from hookboard.ranks import Ranks
-from hookboard.recording import Reading, Recorder
+from hookboard.recording import Recorder
 from hookboard.selection import NothingToSelectError, select
 from hookboard.sites import Role, Site, Stage
 
@@ -41,26 +41,7 @@ Finding = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
 
 
-@dataclass
-class HealthWatch(SiteWatch):
-    """What the monitor holds of one stage.
-
-    Args:
-        layers: every layer that is watched, by name.
-        losses: the loss of every step since the last look.
-        stepped: during a due step, what the optimizers do with each weight, by its name.
-        batch_idx: the index of the running batch.
-        first_step: the optimizer step at which the fit began; None before.
-    """
-
-    layers: dict[str, Layer] = field(default_factory=dict, kw_only=True)
-    losses: LossMeter = field(default_factory=LossMeter, kw_only=True)
-    stepped: dict[str, Stepped] = field(default_factory=dict, kw_only=True)
-    batch_idx: int = field(default=0, kw_only=True)
-    first_step: int | None = field(default=None, kw_only=True)
-
-
-class HealthMonitor(SiteLogger):
+class HealthMonitor(SiteLogger[HealthWatch]):
     """Says which layer of a training is sick, since when, why, and what to try first.
 
     It needs no other callback: at the first optimizer step and then at every `every_n_steps` it measures the outputs of
@@ -122,7 +103,6 @@ class HealthMonitor(SiteLogger):
         self.nonfinite = nonfinite
         self.stop_on = stop_on
         self._verdicts: tuple[Verdict, ...] = ()
-        self._judge: Judge | None = None
         names = [rule.name for rule in self._rules()]
         if stop_on is not None:
             chosen("stop_on", stop_on, ["alarm", *names])
@@ -134,10 +114,6 @@ class HealthMonitor(SiteLogger):
     def verdicts(self) -> tuple[Verdict, ...]:
         """What is to be said of the run so far, worst first."""
         return self._verdicts
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what it has seen of the run, but with the verdicts."""
-        return super().__getstate__() | {"_judge": None}
 
     # What it watches.
 
@@ -172,14 +148,18 @@ class HealthMonitor(SiteLogger):
 
     def _reset(self) -> None:
         super()._reset()
-        self._verdicts, self._judge = (), None
+        self._verdicts = ()
 
     def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> HealthWatch:
-        measured = super()._watch(trainer, pl_module, watch)
-        layers = self._layers(watch.selection)
+        health = HealthWatch(**vars(super()._watch(trainer, pl_module, watch)))
         if watch.stage == "train":
-            self._judge = Judge(self._rules(), layers, self.window)
-        return HealthWatch(**vars(measured), layers=layers)
+            if trainer.is_global_zero:
+                health.judge = Judge(self._rules(), self._layers(watch.selection), self.window)
+                health.reporter = Reporter(health.judge, watch.loggers, watch.every_n_steps)
+            is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
+            is_scaled = health.scaling is not None
+            health.black_box = BlackBox(trainer, pl_module, exact=is_exact, is_scaled=is_scaled)
+        return health
 
     def _layers(self, selection: Selection) -> dict[str, Layer]:
         modules: dict[str, nn.Module] = {**selection.modules, **selection.owners}
@@ -198,15 +178,14 @@ class HealthMonitor(SiteLogger):
 
     # What it does at each step.
 
-    def _wants(self, trainer: Trainer, watch: SiteWatch, batch_idx: int, dataloader_idx: int) -> bool:
+    def _wants(self, trainer: Trainer, watch: HealthWatch, batch_idx: int, dataloader_idx: int) -> bool:
         if watch.stage != "train":
             return batch_idx < EVALUATED
-        assert isinstance(watch, HealthWatch)
         step = logged_step(trainer)
         watch.first_step = step if watch.first_step is None else watch.first_step
         return watch.every_n_steps > 0 and (step == watch.first_step or is_due(step, watch.every_n_steps))
 
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch, batch: Any) -> None:
+    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, batch: Any) -> None:
         super()._begin_batch(trainer, pl_module, watch, batch)
         if watch.stage == "train":
             for path, tensor in tensors_in(batch):
@@ -214,61 +193,76 @@ class HealthMonitor(SiteLogger):
                     watch.recorder.open(Site("", "input", path))(tensor)
 
     def _see_batch(
-        self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(watch, HealthWatch)
         watch.batch_idx = batch_idx
+        if watch.black_box is not None:
+            watch.black_box.begin_batch(batch, batch_idx, logged_step(trainer))
+            self._tell_events(watch)
 
-    def _see_loss(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch, loss: Tensor) -> None:
-        assert isinstance(watch, HealthWatch)
+    def _see_loss(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, loss: Tensor) -> None:
         scale = None if watch.scaling is None else watch.scaling.in_force()
-        loss = loss.detach()
-        watch.losses.add(logged_step(trainer), watch.batch_idx, loss if scale is None else loss / scale)
+        watch.losses.add(logged_step(trainer), watch.batch_idx, loss if scale is None else loss.detach() / scale)
+        if watch.black_box is not None:
+            watch.black_box.before_backward(loss)
 
-    def _before_optimizer_step(self, pl_module: LightningModule, watch: SiteWatch, optimizer: Optimizer) -> None:
+    def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch) -> None:
+        if watch.black_box is not None:
+            watch.black_box.after_backward()
+            self._tell_events(watch)
+
+    def _see_step(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, optimizer: Optimizer) -> None:
+        if watch.black_box is not None:
+            watch.black_box.before_optimizer_step()
+            self._tell_events(watch)
+
+    def _see_batch_end(self, trainer: Trainer, watch: HealthWatch) -> None:
+        if watch.black_box is not None:
+            watch.black_box.end_batch()
+
+    def _tell_events(self, watch: HealthWatch) -> None:
+        self._verdicts = watch.with_events() or self._verdicts
+
+    def _before_optimizer_step(self, pl_module: LightningModule, watch: HealthWatch, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(pl_module, watch, optimizer)
-        assert isinstance(watch, HealthWatch)
         for each in pl_module.trainer.optimizers:
-            watch.stepped |= _stepped_by(each, watch.weights)
+            watch.stepped |= stepped_by(each, watch.weights)
 
-    def _log(self, trainer: Trainer, watch: SiteWatch) -> None:
-        assert isinstance(watch, HealthWatch)
-        readings = [reading for reading in self._flush(trainer, watch) if not reading.is_empty]
-        self.readings = tuple(readings)
-        stepped, watch.stepped = watch.stepped, {}
+    def _log(self, trainer: Trainer, watch: HealthWatch) -> None:
+        self.readings = tuple(reading for reading in self._flush(trainer, watch) if not reading.is_empty)
         watch.gaps_are_named = True
-        if trainer.is_global_zero and self._judge is not None:
+        training = self._live.get("train")
+        if training is not None and training.judge is not None:
             try:
-                self._look(trainer, watch, self._judge, readings, stepped)
+                self._judge(trainer, watch, training.judge)
             except Exception as error:  # the other ranks go on measuring, so this one must
-                self._judge = None
+                training.judge = None
                 warn_switched_off(f"judging by {self._name}", error)
+        watch.stepped = {}
         if watch.stage == "train":
             self._stop_if_asked(trainer)
 
-    def _look(
-        self,
-        trainer: Trainer,
-        watch: HealthWatch,
-        judge: Judge,
-        readings: Sequence[Reading],
-        stepped: dict[str, Stepped],
-    ) -> None:
-        step, by_site = logged_step(trainer), {reading.site: reading for reading in readings}
-        if watch.stage != "train":
-            judge.see_evaluation(Look(step, 0, by_site))
-            return
-        overflowed = any(reading.overflowed for reading in readings)
-        judge.see(Look(step, watch.batch_idx, by_site, watch.losses.take(), stepped, overflowed))
-        self._verdicts = judge.verdicts
+    def _judge(self, trainer: Trainer, watch: HealthWatch, judge: Judge) -> None:
+        if watch.stage == "train":
+            self._verdicts = watch.judged(logged_step(trainer), self.readings)
+        else:
+            judge.see_evaluation(Look(logged_step(trainer), 0, {reading.site: reading for reading in self.readings}))
 
     def written_tags(self) -> Iterator[str]:
         """None that another callback writes."""
         return iter(())
 
-    def _end_training(self, trainer: Trainer, watch: SiteWatch) -> None:
+    def _end_training(self, trainer: Trainer, watch: HealthWatch) -> None:
         if watch.stage == "train":
+            watch.close()
             super()._end_training(trainer, watch)
+
+    def _end_all(self) -> None:
+        # After an exception too, what has been seen is written.
+        for watch in list(self._live.values()):
+            with self._shielded(watch, "at the end of a run"):
+                watch.close()
+        super()._end_all()
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
         if self.stop_on is None:
@@ -279,14 +273,3 @@ class HealthMonitor(SiteLogger):
             trainer.should_stop = True
             if guilty:
                 inform(f"{self._name} ends the fit: {guilty[0].rule} in {guilty[0].module!r}. {guilty[0].evidence}")
-
-
-def _stepped_by(optimizer: Optimizer, weights: dict[str, Weight]) -> dict[str, Stepped]:
-    rates = {id(p): float(group.get("lr", 0.0)) for group in optimizer.param_groups for p in group["params"]}
-    kind, is_adaptive = type(optimizer).__name__, not isinstance(optimizer, SGD)
-    return {
-        name: Stepped(kind, rates[id(parameter)], is_adaptive)
-        for name, weight in weights.items()
-        for parameter in weight.parameters
-        if id(parameter) in rates
-    }

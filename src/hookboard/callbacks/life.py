@@ -10,7 +10,7 @@
     teardown or on_exception                               everything left is undone, see `ending.py`
 
 What they have in common stands in `course.py`. A callback with `sees_every_step` is also asked at each training batch,
-due or not: _see_batch, _see_loss, _see_step.
+due or not: _see_batch, _see_loss, _see_gradients, _see_step, _see_batch_end.
 """
 
 from typing import Any
@@ -65,6 +65,9 @@ class Life(Course[W]):
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `_after_backward`."""
         watch = self._live.get("train")
+        if watch is not None and self.sees_every_step:
+            with self._shielded(watch, "after the backward pass"):
+                self._see_gradients(trainer, pl_module, watch)
         if watch is not None and watch.is_due:
             with self._shielded(watch, "after the backward pass"):
                 self._after_backward(watch)
@@ -83,6 +86,10 @@ class Life(Course[W]):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """See `_end_batch`."""
+        watch = self._live.get("train")
+        if watch is not None and self.sees_every_step:
+            with self._shielded(watch, "at the end of a batch"):
+                self._see_batch_end(trainer, watch)
         self._finish_batch(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

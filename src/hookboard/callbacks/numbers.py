@@ -1,9 +1,8 @@
 """The base of callbacks that log numbers: it measures the due steps, writes the readings, and names what is missing."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 from hookboard.callbacks.course import is_due
 from hookboard.callbacks.life import Life
 from hookboard.callbacks.scaling import Scaling
+from hookboard.callbacks.site_watch import SiteWatch, gaps_of
 from hookboard.callbacks.trainer import (
     check_every_n_steps,
     inform,
@@ -25,35 +25,16 @@ from hookboard.callbacks.weights import keep_before, measure_gradients, measure_
 from hookboard.hooks import Taps, forget_graphs
 from hookboard.measure import Plan, Statistic, forget_scratch, plan
 from hookboard.messages import chosen
-from hookboard.parameters import Weight, weights_of, why_silent
+from hookboard.parameters import Weight, weights_of
 from hookboard.ranks import Ranks
 from hookboard.recording import Reading, Recorder
 from hookboard.sites import ROLES, Role, Site, Stage
 from hookboard.writers import entry_of
 
-
-@dataclass
-class SiteWatch(Watch):
-    """What a callback that measures holds of one stage.
-
-    Args:
-        recorder: measures the tensors of all sites.
-        taps: the hooks on modules.
-        weights: the watched weights by name.
-        before: during a due step, copies of the weights before the optimizer stepped, by name.
-        gaps_are_named: whether the warning about sites without a reading has been given.
-        scaling: the scale of the GradScaler; None without one.
-    """
-
-    recorder: Recorder = field(kw_only=True)
-    taps: Taps = field(kw_only=True)
-    weights: dict[str, Weight] = field(default_factory=dict, kw_only=True)
-    before: dict[str, Tensor] = field(default_factory=dict, kw_only=True)
-    gaps_are_named: bool = field(default=False, kw_only=True)
-    scaling: Scaling | None = field(default=None, kw_only=True)
+V = TypeVar("V", bound=SiteWatch)
 
 
-class SiteLogger(Life[SiteWatch]):
+class SiteLogger(Life[V]):
     """Base of callbacks that log readings: one flush of the recorder for each due step and each evaluation loop."""
 
     verb = "measures"
@@ -133,13 +114,14 @@ class SiteLogger(Life[SiteWatch]):
     def _cadence(self, trainer: Trainer) -> int:
         return log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
 
-    def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> SiteWatch:
+    def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> V:
         recorder = self._recorder(trainer, pl_module, watch)
         scaling = None
         if any(ROLES[role].is_gradient for role in self._roles()):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             scaling = Scaling(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
-        return SiteWatch(**vars(watch), recorder=recorder, taps=Taps({}, (), recorder.open), scaling=scaling)
+        taps = Taps({}, (), recorder.open)
+        return SiteWatch(**vars(watch), recorder=recorder, taps=taps, scaling=scaling)  # type: ignore[return-value]  # see HealthWatch
 
     def _recorder(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> Recorder:
         """What measures the tensors of one stage."""
@@ -152,7 +134,7 @@ class SiteLogger(Life[SiteWatch]):
             sync=self.sync_dist,
         )
 
-    def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch) -> None:
+    def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: V) -> None:
         forget_graphs(pl_module)
         roles = [role for role in self._roles() if not ROLES[role].of_parameter]
         watch.taps = Taps(watch.selection.modules, roles, watch.recorder.open, in_graphs=True)
@@ -161,26 +143,26 @@ class SiteLogger(Life[SiteWatch]):
         watch.taps.attach()
         watch.weights = self._weights(watch.selection.owners)
 
-    def _wants(self, trainer: Trainer, watch: SiteWatch, batch_idx: int, dataloader_idx: int) -> bool:
+    def _wants(self, trainer: Trainer, watch: V, batch_idx: int, dataloader_idx: int) -> bool:
         return watch.stage != "train" or is_due(logged_step(trainer), watch.every_n_steps)
 
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch, batch: Any) -> None:
+    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: V, batch: Any) -> None:
         watch.until_batch_end.callback(_close, watch)
         watch.taps.active = True
 
-    def _before_backward(self, watch: SiteWatch) -> None:
+    def _before_backward(self, watch: V) -> None:
         """Note the scale that this backward pass carries."""
         if watch.scaling is not None:
             watch.taps.show_pending()
             watch.recorder.scale = watch.scaling.before_backward()
 
-    def _after_backward(self, watch: SiteWatch) -> None:
+    def _after_backward(self, watch: V) -> None:
         """Gradients that come from now on carry no scale."""
         if watch.scaling is not None:
             watch.taps.show_pending()
             watch.recorder.scale = None
 
-    def _before_optimizer_step(self, pl_module: LightningModule, watch: SiteWatch, optimizer: Optimizer) -> None:
+    def _before_optimizer_step(self, pl_module: LightningModule, watch: V, optimizer: Optimizer) -> None:
         self._follow_weights(pl_module, watch)
         roles = self._roles()
         if watch.scaling is not None:
@@ -191,7 +173,7 @@ class SiteLogger(Life[SiteWatch]):
         if "parameter_update" in roles:
             keep_before(watch.before, optimizer, watch.weights, self._part)
 
-    def _end_batch(self, trainer: Trainer, watch: SiteWatch) -> None:
+    def _end_batch(self, trainer: Trainer, watch: V) -> None:
         if watch.stage == "train" and not is_accumulating(trainer):
             with self._shielded(watch, "after the optimizer step"):
                 measure_weights(watch.recorder, watch.weights, watch.before, self._roles(), self._part)
@@ -199,10 +181,10 @@ class SiteLogger(Life[SiteWatch]):
             if watch.stage in self._live:  # after a fault too, where other ranks wait
                 self._log(trainer, watch)
 
-    def _end_loop(self, trainer: Trainer, watch: SiteWatch) -> None:
+    def _end_loop(self, trainer: Trainer, watch: V) -> None:
         self._log(trainer, watch)
 
-    def _end_training(self, trainer: Trainer, watch: SiteWatch) -> None:
+    def _end_training(self, trainer: Trainer, watch: V) -> None:
         """Say so if nothing was measured."""
         if watch.gaps_are_named:
             return
@@ -213,10 +195,10 @@ class SiteLogger(Life[SiteWatch]):
             why = f"the fit had no {watch.stage} loop after its start"
         inform(f"{self._name} has measured nothing in {watch.stage}: {why}.")
 
-    def _stays_after_a_fault(self, watch: SiteWatch) -> bool:
+    def _stays_after_a_fault(self, watch: V) -> bool:
         return watch.recorder.give_up()
 
-    def _follow_weights(self, pl_module: LightningModule, watch: SiteWatch) -> None:
+    def _follow_weights(self, pl_module: LightningModule, watch: V) -> None:
         """If modules have new parameters, watch these, and warn once.
 
         It is called before the optimizer steps: sharded modules have other parameters during forward and backward.
@@ -232,12 +214,13 @@ class SiteLogger(Life[SiteWatch]):
         watch.weights = weights
         self._say_changed(watch, changed, pl_module)
 
-    def _flush(self, trainer: Trainer, watch: SiteWatch) -> list[Reading]:
+    def _flush(self, trainer: Trainer, watch: V) -> list[Reading]:
+        """The readings of the step or loop."""
         if watch.scaling is None:
             return watch.recorder.flush()[0]
         return watch.scaling.flush(watch.recorder, trainer.lightning_module, trainer.optimizers, watch.weights)
 
-    def _log(self, trainer: Trainer, watch: SiteWatch) -> None:
+    def _log(self, trainer: Trainer, watch: V) -> None:
         readings = self._finish(self._flush(trainer, watch))
         self.readings = tuple(reading for reading in readings if not reading.is_empty)
         if trainer.is_global_zero:
@@ -246,10 +229,10 @@ class SiteLogger(Life[SiteWatch]):
             watch.gaps_are_named = True
             self._name_gaps(trainer, watch, readings)
 
-    def _name_gaps(self, trainer: Trainer, watch: SiteWatch, readings: Sequence[Reading]) -> None:
+    def _name_gaps(self, trainer: Trainer, watch: V, readings: Sequence[Reading]) -> None:
         """Give one warning that names all selected sites without a reading, grouped by cause."""
         expected, step = self._expected(watch), logged_step(trainer)
-        gaps = list(_gaps(watch, expected, readings))
+        gaps = list(gaps_of(watch, expected, readings))
         if gaps:
             where = f"at step {step}" if watch.stage == "train" else f"in the {watch.stage} loop at step {step}"
             warn(
@@ -257,7 +240,7 @@ class SiteLogger(Life[SiteWatch]):
                 f"(this is said once):{listed_gaps(gaps, names_in(trainer.lightning_module))}"
             )
 
-    def _expected(self, watch: SiteWatch) -> list[tuple[str, Role]]:
+    def _expected(self, watch: V) -> list[tuple[str, Role]]:
         """Names and roles of which at least one tensor should be measured in a due step."""
         of_weights = [role for role in self._roles() if ROLES[role].of_parameter]
         return [*watch.taps.expected(), *((name, role) for role in of_weights for name in watch.weights)]
@@ -276,24 +259,3 @@ def _close(watch: SiteWatch) -> None:
     watch.taps.active = False
     if watch.stage == "train":
         watch.taps.settle()
-
-
-def _gaps(
-    watch: SiteWatch, expected: Iterable[tuple[str, Role]], readings: Iterable[Reading]
-) -> Iterator[tuple[str, Role, str]]:
-    """Name, role and cause of everything that should have been measured and was not."""
-    measured = {(reading.site.name, reading.site.role): reading for reading in readings}
-    for name, role in expected:
-        reading = measured.get((name, role))
-        if reading is None:
-            yield name, role, _why_silent(watch, name, role)
-        elif reading.is_empty:
-            yield name, role, "every tensor was empty"
-
-
-def _why_silent(watch: SiteWatch, name: str, role: Role) -> str:
-    if watch.recorder.is_off(name, role):
-        return "switched off, as a warning above says"
-    if name in watch.weights and ROLES[role].of_parameter:
-        return why_silent(watch.weights[name])
-    return watch.taps.why_silent(name, role)

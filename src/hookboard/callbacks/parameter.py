@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lightning.pytorch import LightningModule
 
 from hookboard.callbacks.numbers import SiteLogger
+from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.callbacks.watch import Selection
 from hookboard.measure import FORMULAS, Plan, Statistic, as_list, plan
 from hookboard.recording import Reading
@@ -16,7 +17,7 @@ from hookboard.sites import Role
 UPDATES = ("update_norm", "update_ratio")
 
 
-class ParameterLogger(SiteLogger):
+class ParameterLogger(SiteLogger[SiteWatch]):
     """Logs statistics, and optionally histograms, of parameters, and how far the optimizer moved them.
 
     Statistics are taken of the parameter after the optimizer step. `update_norm` is the L2 norm of its change in that

@@ -1,0 +1,92 @@
+"""`HealthWatch`: what `HealthMonitor` holds of one stage."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch.optim import SGD, Optimizer
+
+from hookboard.callbacks.black_box import BlackBox
+from hookboard.callbacks.loss_meter import LossMeter
+from hookboard.callbacks.reporter import Reporter
+from hookboard.callbacks.site_watch import SiteWatch
+from hookboard.health import Judge, Look, Stepped, Verdict
+from hookboard.parameters import Weight
+from hookboard.recording import Reading
+
+
+@dataclass
+class HealthWatch(SiteWatch):
+    """What the monitor holds of one stage.
+
+    Args:
+        losses: the loss of every step since the last look.
+        stepped: during a due step, what the optimizers do with each weight, by its name.
+        batch_idx: the index of the running batch.
+        first_step: the optimizer step at which the fit began; None before.
+        judge: judges the run; None in evaluations, on ranks that do not judge, and after a fault.
+        reporter: tells what the judge says.
+        black_box: finds the first NaN or Inf; None outside of training.
+        told: how many of the black box's events have been told.
+    """
+
+    losses: LossMeter = field(default_factory=LossMeter, kw_only=True)
+    stepped: dict[str, Stepped] = field(default_factory=dict, kw_only=True)
+    batch_idx: int = field(default=0, kw_only=True)
+    first_step: int | None = field(default=None, kw_only=True)
+    judge: Judge | None = field(default=None, kw_only=True)
+    reporter: Reporter | None = field(default=None, kw_only=True)
+    black_box: BlackBox | None = field(default=None, kw_only=True)
+    told: int = field(default=0, kw_only=True)
+
+    def judged(self, step: int, readings: Sequence[Reading]) -> tuple[Verdict, ...]:
+        """Take a look, judge the run, and tell what the judge says.
+
+        Args:
+            step: the optimizer step.
+            readings: all readings of the step.
+
+        Returns:
+            The verdicts, worst first.
+        """
+        assert self.judge is not None
+        assert self.reporter is not None
+        overflowed = any(reading.overflowed for reading in readings)
+        by_site = {reading.site: reading for reading in readings}
+        self.judge.see(Look(step, self.batch_idx, by_site, self.losses.take(), self.stepped, overflowed))
+        verdicts = self.judge.verdicts
+        self.reporter.after_look(verdicts)
+        return verdicts
+
+    def with_events(self) -> tuple[Verdict, ...] | None:
+        """Judge and tell what the black box has found since the last call.
+
+        Returns:
+            The verdicts, worst first; None if it has found nothing new.
+        """
+        if self.black_box is None or len(self.black_box.events) == self.told:
+            return None
+        events, self.told = self.black_box.events[self.told :], len(self.black_box.events)
+        if self.judge is None or self.reporter is None:
+            return None
+        for event in events:
+            self.judge.add("nonfinite", event.symptom(), event.step)
+        looks, verdicts = self.judge.run.looks, self.judge.verdicts
+        self.reporter.at_event(verdicts, events[0].step, looks[-1] if looks else None)
+        return verdicts
+
+    def close(self) -> None:
+        """Tell the verdict of the run."""
+        if self.judge is not None and self.reporter is not None:
+            self.reporter.close(self.judge.verdicts)
+
+
+def stepped_by(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Stepped]:
+    """What an optimizer does with each of these weights, by its name, at the rates that are in force now."""
+    rates = {id(p): float(group.get("lr", 0.0)) for group in optimizer.param_groups for p in group["params"]}
+    kind, is_adaptive = type(optimizer).__name__, not isinstance(optimizer, SGD)
+    return {
+        name: Stepped(kind, rates[id(parameter)], is_adaptive)
+        for name, weight in weights.items()
+        for parameter in weight.parameters
+        if id(parameter) in rates
+    }
