@@ -76,13 +76,14 @@ def _did_harm(run: Run, found: Spike) -> bool:
     losses = run.losses
     if not losses.is_harmed:
         return False
+    before = [loss.value for loss in losses.recent if loss.step < found.loss.step][-BLOCK:]
     after = np.array([loss.value for loss in losses.recent if loss.step > found.loss.step])
-    if len(after) < LASTS:
+    if not before or len(after) < LASTS:
         return False
+    well = float(np.median(before))
     limit = max(RISEN * (losses.start - losses.best), CLEAR * losses.noise)
     blocks = np.median(after[: len(after) // BLOCK * BLOCK].reshape(-1, BLOCK), axis=1)
-    was_well = found.usual < losses.best + limit
-    return was_well and not bool(blocks.min() <= found.usual + limit / 2)
+    return well < losses.best + limit and not bool(blocks.min() <= well + limit / 2)
 
 
 def _of_gradient(run: Run) -> Iterator[Symptom]:

@@ -1,6 +1,6 @@
 """Rules about what reaches the weights: `no_gradient` and `not_updated`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
@@ -29,7 +29,7 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
     chains, others = _chains_without_gradient(run, look)
     for chain in chains:
         yield _cut(run, look, chain, others)
-    for layer in run.layers:
+    for layer in run.layers if others else ():
         weights = _stepped_weights(look, layer)
         if not weights:
             continue
@@ -137,8 +137,8 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
     is_backbone = front == len(left) and front >= BACKBONE * len(trained)
     for i, layer in enumerate(left):
-        if i and run.place(left[i - 1].name) + 1 == run.place(layer.name):
-            continue
+        if i and trained.index(left[i - 1]) + 1 == trained.index(layer):
+            continue  # the one before it is named
         several = f" (so do {len(left) - 1} other layers)" if len(left) > 1 else ""
         evidence = (
             f"its gradient has an RMS of {_gradient_rms(look, layer):.2g}, and no optimizer holds its weights"
@@ -149,13 +149,13 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
 
 
 def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
-    names = layer.trainable
-    return any(_has_gradient(look, name) for name in names) and not any(name in run.peak_rate for name in names)
+    names = _main_weights(layer, [name for name in layer.trainable if _has_gradient(look, name)])
+    return any(name not in run.peak_rate for name in names)
 
 
 def _why_still(run: Run, look: Look, layer: Layer) -> str:
-    """Why none of a layer's weights moves though a gradient reaches one; "" if one moves or none has a gradient."""
-    weights = [name for name in _stepped_weights(look, layer) if _has_gradient(look, name)]
+    """Why a layer's weights do not move though a gradient reaches them; "" if they move or have no gradient."""
+    weights = _main_weights(layer, [name for name in _stepped_weights(look, layer) if _has_gradient(look, name)])
     updates = [look.of(name, "parameter_update") for name in weights]
     if not weights or any(update is None or update.moments.rms != 0 for update in updates):
         return ""
@@ -173,6 +173,12 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
 def _stepped_weights(look: Look, layer: Layer) -> list[str]:
     """Its trainable weights that an optimizer stepped at this look."""
     return [name for name in layer.weights if name in layer.trainable and name in look.stepped]
+
+
+def _main_weights(layer: Layer, names: Iterable[str]) -> list[str]:
+    """Of some of its weights those with two or more dimensions; all of them if there is none."""
+    names = list(names)
+    return [name for name in names if len(layer.shapes.get(name, ())) > 1] or names
 
 
 def _has_gradient(look: Look, weight: str) -> bool:

@@ -116,10 +116,11 @@ def _large_model(run: Run, step: int, whole: np.ndarray, first: int) -> Symptom:
 def _first_large(whole: np.ndarray, window: int) -> int | None:
     """Where the first stretch of large steps begins: large by themselves, or far above those before."""
     found = _first_of(whole > LARGE, window)
-    for i in range(window, len(whole)):
+    for i in range(window, len(whole) - 1):
         if found is not None and i >= found:
             break
-        if whole[i] > NOT_SMALL and whole[i] > JUMP * np.median(whole[:i]) and len(whole[i:]) > 1:
+        # Two in a row: one large step is a bad batch.
+        if min(whole[i : i + 2]) > max(NOT_SMALL, JUMP * float(np.median(whole[:i]))):
             return i
     return found
 

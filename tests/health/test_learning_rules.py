@@ -1,0 +1,146 @@
+"""`spike`, `not_learning` and `train_eval_gap`: what fires, and what looks alike and is well."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from health.trainings import LAYERS, WEIGHTS, falling, judged, of, places, seen, stuck, symptoms, training
+
+from hookboard.health import Judge
+from hookboard.health.rules import RULES
+from hookboard.health.rules.learning import GAP, GRADIENT_SPIKE, PATIENCE
+
+SPIKE, NOT_LEARNING, GAP_RULE = RULES["spike"], RULES["not_learning"], RULES["train_eval_gap"]
+
+
+def spiked(steps: int, at: int, value: float, after: list[float] | None = None) -> list[float]:
+    losses = [2.3 * 0.99**i + 0.02 * float(np.sin(7 * i)) for i in range(steps)]
+    losses[at] = value
+    if after is not None:
+        losses[at + 1 :] = after
+    return losses
+
+
+def test_a_spike_that_does_no_harm_is_a_note_that_names_the_batch():
+    verdicts = judged([SPIKE], training(100, losses=spiked(100, 60, 40.0))).verdicts
+    assert [(v.severity, v.since, v.until, v.batch_idx) for v in verdicts] == [("note", 60, 60, 60)]
+
+
+def test_a_spike_after_which_the_loss_never_comes_back_is_an_alarm():
+    made = training(100, losses=spiked(100, 60, 40.0, stuck(39)))
+    verdicts = judged([SPIKE], made).verdicts
+    assert [(v.severity, v.since, v.batch_idx) for v in verdicts] == [("alarm", 60, 60)]
+    assert "batch 60" in verdicts[0].evidence
+
+
+def test_the_spike_is_found_between_two_looks():
+    made = training(10, losses=spiked(100, 63, 40.0, stuck(36)), every=10)
+    assert [(v.since, v.batch_idx) for v in judged([SPIKE], made).verdicts] == [(63, 63)]
+
+
+def test_a_loss_within_its_noise_is_no_spike():
+    losses = falling(50) + [1.0 + 0.1 * float(x) for x in np.random.default_rng(0).standard_t(5, 500)]
+    assert judged([SPIKE], training(110, losses=losses, every=5)).verdicts == ()
+
+
+def test_harm_that_began_before_the_spike_is_not_blamed_on_it():
+    losses = [*np.linspace(2.3, 0.5, 60), *np.linspace(0.5, 2.3, 60), 50.0, *stuck(60)]
+    made = training(len(losses), losses=losses)
+    assert all(v.severity == "note" for v in judged([SPIKE], made).verdicts)
+
+
+def test_a_spike_of_the_gradient_is_a_note():
+    def change(step):
+        size = 0.01 * (GRADIENT_SPIKE * 1.2 if step == 40 else 1)
+        return {(w, "parameter_grad"): of(w, "parameter_grad", size) for w in WEIGHTS}
+
+    verdicts = judged([SPIKE], training(60, change)).verdicts
+    assert [(v.severity, v.batch_idx) for v in verdicts] == [("note", 40)]
+
+
+def test_a_gradient_that_grows_by_less_is_well():
+    def change(step):
+        size = 0.01 * (GRADIENT_SPIKE * 0.8 if step == 40 else 1)
+        return {(w, "parameter_grad"): of(w, "parameter_grad", size) for w in WEIGHTS}
+
+    assert judged([SPIKE], training(60, change)).verdicts == ()
+
+
+def test_a_loss_at_chance_with_gradients_that_agree_on_nothing_is_no_layers_fault():
+    found = symptoms(NOT_LEARNING, training(PATIENCE, losses=stuck(PATIENCE)))
+    assert places(found) == [("", "alarm")]
+    assert found[0].since == 0
+    assert "no layer is sick" in found[0].advice
+
+
+def test_patience_is_needed_before_data_is_blamed():
+    assert symptoms(NOT_LEARNING, training(PATIENCE - 1, losses=stuck(PATIENCE - 1))) == []
+
+
+def test_gradients_that_agree_speak_against_bad_data():
+    same = {(w, "parameter_grad"): of(w, "parameter_grad", 0.01) for w in WEIGHTS}
+    assert symptoms(NOT_LEARNING, training(PATIENCE, lambda step: same, losses=stuck(PATIENCE))) == []
+
+
+def test_a_loss_that_falls_is_learning():
+    assert symptoms(NOT_LEARNING, training(PATIENCE)) == []
+
+
+def test_a_model_whose_rate_still_rises_has_time():
+    made = training(PATIENCE, losses=stuck(PATIENCE), rate=lambda step: 1e-5 * (step + 1))
+    assert symptoms(NOT_LEARNING, made) == []
+
+
+def test_a_model_that_does_not_move_is_not_blamed_on_the_data():
+    change = {(w, "parameter_update"): of(w, "parameter_update", 1e-9) for w in WEIGHTS}
+    assert symptoms(NOT_LEARNING, training(PATIENCE, lambda step: change, losses=stuck(PATIENCE))) == []
+
+
+def evaluation(step: int, **changed):
+    """An evaluation loop like training, but for some layers: name to RMS and mean."""
+    means = dict.fromkeys(LAYERS, 0.5) | changed
+    made = training(1, lambda s: {(n, "output"): of(n, "output", 1.0, mean) for n, mean in means.items()})[0]
+    outputs = {site: one for site, one in made.readings.items() if site.role == "output"}
+    return replace(made, step=step, readings=outputs, losses=(), stepped={})
+
+
+def with_evaluation(look):
+    judge = Judge([GAP_RULE], LAYERS, 3)
+    made = training(60)
+    for one in made[:50]:
+        judge.see(one)
+    judge.see_evaluation(look)
+    for one in made[50:]:
+        judge.see(one)
+    return judge.verdicts
+
+
+def test_validation_that_is_like_training_is_well():
+    assert with_evaluation(evaluation(49)) == ()
+
+
+def test_the_first_layer_that_differs_in_validation_is_named():
+    verdicts = with_evaluation(evaluation(49, fc1=6.0, act1=6.0, head=6.0))
+    assert [(v.severity, v.module, v.since) for v in verdicts] == [("alarm", "fc1", 49)]
+
+
+def test_a_difference_that_does_not_reach_the_end_is_a_note():
+    assert [v.severity for v in with_evaluation(evaluation(49, fc1=6.0))] == ["note"]
+
+
+@pytest.mark.parametrize(("shift", "fires"), [(0.8, False), (1.6, True)])
+def test_the_border_is_one_deviation(shift, fires):
+    found = with_evaluation(evaluation(49, fc1=0.5 + shift * GAP, act1=0.5 + shift * GAP, head=0.5 + shift * GAP))
+    assert bool(found) is fires
+
+
+def test_an_evaluation_before_training_tells_nothing():
+    judge = Judge([GAP_RULE], LAYERS, 3)
+    judge.see_evaluation(evaluation(0, fc1=9.0, act1=9.0, head=9.0))
+    for one in training(60):
+        judge.see(one)
+    assert judge.verdicts == ()
+
+
+def test_no_evaluation_tells_nothing():
+    assert list(GAP_RULE.judge(seen(training(60)))) == []

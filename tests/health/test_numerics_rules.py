@@ -1,0 +1,204 @@
+"""`nonfinite` and `precision`: what fires, and what looks alike and is well."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from health import looks
+from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, places, stuck, symptoms, training, typed
+
+from hookboard.health.rules import RULES
+from hookboard.health.rules.numerics import HEADROOM, SWALLOWED, UNDERFLOW
+from hookboard.measure import Histogram, Moments
+from hookboard.sites import Site
+
+NONFINITE, PRECISION = RULES["nonfinite"], RULES["precision"]
+
+
+def bad(name: str, role: str, nan: float = 0, posinf: float = 0, neginf: float = 0):
+    one = of(name, role, 1.0)
+    return replace(one, moments=replace(one.moments, nan=nan, posinf=posinf, neginf=neginf))
+
+
+def all_bad_from(step: int, change: dict):
+    """At one step the change, afterwards NaN everywhere."""
+
+    def at(now: int):
+        if now < step:
+            return {}
+        if now == step:
+            return change
+        outputs = {(name, "output"): bad(name, "output", nan=5) for name in LAYERS}
+        return outputs | {(w, "parameter_before"): bad(w, "parameter_before", nan=5) for w in WEIGHTS}
+
+    return at
+
+
+def nan_from(step: int, steps: int = 12):
+    return [*falling(step), *[math.nan] * (steps - step)]
+
+
+def verdict_of(change: dict, losses=None):
+    judge = judged([NONFINITE], training(12, all_bad_from(6, change), losses=losses or nan_from(6)))
+    assert len(judge.verdicts) == 1
+    return judge.verdicts[0]
+
+
+def test_a_nan_in_forward_is_named_at_the_first_layer_with_its_step_and_batch():
+    change = {(name, "output"): bad(name, "output", nan=5) for name in ("fc1", "act1", "head")}
+    verdict = verdict_of(change)
+    assert (verdict.severity, verdict.module, verdict.since, verdict.batch_idx) == ("alarm", "fc1", 6, 6)
+    assert "(forward)" in verdict.evidence
+    assert "what went in was finite" in verdict.evidence
+
+
+def test_a_first_layer_whose_input_is_not_finite_says_so():
+    change = {(name, "output"): bad(name, "output", nan=5) for name in LAYERS}
+    verdict = verdict_of({**change, ("fc0", "input"): bad("fc0", "input", posinf=1)})
+    assert verdict.module == "fc0"
+    assert "not finite either" in verdict.evidence
+
+
+def test_a_loss_that_is_not_finite_though_all_outputs_are_is_the_fault_of_the_loss():
+    verdict = verdict_of({("head", "grad_output"): bad("head", "grad_output", nan=5)})
+    assert verdict.module == ""
+    assert "outputs that are all finite" in verdict.evidence
+
+
+def test_a_nan_in_backward_is_named_where_the_gradient_was_still_finite():
+    change = {(name, "grad_output"): bad(name, "grad_output", nan=5) for name in ("fc0", "act0", "fc1")}
+    verdict = verdict_of(change, [*falling(7), *[math.nan] * 5])
+    assert verdict.module == "act1"
+    assert "(backward)" in verdict.evidence
+
+
+def test_a_nan_in_the_gradient_of_a_weight_is_named_at_its_layer():
+    change = {("fc1.weight", "parameter_grad"): bad("fc1.weight", "parameter_grad", nan=1)}
+    assert verdict_of(change, [*falling(7), *[math.nan] * 5]).module == "fc1"
+
+
+def test_a_nan_of_the_optimizer_is_named_with_its_pass():
+    change = {("fc1.weight", "parameter"): bad("fc1.weight", "parameter", nan=1)}
+    verdict = verdict_of(change, [*falling(7), *[math.nan] * 5])
+    assert verdict.module == "fc1"
+    assert "(optimizer)" in verdict.evidence
+
+
+def test_between_two_looks_the_loss_tells_the_step():
+    made = training(6, lambda step: all_bad_from(30, {})(step), losses=nan_from(33, 60), every=10)
+    verdict = judged([NONFINITE], made).verdicts[0]
+    assert (verdict.since, verdict.batch_idx) == (33, 33)
+    assert "before the step" in verdict.evidence
+
+
+def test_a_mask_is_a_note():
+    change = {("act0", "output"): bad("act0", "output", neginf=50)}
+    found = symptoms(NONFINITE, training(change=lambda step: change))
+    assert places(found) == [("act0", "note")]
+    assert "mask" in found[0].advice
+
+
+def test_an_output_that_nobody_uses_is_a_note():
+    change = {("act0", "output"): bad("act0", "output", nan=50)}
+    assert places(symptoms(NONFINITE, training(change=lambda step: change))) == [("act0", "note")]
+
+
+def test_behind_a_mask_the_layer_that_gave_nan_is_named():
+    change = {
+        ("act0", "output"): bad("act0", "output", neginf=50),
+        **{(name, "output"): bad(name, "output", nan=5) for name in ("act1", "head")},
+    }
+    assert verdict_of(change).module == "act1"
+
+
+def test_overflows_under_a_scaler_are_well():
+    change = {(w, "parameter_grad"): bad(w, "parameter_grad", posinf=5) for w in WEIGHTS}
+    made = training(change=lambda step: change, edit=lambda look: replace(look, overflowed=True))
+    assert symptoms(NONFINITE, made) == []
+
+
+def test_when_all_is_finite_again_it_is_over():
+    change = {("fc1", "output"): bad("fc1", "output", nan=5)}
+    made = training(12, lambda step: change if step == 3 else {}, losses=[2, 2, 2, math.nan, *[2] * 8])
+    verdict = judged([NONFINITE], made).verdicts[0]
+    assert (verdict.severity, verdict.since, verdict.until) == ("alarm", 3, 3)
+
+
+def half(dtype, share: float, *names: str):
+    """Weights of this type, of whose elements the step did not change this share."""
+    changes = {}
+    for name in names or LAYERS:
+        for weight in LAYERS[name].weights:
+            still = looks.row(1000, 0.0, 1e-4, zeros=1000 * share)
+            changes[weight, "parameter_update"] = looks.reading(weight, "parameter_update", [still])
+            changes[weight, "parameter"] = typed(of(weight, "parameter", 0.1), dtype)
+            gradient = looks.row(1000, 0.0, 0.01)
+            changes[weight, "parameter_grad"] = looks.reading(weight, "parameter_grad", [gradient])
+    return changes
+
+
+def test_updates_that_bf16_swallows_are_a_note_and_with_harm_an_alarm():
+    change = half(torch.bfloat16, SWALLOWED + 0.01)
+    assert places(symptoms(PRECISION, training(change=lambda step: change))) == [("", "note")]
+    found = symptoms(PRECISION, training(60, lambda step: change, losses=stuck(60)))
+    assert places(found) == [("", "alarm")]
+    assert "91%" in found[0].evidence
+
+
+@pytest.mark.parametrize(
+    "change",
+    [half(torch.bfloat16, SWALLOWED - 0.01), half(torch.float32, 0.99)],
+    ids=["below the border", "float32"],
+)
+def test_updates_that_mostly_arrive_are_well(change):
+    assert symptoms(PRECISION, training(change=lambda step: change)) == []
+
+
+def test_one_layer_whose_updates_are_swallowed_is_named():
+    change = half(torch.bfloat16, 0.1) | half(torch.bfloat16, 0.99, "fc1")
+    assert places(symptoms(PRECISION, training(change=lambda step: change))) == [("fc1", "note")]
+
+
+def test_rows_without_a_gradient_are_not_swallowed():
+    change = half(torch.bfloat16, 0.99)
+    for weight in WEIGHTS:
+        rare = looks.row(1000, 0.0, 0.01, zeros=990)
+        change[weight, "parameter_grad"] = looks.reading(weight, "parameter_grad", [rare])
+    assert symptoms(PRECISION, training(change=lambda step: change)) == []
+
+
+def in_half(name: str, role: str, largest: float, tiny_share: float | None = None):
+    moments = Moments(1000, 0.0, largest / 3, largest / 4, 0, 0, 0, 0, -largest, largest)
+    histogram = None
+    if tiny_share is not None:
+        edges = [-largest, -1e-4, -1e-6, 1e-6, 1e-4, largest]
+        edges = [-largest, -6e-5, 6e-5, largest]
+        histogram = Histogram(edges=torch.tensor(edges).double().numpy(), counts=histogram_counts(tiny_share))
+    one = of(name, role, 1.0)
+    return typed(replace(one, site=Site(name, role), moments=moments, histogram=histogram), torch.float16)
+
+
+def histogram_counts(tiny_share: float):
+    return torch.tensor([500 * (1 - tiny_share), 1000 * tiny_share, 500 * (1 - tiny_share)]).double().numpy()
+
+
+def test_outputs_near_the_largest_of_float16_are_named():
+    limit = 65504 / HEADROOM
+    for factor, expected in ((1.01, [("fc1", "note")]), (0.99, [])):
+        change = {("fc1", "output"): in_half("fc1", "output", factor * limit)}
+        assert places(symptoms(PRECISION, training(change=lambda step, c=change: c))) == expected
+
+
+def test_gradients_below_the_normal_range_of_float16_are_named():
+    for share, expected in ((UNDERFLOW + 0.01, [("fc1", "note")]), (UNDERFLOW - 0.01, [])):
+        change = {("fc1", "grad_output"): in_half("fc1", "grad_output", 1e-2, share)}
+        assert places(symptoms(PRECISION, training(change=lambda step, c=change: c))) == expected
+
+
+def test_the_window_applies_to_precision_and_not_to_nonfinite():
+    change = {("fc1", "output"): in_half("fc1", "output", 60000)}
+    assert judged([PRECISION], training(WINDOW - 1, lambda step: change)).verdicts == ()
+    change = {("fc1", "output"): bad("fc1", "output", nan=5)}
+    made = training(1, lambda step: change, losses=[math.nan])
+    assert len(judged([NONFINITE], made).verdicts) == 1

@@ -1,0 +1,213 @@
+"""`no_gradient` and `not_updated`: what fires, and what looks alike and is well."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from health import looks
+from health.trainings import (
+    LAYERS,
+    WEIGHTS,
+    WINDOW,
+    judged,
+    linear,
+    of,
+    places,
+    stuck,
+    symptoms,
+    training,
+    typed,
+    zeros,
+)
+
+from hookboard.health import Layer
+from hookboard.health.rules import RULES
+
+NO_GRADIENT, NOT_UPDATED = RULES["no_gradient"], RULES["not_updated"]
+
+
+def cut_behind(name: str, by=lambda name, role: None):
+    """No gradient (or what `by` gives) at a layer and all before it."""
+    names = list(LAYERS)[: list(LAYERS).index(name) + 1]
+    weights = [weight for layer in names for weight in LAYERS[layer].weights]
+    slots = [(n, "grad_output") for n in names] + [(w, "parameter_grad") for w in weights]
+    return {slot: by(*slot) for slot in slots}
+
+
+@pytest.mark.parametrize("by", [lambda name, role: None, zeros], ids=["none", "zeros"])
+def test_a_cut_is_named_where_the_gradient_is_lost_first(by):
+    found = symptoms(NO_GRADIENT, training(change=lambda step: cut_behind("fc1", by)))
+    assert places(found) == [("fc1", "alarm")]
+    assert "2 layers, fc0 to fc1" in found[0].evidence
+
+
+def test_a_cut_behind_an_activation_is_named_there():
+    assert places(symptoms(NO_GRADIENT, training(change=lambda step: cut_behind("act1")))) == [("act1", "alarm")]
+
+
+def test_a_gradient_everywhere_is_well():
+    assert symptoms(NO_GRADIENT, training()) == []
+
+
+def test_a_gradient_that_is_tiny_but_not_zero_is_none_of_this_rule():
+    change = {(weight, "parameter_grad"): of(weight, "parameter_grad", 1e-30) for weight in LAYERS["fc0"].weights}
+    assert symptoms(NO_GRADIENT, training(change=lambda step: change)) == []
+
+
+def test_frozen_layers_are_no_matter():
+    frozen = {**LAYERS, "fc0": replace(LAYERS["fc0"], trainable=frozenset())}
+    held = [weight for weight in WEIGHTS if not weight.startswith("fc0")]
+    made = training(change=lambda step: cut_behind("act0"), held=held, layers=frozen)
+    assert symptoms(NO_GRADIENT, made, frozen) == []
+
+
+def test_zeros_behind_a_layer_that_starts_at_zero_do_not_last():
+    made = training(change=lambda step: cut_behind("fc1", zeros) if step == 0 else {})
+    assert judged([NO_GRADIENT], made).verdicts == ()
+
+
+def test_zeros_before_the_first_step_of_a_warm_up_are_no_matter():
+    made = training(change=lambda step: cut_behind("fc1", zeros), rate=0.0)
+    assert symptoms(NO_GRADIENT, made) == []
+
+
+def test_parts_of_a_gan_that_step_in_turns_are_well():
+    mine = [list(LAYERS["fc0"].weights), [*LAYERS["fc1"].weights, *LAYERS["head"].weights]]
+
+    def change(step):
+        return {(weight, "parameter_grad"): None for weight in mine[1 - step % 2]}
+
+    made = training(10, change, held=lambda step: mine[step % 2])
+    assert judged([NO_GRADIENT, NOT_UPDATED], made).verdicts == ()
+
+
+def test_an_expert_that_never_ran_is_a_note_that_says_so():
+    layers = {**LAYERS, "expert": linear("expert")}
+    gone = [("expert", "output"), ("expert", "grad_output")]
+    gone += [(weight, "parameter_grad") for weight in layers["expert"].weights]
+    made = training(change=lambda step: dict.fromkeys(gone), layers=layers, held=[*WEIGHTS, "expert.weight"])
+    found = symptoms(NO_GRADIENT, made, layers)
+    assert places(found) == [("expert", "note")]
+    assert "never ran" in found[0].evidence
+
+
+def test_a_layer_that_is_used_without_being_called_is_well():
+    change = {("fc1", "output"): None, ("fc1", "grad_output"): None}
+    assert symptoms(NO_GRADIENT, training(change=lambda step: change)) == []
+
+
+def test_one_weight_of_a_layer_without_a_gradient_is_a_note():
+    made = training(change=lambda step: {("fc1.bias", "parameter_grad"): zeros("fc1.bias", "parameter_grad")})
+    assert places(symptoms(NO_GRADIENT, made)) == [("fc1", "note")]
+
+
+def test_no_gradient_anywhere_is_a_note_while_the_loss_is_well():
+    def change(step):
+        return cut_behind("head", zeros)
+
+    assert [severity for _, severity in places(symptoms(NO_GRADIENT, training(change=change)))] == ["note"]
+    harmed = training(50, change, losses=stuck(50))
+    assert places(symptoms(NO_GRADIENT, harmed)) == [("head", "alarm")]
+
+
+def test_a_step_that_the_scaler_skipped_tells_nothing():
+    made = training(change=lambda step: cut_behind("fc1"), edit=lambda look: replace(look, overflowed=True))
+    assert symptoms(NO_GRADIENT, made) == []
+
+
+def still(*weights: str):
+    return {(weight, "parameter_update"): zeros(weight, "parameter_update") for weight in weights}
+
+
+def test_a_layer_in_no_optimizer_is_named():
+    held = [weight for weight in WEIGHTS if not weight.startswith("fc1")]
+    found = symptoms(NOT_UPDATED, training(held=held))
+    assert places(found) == [("fc1", "alarm")]
+    assert "no optimizer" in found[0].evidence
+
+
+def test_a_backbone_that_the_optimizer_was_not_given_is_a_note():
+    assert places(symptoms(NOT_UPDATED, training(held=LAYERS["head"].weights))) == [("fc0", "note")]
+
+
+def test_a_layer_that_was_stepped_before_is_in_an_optimizer():
+    made = training(held=lambda step: WEIGHTS if step == 0 else [w for w in WEIGHTS if not w.startswith("fc1")])
+    assert symptoms(NOT_UPDATED, made) == []
+
+
+def with_rate(rate_of):
+    """Give weights rates of their own."""
+    return lambda look: replace(
+        look, stepped={name: replace(one, rate=rate_of(name, look.step)) for name, one in look.stepped.items()}
+    )
+
+
+def test_a_layer_with_rate_zero_is_named():
+    edit = with_rate(lambda name, step: 0.0 if name.startswith("fc1") else 1e-3)
+    made = training(change=lambda step: still("fc1.weight", "fc1.bias"), edit=edit)
+    found = symptoms(NOT_UPDATED, made)
+    assert places(found) == [("fc1", "alarm")]
+    assert "learning rate is 0" in found[0].evidence
+
+
+def test_a_rate_that_has_come_down_to_zero_is_well():
+    edit = with_rate(lambda name, step: 0.0 if name.startswith("fc1") and step > 1 else 1e-3)
+    change = still("fc1.weight", "fc1.bias")
+    assert symptoms(NOT_UPDATED, training(change=lambda step: change if step > 1 else {}, edit=edit)) == []
+
+
+def test_a_warm_up_from_zero_is_well():
+    assert symptoms(NOT_UPDATED, training(change=lambda step: still(*WEIGHTS), rate=0.0)) == []
+
+
+def test_a_rate_that_stays_zero_is_the_fault_of_the_whole_model():
+    made = training(60, lambda step: still(*WEIGHTS), rate=0.0, losses=stuck(60))
+    assert places(symptoms(NOT_UPDATED, made)) == [("", "alarm")]
+
+
+def test_updates_lost_in_rounding_name_the_type():
+    def change(step):
+        return {
+            **still("fc1.weight", "fc1.bias"),
+            ("fc1.weight", "parameter"): typed(of("fc1.weight", "parameter", 0.1), torch.bfloat16),
+        }
+
+    found = symptoms(NOT_UPDATED, training(change=change))
+    assert places(found) == [("fc1", "alarm")]
+    assert "bfloat16" in found[0].evidence
+
+
+def test_a_matrix_that_does_not_move_counts_and_a_bias_alone_does_not():
+    assert places(symptoms(NOT_UPDATED, training(change=lambda step: still("fc1.weight")))) == [("fc1", "alarm")]
+    assert symptoms(NOT_UPDATED, training(change=lambda step: still("fc1.bias"))) == []
+
+
+def test_what_holds_for_all_layers_is_said_once():
+    assert places(symptoms(NOT_UPDATED, training(change=lambda step: still(*WEIGHTS)))) == [("", "alarm")]
+
+
+def test_weights_that_no_gradient_reaches_are_none_of_this_rule():
+    change = {**still("fc1.weight", "fc1.bias"), **cut_behind("fc1")}
+    assert symptoms(NOT_UPDATED, training(change=lambda step: change)) == []
+
+
+def test_the_window_is_what_a_symptom_must_last():
+    def change(step):
+        return cut_behind("fc1") if step < WINDOW - 1 else {}
+
+    assert judged([NO_GRADIENT], training(change=change)).verdicts == ()
+    made = training(WINDOW, lambda step: cut_behind("fc1"))
+    assert [(v.module, v.since, v.until) for v in judged([NO_GRADIENT], made).verdicts] == [("fc1", 0, None)]
+
+
+def test_a_layer_without_weights_in_the_optimizer_does_not_part_a_chain():
+    extra = {
+        "fc0": LAYERS["fc0"],
+        "free": Layer("free", "Linear", "linear", ("free.weight",), frozenset()),
+        "fc1": LAYERS["fc1"],
+        "head": LAYERS["head"],
+    }
+    change = {(w, "parameter_grad"): None for name in ("fc0", "fc1") for w in LAYERS[name].weights}
+    change |= {(name, "grad_output"): None for name in ("fc0", "free", "fc1")}
+    made = training(change=lambda step: change, layers=looks.layers(*extra.values()))
+    assert places(symptoms(NO_GRADIENT, made, extra)) == [("fc1", "alarm")]

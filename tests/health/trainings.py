@@ -1,0 +1,146 @@
+"""Whole trainings made by hand: a small chain of layers that is well, in which single readings are changed."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+from health import looks
+from health.looks import reading, row
+
+from hookboard.health import Judge, Layer, Look, Rule, Run, Stepped, Symptom
+from hookboard.recording import Reading
+from hookboard.sites import Role, Site
+
+WINDOW = 3
+VARIANTS = 16
+
+Changes = Mapping[tuple[str, Role], Reading | None]
+"""Readings to take in place of the usual ones; None for none."""
+
+
+def linear(name: str) -> Layer:
+    weights = (f"{name}.weight", f"{name}.bias")
+    return Layer(name, "Linear", "linear", weights, frozenset(weights), dict(zip(weights, [(8, 8), (8,)], strict=True)))
+
+
+LAYERS = looks.layers(
+    linear("fc0"), Layer("act0", "ReLU", "rectifier"), linear("fc1"), Layer("act1", "ReLU", "rectifier"), linear("head")
+)
+WEIGHTS = [weight for layer in LAYERS.values() for weight in layer.weights]
+RNG = np.random.default_rng(0)
+
+
+def usual(layers: Mapping[str, Layer] = LAYERS) -> list[Reading]:
+    """The readings of a healthy step: activations 1, gradients 0.01, weights 0.1, updates 1e-4, eight channels."""
+    outputs = [of(name, "output", 1.0, mean=0.5) for name in layers]
+    gradients = [of(name, "grad_output", 0.01) for name in reversed(layers)]
+    weights = [
+        one
+        for layer in layers.values()
+        for name in layer.weights
+        for one in (
+            of(name, "parameter_grad", 0.01),
+            of(name, "parameter_before", 0.1),
+            of(name, "parameter", 0.1),
+            of(name, "parameter_update", 1e-4),
+        )
+    ]
+    return [*outputs, *gradients, *weights]
+
+
+@cache
+def _variant(names: tuple[str, ...], number: int) -> list[Reading]:
+    """One of a few healthy steps, because it takes long to make them."""
+    return usual({name: LAYERS.get(name) or linear(name) for name in names})
+
+
+def of(name: str, role: Role, deviation: float, mean: float = 0.0, channels: int = 8) -> Reading:
+    """A reading whose channels have means of their own."""
+    means = mean + deviation * 0.3 * RNG.normal(size=channels)
+    return reading(name, role, [row(100, float(m), deviation) for m in means])
+
+
+def zeros(name: str, role: Role) -> Reading:
+    return reading(name, role, [row(100, 0.0, 0.0, zeros=100, low=0.0, high=0.0)] * 8)
+
+
+def training(
+    looks_: int = 2 * WINDOW,
+    change: Callable[[int], Changes] = lambda step: {},
+    losses: Sequence[float] | None = None,
+    every: int = 1,
+    rate: float | Callable[[int], float] = 1e-3,
+    held: Iterable[str] | Callable[[int], Iterable[str]] = tuple(WEIGHTS),
+    layers: Mapping[str, Layer] = LAYERS,
+    edit: Callable[[Look], Look] = lambda look: look,
+) -> list[Look]:
+    """The looks of a training.
+
+    Args:
+        looks_: how many.
+        change: from the step to what is changed.
+        losses: of all steps; left out, a loss that falls.
+        every: steps from look to look.
+        rate: the learning rate, at each step.
+        held: the weights that an optimizer steps.
+        layers: the layers.
+        edit: changes a whole look.
+    """
+    losses = falling(looks_ * every) if losses is None else losses
+    made = []
+    for i in range(looks_):
+        step = (i + 1) * every - 1
+        readings = {r.site: r for r in _variant(tuple(layers), i % VARIANTS)}
+        for (name, role), one in change(step).items():
+            if one is None:
+                readings.pop(Site(name, role), None)
+            else:
+                readings[Site(name, role)] = one
+        at = rate(step) if callable(rate) else rate
+        names = held(step) if callable(held) else held
+        stepped = {name: Stepped("AdamW", at, True) for name in names}
+        one = looks.look(step, list(readings.values()), losses[i * every : step + 1], stepped)
+        made.append(edit(one))
+    return made
+
+
+def falling(steps: int) -> list[float]:
+    return [2.3 * 0.98**i + 0.01 * float(RNG.normal()) for i in range(steps)]
+
+
+def stuck(steps: int) -> list[float]:
+    return [2.3 + 0.02 * float(RNG.normal()) for _ in range(steps)]
+
+
+def risen(steps: int) -> list[float]:
+    """A loss that falls in the first half, and is back at its start in the second."""
+    return [*np.linspace(2.3, 0.5, steps // 2), *stuck(steps - steps // 2)]
+
+
+def seen(made: Iterable[Look], layers: Mapping[str, Layer] = LAYERS, window: int = WINDOW) -> Run:
+    run = Run(layers, window)
+    for one in made:
+        run.see(one)
+    return run
+
+
+def symptoms(rule: Rule, made: Iterable[Look], layers: Mapping[str, Layer] = LAYERS) -> list[Symptom]:
+    """What the rule sees at the last look."""
+    return list(rule.judge(seen(made, layers)))
+
+
+def judged(rules: Sequence[Rule], made: Iterable[Look], layers: Mapping[str, Layer] = LAYERS) -> Judge:
+    judge = Judge(rules, layers, WINDOW)
+    for one in made:
+        judge.see(one)
+    return judge
+
+
+def places(found: Iterable[Symptom]) -> list[tuple[str, str]]:
+    """Module and severity of each symptom."""
+    return [(symptom.module, symptom.severity) for symptom in found]
+
+
+def typed(one: Reading, dtype: object) -> Reading:
+    return replace(one, dtype=dtype)
