@@ -1,4 +1,8 @@
-"""Which symptom follows from which: a verdict that another one explains is no alarm."""
+"""Which symptom follows from which: a verdict that another one explains is no alarm.
+
+What explains most stands first: a fault of the data or of the step hides behind the symptoms of many layers, a dead
+layer behind those of all that it feeds, and a loss that does not fall is the last thing to say.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +12,7 @@ from hookboard.health.run import Run
 from hookboard.health.verdict import Verdict
 
 Where = Literal["anywhere", "same", "before", "behind"]
+When = Literal["by then", "earlier", "at the start", "by steps"]
 
 
 @dataclass(frozen=True)
@@ -18,34 +23,117 @@ class Cause:
         rule: the rule that names the cause.
         effects: the rules whose symptoms it explains.
         where: in which layers: in the `same` one, in those that run `before` it or `behind` it (both include the
-            same one), or `anywhere`.
+            same one), or `anywhere`. Of the whole model, it is anywhere.
+        when: when the cause must have begun: `by then`, not later than its effect, apart from what a window leaves
+            open; `earlier` than its effect; `at the start`, before the first step changed a weight; `by steps`: by
+            then, and the effect was not there before the first step changed a weight.
+        is_adaptive: whether it holds only for optimizers whose steps do not follow the size of the gradient (True),
+            only for others (False), or for all (None).
     """
 
     rule: str
     effects: tuple[str, ...]
-    where: Where
+    where: Where = "anywhere"
+    when: When = "by then"
+    is_adaptive: bool | None = None
 
 
-CAUSES: tuple[Cause, ...] = ()
+_SIGNAL = ("activation_scale", "exploding_gradient", "vanishing_gradient", "saturated", "dead_units", "collapsed")
+"""Symptoms of the signal, forward and backward."""
+
+_STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
+"""Symptoms of weights that do not move as they should."""
+
+_LAST = ("not_learning", "precision", "train_eval_gap")
+"""What follows from nearly everything."""
+
+CAUSES: tuple[Cause, ...] = (
+    Cause("input_scale", (*_SIGNAL, "symmetric_units", "update_too_large", "update_too_small", "spike", *_LAST)),
+    Cause("input_scale", ("nonfinite",), when="earlier"),
+    Cause("symmetric_units", (*_SIGNAL, *_STANDSTILL, "update_too_large", *_LAST), when="at the start"),
+    Cause("dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), "anywhere"),
+    Cause("dead_units", (*_STANDSTILL, "saturated", "update_too_large", *_LAST), when="at the start"),
+    Cause("activation_scale", ("update_too_large", "exploding_gradient", "spike", *_LAST), when="at the start"),
+    Cause("activation_scale", ("saturated", "dead_units", "vanishing_gradient", "collapsed"), when="at the start"),
+    Cause("exploding_gradient", ("update_too_large", "spike"), when="at the start", is_adaptive=False),
+    Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "spike", "symmetric_units", *_LAST), when="by steps"),
+    Cause("update_too_large", ("nonfinite",), when="earlier"),
+    Cause("spike", (*_SIGNAL, *_STANDSTILL, "update_too_large", "symmetric_units", *_LAST), when="by steps"),
+    Cause("exploding_gradient", ("spike", "dead_units", "saturated", "activation_scale"), when="by steps"),
+    Cause("exploding_gradient", ("nonfinite",), when="earlier"),
+    Cause("activation_scale", ("nonfinite",), when="earlier"),
+    Cause("nonfinite", (*_SIGNAL, *_STANDSTILL, "update_too_large", "spike", "symmetric_units", "input_scale", *_LAST)),
+    Cause("precision", _STANDSTILL),
+    Cause("dead_units", (*_STANDSTILL, "saturated", *_LAST)),
+    Cause("no_gradient", ("not_updated", "update_too_small", "vanishing_gradient"), "before"),
+    Cause("no_gradient", _LAST),
+    Cause("not_updated", ("update_too_small", "activation_scale", "vanishing_gradient", "collapsed", *_LAST), "same"),
+    # With Adam a step is as large as the learning rate, whatever the gradient: small ones come from the rate alone, and
+    # a loss that stays where it is makes alarms of what would be notes.
+    Cause("update_too_small", (*_SIGNAL, *_LAST), is_adaptive=True),
+    Cause("not_updated", (*_SIGNAL, "update_too_small", *_LAST)),
+    Cause("saturated", ("vanishing_gradient", "activation_scale", "collapsed", "update_too_small", *_LAST)),
+    Cause("activation_scale", ("vanishing_gradient", "exploding_gradient", "collapsed", "update_too_small", *_LAST)),
+    Cause("vanishing_gradient", ("update_too_small", "no_gradient", "collapsed", *_LAST)),
+    Cause("exploding_gradient", ("update_too_large", *_LAST)),
+    Cause("collapsed", ("update_too_small", *_LAST)),
+    Cause("symmetric_units", _LAST),
+    Cause("update_too_small", _LAST),
+    Cause("spike", _LAST),
+)
 """From what explains most to what explains least."""
+
+ORDER = tuple(dict.fromkeys(cause.rule for cause in CAUSES))
+"""The rules in the order in which alarms that do not explain each other are said; those that are not here come last."""
 
 
 def explained(verdicts: Sequence[Verdict], run: Run) -> dict[Verdict, Verdict]:
     """For each verdict that another one explains: that other one.
 
-    A cause is not later than its effect, apart from what a window leaves open.
+    An alarm is explained by an alarm only, never by a note.
     """
     found: dict[Verdict, Verdict] = {}
+    by_rule: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_rule.setdefault(verdict.rule, []).append(verdict)
+    is_adaptive = any(stepped.is_adaptive for stepped in run.now.stepped.values()) if run.looks else False
     for cause in CAUSES:
-        for one in [verdict for verdict in verdicts if verdict.rule == cause.rule and verdict not in found]:
-            for other in [verdict for verdict in verdicts if verdict.rule in cause.effects and verdict not in found]:
-                if other is not one and _is_there(run, one, other, cause.where):
+        if cause.is_adaptive not in (None, is_adaptive):
+            continue
+        for one in by_rule.get(cause.rule, ()):
+            if one in found:
+                continue
+            for other in (verdict for effect in cause.effects for verdict in by_rule.get(effect, ())):
+                if other not in found and _follows(run, cause, one, other):
                     found[other] = one
     return found
 
 
+def _follows(run: Run, cause: Cause, one: Verdict, other: Verdict) -> bool:
+    if (one.severity, other.severity) == ("note", "alarm"):
+        return False
+    return _is_there(run, one, other, cause.where) and _is_then(run, one, other, cause.when)
+
+
 def _is_there(run: Run, one: Verdict, other: Verdict, where: Where) -> bool:
-    if where == "anywhere" or not one.module:
+    if where == "anywhere" or not one.module or not other.module:
         return True
     at, place = run.place(one.module), run.place(other.module)
     return {"same": place == at, "before": place <= at, "behind": place >= at}[where]
+
+
+def _is_then(run: Run, one: Verdict, other: Verdict, when: When) -> bool:
+    start = 0 if run.first is None else run.first.step
+    if when == "earlier":
+        return one.since < other.since
+    if when == "at the start" and one.since > start:
+        return False
+    if when == "by steps" and other.since <= start:
+        return False
+    return one.since <= other.since + _slack(run)
+
+
+def _slack(run: Run) -> int:
+    """The steps that a window spans."""
+    steps = list(run.steps)[-run.window - 1 :]
+    return steps[-1] - steps[0] if steps else 0

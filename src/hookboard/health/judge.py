@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hookboard.health.causes import explained
+from hookboard.health.causes import ORDER, explained
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
@@ -23,19 +23,55 @@ class Case:
         first: the step of the first.
         last: the step of the latest.
         symptom: the latest.
+        at_once: whether one symptom is enough, for a verdict and for an alarm.
+        is_exact: whether it was found outside of the looks, step and module exact.
         seen: at how many looks in a row it was seen.
         missed: at how many looks in a row it was not seen since.
+        alarms: how many of the latest symptoms in a row were alarms; if negative, how many were notes.
         is_said: whether it has lasted long enough for a verdict.
+        is_alarm: whether alarms have lasted long enough for one.
         size: the largest size so far.
     """
 
     first: int
     last: int
     symptom: Symptom
-    seen: int = 1
+    at_once: bool = False
+    is_exact: bool = False
+    seen: int = 0
     missed: int = 0
+    alarms: int = 0
     is_said: bool = False
+    is_alarm: bool = False
     size: float = 0.0
+
+    def add(self, symptom: Symptom, step: int, window: int) -> None:
+        """Add the symptom of the latest look."""
+        if symptom.since is not None:
+            self.first = symptom.since
+        self.symptom, self.last, self.missed = symptom, step, 0
+        self.seen += 1
+        self.size = max(self.size, symptom.size)
+        is_alarm = symptom.severity == "alarm"
+        self.alarms = max(self.alarms, 0) + 1 if is_alarm else min(self.alarms, 0) - 1
+        enough = 1 if self.at_once else window
+        if abs(self.alarms) >= enough:
+            self.is_alarm = is_alarm
+        self.is_said = self.is_said or self.seen >= enough
+
+    def verdict(self, rule: str, module: str, window: int) -> Verdict:
+        """What is to be said of it."""
+        lasts = self.missed == 0 and (self.seen >= window or not self.at_once)
+        return Verdict(
+            "alarm" if self.is_alarm else "note",
+            rule,
+            module,
+            self.first,
+            None if lasts else self.last,
+            self.symptom.evidence,
+            self.symptom.advice,
+            self.symptom.batch_idx,
+        )
 
 
 class Judge:
@@ -44,18 +80,22 @@ class Judge:
     Args:
         rules: the rules to ask.
         layers: every layer that is watched, by name.
-        window: how many looks a symptom must last. A case ends when it has not been seen for as many looks.
+        window: how many looks a symptom must last. An alarm must last as long, before it is one. A case ends when its
+            symptom has not been seen for as many looks.
     """
 
     def __init__(self, rules: Sequence[Rule], layers: Mapping[str, Layer], window: int) -> None:
         self.run = Run(layers, window)
         self._rules = list(rules)
+        self._names = [rule.name for rule in rules]
         self._open: dict[Key, Case] = {}
         self._closed: dict[Key, Case] = {}
+        self._verdicts: tuple[Verdict, ...] | None = None
 
     def see(self, look: Look) -> None:
         """Take a measured step, and judge the run."""
         self.run.see(look)
+        self._verdicts = None
         self._ask(look.step)
 
     def see_evaluation(self, look: Look) -> None:
@@ -63,41 +103,49 @@ class Judge:
         self.run.see_evaluation(look)
 
     def add(self, rule: str, symptom: Symptom, step: int) -> None:
-        """Take a symptom that was found outside of the looks, such as the site that gave the first NaN."""
-        case = self._open.setdefault((rule, symptom.module), Case(symptom.since or step, step, symptom))
-        case.is_said, case.last, case.symptom = True, step, symptom
+        """Take a symptom that was found outside of the looks, such as the site that gave the first NaN.
+
+        While it lasts, what looks show of the same rule is the same event, wherever they see it.
+        """
+        self._verdicts = None
+        for key in [key for key, case in self._open.items() if key[0] == rule and not case.is_exact]:
+            del self._open[key]
+        self._closed.pop((rule, symptom.module), None)
+        case = Case(step, step, symptom, at_once=True, is_exact=True)
+        case.add(symptom, step, self.run.window)
+        self._open[rule, symptom.module] = case
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """What is to be said of the run so far, worst first."""
-        said = {**self._closed, **{key: case for key, case in self._open.items() if case.is_said}}.items()
-        sizes, verdicts = {}, []
-        for (rule, module), case in said:
-            symptom, lasts = case.symptom, case.missed == 0
-            until = None if lasts and not self._is_at_once(rule) else case.last
-            verdict = Verdict(
-                symptom.severity, rule, module, case.first, until, symptom.evidence, symptom.advice, symptom.batch_idx
-            )
-            sizes[verdict] = case.size
-            verdicts.append(verdict)
-        causes = explained(verdicts, self.run)
-        # An effect keeps its own numbers, and says what it follows from.
-        final = {v: _as_effect(v, causes[v]) if v in causes else v for v in verdicts}
-        order = [rule.name for rule in self._rules]
+        if self._verdicts is None:
+            self._verdicts = self._sorted()
+        return self._verdicts
+
+    def _sorted(self) -> tuple[Verdict, ...]:
+        said = {**self._closed, **{key: case for key, case in self._open.items() if case.is_said}}
+        cases = {case.verdict(*key, self.run.window): case for key, case in said.items()}
+        causes = explained(list(cases), self.run)
 
         def rank(verdict: Verdict) -> tuple[object, ...]:
-            of_rule = order.index(verdict.rule) if verdict.rule in order else -1
-            is_alarm = final[verdict].severity == "alarm"
+            case = cases[verdict]
             return (
-                not is_alarm,
+                verdict.severity == "note" or verdict in causes,
                 verdict in causes,
-                verdict.until is not None and not self._is_at_once(verdict.rule),
-                of_rule,
-                -sizes[verdict],
+                verdict.until is not None and not case.at_once,
+                self._place(verdict.rule),
+                -case.size,
                 self.run.place(verdict.module),
             )
 
-        return tuple(final[verdict] for verdict in sorted(verdicts, key=rank))
+        # An effect keeps its own numbers, and says what it follows from.
+        ranked = sorted(cases, key=rank)
+        return tuple(_as_effect(verdict, causes[verdict]) if verdict in causes else verdict for verdict in ranked)
+
+    def _place(self, rule: str) -> int:
+        if rule in ORDER:
+            return ORDER.index(rule)
+        return len(ORDER) + self._names.index(rule) if rule in self._names else -1
 
     def _ask(self, step: int) -> None:
         seen: set[Key] = set()
@@ -108,38 +156,42 @@ class Judge:
                 self._rules.remove(rule)
                 warn_switched_off(f"the rule {rule.name!r} of HealthMonitor", error)
                 continue
+            exact = next((key for key, case in self._open.items() if key[0] == rule.name and case.is_exact), None)
+            if exact is not None and symptoms:
+                seen.add(exact)
+                case = self._open[exact]
+                case.last, case.missed, case.seen = step, 0, case.seen + 1
+                continue
             for symptom in symptoms:
-                seen.add((rule.name, symptom.module))
-                self._note(rule, symptom, step)
-        for key, case in list(self._open.items()):
-            if key not in seen:
-                case.missed += 1
-                if case.missed >= self.run.window or not case.is_said:
-                    del self._open[key]
-                    if case.is_said:
-                        self._closed[key] = case
+                key = (rule.name, symptom.module)
+                if key not in seen:
+                    seen.add(key)
+                    self._note(rule, symptom, step)
+        for key in [key for key in self._open if key not in seen]:
+            self._miss(key)
 
     def _note(self, rule: Rule, symptom: Symptom, step: int) -> None:
-        since = step if symptom.since is None else symptom.since
-        case = self._open.get((rule.name, symptom.module))
+        key = (rule.name, symptom.module)
+        case = self._open.get(key)
         if case is None:
-            case = self._open[rule.name, symptom.module] = Case(since, step, symptom)
-        else:
-            case.seen += 1
-            case.symptom = symptom
-            if symptom.since is not None:
-                case.first = min(case.first, since)
-        case.last, case.missed, case.size = step, 0, max(case.size, symptom.size)
-        if not case.is_said and (rule.at_once or case.seen >= self.run.window):
-            case.is_said = True
-            earlier = self._closed.pop((rule.name, symptom.module), None)
-            if earlier is not None:  # it has come back
+            case = self._open[key] = Case(step, step, symptom, rule.at_once)
+        was_said = case.is_said
+        case.add(symptom, step, self.run.window)
+        if case.is_said and not was_said:
+            earlier = self._closed.pop(key, None)
+            if earlier is not None and symptom.since is None:  # it has come back
                 case.first = earlier.first
 
-    def _is_at_once(self, name: str) -> bool:
-        return any(rule.name == name and rule.at_once for rule in self._rules)
+    def _miss(self, key: Key) -> None:
+        case = self._open[key]
+        case.missed += 1
+        case.seen = 0
+        if not case.is_said:
+            del self._open[key]
+        elif case.missed >= self.run.window:
+            self._closed[key] = self._open.pop(key)
 
 
 def _as_effect(verdict: Verdict, cause: Verdict) -> Verdict:
     where = f" in {cause.module}" if cause.module else ""
-    return replace(verdict, severity="note", evidence=f"{verdict.evidence} It follows from {cause.rule}{where}.")
+    return replace(verdict, severity="note", evidence=f"{verdict.evidence} (it follows from {cause.rule}{where})")

@@ -230,7 +230,8 @@ class LossCurve:
         """The lowest median of a block among the last `LASTS` steps; NaN if one is not finite."""
         last = self.last(LASTS)
         blocks = last[len(last) % BLOCK :].reshape(-1, BLOCK)
-        return min(map(_median, blocks))
+        levels = [_median(block) for block in blocks]
+        return math.nan if any(map(math.isnan, levels)) else min(levels)
 
     def _find_spikes(self, losses: list[Loss]) -> None:
         """The first of the new losses that lies far above those before and among them."""
@@ -266,7 +267,7 @@ class LossCurve:
 
 def _median(values: Sequence[float] | np.ndarray) -> float:
     """The median; NaN if there is none, or one is NaN. For a few values faster than NumPy's."""
-    ordered = sorted(values.tolist() if isinstance(values, np.ndarray) else values)
+    ordered: list[float] = sorted(values.tolist() if isinstance(values, np.ndarray) else values)
     if not ordered or any(map(math.isnan, ordered)):
         return math.nan
     middle = len(ordered) // 2

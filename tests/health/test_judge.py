@@ -1,0 +1,283 @@
+"""The judge's bookkeeping: what lasts, since when, until when, what comes back; and which verdict stands first."""
+
+import pytest
+from health import looks
+from health.trainings import LAYERS, WINDOW, linear
+
+from hookboard.health import Judge, Look, Rule, Stepped, Symptom
+from hookboard.messages import HookboardWarning
+
+
+def at(*steps: int, module: str = "fc0", name: str = "odd", at_once: bool = False, **options) -> Rule:
+    """A rule that sees a symptom at these steps."""
+
+    def judge(run):
+        if run.now.step in steps:
+            yield Symptom(module, f"seen at {run.now.step}", "look", **options)
+
+    return Rule(name, judge, at_once)
+
+
+def judged(*rules: Rule, steps: int = 20, every: int = 1, layers=LAYERS) -> Judge:
+    judge = Judge(rules, layers, WINDOW)
+    for i in range(steps):
+        judge.see(looks.look(i * every, []))
+    return judge
+
+
+def spans(judge: Judge) -> list[tuple[str, int, int | None]]:
+    return [(verdict.severity, verdict.since, verdict.until) for verdict in judge.verdicts]
+
+
+def test_nothing_is_said_of_a_run_without_symptoms():
+    assert judged(at()).verdicts == ()
+    assert Judge([at()], LAYERS, WINDOW).verdicts == ()
+
+
+def test_a_symptom_must_last_for_the_window():
+    assert judged(at(3, 4)).verdicts == ()
+    assert spans(judged(at(3, 4, 5), steps=6)) == [("note", 3, None)]
+
+
+def test_the_looks_of_the_window_must_follow_each_other():
+    assert judged(at(3, 4, 6, 7, 9, 10)).verdicts == ()
+
+
+def test_a_rule_that_judges_at_once_needs_one_symptom():
+    assert spans(judged(at(3, at_once=True, severity="alarm"))) == [("alarm", 3, 3)]
+
+
+def test_what_was_seen_at_once_and_lasts_has_no_end():
+    assert spans(judged(at(*range(3, 20), at_once=True))) == [("note", 3, None)]
+
+
+def test_since_and_until_are_optimizer_steps():
+    assert spans(judged(at(30, 40, 50), steps=10, every=10)) == [("note", 30, 50)]
+
+
+def test_a_rule_may_know_better_since_when():
+    assert spans(judged(at(10, 11, 12, since=4), steps=13)) == [("note", 4, None)]
+
+
+def test_a_short_pause_does_not_end_a_verdict():
+    assert spans(judged(at(0, 1, 2, 4, 5), steps=6)) == [("note", 0, None)]
+
+
+def test_a_verdict_that_has_ended_stays():
+    assert spans(judged(at(3, 4, 5))) == [("note", 3, 5)]
+
+
+def test_what_comes_back_is_one_verdict_since_it_first_came():
+    assert spans(judged(at(0, 1, 2, 17, 18, 19))) == [("note", 0, None)]
+
+
+def test_an_event_that_comes_back_is_the_later_one():
+    def judge(run):
+        if run.now.step in (2, 15):
+            yield Symptom("", "a jump", "look", since=run.now.step, batch_idx=run.now.step)
+
+    verdicts = judged(Rule("jump", judge, at_once=True)).verdicts
+    assert [(v.since, v.batch_idx) for v in verdicts] == [(15, 15)]
+
+
+def test_a_symptom_that_only_flickers_when_it_is_back_does_not_reopen_a_verdict():
+    assert spans(judged(at(0, 1, 2, 19))) == [("note", 0, 2)]
+
+
+def test_the_evidence_is_the_latest():
+    assert judged(at(3, 4, 5)).verdicts[0].evidence == "seen at 5"
+
+
+def alarming(*steps: int) -> Rule:
+    """A symptom at every step, an alarm at these."""
+
+    def judge(run):
+        yield Symptom("fc0", "odd", "look", "alarm" if run.now.step in steps else "note")
+
+    return Rule("odd", judge)
+
+
+def test_harm_must_last_for_the_window_too():
+    assert spans(judged(alarming(5, 6))) == [("note", 0, None)]
+    assert spans(judged(alarming(17, 18, 19))) == [("alarm", 0, None)]
+
+
+def test_an_alarm_ends_when_the_harm_was_away_for_the_window():
+    assert spans(judged(alarming(15, 16, 17))) == [("alarm", 0, None)]
+    assert spans(judged(alarming(5, 6, 7))) == [("note", 0, None)]
+
+
+def test_a_rule_that_raises_is_switched_off_with_one_warning():
+    asked = []
+
+    def judge(run):
+        asked.append(run.now.step)
+        raise ZeroDivisionError("odd")
+
+    with pytest.warns(HookboardWarning, match="the rule 'broken' of HealthMonitor is switched off") as warned:
+        judge = judged(Rule("broken", judge), at(3, 4, 5))
+    assert len(warned) == 1
+    assert asked == [0]
+    assert spans(judge) == [("note", 3, 5)]
+
+
+def test_a_rule_that_raises_half_way_says_nothing():
+    def judge(run):
+        yield Symptom("fc0", "odd", "look")
+        raise ZeroDivisionError("odd")
+
+    with pytest.warns(HookboardWarning):
+        assert judged(Rule("broken", judge, at_once=True)).verdicts == ()
+
+
+def test_two_symptoms_of_one_layer_at_one_look_are_one():
+    def judge(run):
+        yield Symptom("fc0", "first", "look")
+        yield Symptom("fc0", "second", "look")
+
+    judge = judged(Rule("odd", judge), steps=WINDOW - 1)
+    assert judge.verdicts == ()
+
+
+def test_a_symptom_from_outside_is_said_at_once_with_its_own_step_and_batch():
+    judge = judged(at(name="nonfinite"))
+    judge.add("nonfinite", Symptom("fc1", "NaN", "look", "alarm", batch_idx=7), step=0)
+    assert [(v.severity, v.module, v.since, v.until, v.batch_idx) for v in judge.verdicts] == [
+        ("alarm", "fc1", 0, 0, 7)
+    ]
+
+
+def test_what_looks_show_after_a_symptom_from_outside_is_the_same_event():
+    judge = Judge([at(5, 6, 7, name="nonfinite", at_once=True, module="head")], LAYERS, WINDOW)
+    for step in range(8):
+        if step == 5:
+            judge.add("nonfinite", Symptom("fc1", "NaN", "look", "alarm", batch_idx=5), step=5)
+        judge.see(looks.look(step, []))
+    assert [(v.module, v.since, v.until, v.evidence) for v in judge.verdicts] == [("fc1", 5, None, "NaN")]
+
+
+def test_a_symptom_from_outside_takes_the_place_of_what_looks_show():
+    judge = judged(at(*range(15, 20), name="nonfinite", at_once=True, module="head"))
+    judge.add("nonfinite", Symptom("fc1", "NaN", "look", "alarm", since=14), step=20)
+    assert [(v.module, v.since) for v in judge.verdicts] == [("fc1", 14)]
+
+
+def test_two_events_from_outside_are_two_verdicts():
+    judge = judged(at(name="nonfinite"))
+    judge.add("nonfinite", Symptom("fc1", "NaN", "look", "alarm"), step=3)
+    judge.add("nonfinite", Symptom("head", "NaN", "look", "alarm"), step=9)
+    assert {(v.module, v.since) for v in judge.verdicts} == {("fc1", 3), ("head", 9)}
+
+
+def test_worst_is_first():
+    every = range(20)
+    judge = judged(
+        at(*every, name="small", size=1.0),
+        at(0, 1, 2, name="ended", severity="alarm"),
+        at(*every, name="large", module="fc1", severity="alarm", size=2.0),
+        at(*every, name="large2", module="act1", severity="alarm"),
+    )
+    assert [v.rule for v in judge.verdicts] == ["large", "large2", "ended", "small"]
+
+
+def test_of_one_rule_the_largest_is_first():
+    def judge(run):
+        yield Symptom("fc0", "odd", "look", size=1.0)
+        yield Symptom("head", "odd", "look", size=3.0)
+
+    assert [v.module for v in judged(Rule("odd", judge)).verdicts] == ["head", "fc0"]
+
+
+def of_two(cause: Rule, effect: Rule, is_adaptive: bool = True) -> list[tuple[str, str, str]]:
+    judge = Judge([cause, effect], LAYERS, WINDOW)
+    for step in range(20):
+        stepped = {"fc0.weight": Stepped("SGD", 0.1, is_adaptive)}
+        readings = [looks.reading(name, "output", [looks.row()]) for name in LAYERS]
+        judge.see(looks.look(step, readings, stepped=stepped))
+    return [(v.severity, v.rule, v.module) for v in judge.verdicts]
+
+
+EVERY = range(20)
+
+
+def test_an_alarm_that_another_explains_is_a_note_that_says_so():
+    judge = judged(
+        at(*EVERY, name="dead_units", module="act0", severity="alarm"),
+        at(*EVERY, name="no_gradient", module="fc0", severity="alarm"),
+    )
+    assert [(v.severity, v.rule) for v in judge.verdicts] == [("alarm", "dead_units"), ("note", "no_gradient")]
+    assert "it follows from dead_units in act0" in judge.verdicts[1].evidence
+
+
+def test_a_note_explains_no_alarm():
+    found = of_two(
+        at(*EVERY, name="dead_units", module="act0"),
+        at(*EVERY, name="no_gradient", module="fc0", severity="alarm"),
+    )
+    assert [severity for severity, *_ in found] == ["alarm", "note"]
+    assert found[0][1] == "no_gradient"
+
+
+@pytest.mark.parametrize(("module", "severity"), [("fc0", "note"), ("head", "alarm")])
+def test_a_gradient_that_is_lost_explains_what_runs_before(module, severity):
+    found = of_two(
+        at(*EVERY, name="no_gradient", module="act0", severity="alarm"),
+        at(*EVERY, name="not_updated", module=module, severity="alarm"),
+    )
+    assert found[0] == ("alarm", "no_gradient", "act0")
+    assert found[1] == (severity, "not_updated", module)
+
+
+def test_a_later_fault_explains_no_earlier_one():
+    found = of_two(
+        at(*range(10, 20), name="dead_units", module="act0", severity="alarm"),
+        at(*EVERY, name="no_gradient", module="fc0", severity="alarm"),
+    )
+    assert [severity for severity, *_ in found] == ["alarm", "alarm"]
+
+
+def test_large_steps_explain_what_dies_after_them_and_not_what_was_dead_before():
+    large = at(*EVERY, name="update_too_large", module="", severity="alarm")
+    assert of_two(large, at(*range(2, 20), name="dead_units", severity="alarm"))[0][1] == "update_too_large"
+    assert of_two(large, at(*EVERY, name="dead_units", severity="alarm"))[0][1] == "dead_units"
+
+
+def test_a_rate_far_too_small_is_not_taken_for_bad_initialization():
+    small = at(*EVERY, name="update_too_small", module="", severity="alarm")
+    scale = at(*EVERY, name="activation_scale", severity="alarm")
+    assert of_two(small, scale)[0][1] == "update_too_small"
+    assert of_two(small, scale, is_adaptive=False)[0][1] == "activation_scale"
+
+
+def test_bad_data_is_the_last_thing_to_blame():
+    data = at(*EVERY, name="not_learning", module="", severity="alarm")
+    dead = at(*EVERY, name="dead_units", severity="alarm")
+    assert of_two(data, dead) == [("alarm", "dead_units", "fc0"), ("note", "not_learning", "")]
+
+
+def test_what_explodes_before_nan_is_the_cause():
+    grows = at(*range(5, 20), name="exploding_gradient", severity="alarm")
+    nan = at(*range(9, 20), name="nonfinite", at_once=True, severity="alarm")
+    assert of_two(grows, nan)[0][1] == "exploding_gradient"
+    assert of_two(at(*range(10, 20), name="exploding_gradient", severity="alarm"), nan)[0][1] == "nonfinite"
+
+
+def test_memory_does_not_grow_with_symptoms_that_flicker():
+    def judge(run):
+        for i, name in enumerate(LAYERS):
+            if run.now.step // (i + 1) % 5 < 4:
+                yield Symptom(name, "odd", "look")
+
+    judge = judged(Rule("odd", judge), steps=5_000, layers={"fc0": linear("fc0")})
+    assert len(judge._open) + len(judge._closed) <= len(LAYERS)
+    assert len(judge.verdicts) <= len(LAYERS)
+    assert len(judge.run.looks) <= 8
+
+
+def test_the_verdicts_are_made_once_for_each_look(monkeypatch):
+    made = []
+    judge = judged(at(*EVERY))
+    monkeypatch.setattr(judge, "_sorted", lambda: made.append(1) or ())
+    judge.see(Look(21, 21, {}))
+    assert judge.verdicts is judge.verdicts
+    assert made == [1]
