@@ -281,3 +281,12 @@ def test_the_verdicts_are_made_once_for_each_look(monkeypatch):
     judge.see(Look(21, 21, {}))
     assert judge.verdicts is judge.verdicts
     assert made == [1]
+
+
+def test_an_event_without_a_place_gets_that_of_the_next_look():
+    judge = Judge([at(*range(6, 12), name="nonfinite", at_once=True, module="head")], LAYERS, WINDOW)
+    for step in range(12):
+        judge.see(looks.look(step, []))
+        if step == 5:
+            judge.add("nonfinite", Symptom("", "NaN", "look", "alarm", batch_idx=5), step=5, is_located=False)
+    assert [(v.module, v.since, v.until, v.batch_idx) for v in judge.verdicts] == [("head", 5, None, 5)]

@@ -91,6 +91,28 @@ def test_an_expert_that_never_ran_is_a_note_that_says_so():
     assert "never ran" in found[0].evidence
 
 
+def test_a_layer_that_never_ran_and_is_no_expert_was_forgotten():
+    gone = dict.fromkeys([("extra", "output"), ("extra", "grad_output"), ("extra.weight", "parameter_grad")])
+    layers = {**LAYERS, "extra": linear("extra")}
+
+    def seen_for(count, layers=layers, name="extra"):
+        held = [*WEIGHTS, f"{name}.weight"]
+        return symptoms(NO_GRADIENT, training(count, lambda step: gone, layers=layers, held=held), layers)
+
+    assert places(seen_for(4 * WINDOW)) == [("extra", "note")]
+    assert places(seen_for(4 * WINDOW + 1)) == [("extra", "alarm")]
+
+
+def test_one_of_several_experts_was_not_forgotten():
+    layers = {**LAYERS, "experts.0": linear("experts.0"), "experts.1": linear("experts.1")}
+    gone = dict.fromkeys(
+        [("experts.1", "output"), ("experts.1", "grad_output"), ("experts.1.weight", "parameter_grad")]
+    )
+    held = [*WEIGHTS, "experts.0.weight", "experts.1.weight"]
+    made = training(4 * WINDOW + 1, lambda step: gone, layers=layers, held=held)
+    assert places(symptoms(NO_GRADIENT, made, layers)) == [("experts.1", "note")]
+
+
 def test_a_layer_that_is_used_without_being_called_is_well():
     change = {("fc1", "output"): None, ("fc1", "grad_output"): None}
     assert symptoms(NO_GRADIENT, training(change=lambda step: change)) == []
@@ -128,6 +150,20 @@ def test_a_layer_in_no_optimizer_is_named():
 
 def test_a_backbone_that_the_optimizer_was_not_given_is_a_note():
     assert places(symptoms(NOT_UPDATED, training(held=LAYERS["head"].weights))) == [("fc0", "note")]
+
+
+def test_an_optimizer_of_a_copy_moves_nothing():
+    found = symptoms(NOT_UPDATED, training(held=[]))
+    assert places(found) == [("", "alarm")]
+    assert "not of a copy" in found[0].advice
+
+
+def test_weights_that_move_without_an_optimizer_are_well():
+    change = {(w, "parameter"): of(w, "parameter", 0.1) for w in LAYERS["fc1"].weights}
+    other = {(w, "parameter"): of(w, "parameter", 0.1) for w in LAYERS["fc1"].weights}
+    held = [weight for weight in WEIGHTS if not weight.startswith("fc1")]
+    made = training(7, lambda step: change if step % 2 else other, held=held)
+    assert symptoms(NOT_UPDATED, made) == []
 
 
 def test_a_layer_that_was_stepped_before_is_in_an_optimizer():

@@ -42,7 +42,7 @@ def usual(layers: Mapping[str, Layer] = LAYERS) -> list[Reading]:
         for one in (
             of(name, "parameter_grad", 0.01),
             of(name, "parameter_before", 0.1),
-            of(name, "parameter", 0.1),
+            _weight(name),
             of(name, "parameter_update", 1e-4),
         )
     ]
@@ -53,6 +53,12 @@ def usual(layers: Mapping[str, Layer] = LAYERS) -> list[Reading]:
 def _variant(names: tuple[str, ...], number: int) -> list[Reading]:
     """One of a few healthy steps, because it takes long to make them."""
     return usual({name: LAYERS.get(name) or linear(name) for name in names})
+
+
+@cache
+def _weight(name: str) -> Reading:
+    """The same at each look: what rules read of a move is `parameter_update`."""
+    return of(name, "parameter", 0.1)
 
 
 def of(name: str, role: Role, deviation: float, mean: float = 0.0, channels: int = 8) -> Reading:

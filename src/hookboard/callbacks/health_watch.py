@@ -81,12 +81,15 @@ class HealthWatch(SiteWatch):
 
 
 def stepped_by(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Stepped]:
-    """What an optimizer does with each of these weights, by its name, at the rates that are in force now."""
+    """What an optimizer does with each of these weights, by its name, at the rates that are in force now.
+
+    A weight that is frozen now (`requires_grad` is False) is left out: the optimizer holds it and does nothing with it.
+    """
     rates = {id(p): float(group.get("lr", 0.0)) for group in optimizer.param_groups for p in group["params"]}
     kind, is_adaptive = type(optimizer).__name__, not isinstance(optimizer, SGD)
     return {
         name: Stepped(kind, rates[id(parameter)], is_adaptive)
         for name, weight in weights.items()
         for parameter in weight.parameters
-        if id(parameter) in rates
+        if id(parameter) in rates and parameter.requires_grad
     }

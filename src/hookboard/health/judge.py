@@ -24,7 +24,8 @@ class Case:
         last: the step of the latest.
         symptom: the latest.
         at_once: whether one symptom is enough, for a verdict and for an alarm.
-        is_exact: whether it was found outside of the looks, step and module exact.
+        is_exact: whether it was found outside of the looks, at its very step.
+        is_located: whether its module is known.
         seen: at how many looks in a row it was seen.
         missed: at how many looks in a row it was not seen since.
         alarms: how many of the latest symptoms in a row were alarms; if negative, how many were notes.
@@ -38,6 +39,7 @@ class Case:
     symptom: Symptom
     at_once: bool = False
     is_exact: bool = False
+    is_located: bool = True
     seen: int = 0
     missed: int = 0
     alarms: int = 0
@@ -102,16 +104,22 @@ class Judge:
         """Take an evaluation loop; it is judged with the next measured step."""
         self.run.see_evaluation(look)
 
-    def add(self, rule: str, symptom: Symptom, step: int) -> None:
+    def add(self, rule: str, symptom: Symptom, step: int, is_located: bool = True) -> None:
         """Take a symptom that was found outside of the looks, such as the site that gave the first NaN.
 
         While it lasts, what looks show of the same rule is the same event, wherever they see it.
+
+        Args:
+            rule: the name of the rule.
+            symptom: the symptom.
+            step: the optimizer step.
+            is_located: whether its module is known. Otherwise it is the one that the next look shows.
         """
         self._verdicts = None
         for key in [key for key, case in self._open.items() if key[0] == rule and not case.is_exact]:
             del self._open[key]
         self._closed.pop((rule, symptom.module), None)
-        case = Case(step, step, symptom, at_once=True, is_exact=True)
+        case = Case(step, step, symptom, at_once=True, is_exact=True, is_located=is_located)
         case.add(symptom, step, self.run.window)
         self._open[rule, symptom.module] = case
 
@@ -156,8 +164,7 @@ class Judge:
                 self._rules.remove(rule)
                 warn_switched_off(f"the rule {rule.name!r} of HealthMonitor", error)
                 continue
-            exact = next((key for key, case in self._open.items() if key[0] == rule.name and case.is_exact), None)
-            if exact is not None and symptoms:
+            if symptoms and (exact := self._of_event(rule.name, symptoms[0])) is not None:
                 seen.add(exact)
                 case = self._open[exact]
                 case.last, case.missed, case.seen = step, 0, case.seen + 1
@@ -169,6 +176,16 @@ class Judge:
                     self._note(rule, symptom, step)
         for key in [key for key in self._open if key not in seen]:
             self._miss(key)
+
+    def _of_event(self, rule: str, symptom: Symptom) -> Key | None:
+        """The event from outside that a symptom belongs to, now with its place; None if there is none."""
+        key = next((key for key, case in self._open.items() if key[0] == rule and case.is_exact), None)
+        if key is not None and not self._open[key].is_located:
+            case = self._open.pop(key)
+            case.symptom = replace(case.symptom, module=symptom.module, evidence=symptom.evidence)
+            case.is_located, key = True, (rule, symptom.module)
+            self._open[key] = case
+        return key
 
     def _note(self, rule: Rule, symptom: Symptom, step: int) -> None:
         key = (rule.name, symptom.module)

@@ -49,7 +49,8 @@ class Look:
             outputs, parameters (after the step), their gradients, `parameter_before` and `parameter_update`, the last
             only of weights that an optimizer holds; and `input` of the layers that take the batch.
         losses: of every step since the look before, this one included, in their order.
-        stepped: what the optimizers do with each weight, by its name; a weight that no optimizer holds is not there.
+        stepped: what the optimizers do with each weight, by its name; a weight that no optimizer holds, or that is
+            frozen now, is not there.
         overflowed: whether the GradScaler skipped the step.
     """
 

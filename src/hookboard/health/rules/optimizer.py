@@ -1,6 +1,8 @@
 """Rules about what reaches the weights: `no_gradient` and `not_updated`."""
 
+import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
@@ -12,6 +14,9 @@ from hookboard.recording import Reading
 BACKBONE = 0.5
 """If the weights that no optimizer holds are those of this share of the layers, from the first one on, they are taken
 for a backbone that is not to be trained: a note (a choice)."""
+
+PATIENCE = 4
+"""Windows after which a layer that never ran is taken for forgotten (a choice)."""
 
 WHOLE = 0.8
 """What holds for this share of the layers is said once, of the whole model (a choice)."""
@@ -31,18 +36,29 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
         yield _cut(run, look, chain, others)
     for layer in run.layers if others else ():
         weights = _stepped_weights(look, layer)
-        if not weights:
-            continue
-        if not _has_run_lately(run, layer) and not any(_has_gradient(look, name) for name in weights):
-            what = "never ran" if not run.has_run(layer) else f"did not run at the last {len(run.looks)} looks"
-            evidence = f"the layer {what}, and no gradient reached its {_weights(len(weights))}"
-            yield Symptom(layer.name, evidence, "leave it out, or look whether it should be called")
-        elif any(_has_gradient(look, name) for name in weights):
-            without = [name for name in weights if not _has_gradient(look, name)]
-            if without:
-                evidence = f"no gradient reached {', '.join(without)}, while other weights of the layer had one"
-                advice = "look whether forward uses it, and whether the layer's input is all zeros"
-                yield Symptom(layer.name, evidence, advice)
+        without = [name for name in weights if not _has_gradient(look, name)]
+        if without and len(without) == len(weights):
+            yield from _never_ran(run, layer, weights)
+        elif without:
+            evidence = f"no gradient reached {', '.join(without)}, while other weights of the layer had one"
+            yield Symptom(layer.name, evidence, "look whether forward uses it, and whether its input is all zeros")
+
+
+def _never_ran(run: Run, layer: Layer, weights: list[str]) -> Iterator[Symptom]:
+    """Layers that are not called: those of an expert that is not picked are well, others were forgotten."""
+    if any(look.of(layer.name, "output") is not None for look in run.looks):
+        return
+    what = f"did not run at the last {len(run.looks)}" if run.has_run(layer) else f"never ran at {run.seen}"
+    evidence = f"the layer {what} looks, and no gradient reached its {_weights(len(weights))}, which an optimizer holds"
+    advice = "call it, or leave it out; an expert that is never picked wants a loss that balances experts"
+    is_forgotten = not run.has_run(layer) and not _is_one_of_several(run, layer) and run.seen > PATIENCE * run.window
+    yield Symptom(layer.name, evidence, advice, "alarm" if is_forgotten else "note")
+
+
+def _is_one_of_several(run: Run, layer: Layer) -> bool:
+    """Whether a layer that has run has the same name but for a number, as the experts of a `ModuleList`."""
+    pattern = re.compile(re.sub(r"\d+", r"\\d+", re.escape(layer.name)))
+    return any(run.has_run(other) and pattern.fullmatch(other.name) for other in run.layers)
 
 
 def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], list[Layer]]:
@@ -102,9 +118,9 @@ def _behind_without_gradient(run: Run, look: Look, layer: Layer) -> str:
 def not_updated(run: Run) -> Iterator[Symptom]:
     """Weights that a gradient reaches and that do not move: in no optimizer, rate 0, or lost in rounding."""
     look = run.now
-    if look.overflowed or not look.stepped:
+    if look.overflowed:
         return
-    if not any(run.peak_rate.values()):
+    if run.peak_rate and not any(run.peak_rate.values()):
         yield from _without_any_rate(run)
         return
     yield from _in_no_optimizer(run, look)
@@ -129,11 +145,15 @@ def _without_any_rate(run: Run) -> Iterator[Symptom]:
 
 
 def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
-    """Layers with a gradient whose weights no optimizer has ever stepped. GANs step in turns: no word on them."""
-    if run.losses.is_mixed:
-        return
-    trained = [layer for layer in run.layers if layer.trainable]
+    """Layers with a gradient whose weights no optimizer has ever stepped, and that did not move between looks."""
+    reached = partial(_has_gradient, look)
+    trained = [layer for layer in run.layers if layer.trainable and any(map(reached, layer.weights))]
     left = [layer for layer in trained if _is_left_out(run, look, layer)]
+    if len(left) > 1 and len(left) == len(trained):
+        evidence = f"a gradient reaches all {len(left)} layers, and no optimizer moves any: they stay as they are"
+        advice = "look whether the optimizer was given the parameters of this model, not of a copy"
+        yield Symptom("", evidence, advice, "alarm", float(len(left)))
+        return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
     is_backbone = front == len(left) and front >= BACKBONE * len(trained)
     for i, layer in enumerate(left):
@@ -150,7 +170,14 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
 
 def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
     names = _main_weights(layer, [name for name in layer.trainable if _has_gradient(look, name)])
-    return any(name not in run.peak_rate for name in names)
+    return any(name not in run.peak_rate and not _has_moved(run, name) for name in names)
+
+
+def _has_moved(run: Run, weight: str) -> bool:
+    """Whether a weight is another than at a look before, or nobody knows: an optimizer of a GAN may have its turn."""
+    readings = [look.of(weight, "parameter") for look in run.looks]
+    known = [reading.moments for reading in readings if reading is not None]
+    return len(known) < 2 or any(moments != known[-1] for moments in known)
 
 
 def _why_still(run: Run, look: Look, layer: Layer) -> str:
@@ -192,10 +219,6 @@ def _reaches(gradient: Reading | None) -> bool:
 def _gradient_rms(look: Look, layer: Layer) -> float:
     readings = (look.of(name, "parameter_grad") for name in layer.weights)
     return max((reading.moments.rms for reading in readings if reading is not None), default=float("nan"))
-
-
-def _has_run_lately(run: Run, layer: Layer) -> bool:
-    return any(look.of(layer.name, "output") is not None for look in run.looks)
 
 
 def _weights(count: int) -> str:
