@@ -1,4 +1,4 @@
-"""Units that nothing activates, and units that are copies of each other."""
+"""Units that nothing activates."""
 
 import pytest
 from health.looks import row
@@ -17,7 +17,7 @@ from health.runs import (
 )
 
 from hookboard.health import Layer
-from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
+from hookboard.health.rules.units import DEAD_UNITS
 
 UNITS = 8
 
@@ -54,10 +54,8 @@ def test_a_layer_whose_units_are_all_dead_is_an_alarm_at_the_layer_whose_weights
     )
 
 
-@pytest.mark.parametrize(
-    ("dead", "severity"), [(0, None), (2, None), (3, "note"), (4, "note"), (5, "alarm"), (8, "alarm")]
-)
-def test_more_than_half_of_the_units_make_an_alarm_and_a_smaller_share_a_note(dead, severity):
+@pytest.mark.parametrize(("dead", "severity"), [(0, None), (2, None), (3, "note"), (7, "note"), (8, "alarm")])
+def test_nine_of_ten_units_make_an_alarm_and_a_smaller_share_a_note(dead, severity):
     found = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=falling))
     assert [symptom.severity for symptom in found] == ([severity] if severity else [])
 
@@ -225,54 +223,8 @@ def test_a_dropout_behind_a_dead_layer_is_not_to_blame():
     assert [symptom.module for symptom in symptoms(DEAD_UNITS, run_of(layers, seen))] == ["fc1"]
 
 
-def equal(units, value=0.1):
-    return [row(8, mean=value, deviation=0.0) for _ in range(units)]
-
-
-def symmetric(rows, gradient, layer=None):
-    read = weights("fc0", len(rows), rows=rows, gradient=gradient)
-    return symptoms(SYMMETRIC_UNITS, run_of([layer or linear("fc0", len(rows))], lambda n: read))
-
-
-def test_units_with_equal_weights_and_equal_gradients_are_an_alarm():
-    (symptom,) = symmetric(equal(8), equal(8, 0.01))
-    assert (symptom.module, symptom.severity) == ("fc0", "alarm")
-    assert symptom.evidence.startswith("8 of 8 units of fc0.weight have the weights and the gradient of another unit")
-
-
-def test_a_pair_of_twins_is_a_note():
-    rows, gradient = noise(8, 1), noise(8, 2, 0.01)
-    rows[1], gradient[1] = rows[0], gradient[0]
-    (symptom,) = symmetric(rows, gradient)
-    assert symptom.severity == "note"
-
-
-def test_the_rounding_of_float32_does_not_part_twins():
-    rows = [[*r[:1], *(v * (1 + 1e-7 * i) for v in r[1:])] for i, r in enumerate(equal(8))]
-    assert symmetric(rows, equal(8, 0.01))
-
-
-def test_equal_weights_with_other_gradients_are_healthy():
-    assert not symmetric(equal(8), noise(8, scale=0.01))
-
-
-def test_other_weights_with_equal_gradients_are_healthy():
-    assert not symmetric(noise(8), equal(8, 0.01))
-
-
-def test_a_layer_of_zeros_that_gets_different_gradients_is_healthy():
-    assert not symmetric(nothing(8), noise(8, scale=0.01))
-
-
-def test_a_layer_of_zeros_that_gets_no_gradient_is_an_alarm():
-    (symptom,) = symmetric(nothing(8), nothing(8))
-    assert symptom.severity == "alarm"
-
-
-def test_pruned_units_are_no_twins():
-    assert not symmetric(nothing(6) + noise(2), nothing(6) + noise(2, scale=0.01))
-
-
-def test_frozen_weights_and_embeddings_are_no_matter():
-    assert not symmetric(equal(8), equal(8, 0.01), linear("fc0", trainable=False))
-    assert not symmetric(equal(8), equal(8, 0.01), linear("fc0", kind="embedding"))
+def test_a_gelu_far_below_0_lets_next_to_no_gradient_through():
+    little = [row(8, 0.0, 1e-8) for _ in range(32)]
+    deep = [row(100, mean=-7.0, deviation=1.0) for _ in range(32)]
+    assert symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(deep, little)))
+    assert not symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), little)))

@@ -13,7 +13,8 @@ EXACT = frozenset({"rectifier", "dropout"})
 """Kinds whose units are silent where they give exactly 0."""
 
 NEGATIVE = frozenset({"linear", "conv", "norm"})
-"""Kinds whose units a rectifier behind them would silence: those that give nothing above 0."""
+"""Kinds whose units a rectifier behind them would silence: those that give nothing above 0, and not 0 alone, as they do
+where nothing comes in."""
 
 USUAL = 75.0
 """The percentile of the units of a layer whose earlier silences count as usual there (a choice)."""
@@ -75,5 +76,5 @@ def silent_in(look: Look, layer: Layer) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     channels = reading.channels
     samples = channels[:, _COUNT]
-    is_silent = channels[:, _ZEROS] >= samples if layer.kind in EXACT else channels[:, _MAX] <= 0
-    return samples, is_silent
+    is_zero = channels[:, _ZEROS] >= samples
+    return samples, is_zero if layer.kind in EXACT else (channels[:, _MAX] <= 0) & ~is_zero

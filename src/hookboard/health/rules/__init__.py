@@ -8,7 +8,8 @@ from hookboard.health.rules.numerics import NONFINITE, PRECISION
 from hookboard.health.rules.optimizer import NO_GRADIENT, NOT_UPDATED
 from hookboard.health.rules.saturation import SATURATED
 from hookboard.health.rules.signal import ACTIVATION_SCALE, COLLAPSED
-from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
+from hookboard.health.rules.symmetry import SYMMETRIC_UNITS
+from hookboard.health.rules.units import DEAD_UNITS
 from hookboard.health.rules.updates import UPDATE_TOO_LARGE, UPDATE_TOO_SMALL
 
 _ALL: tuple[Rule, ...] = (

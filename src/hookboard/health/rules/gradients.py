@@ -10,7 +10,7 @@ from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, severity_of
-from hookboard.health.run import Run
+from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Symptom
 
 VANISHED = 3.0
@@ -130,23 +130,21 @@ def _exploding(run: Run) -> Iterator[Symptom]:
 
 def _growing(run: Run) -> Iterator[Symptom]:
     """All gradients against their own history."""
-    history = np.log10(np.where(run.recent("gradient_rms") > 0, run.recent("gradient_rms"), np.nan))
+    history = run.recent("gradient_rms")
     window = run.window
     if history.shape[1] < HISTORY * window:
         return
-    seen = np.isfinite(history).mean(axis=1) > SUDDEN
-    if seen.sum() < LAYERS:
-        return
-    before = np.nanmedian(history[seen, :-window], axis=1)
-    grown = np.nanmedian(history[seen, -1:], axis=1) - before
-    if not np.nanmedian(grown) > GREW:
+    usual = np.array([median_of(values[values > 0]) for values in history[:, :-window]])
+    grown = np.log10(history[:, -1] / usual, where=(history[:, -1] > 0) & (usual > 0), out=np.full(len(usual), np.nan))
+    known = grown[np.isfinite(grown)]
+    if len(known) < LAYERS or not np.median(known) > GREW:
         return
     evidence = (
-        f"gradients are {_factor(float(np.nanmedian(grown)))} times as large as usual in this run, in "
-        f"{int(seen.sum())} layers{harm_of(run)}."
+        f"gradients are {_factor(float(np.median(known)))} times as large as usual in this run, in "
+        f"{len(known)} layers{harm_of(run)}."
     )
     advice = "Lower the learning rate or warm it up, and clip gradients."
-    yield Symptom("", evidence, advice, severity_of(run), size=float(np.nanmedian(grown)))
+    yield Symptom("", evidence, advice, severity_of(run), size=float(np.median(known)))
 
 
 def _factor(decades: float) -> str:

@@ -162,6 +162,8 @@ def _drifted(run: Run) -> Iterator[Symptom]:
     moved = np.where(kinds & np.isfinite(now), now - early, np.nan)
     usual = median_of(moved)
     off = moved - usual
+    last = next((place for place in range(len(run.layers) - 1, -1, -1) if np.isfinite(moved[place])), 0)
+    off[last] = min(off[last], 0.0)  # a head is to grow sure of its answers
     for place in np.flatnonzero(np.abs(off) >= DRIFT):
         layer = run.layers[place]
         if was_zero(run, layer) or abs(robust_z(moved[place], np.delete(moved, place), FLOOR)) < FAR:

@@ -1,0 +1,59 @@
+"""Units that are copies of each other."""
+
+from health.looks import row
+from health.runs import linear, noise, nothing, run_of, symptoms, weights
+
+from hookboard.health.rules.symmetry import SYMMETRIC_UNITS
+
+
+def equal(units, value=0.1):
+    return [row(8, mean=value, deviation=0.0) for _ in range(units)]
+
+
+def symmetric(rows, gradient, layer=None):
+    read = weights("fc0", len(rows), rows=rows, gradient=gradient)
+    return symptoms(SYMMETRIC_UNITS, run_of([layer or linear("fc0", len(rows))], lambda n: read))
+
+
+def test_units_with_equal_weights_and_equal_gradients_are_an_alarm():
+    (symptom,) = symmetric(equal(8), equal(8, 0.01))
+    assert (symptom.module, symptom.severity) == ("fc0", "alarm")
+    assert symptom.evidence.startswith("8 of 8 units of fc0.weight have the weights and the gradient of another unit")
+
+
+def test_a_pair_of_twins_is_a_note():
+    rows, gradient = noise(8, 1), noise(8, 2, 0.01)
+    rows[1], gradient[1] = rows[0], gradient[0]
+    (symptom,) = symmetric(rows, gradient)
+    assert symptom.severity == "note"
+
+
+def test_the_rounding_of_float32_does_not_part_twins():
+    rows = [[*r[:1], *(v * (1 + 1e-7 * i) for v in r[1:])] for i, r in enumerate(equal(8))]
+    assert symmetric(rows, equal(8, 0.01))
+
+
+def test_equal_weights_with_other_gradients_are_healthy():
+    assert not symmetric(equal(8), noise(8, scale=0.01))
+
+
+def test_other_weights_with_equal_gradients_are_healthy():
+    assert not symmetric(noise(8), equal(8, 0.01))
+
+
+def test_a_layer_of_zeros_that_gets_different_gradients_is_healthy():
+    assert not symmetric(nothing(8), noise(8, scale=0.01))
+
+
+def test_a_layer_of_zeros_that_gets_no_gradient_is_an_alarm():
+    (symptom,) = symmetric(nothing(8), nothing(8))
+    assert symptom.severity == "alarm"
+
+
+def test_pruned_units_are_no_twins():
+    assert not symmetric(nothing(6) + noise(2), nothing(6) + noise(2, scale=0.01))
+
+
+def test_frozen_weights_and_embeddings_are_no_matter():
+    assert not symmetric(equal(8), equal(8, 0.01), linear("fc0", trainable=False))
+    assert not symmetric(equal(8), equal(8, 0.01), linear("fc0", kind="embedding"))
