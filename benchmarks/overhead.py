@@ -2,6 +2,7 @@
 
     python benchmarks/overhead.py                   ResNet-18, batch 16, 3x64x64, every leaf module
     python benchmarks/overhead.py --histogram       with histograms on
+    python benchmarks/overhead.py --health          HealthMonitor: due on every step, and at the default cadence
     python benchmarks/overhead.py --peers           with the other tools that are installed
 
 One Trainer trains one network. The variants take turns of a few steps, in an order drawn anew for each round, so
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torchvision.models import resnet18
 
-from hookboard import ActivationLogger, GradientLogger
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 
 BATCH = 16
 NEVER = 10**9
@@ -132,6 +133,10 @@ class Turns(Callback):
             callback.on_fit_start(trainer, pl_module)
         self.starts = [time.perf_counter()]
 
+    def on_before_backward(self, *args: Any) -> None:
+        for callback in self.active:
+            callback.on_before_backward(*args)
+
     def on_after_backward(self, *args: Any) -> None:
         for callback in self.active:
             callback.on_after_backward(*args)
@@ -145,7 +150,7 @@ class Turns(Callback):
             callback.on_train_batch_end(*args)
 
 
-def variants(histogram: bool, by_hand: bool, peers: bool) -> dict[str, list[Callback]]:
+def variants(histogram: bool, by_hand: bool, peers: bool, health: bool) -> dict[str, list[Callback]]:
     def watching(every_n_steps: int) -> list[Callback]:
         return [
             ActivationLogger(every_n_steps=every_n_steps, histogram=histogram),
@@ -157,6 +162,12 @@ def variants(histogram: bool, by_hand: bool, peers: bool) -> dict[str, list[Call
         "hookboard, never due": watching(NEVER),
         "hookboard, due on every step": watching(1),
     }
+    if health:
+        chosen = {
+            "bare step": [],
+            "HealthMonitor, due on every step": [HealthMonitor(every_n_steps=1)],
+            "HealthMonitor, never due": [HealthMonitor(every_n_steps=NEVER)],
+        }
     if by_hand:
         chosen["hooks by hand, on every step"] = [HooksByHand()]
     if peers:
@@ -172,13 +183,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="timed steps in each turn")
     parser.add_argument("--histogram", action="store_true", help="with histograms")
     parser.add_argument("--no-by-hand", action="store_true", help="leave out the hooks written by hand")
+    parser.add_argument("--health", action="store_true", help="HealthMonitor in place of the loggers")
     parser.add_argument("--peers", action="store_true", help="with the other tools of the group 'peers'")
     args = parser.parse_args()
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    turns = Turns(variants(args.histogram, not args.no_by_hand, args.peers), args.rounds, args.steps)
+    turns = Turns(variants(args.histogram, not args.no_by_hand, args.peers, args.health), args.rounds, args.steps)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             max_steps=turns.total_steps,
