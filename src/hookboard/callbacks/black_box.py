@@ -18,8 +18,11 @@ from hookboard.health import Nonfinite
 from hookboard.hooks import Search
 from hookboard.messages import warn_switched_off
 
-MOST_SEARCHES = 3
-"""How many batches are run again in one fit."""
+MOST_EVENTS = 3
+"""How many events are explained in one fit."""
+
+MOST_SEARCHES = 10
+"""How many batches are run again in one fit: under a GradScaler, some only to see that nothing is wrong."""
 
 LAYOUT_EVERY = 100
 """After so many batches the parameters are listed anew, for models that change."""
@@ -53,7 +56,7 @@ class BlackBox:
 
     To find the module, the batch is run again after the backward pass, before the weights are changed. It leaves no
     trace, see `step_again`. Only the first event is searched, and the first after a batch that was finite again, at
-    most MOST_SEARCHES times; others are counted.
+    most MOST_EVENTS times; others are counted.
 
     Args:
         trainer: the Trainer.
@@ -65,7 +68,7 @@ class BlackBox:
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, *, exact: bool, is_scaled: bool = False) -> None:
         self.events: list[Nonfinite] = []
-        """What has happened, at most MOST_SEARCHES events."""
+        """What has happened, at most MOST_EVENTS."""
         self.count = 0
         """In how many batches the loss or a gradient was not finite."""
         self.is_off = False
@@ -102,7 +105,7 @@ class BlackBox:
         self._batches += 1
         if not self._exact:
             self._read_flag()
-        elif self._searches < MOST_SEARCHES:
+        elif self._may_search:
             self._batch, self._random = batch, RandomState()
 
     @_shielded
@@ -134,28 +137,33 @@ class BlackBox:
         self._batch = self._random = None
 
     def _look_at_gradients(self) -> None:
-        norm = None if self._is_scaled else self._sentinels.norm()
-        if norm is None:
+        total = None if self._is_scaled else self._sentinels.total()
+        if total is None:
             return
         if not self._exact:
-            self._flag.note(norm, Noted(*self._here, is_backward=True))
-        elif not math.isfinite(float(norm)):
+            self._flag.note(total, Noted(*self._here, is_backward=True))
+        elif not math.isfinite(float(total)):
             spoiled = spoiled_gradients(self._model)
-            if spoiled:  # otherwise the norm of large gradients has overflowed
+            if spoiled:  # otherwise the sum has overflowed
                 self._happened(lambda: self._search_backward(spoiled))
 
     def _happened(self, search: Callable[[], Nonfinite | None]) -> None:
         """Count the batch; explain it if it is the first, or the first after batches without."""
-        if not self._is_bad:
-            self._is_bad = True
-            self.count += 1
-            if not self._was_bad and self._searches < MOST_SEARCHES:
-                self._searches += 1
-                event = search()
-                if event is None:
-                    self.count -= 1
-                else:
-                    self.events.append(event)
+        if self._is_bad:
+            return
+        self._is_bad = True
+        if not self._was_bad and self._may_search:
+            self._searches += 1
+            event = search()
+            if event is None:
+                self._is_bad = False
+                return
+            self.events.append(event)
+        self.count += bool(self.events)
+
+    @property
+    def _may_search(self) -> bool:
+        return len(self.events) < MOST_EVENTS and self._searches < MOST_SEARCHES
 
     def _search_forward(self) -> Nonfinite | None:
         search = Search(self._model, self._batch)

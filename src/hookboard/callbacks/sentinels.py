@@ -15,16 +15,19 @@ SMALL = 4096
 FIRST = 65_536
 """The first module's own parameters are read whole up to so many elements."""
 
-MOST_COLUMNS = 32
-"""Of larger parameters one column is read, of at most so many modules."""
+MOST = 64
+"""So many gradients are read at most."""
+
+FEW = 8
+"""With fewer small parameters than this, columns of larger ones are read too."""
 
 
 class Sentinels:
     """The gradients that are read after every backward pass.
 
     What is not finite spreads on its way back through a model: every module before it gets it. So it is enough to read
-    the smallest parameter of each module, such as a bias or the weight of a norm. Of a larger weight one column is
-    read, which has one element for each unit; and everything of the first module.
+    the smallest parameter of each module, such as a bias or the weight of a norm, and everything of the first module.
+    In models that have few small ones, one column is read of larger weights: it has one element for each unit.
 
     Args:
         model: the model.
@@ -33,31 +36,41 @@ class Sentinels:
     def __init__(self, model: nn.Module) -> None:
         own = [list(module.parameters(recurse=False)) for module in model.modules()]
         owned = [parameters for parameters in own if parameters]
-        smallest = [min(parameters, key=torch.numel) for parameters in owned]
-        first = [p for p in (owned[0] if owned else []) if p.numel() <= FIRST]
-        whole = [*(p for p in smallest if p.numel() <= SMALL), *first]
+        smallest = list({id(p): p for p in (min(some, key=torch.numel) for some in owned)}.values())
+        small = [p for p in smallest if p.numel() <= SMALL]
         large = [p for p in smallest if p.numel() > SMALL and p.ndim > 1 and len(p) <= SMALL]
-        self._whole = list({id(p): p for p in whole}.values())
-        self._columns = list({id(p): p for p in large}.values())[:MOST_COLUMNS]
+        first = [p for p in (owned[0] if owned else []) if p.numel() <= FIRST]
+        self._whole = list({id(p): p for p in [*first, *_spread(small)]}.values())
+        self._columns = _spread(large) if len(small) < FEW else []
 
-    def norm(self) -> Tensor | None:
-        """The L2 norm of them all, shape (): not finite if one of them is not. None if there is no gradient.
+    def total(self) -> Tensor | None:
+        """The sum of them all, shape (), float64: not finite if one of them is not. None if there is no gradient.
 
-        It overflows at gradients of 1e19 and more in float32. Nothing waits for the device.
+        Nothing waits for the device.
         """
-        gradients = [*_gradients(self._whole), *map(_column, _gradients(self._columns))]
-        return torch.nn.utils.get_total_norm(gradients) if gradients else None
+        parts = [gradient.flatten() for gradient in _gradients(self._whole)]
+        parts += [gradient.flatten(1).select(1, 0) for gradient in _gradients(self._columns) if gradient.numel()]
+        if not parts:
+            return None
+        device = parts[0].device
+        try:
+            joined = torch.cat(parts)  # one operation on small tensors costs less than one for each of them
+        except RuntimeError:  # they lie on several devices
+            joined = torch.cat([part.to(device) for part in parts])
+        return joined.sum(dtype=torch.float64)
+
+
+def _spread(parameters: list[Parameter]) -> list[Parameter]:
+    """At most MOST of them, evenly over the model."""
+    return parameters[:: -(-len(parameters) // MOST) or 1]
 
 
 def _gradients(parameters: list[Parameter]) -> Iterator[Tensor]:
     for parameter in parameters:
         grad = parameter.grad
         if grad is not None and grad.layout is torch.strided:
-            yield local(grad)
-
-
-def _column(grad: Tensor) -> Tensor:
-    return grad.flatten(1).select(1, 0) if grad.numel() else grad
+            grad = local(grad)
+            yield torch.view_as_real(grad) if grad.is_complex() else grad
 
 
 def spoiled_gradients(model: nn.Module) -> dict[str, str]:
