@@ -319,3 +319,38 @@ def test_late_tells_the_exact_step_one_step_later():
     fit(None, Toy(mlp()), spoiled_at(3, count=8), box)
     (event,) = box.box.events
     assert (event.step, event.batch_idx, event.during, event.is_located) == (3, 3, "forward", False)
+
+
+def test_late_tells_the_step_of_a_gradient():
+    box = Box(exact=False)
+    fit(None, Steps(with_root(at_step(2, root_of_zero))), batches(*[8] * 6), box)
+    (event,) = box.box.events
+    assert (event.step, event.batch_idx, event.during) == (2, 2, "backward")
+
+
+def test_a_loss_that_has_grown_is_no_fault_of_the_code():
+    class Grows(Toy):
+        def on_before_optimizer_step(self, optimizer):
+            optimizer.param_groups[0]["lr"] = 1e5
+
+    (event, *_) = events_of(Grows(mlp()), batches(*[8] * 12))
+    assert event.during == "forward"
+    assert "lower the learning rate" in event.advice
+
+
+def test_a_batch_that_the_step_itself_spoils_is_said_to_be_changed():
+    class Spoils(Toy):
+        def training_step(self, batch):
+            return super().training_step(batch.div_(0))
+
+    event = only_event(Spoils(mlp()), batches(8, 8))
+    assert event.during == "batch"
+    assert "changes the batch in place" in event.evidence
+
+
+def test_the_place_is_known_before_anomaly_detection_raises():
+    box = Box()
+    net = nn.Sequential(LogOfNegative(), nn.Linear(4, 3))
+    with pytest.raises(RuntimeError, match="nan values"), pytest.warns(UserWarning, match="Error detected"):
+        fit(None, Toy(net), marked_at(1), box, detect_anomaly=True)
+    assert box.box.events[0].module == "net.0"

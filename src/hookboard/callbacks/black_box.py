@@ -17,6 +17,8 @@ from hookboard.callbacks.sentinels import Sentinels, spoiled_gradients
 from hookboard.health import Nonfinite
 from hookboard.hooks import Search
 from hookboard.messages import warn_switched_off
+from hookboard.nested import tensors_in
+from hookboard.torch_private import version_of
 
 MOST_EVENTS = 3
 """How many events are explained in one fit."""
@@ -83,6 +85,7 @@ class BlackBox:
         self._here: tuple[int, int] = (0, 0)
         self._batch: Any = None
         self._random: RandomState | None = None
+        self._versions: list[int] = []
         self._backwards = 0
         self._loss = math.nan
         self._stepped: tuple[int, int, float] | None = None
@@ -106,7 +109,7 @@ class BlackBox:
         if not self._exact:
             self._read_flag()
         elif self._may_search:
-            self._batch, self._random = batch, RandomState()
+            self._batch, self._random, self._versions = batch, RandomState(), _versions_in(batch)
 
     @_shielded
     def before_backward(self, loss: Tensor) -> None:
@@ -114,7 +117,9 @@ class BlackBox:
         self._backwards += 1
         if self._exact:
             self._loss = float(loss.detach())
-        else:
+            if torch.is_anomaly_enabled() and not math.isfinite(self._loss):  # then backward raises
+                self._happened(self._search_forward)
+        elif not (self._is_scaled and loss.dtype is torch.float16):  # it overflows when it is scaled
             self._flag.note(loss, Noted(*self._here, is_backward=False))
 
     @_shielded
@@ -180,7 +185,9 @@ class BlackBox:
             return said.of_unknown_place(False, *self._here, why, loss=self._loss)
         if fault.kind == "parameter":
             return said.of_parameter(fault, *self._here, self._stepped)
-        return said.of_forward(fault, *self._here, self._loss)
+        last_loss = math.nan if self._stepped is None else self._stepped[2]
+        was_changed = self._versions != _versions_in(self._batch)
+        return said.of_forward(fault, *self._here, self._loss, last_loss=last_loss, was_changed=was_changed)
 
     def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
         search, names = Search(self._model, self._batch, with_gradients=True), list(spoiled)
@@ -212,6 +219,10 @@ class BlackBox:
             self.count += 1
             why = "on this device it is looked at a step later; nonfinite='exact' finds the module in the step itself"
             self.events.append(said.of_unknown_place(noted.is_backward, noted.step, noted.batch_idx, why))
+
+
+def _versions_in(batch: Any) -> list[int]:
+    return [0 if tensor.is_inference() else version_of(tensor) for _, tensor in tensors_in(batch)]
 
 
 def _strided(gradient: Tensor | None) -> Tensor | None:

@@ -1,26 +1,59 @@
 """What is said of the first NaN or Inf: from what a search has found to an event in plain sentences."""
 
+import math
 from collections.abc import Sequence
 
 from hookboard.health import Nonfinite, Pass
 from hookboard.hooks import Fault, Values
 
+HUGE = 1e6
+"""Values beyond this have grown; an overflow is then no fault of the code."""
+
 _CODE = "look for a division by 0, the logarithm or the root of 0, or an overflow there; add an epsilon or clamp"
 
 
-def of_forward(fault: Fault, step: int, batch_idx: int, loss: float) -> Nonfinite:
-    """The event of a loss that is not finite because of a module, of code between modules, or of the batch."""
-    went_in = _said(fault.went_in)
+def of_forward(
+    fault: Fault, step: int, batch_idx: int, loss: float, *, last_loss: float = math.nan, was_changed: bool = False
+) -> Nonfinite:
+    """The event of a loss that is not finite because of a module, of code between modules, or of the batch.
+
+    Args:
+        fault: what was found.
+        step: the optimizer step.
+        batch_idx: the index of the batch.
+        loss: the loss.
+        last_loss: the loss of the step before.
+        was_changed: whether `training_step` has changed the batch in place.
+    """
     if fault.kind == "batch":
-        met = "the loss takes it directly" if fault.is_in_step else f"{_named(fault.name)} is the first that takes it"
-        evidence = f"The batch {batch_idx} of step {step} holds {_said(fault.came_out)}; {met}, and the loss is {loss}."
-        advice = f"Look at the data of batch {batch_idx}: find and drop such samples, or fill what is missing."
-        return Nonfinite(fault.name, "batch", step, batch_idx, _said(fault.came_out), evidence, advice)
-    where = _place(fault, "before")
-    gave = _said(fault.came_out) if fault.came_out else f"a loss of {loss}"
-    evidence = f"{where} gave {gave} in the forward pass of step {step}, batch {batch_idx}"
-    evidence += f"; what went in was finite ({went_in})." if went_in else "; what went in was finite."
-    return Nonfinite(fault.name, "forward", step, batch_idx, went_in, evidence, f"In {_where(fault)} {_CODE}.")
+        return _of_batch(fault, step, batch_idx, loss, was_changed)
+    went_in = _said(fault.went_in)
+    if fault.is_in_step and not fault.near:
+        evidence = (
+            f"The loss of step {step}, batch {batch_idx}, is {loss}, and every module gave finite values ({went_in}): "
+            "it was computed outside of any module, in training_step."
+        )
+    else:
+        evidence = (
+            f"{_place(fault, 'before')} gave {_said(fault.came_out)} in the forward pass of step {step}, batch "
+            f"{batch_idx}; what went in was finite ({went_in})."
+        )
+    largest = max([last_loss, *(values.largest for values in fault.went_in)])
+    if largest > HUGE:
+        advice = f"Values had grown to {largest:.3g} before: lower the learning rate, warm it up, or clip gradients."
+    else:
+        advice = f"In {_where(fault)} {_CODE}."
+    return Nonfinite(fault.name, "forward", step, batch_idx, went_in, evidence, advice)
+
+
+def _of_batch(fault: Fault, step: int, batch_idx: int, loss: float, was_changed: bool) -> Nonfinite:
+    held = _said(fault.came_out)
+    met = "the loss takes it directly" if fault.is_in_step else f"{_named(fault.name)} is the first that takes it"
+    evidence = f"The batch {batch_idx} of step {step} holds {held}; {met}, and the loss is {loss}."
+    if was_changed:
+        evidence += " training_step changes the batch in place: before, it may have been finite."
+    advice = f"Look at the data of batch {batch_idx}: find and drop such samples, or fill what is missing."
+    return Nonfinite(fault.name, "batch", step, batch_idx, held, evidence, advice)
 
 
 def of_backward(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[str]) -> Nonfinite:

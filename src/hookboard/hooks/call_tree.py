@@ -112,7 +112,7 @@ class Fault:
         near: of `between`: the module that takes them first, or, backward, the one that they arrive at first. Of
             `parameter`: the dotted name of the parameter.
         is_in_step: whether the code stands in `training_step`, outside of all modules.
-        went_in: what the module took; backward, the gradients that arrived at its outputs.
+        went_in: what the module took, or the loss; backward, the gradients that arrived at its outputs.
         came_out: what it gave; backward, the gradients that it passed on. Of `batch` and `parameter`: their values.
     """
 

@@ -181,7 +181,9 @@ class Search:
         spoiled = self._spoiled(call.name)
         if spoiled is not None:
             return spoiled
-        return Fault(first.kind, call.name, first.near, call is self.step, tuple(call.inputs), came_out)
+        is_loss = call is self.step and not first.near
+        last = call.children[-1].outputs if is_loss and call.children else call.inputs
+        return Fault(first.kind, call.name, first.near, call is self.step, tuple(last), came_out)
 
     def _spoiled(self, within: str) -> Fault | None:
         """The first parameter that is not finite: of a module and those inside it, then of the others in use."""

@@ -1,0 +1,62 @@
+"""Which gradients are read after each backward pass, and that they tell."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from hookboard.callbacks.sentinels import MOST, Sentinels, spoiled_gradients
+
+pytestmark = pytest.mark.unit
+
+
+def with_gradients(model):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return model
+
+
+def test_a_bias_that_is_not_finite_is_seen():
+    model = with_gradients(nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100)))
+    assert Sentinels(model).total().isfinite()
+    model[1].bias.grad[3] = math.nan
+    assert not Sentinels(model).total().isfinite()
+
+
+def test_one_unit_of_a_large_weight_without_a_bias_is_seen():
+    model = with_gradients(nn.Sequential(*(nn.Linear(500, 500, bias=False) for _ in range(3))))
+    model[2].weight.grad[7] = math.inf
+    assert not Sentinels(model).total().isfinite()
+
+
+def test_opposite_infinities_do_not_cancel():
+    model = with_gradients(nn.Linear(2, 2))
+    model.bias.grad[:] = torch.tensor([math.inf, -math.inf])
+    assert not Sentinels(model).total().isfinite()
+
+
+def test_half_precision_does_not_overflow():
+    model = with_gradients(nn.Linear(2, 4, dtype=torch.float16))
+    model.bias.grad[:] = 6e4
+    assert Sentinels(model).total().isfinite()
+
+
+def test_no_more_are_read_than_the_most():
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(1000)))
+    sentinels = Sentinels(model)
+    assert len(sentinels._whole) <= MOST + 2
+
+
+def test_without_gradients_there_is_nothing_to_say():
+    assert Sentinels(nn.Linear(2, 2)).total() is None
+    assert Sentinels(nn.ReLU()).total() is None
+
+
+def test_mixed_types_and_sparse_gradients():
+    model = with_gradients(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.float64), nn.Embedding(4, 2)]))
+    model[2].weight.grad = model[2].weight.grad.to_sparse()
+    assert Sentinels(model).total().isfinite()
+    assert spoiled_gradients(model) == {}
+    model[2].weight.grad = (model[2].weight.grad.to_dense() * math.nan).to_sparse()
+    assert spoiled_gradients(model) == {"2.weight": "2"}

@@ -1,0 +1,58 @@
+"""Events of non-finite values: their order, their place from a look, and the table of what was before."""
+
+import math
+
+from health.looks import look, reading, row
+
+from hookboard.health import Nonfinite, before_nonfinite, first_of, placed
+
+
+def event(step=3, during="forward", **options):
+    return Nonfinite("net", during, step, 7, "", "It broke.", "Mend it.", **options)
+
+
+def test_the_symptom_is_an_alarm_of_its_step_and_batch():
+    symptom = event().symptom()
+    assert (symptom.module, symptom.severity, symptom.since, symptom.batch_idx) == ("net", "alarm", 3, 7)
+    assert event().symptom(more=1).evidence == "It broke. 1 later step had non-finite values too."
+
+
+def test_the_first_of_several_ranks_is_the_earliest():
+    assert first_of([event(4), event(2), event(3)]).step == 2
+    assert first_of([]) is None
+
+
+def test_of_one_step_the_event_with_a_place_is_the_first():
+    assert first_of([event(is_located=False), event(during="backward")]).is_located
+
+
+def test_the_next_look_gives_the_place_of_a_forward_event():
+    seen = look(5, [reading("a", "output", [row()]), *(reading(n, "output", [row(nonfinite=2)]) for n in "bc")])
+    found = placed(event(is_located=False), seen)
+    assert found.module == "b"
+    assert "At step 5 the output of 'b'" in found.evidence
+
+
+def test_the_next_look_gives_the_place_of_a_backward_event():
+    sick = [reading(name, "grad_output", [row(nonfinite=2)]) for name in "ab"]
+    seen = look(5, [*sick, reading("c", "grad_output", [row()])])
+    assert placed(event(during="backward", is_located=False), seen).module == "b"
+
+
+def test_a_place_that_is_known_stays():
+    seen = look(5, [reading("b", "output", [row(nonfinite=2)])])
+    assert placed(event(), seen).module == "net"
+
+
+def test_the_table_has_a_row_for_each_site():
+    seen = look(
+        5, [reading("a.b", "output", [row(mean=3, deviation=4)]), reading("w", "parameter", [row(nonfinite=2)])]
+    )
+    lines = before_nonfinite(seen).splitlines()
+    assert lines[4] == "| a.b | output | 5 | -9 | 15 |  |  |"
+    assert lines[5].endswith("| 2 |  |")
+
+
+def test_a_site_without_a_finite_value_has_no_numbers():
+    seen = look(5, [reading("a", "output", [row(count=0, mean=math.nan, nonfinite=4)])])
+    assert before_nonfinite(seen).splitlines()[4] == "| a | output |  |  |  | 4 |  |"

@@ -1,0 +1,51 @@
+"""A fault on one of two ranks: nobody waits for ever, and the place is known on all ranks that merge their events."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.spawns
+
+SCRIPT = Path(__file__).with_name("spoil.py")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("spoiled")
+    faults = ["forward", "backward", "batch", "collective"]
+    environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(SCRIPT.parents[1]), environment.get("PYTHONPATH", "")])
+    command = [sys.executable, str(SCRIPT), str(folder), *faults]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    return {f: [torch.load(folder / f"{f}.{rank}", weights_only=False) for rank in (0, 1)] for f in faults}
+
+
+@pytest.mark.parametrize(
+    ("fault", "during", "module"),
+    [("forward", "forward", "net.2"), ("backward", "backward", "net.2"), ("batch", "batch", "net.0")],
+)
+def test_the_rank_with_the_fault_names_the_place(saved, fault, during, module):
+    for _, _, first in saved[fault]:
+        assert (first.during, first.module, first.step, first.batch_idx) == (during, module, 2, 2)
+
+
+def test_a_gradient_that_came_from_another_rank_is_said_to(saved):
+    _, (event, *_), _ = saved["backward"][0]
+    assert not event.is_located
+    assert "another rank" in event.evidence
+
+
+def test_a_step_that_communicates_is_not_run_again(saved):
+    _, (event, *_), _ = saved["collective"][1]
+    assert (event.is_located, event.step) == (False, 2)
+    assert "collective" in event.evidence
+
+
+@pytest.mark.parametrize("fault", ["forward", "backward", "batch", "collective"])
+def test_the_run_is_the_same_with_and_without(saved, fault):
+    assert all(is_same for is_same, _, _ in saved[fault])
