@@ -73,7 +73,7 @@ def trained(make, data, callbacks, **options):
     state |= {f"gradient of {name}": bits(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     state |= {f"loss {i}": bits(loss) for i, loss in enumerate(model.losses)}
     state["random"] = torch.get_rng_state()
-    state["logged"] = {name: bits(value) for name, value in run.logged_metrics.items()}
+    state |= {f"logged {name}": bits(value) for name, value in run.logged_metrics.items()}
     return state, (np.random.rand(), random.random(), run.global_step)
 
 

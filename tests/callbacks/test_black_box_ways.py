@@ -56,6 +56,7 @@ class Tells(Keeps):
         loss = super().training_step(batch)
         self.metric(loss.detach().nan_to_num())
         self.log("metric", self.metric)
+        self.log("batches", 1.0 + batch_idx, on_step=False, on_epoch=True, reduce_fx="sum")
         return {"loss": loss, "more": batch}
 
 
@@ -104,6 +105,47 @@ def test_manual_optimization(during):
     box = assert_undisturbed(lambda: Manual(net(FAULTS[during])), batches(*[8] * 4))
     event = box.events[0]
     assert (event.module, event.during, event.batch_idx) == ("net.2", during, 2)
+
+
+@every_pass
+def test_optimizers_that_the_step_takes_from_the_trainer_do_not_step_again(during):
+    class Takes(Manual):
+        def training_step(self, batch, batch_idx):
+            self.tell(batch_idx)
+            self.manual_backward(self.net(batch[:4]).square().mean())
+            self.trainer.optimizers[0].step()
+            loss = self.net(batch).square().mean()
+            self.losses.append(loss.detach())
+            self.manual_backward(loss)
+            self.trainer.optimizers[0].step()
+
+    model = Takes(nn.Sequential(nn.Linear(4, 4), Faulty(FAULTS[during]), nn.Linear(4, 2)))
+    model.net[1].forward = lambda x: model.net[1].fault(x) if model.net[1].batch_idx == 2 and len(x) == 8 else x
+    before, after = [], []
+
+    class Sees(Box):
+        def on_after_backward(self, trainer, pl_module):
+            before.append(pl_module.net[2].weight.detach().clone())
+            super().on_after_backward(trainer, pl_module)
+            after.append(pl_module.net[2].weight.detach().clone())
+
+    box = Sees()
+    fit(None, model, batches(*[8] * 3), box)
+    assert box.box.events[0].module == "net.1"
+    assert torch.stack(before).equal(torch.stack(after))
+
+
+def test_a_network_that_was_exchanged_in_the_run_is_looked_at(monkeypatch):
+    monkeypatch.setattr("hookboard.callbacks.black_box.LAYOUT_EVERY", 1)
+
+    class Exchanges(Tells):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if batch_idx == 0:
+                self.net = net(root_of_zero)
+                self.trainer.optimizers[0].param_groups[0]["params"] = list(self.net.parameters())
+
+    event = events_of(Exchanges(mlp()), batches(*[8] * 4))[0]
+    assert (event.module, event.during, event.step) == ("net.2", "backward", 2)
 
 
 class Gan(Tells):

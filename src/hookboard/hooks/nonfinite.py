@@ -14,7 +14,7 @@ from hookboard.hooks.gradients import Switch, watch_output
 from hookboard.hooks.input_gradients import InputGradients, edges_of
 from hookboard.hooks.own_call import is_own_call
 from hookboard.nested import named_inputs, tensors_in
-from hookboard.selection import named_submodules
+from hookboard.selection import PARAMETRIZATIONS, named_submodules
 from hookboard.torch_private import in_backward, sequence_number
 
 
@@ -75,7 +75,8 @@ class Search:
             for name, module in self._modules.items():
                 if isinstance(module, torch.jit.ScriptModule):
                     continue
-                enter = partial(self._enter, name)
+                # What a parametrization computes belongs to the module whose weight it is.
+                enter = partial(self._enter, name.partition(f".{PARAMETRIZATIONS}")[0])
                 hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
                 hooks.enter_context(module.register_forward_hook(partial(self._leave, hooks)))
             yield
@@ -183,7 +184,8 @@ class Search:
             return spoiled
         is_loss = call is self.step and not first.near
         last = call.children[-1].outputs if is_loss and call.children else call.inputs
-        return Fault(first.kind, call.name, first.near, call is self.step, tuple(last), came_out)
+        went_in = tuple(values for values in last if not values.is_mask)
+        return Fault(first.kind, call.name, first.near, call is self.step, went_in, came_out)
 
     def _spoiled(self, within: str) -> Fault | None:
         """The first parameter that is not finite: of a module and those inside it, then of the others in use."""
@@ -194,7 +196,8 @@ class Search:
                 if is_within or parameter.grad is not None:
                     values = values_of(parameter)
                     if not values.is_finite and not values.is_mask:
-                        fault = Fault("parameter", name, f"{name}.{own}".lstrip("."), came_out=(values,))
+                        owner = name.partition(f".{PARAMETRIZATIONS}")[0]
+                        fault = Fault("parameter", owner, f"{name}.{own}".lstrip("."), came_out=(values,))
                         if is_within:
                             return fault
                         found.append(fault)
