@@ -1,0 +1,1 @@
+"""Judges the judge: faults planted in small trainings, healthy trainings that look sick, and other tools' rules."""

@@ -1,0 +1,204 @@
+"""Healthy trainings of unusual models."""
+
+from typing import Any
+
+import torch
+from benchmarks.health import nets
+from benchmarks.health.controls.pretrained import load_trained
+from benchmarks.health.controls.registry import control
+from benchmarks.health.training import Batch, Setup, Task
+from torch import Tensor, nn
+
+
+@control("cnn vgg")
+def many_zeros(s: Setup) -> None:
+    """ReLUs of which 70 to 95 % of the outputs are 0, while every unit speaks for some samples."""
+    for name in s.layers[:-1]:
+        layer = s.layer(name)
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        layer.weight.data.mul_(1.6)
+        nn.init.constant_(layer.bias, -0.7)
+    s.options["lr"] *= 0.3
+
+
+@control("resnet")
+def zero_residuals(s: Setup) -> None:
+    """The gain of the last norm of each residual branch starts at 0."""
+    for module in s.net.modules():
+        if isinstance(module, nets.ResidualBlock):
+            nn.init.zeros_(module.bn2.weight)
+
+
+@control("prenorm")
+def zero_branches(s: Setup) -> None:
+    """The last layer of each branch starts at 0, as in many transformers."""
+    for name, parameter in s.net.named_parameters():
+        if "out_proj" in name or "fc2" in name:
+            nn.init.zeros_(parameter)
+
+
+@control("resnet")
+def zero_head(s: Setup) -> None:
+    """The last layer starts at 0: the first loss is exactly that of chance."""
+    nn.init.zeros_(s.layer("head").weight)
+    nn.init.zeros_(s.layer("head").bias)
+
+
+class LowRank(nn.Module):
+    """A frozen layer and a trainable change of low rank, which starts at 0."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.layer = layer
+        self.down = nn.Linear(layer.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, layer.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.up(self.down(x))  # type: ignore[no-any-return]  # a module's call is untyped
+
+
+@control("prenorm")
+def low_rank(s: Setup) -> None:
+    """LoRA on every projection of a trained transformer."""
+    load_trained(s)
+    for parameter in s.net.parameters():
+        parameter.requires_grad_(False)
+    for module in list(s.net.modules()):
+        if isinstance(module, nets.Attention):
+            module.q_proj, module.v_proj = LowRank(module.q_proj), LowRank(module.v_proj)  # type: ignore[assignment]
+
+
+class Experts(nn.Module):
+    """Eight layers, of which each token takes the one that a router picks."""
+
+    def __init__(self, width: int, experts: int = 8) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, experts)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(experts)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, picked = self.router(x).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            if (picked == i).any():
+                out[picked == i] = expert(x[picked == i]) * weights[picked == i].unsqueeze(-1)
+        return out
+
+
+@control("prenorm")
+def experts(s: Setup) -> None:
+    """A mixture of experts in two blocks. Some experts are hardly ever picked, or never."""
+    for name in ("block1", "block2"):
+        block = s.layer(name)
+        block.fc1, block.act, block.fc2 = Experts(32), nn.Identity(), nn.Identity()
+
+
+@control("prenorm")
+def tied(s: Setup) -> None:
+    """The head has the weights of the embedding."""
+    s.layer("head").weight = s.layer("embedding.token").weight
+
+
+@control("mlp vgg")
+def dropout(s: Setup) -> None:
+    """Dropout behind the activations."""
+    if s.base == "postnorm":
+        for module in s.net.modules():
+            if isinstance(module, nets.Block):
+                module.act = nn.Sequential(nn.GELU(), nn.Dropout(0.3))  # type: ignore[assignment]
+        return
+    for name in s.layers[2:-1]:
+        act = s.behind(name)
+        s.net._modules[act] = nn.Sequential(s.layer(act), nn.Dropout(0.3))  # noqa: SLF001  # keeps the order
+
+
+class Dropped(nn.Module):
+    """Leaves out a block at random while training (stochastic depth)."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training and torch.rand(()) < 0.3 else self.block(x)
+
+
+@control("vit")
+def depth_at_random(s: Setup) -> None:
+    """Blocks are left out at random."""
+    for name in ("block1", "block3") if s.base == "vit" else ("block0", "block1"):
+        s.net._modules[name] = Dropped(s.layer(name))  # noqa: SLF001  # keeps the order of layers
+    s.layers = [name.replace(".", ".block.", 1) if name[:6] in ("block1", "block0") else name for name in s.layers]
+
+
+@control("prenorm")
+def shared_blocks(s: Setup) -> None:
+    """One block runs four times."""
+    for name in ("block1", "block2", "block3"):
+        s.net._modules[name] = s.layer("block0")  # noqa: SLF001  # keeps the order of layers
+    s.layers = [name for name in s.layers if name[:6] not in ("block1", "block2", "block3")]
+
+
+@control("vgg")
+def leaky(s: Setup) -> None:
+    """Leaky ReLUs."""
+    s.net = nets.vgg(lambda: nn.LeakyReLU(0.1))
+
+
+@control("resnet")
+def group_norms(s: Setup) -> None:
+    """Group norm in place of batch norm."""
+    for module in s.net.modules():
+        if isinstance(module, nets.ResidualBlock):
+            module.bn1 = nn.GroupNorm(4, module.bn1.num_features)  # type: ignore[assignment]
+            module.bn2 = nn.GroupNorm(4, module.bn2.num_features)  # type: ignore[assignment]
+
+
+class Adversaries(Task):
+    """A GAN: two optimizers, stepped by hand."""
+
+    def __init__(self, setup: Setup, seed: int) -> None:
+        super().__init__(setup, seed)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:  # type: ignore[override]  # it steps by itself
+        one, other = self.optimizers()  # type: ignore[attr-defined]
+        real, made = batch[0], self.net.generator(torch.randn(len(batch[0]), 16)).view_as(batch[0])
+        self._step(one, _sides(self.net.critic(real), self.net.critic(made.detach())))
+        loss = nn.functional.softplus(-self.net.critic(made)).mean()
+        self._step(other, loss)
+        self.losses.append(loss.item())
+        self.accuracies.append(0.0)
+
+    def _step(self, optimizer: Any, loss: Tensor) -> None:
+        self.toggle_optimizer(optimizer)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.untoggle_optimizer(optimizer)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        made = self.net.generator(torch.randn(len(batch[0]), 16))
+        self._parts.append((_sides(self.net.critic(batch[0]), self.net.critic(made)).item(), 0.0))
+
+    def configure_optimizers(self) -> Any:
+        parts = self.net.critic, self.net.generator
+        return [torch.optim.Adam(part.parameters(), 5e-4, betas=(0.5, 0.99)) for part in parts]
+
+
+def _sides(real: Tensor, made: Tensor) -> Tensor:
+    return nn.functional.softplus(-real).mean() + nn.functional.softplus(made).mean()
+
+
+@control("tanh")
+def adversaries(s: Setup) -> None:
+    """A generator and a critic."""
+    act = nn.Tanh if s.base == "tanh" else lambda: nn.LeakyReLU(0.2)
+    generator = nn.Sequential(nn.Linear(16, 64), act(), nn.Linear(64, 64), act(), nn.Linear(64, 64))
+    critic = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), act(), nn.Linear(64, 64), act(), nn.Linear(64, 1))
+    s.net = nn.ModuleDict({"generator": generator, "critic": critic})
+    s.layers = ["generator.0", "critic.1"]
+    s.task = Adversaries

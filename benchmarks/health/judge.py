@@ -1,0 +1,34 @@
+"""Replays a trace through hookboard's rules, as `HealthMonitor` would judge it live."""
+
+from collections.abc import Sequence
+
+from benchmarks.health.alarms import Alarm
+from benchmarks.health.trace import Trace
+
+from hookboard.health import RULES, Judge, Rule, Verdict
+
+WINDOW = 4
+"""How many looks a symptom must last."""
+
+
+def judged(trace: Trace, rules: Sequence[Rule] | None = None, window: int = WINDOW) -> Judge:
+    """The judge after the last entry of a trace."""
+    judge = Judge(list(RULES.values()) if rules is None else rules, trace.layers, window)
+    for kind, *given in trace.entries:
+        if kind == "look":
+            judge.see(*given)
+        elif kind == "evaluation":
+            judge.see_evaluation(*given)
+        else:
+            judge.add(*given)
+    return judge
+
+
+def alarms_of(verdicts: Sequence[Verdict]) -> list[Alarm]:
+    return [Alarm(v.rule, v.module, v.since, frozenset({v.rule})) for v in verdicts if v.severity == "alarm"]
+
+
+def order_of(trace: Trace) -> list[str]:
+    """The layers that ran, in the order of the first look."""
+    names = [site.name for look in trace.looks[:1] for site in look.readings if site.role == "output"]
+    return list(dict.fromkeys(names))

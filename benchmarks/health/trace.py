@@ -1,0 +1,108 @@
+"""`Trace`: everything that was seen of one training, as a file, so that it can be judged again in milliseconds."""
+
+import io
+import pickle
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.health.cases import Truth
+from torch import Tensor
+
+from hookboard.health import Layer, Look
+
+FOLDER = Path(__file__).parent / "cache"
+"""Where traces are kept."""
+
+
+class Extra:
+    """What rules of other tools ask of a ReLU, a tanh or a sigmoid beside what a look has, of one step."""
+
+    beyond: dict[float, float]
+    """The share of its inputs whose absolute value is above the key."""
+    active: np.ndarray
+    """The share of positive outputs of each channel."""
+    percentile: np.ndarray
+    """The 95th percentile of the absolute outputs of each channel."""
+    saturation: np.ndarray
+    """The saturation index of each channel: 0 where outputs are in the middle, 1 at their ends, by 50 bins."""
+
+    def read_input(self, tensor: Tensor) -> None:
+        sizes = tensor.abs()
+        self.beyond = {limit: (sizes > limit).float().mean().item() for limit in (5.0, 9.5, 17.0)}
+
+    def read_output(self, units: Tensor) -> None:
+        """Read the outputs, shape (channels, values)."""
+        units = units.float()
+        self.active = (units > 0).float().mean(1).numpy()
+        rank = max(1, round(0.95 * units.shape[1]))
+        self.percentile = units.abs().kthvalue(rank, 1).values.numpy()
+        low = 0.0 if units.min() >= 0 else -1.0
+        centred = ((units - low) / (1.0 - low) * 2 - 1).clamp(-1, 1).nan_to_num()
+        bins = ((centred + 1) * 25).long().clamp(0, 49)
+        sums = torch.zeros(len(units), 50).scatter_add(1, bins, centred)
+        self.saturation = (sums.abs().sum(1) / units.shape[1]).numpy()
+
+
+@dataclass
+class Trace:
+    """What was seen of a training.
+
+    Args:
+        truth: what is true of it.
+        every: a look was taken once in so many steps.
+        source: what the code was that made it.
+        layers: every layer that is watched, by name.
+        entries: what a judge was given, in order: `("look", Look)`, `("evaluation", Look)`, or
+            `("event", rule, Symptom, step)`.
+        extras: the step, and by module what only other tools' rules need.
+        losses: the cross entropy of every step, whatever was minimized.
+        accuracies: of every step.
+        held_out: step, loss and accuracy of every validation.
+        seconds: how long the training took.
+        failure: the error that ended it.
+    """
+
+    truth: Truth = field(default_factory=Truth)
+    every: int = 0
+    source: str = ""
+    layers: dict[str, Layer] = field(default_factory=dict)
+    entries: list[tuple[Any, ...]] = field(default_factory=list)
+    extras: list[tuple[int, dict[str, Extra]]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+    held_out: list[tuple[int, float, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    failure: str = ""
+
+    @property
+    def looks(self) -> list[Look]:
+        return [entry[1] for entry in self.entries if entry[0] == "look"]
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        pickled = io.BytesIO()
+        _Pickler(pickled).dump(self)
+        path.write_bytes(zlib.compress(pickled.getbuffer(), 1))
+
+    @staticmethod
+    def load(path: Path) -> "Trace":
+        trace = pickle.loads(zlib.decompress(path.read_bytes()))
+        assert isinstance(trace, Trace)
+        return trace
+
+
+class _Pickler(pickle.Pickler):
+    """Keeps the rows of channels in float32: they are most of a trace."""
+
+    def reducer_override(self, given: Any) -> Any:
+        if isinstance(given, np.ndarray) and given.dtype == np.float64 and given.ndim == 2:
+            return _wide, (given.astype(np.float32),)
+        return NotImplemented
+
+
+def _wide(narrow: np.ndarray) -> np.ndarray:
+    return narrow.astype(np.float64)
