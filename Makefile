@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py src/hookboard/measure/_native.c src/hookboard
 WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo demo-text demo-sick test test-fast test-oldest lint bench clean
+.PHONY: demo demo-text demo-sick test test-fast test-oldest lint bench bench-health clean
 
 demo: $(INSTALLED)  ## train on handwritten digits, then look at it in TensorBoard
 	$(BIN)/python examples/digits.py fit --config configs/digits.yaml
@@ -39,6 +39,9 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)  ## what it costs, as ratios to the bare step
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/pictures.py
+
+bench-health: $(INSTALLED)  ## what HealthMonitor finds, beside the rules of other tools; 10 to 15 minutes
+	$(BIN)/python -m benchmarks.health
 
 $(INSTALLED): $(SOURCES)
 	$(PYTHON) -m venv .venv

@@ -1,4 +1,4 @@
-"""What is seen of a training, taken without hookboard's own measuring: plain float64 of whole tensors.
+"""What is seen of a training, taken without hookboard's own measuring.
 
 It makes the looks that rules are asked about, and beside them what only other tools' rules need.
 """
@@ -163,13 +163,15 @@ def _by_channel(tensor: Tensor, module: nn.Module) -> Tensor:
 
 def rows_of(units: Tensor) -> np.ndarray:
     """The rows of `hookboard.measure.FIELDS`, shape (units, 10), computed plainly."""
-    wide = units.double().contiguous()
-    if math.isfinite(wide.sum().item()) and wide.numel():
-        variance, mean = torch.var_mean(wide, 1, correction=0)
-        count, none = torch.full_like(mean, wide.shape[1]), torch.zeros_like(mean)
-        sizes, zeros = torch.linalg.vector_norm(wide, 1, 1) / wide.shape[1], (wide == 0).sum(1).double()
-        low, high = torch.aminmax(wide, dim=1)
-        return torch.stack([count, mean, variance.sqrt(), sizes, zeros, none, none, none, low, high], 1).numpy()
+    if units.numel() and math.isfinite(units.sum(dtype=torch.float32).item()):
+        single = units.float()
+        variance, mean = torch.var_mean(single, 1, correction=0)
+        count, none = torch.full_like(mean, units.shape[1]), torch.zeros_like(mean)
+        sizes, zeros = single.abs().mean(1), (single == 0).sum(1)
+        low, high = torch.aminmax(single, dim=1)
+        columns = [count, mean, variance.sqrt(), sizes, zeros, none, none, none, low, high]
+        return torch.stack(columns, 1).numpy().astype(np.float64)
+    wide = units.double()
     finite = wide.isfinite()
     count = finite.sum(1)
     kept = torch.where(finite, wide, 0.0)
@@ -187,11 +189,15 @@ def rows_of(units: Tensor) -> np.ndarray:
         torch.where(finite, wide, torch.inf).amin(1),
         torch.where(finite, wide, -torch.inf).amax(1),
     ]
-    return torch.stack([column.double() for column in columns], 1).numpy()
+    rows: np.ndarray = torch.stack([column.double() for column in columns], 1).numpy()
+    return rows
 
 
 def merged(rows: np.ndarray) -> np.ndarray:
     """Rows of several parts as if they were one, from shape (parts, units, 10) to (units, 10)."""
+    if len(rows) == 1:
+        only: np.ndarray = rows[0]
+        return only
     count, mean, deviation, abs_mean = (rows[..., i] for i in range(4))
     whole = np.maximum(count.sum(0), 1)
     middle = (count * mean).sum(0) / whole

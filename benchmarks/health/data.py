@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # has no stubs
 from torch import Tensor
 
 CONTEXT = 32

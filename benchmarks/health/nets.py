@@ -68,7 +68,7 @@ def vgg(act: Callable[[], nn.Module] = nn.ReLU) -> Chain:
             after = 16 if i < 5 else 32
             conv = nn.Conv2d(before, after, 3, padding=1)
             nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-            nn.init.zeros_(conv.bias)
+            nn.init.zeros_(next(p for p in conv.parameters() if p.ndim == 1))
             yield f"conv{i}", conv
             yield f"act{i}", act()
             if i in (4, 8):
@@ -99,7 +99,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         residual = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(x))))) * self.factor
-        return self.act2(residual + self.shortcut(x) if self.skips else residual)
+        return self.act2(residual + self.shortcut(x) if self.skips else residual)  # type: ignore[no-any-return]
 
 
 def resnet(channels: tuple[int, ...] = (8, 8, 8, 16, 16)) -> Chain:
@@ -141,7 +141,7 @@ class Attention(nn.Module):
             ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
             logits = logits.masked_fill(ahead, float("-inf"))
         heads = logits.softmax(self.axis) @ value
-        return self.out_proj(heads.transpose(1, 2).flatten(2))
+        return self.out_proj(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):

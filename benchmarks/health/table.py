@@ -32,7 +32,8 @@ class Result:
     healthy: int = 0
 
     def share(self, name: str) -> float:
-        return sum(getattr(score, name) for score, _ in self.scores.values()) / max(1, len(self.scores))
+        right = [bool(getattr(score, name)) for score, _ in self.scores.values()]
+        return sum(right) / max(1, len(right))
 
 
 def harmless(traces: Traces) -> set[tuple[str, str]]:

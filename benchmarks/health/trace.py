@@ -23,6 +23,8 @@ class Extra:
 
     beyond: dict[float, float]
     """The share of its inputs whose absolute value is above the key."""
+    variance: float
+    """The variance of its inputs."""
     active: np.ndarray
     """The share of positive outputs of each channel."""
     percentile: np.ndarray
@@ -31,7 +33,9 @@ class Extra:
     """The saturation index of each channel: 0 where outputs are in the middle, 1 at their ends, by 50 bins."""
 
     def read_input(self, tensor: Tensor) -> None:
+        """Read what goes in."""
         sizes = tensor.abs()
+        self.variance = tensor.float().var().item()
         self.beyond = {limit: (sizes > limit).float().mean().item() for limit in (5.0, 9.5, 17.0)}
 
     def read_output(self, units: Tensor) -> None:

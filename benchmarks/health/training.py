@@ -147,7 +147,8 @@ class Task(LightningModule):
 
     def groups(self) -> list[dict[str, Any]]:
         """The trainable parameters, in one group for each share of the learning rate."""
-        plan, groups = self.plan, {}
+        plan = self.plan
+        groups: dict[float, list[Tensor]] = {}
         for name, parameter in plan.net.named_parameters():
             share = next((share for start, share in plan.rates.items() if name.startswith(start)), 1.0)
             if parameter.requires_grad and not name.startswith(tuple(plan.left_out)):
@@ -155,13 +156,14 @@ class Task(LightningModule):
         return [{"params": params, "lr": plan.options["lr"] * share} for share, params in groups.items()]
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        data = TensorDataset(self.plan.data.inputs, self.plan.data.targets)
+        data: Any = TensorDataset(self.plan.data.inputs, self.plan.data.targets)
         order = torch.Generator().manual_seed(self.seed)
         return DataLoader(data, self.plan.batch_size, shuffle=self.plan.shuffle, generator=order, drop_last=True)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         data = self.plan.data
-        return DataLoader(TensorDataset(data.held_out_inputs[:128], data.held_out_targets[:128]), 64)
+        held_out: Any = TensorDataset(data.held_out_inputs[:128], data.held_out_targets[:128])
+        return DataLoader(held_out, 64)
 
 
 def judged(logits: Tensor, targets: Tensor) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """Healthy trainings of unusual models."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -157,19 +158,34 @@ def group_norms(s: Setup) -> None:
             module.bn2 = nn.GroupNorm(4, module.bn2.num_features)  # type: ignore[assignment]
 
 
+class Pair(nn.Module):
+    """A generator of digits, and a critic that tells them from real ones."""
+
+    def __init__(self, act: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(16, 64), act(), nn.Linear(64, 64), act(), nn.Linear(64, 64))
+        layers = nn.Linear(64, 64), act(), nn.Linear(64, 64), act(), nn.Linear(64, 1)
+        self.critic = nn.Sequential(nn.Flatten(), *layers)
+
+    def made(self, count: int) -> Tensor:
+        return self.generator(torch.randn(count, 16)).view(count, 1, 8, 8)  # type: ignore[no-any-return]
+
+
 class Adversaries(Task):
     """A GAN: two optimizers, stepped by hand."""
+
+    net: Pair
 
     def __init__(self, setup: Setup, seed: int) -> None:
         super().__init__(setup, seed)
         self.automatic_optimization = False
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:  # type: ignore[override]  # it steps by itself
-        one, other = self.optimizers()  # type: ignore[attr-defined]
-        real, made = batch[0], self.net.generator(torch.randn(len(batch[0]), 16)).view_as(batch[0])
-        self._step(one, _sides(self.net.critic(real), self.net.critic(made.detach())))
+        optimizers: Any = self.optimizers()
+        real, made = batch[0], self.net.made(len(batch[0]))
+        self._step(optimizers[0], _sides(self.net.critic(real), self.net.critic(made.detach())))
         loss = nn.functional.softplus(-self.net.critic(made)).mean()
-        self._step(other, loss)
+        self._step(optimizers[1], loss)
         self.losses.append(loss.item())
         self.accuracies.append(0.0)
 
@@ -181,8 +197,8 @@ class Adversaries(Task):
         self.untoggle_optimizer(optimizer)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        made = self.net.generator(torch.randn(len(batch[0]), 16))
-        self._parts.append((_sides(self.net.critic(batch[0]), self.net.critic(made)).item(), 0.0))
+        loss = _sides(self.net.critic(batch[0]), self.net.critic(self.net.made(len(batch[0]))))
+        self._parts.append((loss.item(), 0.0))
 
     def configure_optimizers(self) -> Any:
         parts = self.net.critic, self.net.generator
@@ -196,9 +212,7 @@ def _sides(real: Tensor, made: Tensor) -> Tensor:
 @control("tanh")
 def adversaries(s: Setup) -> None:
     """A generator and a critic."""
-    act = nn.Tanh if s.base == "tanh" else lambda: nn.LeakyReLU(0.2)
-    generator = nn.Sequential(nn.Linear(16, 64), act(), nn.Linear(64, 64), act(), nn.Linear(64, 64))
-    critic = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), act(), nn.Linear(64, 64), act(), nn.Linear(64, 1))
-    s.net = nn.ModuleDict({"generator": generator, "critic": critic})
+    s.net = Pair(lambda: nn.LeakyReLU(0.2))
     s.layers = ["generator.0", "critic.1"]
+    s.steps = 400  # two for each batch
     s.task = Adversaries

@@ -25,8 +25,9 @@ def load_trained(setup: Setup, steps: int = 200) -> None:
 
 def _train(setup: Setup, steps: int) -> None:
     for module in setup.net.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        reset = getattr(module, "reset_parameters", None)
+        if reset is not None:
+            reset()
     optimizer = torch.optim.AdamW(setup.net.parameters(), 3e-3)
     for _ in range(steps):
         picked = torch.randint(len(setup.data.inputs), (32,))

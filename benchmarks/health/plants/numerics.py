@@ -1,5 +1,7 @@
 """Faults of numbers: NaN, Inf, half precision, attention that cannot be computed."""
 
+import math
+
 import torch
 from benchmarks.health.plants.registry import WHOLE, WHOLE_BACKWARD, Where, plant
 from benchmarks.health.training import Batch, Setup, Task
@@ -22,7 +24,8 @@ class Unit(nn.Module):
         if self.begins:
             x = torch.cat([torch.zeros_like(x[:1]), x[1:]])
         dimensions = tuple(range(1, x.ndim))
-        return x / x.square().sum(dimensions, keepdim=True).sqrt() * x[0].numel() ** 0.5
+        norm = x.square().sum(dimensions, keepdim=True).sqrt()
+        return x / norm * math.sqrt(x[0].numel())
 
 
 class Logarithm(nn.Module):
@@ -40,7 +43,8 @@ class Half(nn.Module):
         self.layer, self.factor = layer, factor
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.layer(x) * self.factor).half().float() / self.factor
+        half: Tensor = (self.layer(x) * self.factor).half()
+        return half.float() / self.factor
 
 
 @plant("mlp resnet", "nonfinite", by_itself=True)

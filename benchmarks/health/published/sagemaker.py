@@ -2,14 +2,14 @@
 
 VanishingGradient (mean absolute gradient below 1e-7), ExplodingTensor (NaN or Inf), DeadRelu (a unit that is active on
 less than 1 % of the samples; alarm for a layer with more than half of such), SaturatedActivation (tanh beyond 9.5,
-sigmoid beyond 17, for more than half), WeightUpdateRatio (above 10 or below 1e-8), PoorWeightInitialization (a variance
-of weights that differs more than tenfold between layers, in the first 10 steps).
+sigmoid beyond 17, for more than half), WeightUpdateRatio (above 10 or below 1e-8), PoorWeightInitialization (variances
+of what ReLUs take that differ more than tenfold between layers, in the first 10 steps).
 """
 
 from collections.abc import Iterator
 
 from benchmarks.health.alarms import Alarm
-from benchmarks.health.published.seen import alarm, has_nonfinite, layer_of, matrices, of_role, update_ratios, variance
+from benchmarks.health.published.seen import alarm, has_nonfinite, layer_of, of_role, update_ratios
 from benchmarks.health.trace import Trace
 
 from hookboard.health import Look
@@ -18,10 +18,14 @@ VANISHING, ACTIVE, DEAD, LARGE, SMALL, SPREAD, STEPS = 1e-7, 0.01, 0.5, 10, 1e-8
 
 
 def sagemaker(trace: Trace) -> list[Alarm]:
-    alarms = []
+    alarms: list[Alarm] = []
     extras = dict(trace.extras)
     for look in trace.looks:
         alarms += _of_look(trace, look)
+        variances = [extra.variance for name, extra in extras[look.step].items() if trace.layers[name].type == "ReLU"]
+        if look.step < STEPS and variances and max(variances) > SPREAD * min(variances):
+            means = "activation_scale symmetric_units vanishing_gradient exploding_gradient"
+            alarms.append(alarm("PoorWeightInitialization", "", look.step, means))
         for name, extra in extras[look.step].items():
             kind = trace.layers[name].type
             if kind == "ReLU" and (extra.active < ACTIVE).mean() > DEAD:
@@ -46,8 +50,3 @@ def _of_look(trace: Trace, look: Look) -> Iterator[Alarm]:
             yield alarm("WeightUpdateRatio", layer_of(trace.layers, name), look.step, "update_too_large")
         if ratio < SMALL:
             yield alarm("WeightUpdateRatio", layer_of(trace.layers, name), look.step, "update_too_small not_updated")
-    if look.step < STEPS:
-        weights = [r for _, name in matrices(trace.layers) if (r := look.of(name, "parameter")) is not None]
-        variances = [variance(weight) for weight in weights]
-        if variances and max(variances) > SPREAD * min(variances):
-            yield alarm("PoorWeightInitialization", "", look.step, "activation_scale symmetric_units saturated")
