@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from health.looks import layers, look, reading, row
@@ -7,7 +9,6 @@ from hookboard.health.curves import SHOWN, layout
 from hookboard.health.page import marks_of, pictures
 from hookboard.health.report import COLUMNS, LOOK_AT, MOST_ROWS, table_of
 from hookboard.images.heat_colours import MARKS
-from hookboard.writers import markdown
 
 MOST_TAGS = 24 - 1
 """Without `health/before_nonfinite`, which is written elsewhere."""
@@ -98,7 +99,7 @@ def test_each_picture_holds_the_whole_run_and_marks_the_sick_layer():
     assert sorted(drawn) == sorted(f"health/{quantity}" for quantity in SHOWN)
     for picture in drawn.values():
         assert "20 layers" in picture.caption
-        assert "sick: 7" in picture.caption
+        assert picture.caption.endswith("1 sick")
         assert (picture.pixels == MARKS["alarm"]).any()
 
 
@@ -143,17 +144,42 @@ def test_the_table_is_written_again_when_there_is_something_new_to_say():
 
 
 def test_the_table_says_all_of_a_verdict_and_where_to_look():
-    (first, *_) = table_of(trained(20).run, [ALARM]).rows
-    assert dict(zip(COLUMNS, first, strict=True)) == {
-        "": "🔴 alarm",
+    table = table_of(trained(20).run, [ALARM])
+    assert dict(zip(COLUMNS, table.rows[0], strict=True)) == {
+        "severity": "alarm",
         "rule": "dead_units",
         "layer": "net.7",
         "since": "20",
         "until": "now",
-        "what is seen": ALARM.evidence,
-        "what to try": ALARM.advice,
+        "evidence": ALARM.evidence,
+        "advice": ALARM.advice,
         "look at": "health/dead_fraction",
     }
+    (line,) = [line for line in table.text.splitlines() if "net.7" in line]
+    assert [cell.strip() for cell in line.strip("|").split("|")] == [
+        "**▲ alarm**<br>dead_units",
+        "net.7",
+        "20 to<br>now",
+        "96 of 96 units gave 0.<br>**Try:** Lower the rate.<br>**See:** health/dead_fraction",
+    ]
+
+
+def test_names_and_sentences_cannot_break_the_table():
+    wild = "a|b<i>`c`\n\n| d | e |\n---\n" * 3
+    judge = trained(3)
+    rows = [Verdict("note", "mine", wild, 3, 9, wild, wild), Verdict("note", "spike", "", 4, 4, "a", "b", batch_idx=7)]
+    lines = table_of(judge.run, rows).text.splitlines()
+    assert [line.count("|") for line in lines] == [0, 0, 5, 5, 5, 5, 0, 0]
+    assert "<i>" not in "".join(lines)
+    assert "| 4<br>batch 7 |" in lines[5]
+
+
+def test_long_names_are_broken_between_their_words():
+    name = "model.encoder.layers.11.self_attention.output.dense"
+    (line,) = [
+        cell for cell in table_of(trained(2).run, [replace(ALARM, module=name)]).text.split("|") if "dense" in cell
+    ]
+    assert line.strip() == "model.encoder.layers.11.<br>self_attention.output.dense"
 
 
 def test_what_each_rule_points_at_is_written_by_the_page():
@@ -162,17 +188,20 @@ def test_what_each_rule_points_at_is_written_by_the_page():
 
 def test_a_healthy_run_has_a_verdict_too():
     table = table_of(trained(62, sick="").run, [], every_n_steps=10)
-    assert table.above == "Nothing stands out in 62 layers over 291 steps."
-    assert table.below == "Looked at 62 layers at 30 steps from 0 to 290, every 10th step."
-    assert markdown(table) == f"{table.above}\n\n{table.below}"
+    assert table.text.split("\n\n") == [
+        "Nothing stands out in 62 layers over 291 steps.",
+        "Looked at 62 layers at 30 steps from 0 to 290, every 10th step.",
+    ]
+    assert table.rows[0][0] == "Nothing stands out in 62 layers over 291 steps."
 
 
 def test_a_long_table_is_cut_off_and_says_so():
     several = [Verdict("note", "spike", "", step, step, "a", "b", step) for step in range(MOST_ROWS + 7)]
     table = table_of(trained(2).run, several)
     assert len(table.rows) == MOST_ROWS
-    assert table.below.startswith("And 7 more")
-    assert table.above.startswith(f"{MOST_ROWS + 7} notes in 2 layers")
+    assert table.text.startswith(f"{MOST_ROWS + 7} notes in 2 layers")
+    assert "\n\nAnd 7 more" in table.text
+    assert table.text.count("spike") == MOST_ROWS
 
 
 def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():

@@ -8,14 +8,13 @@ from PIL import Image
 
 from hookboard.images.colour import PAPER
 from hookboard.images.heat_colours import MARKS, NOT_FINITE, NOTHING, PALETTE, SHADES
-from hookboard.images.heat_map import BOTTOM, EDGE, heat_map
+from hookboard.images.heat_map import BOTTOM, EDGE, WIDTH, heat_map
 from hookboard.images.heat_scale import Scale, log_scale
 from hookboard.images.letters import FONT_SIZE
 from hookboard.images.row_labels import LINE, labels_of
-from hookboard.images.tiles import CARD
 
 NAMES = ["embed", *(f"layers.{block}.{part}" for block in range(33) for part in "abcdef"), "head"]
-TIME_SERIES = 225
+TIME_SERIES = 215
 """The height of a picture on a card of the Time Series tab, in pixels."""
 
 
@@ -29,7 +28,7 @@ def seen(picture):
     """What is seen in the coded file: RGB of the part below the caption."""
     data, width, _ = picture.encode()
     image = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    assert width == CARD
+    assert width == WIDTH
     return image[-len(picture.pixels) :].astype(int)
 
 
@@ -102,7 +101,7 @@ def test_no_value_and_what_is_not_finite_have_colours_of_their_own():
     values = PALETTE[:SHADES].astype(int)
     for own in (NOTHING, NOT_FINITE):
         assert np.abs(values - PALETTE[own].astype(int)).sum(axis=1).min() > 60
-        legend = picture.pixels[-BOTTOM:, : CARD // 4]
+        legend = picture.pixels[-BOTTOM:, : WIDTH // 4]
         assert (legend == own).sum() == 64, "a square of the legend"
 
 
@@ -130,9 +129,9 @@ def test_a_sick_row_is_marked_at_both_ends_and_beside_its_name(mark):
     _, at = bar_of(seen(picture))
     left, right = full[:, at[0] - EDGE : at[0]].all(axis=1), full[:, at[-1] + 1 : at[-1] + 1 + EDGE].all(axis=1)
     assert (left == right).all()
-    assert np.flatnonzero(left).tolist() == list(range(row, row + 5)), "a row of one pixel is drawn in five"
+    assert np.flatnonzero(left).tolist() == list(range(row + 1, row + 6)), "a row of one pixel is drawn in five"
     assert full[:, : at[0] - EDGE].any(), "the triangle beside the name"
-    assert "layers.7.c" in picture.caption or mark == "note"
+    assert picture.caption.endswith(", 1 sick") == (mark == "alarm")
 
 
 def test_rows_that_are_well_carry_no_mark():
@@ -140,11 +139,16 @@ def test_rows_that_are_well_carry_no_mark():
     assert not np.isin(pixels, [*range(MARKS["alarm"], MARKS["note"] + 8)]).any()
 
 
-@pytest.mark.parametrize("count", [1, 12, 62, 200])
-def test_letters_are_at_least_nine_pixels_high_on_a_card_of_either_tab(count):
+@pytest.mark.parametrize("count", [1, 12, 62, 140])
+def test_a_picture_is_shown_pixel_by_pixel_on_a_card_of_either_tab(count):
     marks = {NAMES[count // 2]: "alarm"}
     image = drawn(np.full((count, 30), 0.3), NAMES[:count], marks=marks).image()
-    assert image.width <= CARD
+    assert image.width == WIDTH
+    assert image.height <= TIME_SERIES
+
+
+def test_letters_are_nine_pixels_high_on_a_card_of_either_tab_for_200_layers_too():
+    image = drawn(np.full((200, 30), 0.3), NAMES, marks={NAMES[100]: "alarm"}).image()
     assert FONT_SIZE * min(1, TIME_SERIES / image.height) >= 9
 
 
@@ -161,7 +165,7 @@ def test_of_200_layers_blocks_are_named_and_all_sick_ones():
     labels = labels_of(NAMES, edges(len(NAMES)), sick)
     texts = [label.text for label in labels]
     assert {"layers.7.c", "layers.7.d", "layers.30.a"} <= {*texts}
-    assert len(texts) > 10
+    assert len(texts) >= 10
     assert all(text.startswith("layers.") for text in texts if text not in ("embed", "head"))
     for above, below in itertools.pairwise(labels):
         assert below.at - above.at >= LINE
@@ -177,7 +181,7 @@ def test_of_more_sick_rows_than_there_is_room_for_those_that_matter_most_are_nam
 
 def test_words_that_all_names_begin_with_are_said_once():
     picture = drawn(np.ones((2, 3)), ["model.net.0", "model.net.1"])
-    assert picture.caption == "RMS of 2 layers, all in model.net"
+    assert picture.caption == "RMS of 2 layers in model.net"
 
 
 @pytest.mark.parametrize("count", [1, 720, 721, 3000])

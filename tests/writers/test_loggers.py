@@ -11,9 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from hookboard.images import Picture
-from hookboard.writers import Entry, Loggers, Table, markdown
+from hookboard.writers import Entry, Loggers, Table
 
-TABLE = Table(("layer", "why"), (("a|b", "x"), ("c", "y")), above="Two.", below="Of ten.")
+TABLE = Table(("layer", "why"), (("a|b", "x"), ("c", "y")), "**two** rows")
 LAYOUT = {"health": {"spread": ["Margin", ["health/rms/median", "health/rms/p10", "health/rms/p90"]]}}
 OWN = {"mine": {"loss": ["Multiline", ["loss"]]}}
 
@@ -71,7 +71,7 @@ def test_tensorboard_gets_everything(tensorboard, tmp_path):
     assert sorted(events.Tags()["scalars"]) == ["health/rms/median", "health/rms/p10", "health/rms/p90"]
     assert events.Tags()["images"] == ["health/rms"]
     (table,) = events.Tensors("health/verdict/text_summary")
-    assert table.tensor_proto.string_val[0].decode() == markdown(TABLE)
+    assert table.tensor_proto.string_val[0].decode() == TABLE.text
     assert events.Tensors("health/note/text_summary")[0].tensor_proto.string_val[0] == b"**bold**"
     assert layouts(tmp_path) == [["health"]]
 
@@ -99,7 +99,7 @@ def test_a_csv_logger_gets_scalars_in_its_table_and_all_else_as_files(tmp_path):
     header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
     assert header.split(",") == ["health/rms/median", "health/rms/p10", "health/rms/p90", "step"]
     assert [row.split(",")[-1] for row in rows] == ["3", "5"]
-    assert (tmp_path / "health_verdict.md").read_text() == markdown(TABLE)
+    assert (tmp_path / "health_verdict.md").read_text() == TABLE.text
     assert (tmp_path / "health_note.md").read_text() == "**bold**"
     assert format_of(tmp_path / "health_rms.png") == "PNG"
 
@@ -128,7 +128,7 @@ def test_wandb_gets_scalars_pictures_and_tables(tmp_path, monkeypatch):
     (image,) = got["health/rms"]
     assert image.image.width == 344
     assert got["health/verdict"].columns == ["layer", "why"]
-    assert got["health/verdict"].data == [["a|b", "x"], ["c", "y"], ["Two. Of ten.", ""]]
+    assert got["health/verdict"].data == [["a|b", "x"], ["c", "y"]]
     assert got["health/note"].data == [["**bold**"]]
     (run,) = (tmp_path / "wandb").glob("offline-run-*")
     assert list((run / "files" / "media" / "table" / "health").glob("verdict*.json"))
@@ -144,7 +144,7 @@ def test_mlflow_gets_metrics_images_and_files(tmp_path, monkeypatch):
     run = logger.experiment.get_run(logger.run_id)
     assert run.data.metrics == {"health/rms/median": 0.5, "health/rms/p10": 0.1, "health/rms/p90": 0.9}
     (folder,) = tmp_path.glob(f"*/{logger.run_id}/artifacts")
-    assert (folder / "health" / "verdict.md").read_text() == markdown(TABLE)
+    assert (folder / "health" / "verdict.md").read_text() == TABLE.text
     (image,) = folder.glob("images/*.png")
     assert image.name.startswith("health~rms+step+3+")
     assert logger.run_id in places[0]

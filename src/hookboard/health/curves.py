@@ -38,11 +38,11 @@ def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
 def layout() -> Layout:
     """The charts of TensorBoard's custom scalars: for each quantity what is usual, and the worst layer."""
     usual = {
-        f"{words}: median over layers, 10th to 90th percentile": ["Margin", _tags(quantity, "median", "p10", "p90")]
+        f"{words}: median, 10 to 90 % of layers": ["Margin", _tags(quantity, "median", "p10", "p90")]
         for quantity, words in SHOWN.items()
     }
     worst = {
-        f"{words}: the worst layer, and the median": ["Multiline", _tags(quantity, "worst", "median")]
+        f"{words}: worst layer and median": ["Multiline", _tags(quantity, "worst", "median")]
         for quantity, words in SHOWN.items()
     }
     return {"health: all layers": usual, "health: the worst layer": worst}

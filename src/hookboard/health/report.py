@@ -1,11 +1,12 @@
 """Verdicts in words: the table of the page, and the lines in the terminal."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Verdict
-from hookboard.writers import Table
+from hookboard.writers import Table, escaped, markdown
 
 MOST_ROWS = 50
 """How many verdicts the table has at most."""
@@ -16,9 +17,14 @@ MOST_LINES = 3
 WIDTH = 100
 """The width of the terminal, in characters."""
 
-SYMBOLS: dict[Severity, str] = {"alarm": "🔴", "note": "🟡"}
+SYMBOLS: dict[Severity, str] = {"alarm": "▲", "note": "△"}
+"""Every browser has them; coloured ones are missing on many a server, and TensorBoard shows no other colours."""
 
-COLUMNS = ("", "rule", "layer", "since", "until", "what is seen", "what to try", "look at")
+CELL, NAME = 56, 28
+"""The most characters in a line of a cell, and of a name. Without breaks of ours TensorBoard makes the column of the
+longest text so wide that it breaks the words of all others."""
+
+COLUMNS = ("severity", "rule", "layer", "since", "until", "evidence", "advice", "look at")
 
 _ACTIVATIONS, _GRADIENTS = "health/activation_rms", "health/gradient_rms"
 _UPDATES, _DEAD, _BEFORE = "health/update_ratio", "health/dead_fraction", "health/before_nonfinite"
@@ -58,7 +64,12 @@ def table_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = 
     rhythm = f", every {_ordinal(every_n_steps)} step." if every_n_steps and every_n_steps > 1 else "."
     more = f"And {rest} more, the last of this order. " if rest > 0 else ""
     rows = tuple(_row(verdict) for verdict in verdicts[:MOST_ROWS])
-    return Table(COLUMNS, rows, above=headline(run, verdicts), below=f"{more}{seen}{rhythm}")
+    if not verdicts:
+        rows = ((headline(run, verdicts), *[""] * (len(COLUMNS) - 1)),)  # for loggers that take rows alone
+    cells = [_cells(verdict) for verdict in verdicts[:MOST_ROWS]]
+    in_markdown = markdown(["verdict", "layer", "steps", "what is seen, and what to try"], cells) if cells else ""
+    text = "\n\n".join(filter(None, [headline(run, verdicts), in_markdown, f"{more}{seen}{rhythm}"]))
+    return Table(COLUMNS, rows, text)
 
 
 def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
@@ -103,10 +114,43 @@ def _title(verdict: Verdict) -> str:
     return f"{verdict.severity}: {verdict.rule}{where} {when} {verdict.since}{until}{batch}"
 
 
+def _cells(verdict: Verdict) -> tuple[str, ...]:
+    """A row in Markdown, of few columns: a card of TensorBoard is not wide."""
+    symbol = f"{SYMBOLS[verdict.severity]} {verdict.severity}"
+    strong = f"**{symbol}**" if verdict.severity == "alarm" else symbol
+    steps = [f"{verdict.since} to", "now" if verdict.until is None else str(verdict.until)]
+    if verdict.until == verdict.since:
+        steps = [str(verdict.since)]
+    if verdict.batch_idx is not None:
+        steps.append(f"batch {verdict.batch_idx}")
+    tag = LOOK_AT.get(verdict.rule, "")
+    said = [_broken(verdict.evidence), f"**Try:** {_broken(verdict.advice)}", f"**See:** {tag}" if tag else ""]
+    return (
+        f"{strong}<br>{escaped(verdict.rule)}",
+        "<br>".join(map(escaped, _name_in_lines(verdict.module or "the whole model"))),
+        "<br>".join(steps),
+        "<br>".join(filter(None, said)),
+    )
+
+
+def _broken(text: str) -> str:
+    return "<br>".join(map(escaped, textwrap.wrap(text, CELL, break_on_hyphens=False)))
+
+
+def _name_in_lines(name: str) -> list[str]:
+    """A dotted name in lines of at most 28 characters where its words allow it."""
+    lines = [""]
+    for word in re.findall(r"[^.]*\.?", name):
+        if lines[-1] and len(lines[-1]) + len(word) > NAME:
+            lines.append("")
+        lines[-1] += word
+    return lines
+
+
 def _row(verdict: Verdict) -> tuple[str, ...]:
     batch = "" if verdict.batch_idx is None else f", batch {verdict.batch_idx}"
     return (
-        f"{SYMBOLS[verdict.severity]} {verdict.severity}",
+        verdict.severity,
         verdict.rule,
         verdict.module or "the whole model",
         f"{verdict.since}{batch}",

@@ -11,7 +11,6 @@ from hookboard.images.heat_scale import Scale, log_scale
 from hookboard.images.letters import Letters, Side, length
 from hookboard.images.picture import Picture
 from hookboard.images.row_labels import LINE, Label, common_start, labels_of, shortened
-from hookboard.images.tiles import CARD
 
 EDGE = 4
 """The width of the marks beside the rows."""
@@ -19,17 +18,23 @@ EDGE = 4
 TICK = 8
 """The room between names and rows."""
 
-NAMES = (60, 136)
+NAMES = (60, 140)
 """The least and the most room for names; below them stand the unit and the colours of missing values."""
 
-TALL = 186
-"""How high the rows are all together, if each can be a pixel high: then a card of the Time Series tab, which shrinks
-pictures to its height, shows names that can be read."""
+WIDTH = 350
+"""The width of a picture: that of a card of the Images tab, where it is then shown pixel by pixel."""
 
-MARKED = 5
-"""The least height of a marked row, as long as there are few of them."""
+TALL = 153
+"""How high the rows are all together, if each can be a pixel high. With the caption and the axis that is what a card
+of the Time Series tab has room for; a taller picture is shrunk there."""
 
-BOTTOM = 40
+MARKED = 7
+"""The least height of a marked row, as long as there are few of them; a line of paper above and below sets it off."""
+
+FEW = 16
+
+BOTTOM = 38
+"""The room for the axis and the bar."""
 
 
 class Place(NamedTuple):
@@ -78,28 +83,29 @@ def heat_map(
     unit = f"{unit}, log" if scale.is_log else unit
     longest = max(length(text) for text in (unit, *(label.text for label in labels)))
     left = round(np.clip(longest, *NAMES)) + 10 + TICK + EDGE
-    place = Place(left, CARD - left - EDGE - 4, edges)
-    letters = Letters(CARD, edges[-1] + BOTTOM)
-    pixels = np.full((edges[-1] + BOTTOM, CARD), PAPER, np.uint8)
+    place = Place(left, WIDTH - left - EDGE - 4, edges)
+    letters = Letters(WIDTH, edges[-1] + BOTTOM)
+    pixels = np.full((edges[-1] + BOTTOM, WIDTH), PAPER, np.uint8)
     _draw_cells(pixels, values, scale, place, kinds)
     for label in labels:
         _draw_label(pixels, letters, label, place, kinds.get(label.first) if label.first == label.last else None)
     _draw_steps(pixels, letters, steps, place)
     _draw_bar(pixels, letters, values, scale, unit, place)
     letters.stamp(pixels)
-    where = f", all in {start[:-1]}" if start else ""
-    few = [name for row, name in enumerate(short) if kinds.get(row) == "alarm"]
-    sick = f"; sick: {', '.join(few[:2])}{f' and {len(few) - 2} more' if len(few) > 2 else ''}" if few else ""
-    return Picture(pixels, f"{title} of {len(names)} layers{where}{sick}", PALETTE)
+    where = f" in {start[:-1]}" if start else ""
+    sick = sum(kind == "alarm" for kind in kinds.values())
+    caption = f"{title} of {len(names)} layers{where}{f', {sick} sick' if sick else ''}"
+    return Picture(pixels, caption, PALETTE)
 
 
 def _edges(rows: int, kinds: Mapping[int, Mark]) -> list[int]:
     """Where each row begins, and where the last one ends."""
     each = min(14.0, max(1.0, TALL / max(rows, 1))) if rows <= 720 else 720 / rows
     heights = np.full(rows, each)
-    if len(kinds) <= 20:
-        for row in kinds:
-            heights[row] = max(each, MARKED)
+    if len(kinds) <= FEW and each < MARKED:
+        if each > 1:  # the others make room
+            heights[:] = max(1.0, (TALL - MARKED * len(kinds)) / max(rows - len(kinds), 1))
+        heights[list(kinds)] = MARKED
     return [0, *np.rint(np.cumsum(heights)).astype(int).tolist()]
 
 
@@ -121,6 +127,9 @@ def _draw_cells(pixels: Pixels, values: np.ndarray, scale: Scale, place: Place, 
     pixels[: place.edges[-1], place.left : place.left + place.width] = np.repeat(wide, heights, axis=0)
     for marked, mark in kinds.items():
         top, bottom = place.edges[marked], max(place.edges[marked + 1], place.edges[marked] + 1)
+        if len(kinds) <= FEW:
+            pixels[[top, bottom - 1], place.left : place.left + place.width] = PAPER
+            top, bottom = top + 1, bottom - 1
         pixels[top:bottom, place.left - EDGE : place.left] = MARKS[mark]
         pixels[top:bottom, place.left + place.width : place.left + place.width + EDGE] = MARKS[mark]
 
@@ -156,7 +165,7 @@ def _draw_steps(pixels: Pixels, letters: Letters, steps: Sequence[int], place: P
         if all(middle + half + 8 < low or middle - half - 8 > high for low, high in taken):
             taken.append((middle - half, middle + half))
             letters.write(text, middle, bottom + 3, "middle")
-            pixels[bottom : bottom + 3, min(x, CARD - 1)] = INK
+            pixels[bottom : bottom + 3, min(x, WIDTH - 1)] = INK
 
 
 def _draw_bar(pixels: Pixels, letters: Letters, values: np.ndarray, scale: Scale, unit: str, place: Place) -> None:
@@ -167,7 +176,7 @@ def _draw_bar(pixels: Pixels, letters: Letters, values: np.ndarray, scale: Scale
     letters.write(unit, place.left - EDGE - 2, top - 3, "right")
     low, high = scale.ends
     ends: list[tuple[str, float, Side]] = [(low, place.left, "left"), (high, place.left + place.width, "right")]
-    taken = [(place.left, place.left + length(low)), (place.left + place.width - length(high), CARD)]
+    taken = [(place.left, place.left + length(low)), (place.left + place.width - length(high), WIDTH)]
     for value in scale.decades():
         x = place.left + float(scale.shares(np.array([value]))[0]) * (place.width - 1)
         text, half = f"{value:.2g}", length(f"{value:.2g}") / 2

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from hookboard.images.colour import INK, PAPER, Pixels
 from hookboard.images.heat_colours import MARKS, Mark
 
-FONT_SIZE = 11
+FONT_SIZE = 12
 
 Side = Literal["left", "middle", "right"]
 """Which end of a text a position is that of."""
@@ -28,7 +28,7 @@ class Letters:
         left = round(x - {"left": 0, "middle": width / 2, "right": width}[side])
         if mark not in self._drawn:
             self._drawn[mark] = Image.new("L", self._size, 0)
-        ImageDraw.Draw(self._drawn[mark]).text((left, round(y) - 1), text, fill=255, font=_font())
+        ImageDraw.Draw(self._drawn[mark]).text((left, round(y) - 2), text, fill=255, font=_font())
         return width
 
     def stamp(self, pixels: Pixels) -> None:

@@ -6,7 +6,7 @@ function that takes the logger and an entry, and register it in `loggers.py`.
 
 from hookboard.writers.entry import Entry, Layout, entry_of
 from hookboard.writers.loggers import Loggers
-from hookboard.writers.table import Table, markdown
+from hookboard.writers.table import Table, escaped, markdown
 
 __all__ = [
     "Entry",
@@ -14,5 +14,6 @@ __all__ = [
     "Loggers",
     "Table",
     "entry_of",
+    "escaped",
     "markdown",
 ]

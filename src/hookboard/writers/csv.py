@@ -7,7 +7,6 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.loggers import CSVLogger
 
 from hookboard.writers.entry import Entry
-from hookboard.writers.table import markdown
 
 
 def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
@@ -21,7 +20,7 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
     files: dict[str, bytes] = {}
     for tag, picture in entry.pictures.items():
         files[_file(tag, "jpg" if picture.is_photo else "png")] = picture.encode()[0]
-    texts = entry.texts | {tag: markdown(table) for tag, table in entry.tables.items()}
+    texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     files |= {_file(tag, "md"): text.encode() for tag, text in texts.items()}
     if files:
         folder = logger.experiment.log_dir  # the experiment makes it

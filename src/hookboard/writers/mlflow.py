@@ -5,7 +5,6 @@ import re
 from lightning.pytorch.loggers import MLFlowLogger
 
 from hookboard.writers.entry import Entry
-from hookboard.writers.table import markdown
 
 
 def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
@@ -21,7 +20,7 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
     client, run = logger.experiment, logger.run_id
     for tag, picture in entry.pictures.items():
         client.log_image(run, picture.image().convert("RGB"), key=_allowed(tag), step=entry.step)
-    texts = entry.texts | {tag: markdown(table) for tag, table in entry.tables.items()}
+    texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     for tag, text in texts.items():
         client.log_text(run, text, f"{_allowed(tag)}.md")
     return ["histograms"] if entry.histograms else []

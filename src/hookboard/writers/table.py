@@ -1,6 +1,7 @@
-"""`Table`: rows of text, which loggers take as a table or as Markdown."""
+"""`Table`: rows of text, which loggers take as a table or in Markdown."""
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _SPECIAL = re.compile(r"[&<>|`*\[\]\\~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -9,39 +10,38 @@ _SPECIAL = re.compile(r"[&<>|`*\[\]\\~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 @dataclass(frozen=True)
 class Table:
-    """A table of plain texts.
+    """A table, in two forms.
 
     Args:
         columns: the name of each column.
-        rows: the cells of each row, as many as there are columns; without rows there is no table, only the sentences.
-        above: what stands above it.
-        below: what stands below it.
+        rows: the cells of each row as plain text, as many as there are columns.
+        text: the same in Markdown, with the sentences around it.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    above: str = ""
-    below: str = ""
+    text: str
 
 
-def markdown(table: Table) -> str:
-    """The table in Markdown. No cell can break it, whatever it holds.
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown.
 
-    >>> print(markdown(Table(("layer", "why"), (("a|b", "x <y>"),), above="One.")))
-    One.
-    <BLANKLINE>
+    Args:
+        columns: the name of each column.
+        rows: the cells of each row in Markdown, in one line; `escaped` makes them of any text.
+
+    >>> print(markdown(["layer", "why"], [["net.0", escaped("x < y")]]))
     | layer | why |
     |---|---|
-    | a&#124;b | x &#60;y&#62; |
+    | net.0 | x &#60; y |
     """
-    lines = [_line(table.columns), "|" + "---|" * len(table.columns), *map(_line, table.rows)] if table.rows else []
-    return "\n\n".join(filter(None, [escaped(table.above), "\n".join(lines), escaped(table.below)]))
+    return "\n".join([_line(columns), "|" + "---|" * len(columns), *map(_line, rows)])
 
 
 def escaped(text: str) -> str:
-    """The text in one line, so that Markdown shows it as it is."""
+    """The text in one line, so that Markdown shows it as it is, also within a table."""
     return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", " ".join(text.split()))
 
 
-def _line(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(map(escaped, cells))} |"
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

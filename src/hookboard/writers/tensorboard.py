@@ -13,7 +13,6 @@ from hookboard.recording import Reading
 from hookboard.torch_private import file_writer_of
 from hookboard.writers.entry import Entry
 from hookboard.writers.records import quicken
-from hookboard.writers.table import markdown
 
 
 def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
@@ -24,7 +23,7 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     """
     if entry.layout and not _has_layout(logger):
         logger.experiment.add_custom_scalars(entry.layout)
-    texts = entry.texts | {tag: markdown(table) for tag, table in entry.tables.items()}
+    texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     for tag, text in texts.items():
         logger.experiment.add_text(tag, text, entry.step)
     event = Event()

@@ -16,10 +16,7 @@ def write_to_wandb(logger: WandbLogger, entry: Entry) -> list[str]:
     for tag, picture in entry.pictures.items():
         logger.log_image(tag, [picture.image().convert("RGB")], entry.step, caption=[picture.caption])
     for tag, table in entry.tables.items():
-        sentence = " ".join(filter(None, [table.above, table.below]))
-        # A table of W&B has no place for sentences, so that they are a row.
-        rows = [list(row) for row in table.rows] + [[sentence] + [""] * (len(table.columns) - 1)]
-        logger.log_table(tag, list(table.columns), rows, step=entry.step)
+        logger.log_table(tag, list(table.columns), [list(row) for row in table.rows], step=entry.step)
     for tag, text in entry.texts.items():
         logger.log_text(tag, ["text"], [[text]], step=entry.step)
     return ["histograms"] if entry.histograms else []
