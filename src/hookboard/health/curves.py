@@ -53,13 +53,16 @@ def _tags(quantity: str, *names: str) -> list[str]:
 
 
 def _worst(quantity: str, values: np.ndarray, run: Run, verdicts: Sequence[Verdict]) -> float:
-    """The value of the layer with the worst verdict; without one, the value farthest from the others."""
+    """The value of the layer with the worst verdict; without one, the value farthest from the others.
+
+    Of dead units the greatest share.
+    """
+    finite = values[np.isfinite(values)]
+    if quantity == "dead_fraction":
+        return float(finite.max())
     for verdict in verdicts:
         place = run.place(verdict.module)
         if verdict.until is None and place < len(values) and np.isfinite(values[place]):
             return float(values[place])
-    finite = values[np.isfinite(values)]
-    if quantity == "dead_fraction":
-        return float(finite.max())
     logs = np.log10(np.maximum(finite, np.finfo(np.float64).tiny))
     return float(finite[np.argmax(np.abs(logs - np.median(logs)))])
