@@ -5,7 +5,7 @@ this folder is given tensors of a model.
 """
 
 from hookboard.measure.bins import BINS
-from hookboard.measure.channels import MOST_CHANNELS, measure_channels
+from hookboard.measure.channels import MOST_CHANNELS, ChannelRows, measure_channels
 from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram
 from hookboard.measure.merge import merge_rows
@@ -22,6 +22,7 @@ __all__ = [
     "MOST_CHANNELS",
     "REQUESTABLE",
     "WIDTH",
+    "ChannelRows",
     "Histogram",
     "Moments",
     "Plan",

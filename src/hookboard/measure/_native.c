@@ -373,17 +373,20 @@ static PyObject *measure(PyObject *module, PyObject *args)
 
 static PyObject *measure_channels(PyObject *module, PyObject *args)
 {
-    Py_ssize_t rows_address, address, outer, channels, inner;
+    Py_ssize_t address, outer, channels, inner;
     int with_abs_sum;
-    if (!PyArg_ParseTuple(args, "nnnnnp", &rows_address, &address, &outer, &channels, &inner, &with_abs_sum))
+    if (!PyArg_ParseTuple(args, "nnnnp", &address, &outer, &channels, &inner, &with_abs_sum))
         return NULL;
     double row[WIDTH];
+    PyObject *rows = PyByteArray_FromStringAndSize(NULL, channels * (Py_ssize_t)sizeof row);
+    if (!rows)
+        return NULL;
+    double (*into)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(rows);
     memcpy(row, EMPTY, sizeof row);
     Py_BEGIN_ALLOW_THREADS
-    rows_of(row, (double (*)[WIDTH])rows_address, (const float *)address, (size_t)outer, (size_t)channels,
-            (size_t)inner, with_abs_sum);
+    rows_of(row, into, (const float *)address, (size_t)outer, (size_t)channels, (size_t)inner, with_abs_sum);
     Py_END_ALLOW_THREADS
-    return as_list(row);
+    return Py_BuildValue("NN", as_list(row), rows);
 }
 
 static inline uint32_t bin_of(const float *value)
@@ -424,8 +427,8 @@ static PyObject *count_into(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"measure", measure, METH_VARARGS, "measure(address, count, with_abs_mean): the row of float32 values."},
     {"measure_channels", measure_channels, METH_VARARGS,
-     "measure_channels(rows, address, outer, channels, inner, with_abs_mean): write the row of each channel of float32 "
-     "values of shape (outer, channels, inner); the row of all of them."},
+     "measure_channels(address, outer, channels, inner, with_abs_mean): the row of float32 values of shape (outer, "
+     "channels, inner), and the memory of the rows of the channels."},
     {"count_into", count_into, METH_VARARGS, "count_into(counts, address, count): count float32 values into bins."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,5 +1,6 @@
 """`measure_channels`: a row for each channel of a tensor, and the tensor's own row as their merge."""
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,10 +14,13 @@ from hookboard.measure.values import values_of
 MOST_CHANNELS = 4096
 """Tensors with more channels, such as logits over a vocabulary, get a plain row."""
 
+ChannelRows = np.ndarray | Tensor
+"""Shape (channels, WIDTH), float64: an array on the CPU; elsewhere a tensor on the device."""
+
 
 def measure_channels(
     tensor: Tensor, dim: int, plan: Plan, *, counts: Tensor | None = None, moments_only: bool = False
-) -> tuple[Row, Tensor | None]:
+) -> tuple[Row, ChannelRows | None]:
     """Measure a tensor like `measure`, and each of its channels.
 
     Args:
@@ -27,9 +31,9 @@ def measure_channels(
         moments_only: as in `measure`.
 
     Returns:
-        What `measure` returns; and the rows of the channels, shape (channels, WIDTH), float64, on the tensor's device,
-        which the host has not waited for. They are None if the tensor has no such dimension or more than
-        `MOST_CHANNELS` channels, and for subclasses, sparse, nested, complex and quantized tensors.
+        What `measure` returns; and the rows of the channels, which the host has not waited for either. They are None if
+        the tensor has no such dimension or more than `MOST_CHANNELS` channels, and for subclasses, sparse, nested,
+        complex and quantized tensors.
 
     Raises:
         TypeError: as in `measure`.
@@ -39,14 +43,16 @@ def measure_channels(
         >>> from hookboard.measure import FIELDS, plan
         >>> row, channels = measure_channels(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), 1, plan("mean"))
         >>> row[FIELDS.index("mean")], channels[:, FIELDS.index("mean")]
-        (3.5, tensor([2., 5.], dtype=torch.float64))
+        (3.5, array([2., 5.]))
     """
-    if not _has_channels(tensor, dim):
+    row: Row
+    channels: ChannelRows
+    is_readable = native.can_read(tensor)
+    if not ((is_readable or _is_regular(tensor)) and _has_channels(tensor, dim)):
         return measure(tensor, plan, counts=counts, moments_only=moments_only), None
     dim %= tensor.dim()
     moments_only = moments_only or not tensor.numel()
-    row: Row
-    if native.can_read(tensor):
+    if is_readable:
         row, channels = native.rows_of_channels(tensor, dim, with_abs_mean="abs_mean" in plan.wanted)
         if not plan.own and (counts is None or moments_only):
             return row, channels
@@ -57,7 +63,7 @@ def measure_channels(
     return measure_rest(row, tensor, values, plan, counts, moments_only), channels
 
 
-def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, Tensor]:
+def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, ChannelRows]:
     """The row of the tensor and those of its channels, whatever its memory looks like."""
     if tensor.is_cpu and tensor.dtype in cpu.EXACT_AS_FLOAT32:
         copy = tensor.float().contiguous()
@@ -66,7 +72,7 @@ def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, Tensor
     channels = rows_of_channels(tensor, dim, wanted)
     owner = torch.zeros(len(channels), dtype=torch.long, device=channels.device)
     whole = merge(channels, owner, 1)[0]
-    return whole.tolist() if whole.is_cpu else whole, channels
+    return (whole.tolist(), channels.numpy()) if whole.is_cpu else (whole, channels)
 
 
 def rows_of_channels(tensor: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
@@ -88,12 +94,14 @@ def rows_of_channels(tensor: Tensor, dim: int, wanted: frozenset[str]) -> Tensor
     return device.rows_of_block(tensor, dim, wanted)
 
 
-def _has_channels(tensor: Tensor, dim: int) -> bool:
+def _is_regular(tensor: Tensor) -> bool:
     kind = type(tensor)
     return (
         (kind is Tensor or kind is nn.Parameter)
         and tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_complex() or tensor.is_quantized)
-        and -tensor.dim() <= dim < tensor.dim()
-        and 0 < tensor.shape[dim] <= MOST_CHANNELS
     )
+
+
+def _has_channels(tensor: Tensor, dim: int) -> bool:
+    return -tensor.dim() <= dim < tensor.dim() and 0 < tensor.shape[dim] <= MOST_CHANNELS

@@ -3,6 +3,7 @@
 import math
 import threading
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -47,7 +48,7 @@ def row_of(tensor: Tensor, *, with_abs_mean: bool) -> list[float]:
     return _native.measure(tensor.data_ptr(), tensor.numel(), with_abs_mean)
 
 
-def rows_of_channels(tensor: Tensor, dim: int, *, with_abs_mean: bool) -> tuple[list[float], Tensor]:
+def rows_of_channels(tensor: Tensor, dim: int, *, with_abs_mean: bool) -> tuple[list[float], np.ndarray]:
     """The rows of a tensor that `can_read` has passed, and of its channels; `abs_mean` may be left 0.
 
     Args:
@@ -63,9 +64,8 @@ def rows_of_channels(tensor: Tensor, dim: int, *, with_abs_mean: bool) -> tuple[
     if not tensor.is_contiguous():  # channels last: in memory they are the last dimension
         shape, dim = (shape[0], shape[2], shape[3], shape[1]), (0, 3, 1, 2)[dim]
     outer, inner = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
-    rows = torch.empty(channels, WIDTH, dtype=torch.float64, device="cpu")
-    row = _native.measure_channels(rows.data_ptr(), tensor.data_ptr(), outer, channels, inner, with_abs_mean)
-    return row, rows
+    row, rows = _native.measure_channels(tensor.data_ptr(), outer, channels, inner, with_abs_mean)
+    return row, np.frombuffer(rows).reshape(channels, WIDTH)
 
 
 def count_into(counts: Tensor, tensor: Tensor) -> None:

@@ -4,10 +4,11 @@ import math
 import threading
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import EMPTY, WIDTH, merge_rows
+from hookboard.measure import EMPTY, WIDTH, ChannelRows, merge_rows
 from hookboard.recording.exchange import Layout
 from hookboard.sites import Site
 
@@ -24,17 +25,17 @@ class ChannelBuffer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._calls: dict[int, list[Tensor]] = {}
+        self._calls: dict[int, list[ChannelRows]] = {}
         self._unlike: set[int] = set()
         self._lock = threading.Lock()
 
-    def append(self, owner: int, rows: Tensor | None) -> None:
+    def append(self, owner: int, rows: ChannelRows | None) -> None:
         """Keep the rows of one call.
 
         Args:
             owner: the index of the site.
-            rows: shape (channels, WIDTH), float64. None if the call had no channels, or another number of them than
-                the calls before: then the site has none until the next `take`.
+            rows: None if the call had no channels. If it had none, or another number of them than the calls before,
+                the site has none until the next `take`.
         """
         with self._lock:
             calls = self._calls.setdefault(owner, [])
@@ -43,42 +44,43 @@ class ChannelBuffer:
             if rows is None or owner in self._unlike:
                 calls.clear()
                 return
-            calls.append(rows.to(self._device, non_blocking=True))
+            calls.append(rows)
             if len(calls) >= MOST_CALLS:
-                calls[:] = [_merged(calls)]
+                calls[:] = [self._merged(calls)]
 
-    def take(self) -> dict[int, Tensor | None]:
+    def take(self) -> dict[int, ChannelRows | None]:
         """Empty the buffer; returns the merged rows of each owner, None where its calls had no channels in common."""
         with self._lock:
             calls, self._calls = self._calls, {}
             unlike, self._unlike = self._unlike, set()
-        return {owner: None if owner in unlike else _merged(each) for owner, each in calls.items()}
+        return {owner: None if owner in unlike else self._merged(each) for owner, each in calls.items()}
+
+    def _merged(self, calls: list[ChannelRows]) -> ChannelRows:
+        if len(calls) == 1:
+            return calls[0]
+        channels = len(calls[0])
+        rows = torch.cat([torch.as_tensor(each).to(self._device, non_blocking=True) for each in calls])
+        owner = torch.arange(channels, device=self._device).repeat(len(calls))
+        return merge_rows(rows, owner, channels, ())
 
 
-def packed(rows_of: Mapping[Site, Tensor | None], layout: Layout, like: Tensor) -> Tensor:
-    """The rows of all channels in a layout, shape (channels of all sites, WIDTH).
+def packed(rows_of: Mapping[Site, ChannelRows | None], layout: Layout, device: torch.device) -> Tensor:
+    """The rows of all channels in a layout, shape (channels of all sites, WIDTH), float64.
 
     A site that was not measured has empty rows. One that had other channels than the layout has NaN.
 
     Args:
         rows_of: what `take` has returned, by site.
         layout: how many channels each site has there.
-        like: a tensor of the same dtype and device.
+        device: where they are wanted.
     """
-    nothing = torch.tensor(EMPTY, dtype=like.dtype, device=like.device)
-    parts = [like.new_zeros(0, WIDTH)]
+    parts: list[ChannelRows] = [np.empty((0, WIDTH))]
     for site, extent in layout.items():
         if extent.channels:
-            rows = rows_of.get(site, nothing.expand(extent.channels, WIDTH))
+            rows = rows_of.get(site, np.broadcast_to(EMPTY, (extent.channels, WIDTH)))
             if rows is None or len(rows) != extent.channels:
-                rows = like.new_full((extent.channels, WIDTH), math.nan)
+                rows = np.full((extent.channels, WIDTH), math.nan)
             parts.append(rows)
-    return torch.cat(parts)
-
-
-def _merged(calls: list[Tensor]) -> Tensor:
-    if len(calls) == 1:
-        return calls[0]
-    channels = len(calls[0])
-    owner = torch.arange(channels, device=calls[0].device).repeat(len(calls))
-    return merge_rows(torch.cat(calls), owner, channels, ())
+    if device.type == "cpu":
+        return torch.from_numpy(np.concatenate(parts))  # it takes tensors of the CPU too
+    return torch.cat([torch.as_tensor(each).to(device, non_blocking=True) for each in parts])

@@ -60,6 +60,8 @@ class Packet:
 
     def to_host(self) -> "Packet":
         """The same on the CPU, in one transfer."""
+        if self.rows.is_cpu:
+            return self
         parts = [getattr(self, field.name) for field in dataclasses.fields(self)]
         flat = torch.cat([part.flatten() for part in parts]).cpu()
         return Packet(*[a.view_as(b) for a, b in zip(flat.split([p.numel() for p in parts]), parts, strict=True)])

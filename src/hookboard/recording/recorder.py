@@ -208,7 +208,7 @@ class Recorder:
             counted = [bins.get(site, none) for site, extent in layout.items() if extent.has_bins]
             return Packet(
                 rows=_in_order(merged, local, list(layout)),
-                channels=packed(channels, layout, merged),
+                channels=packed(channels, layout, merged.device),
                 bins=torch.stack(counted) if counted else merged.new_zeros(0, BINS),
                 flags=flags.to(merged),
                 status=status.to(merged),
