@@ -4,7 +4,7 @@ import math
 
 from health.looks import look, reading, row
 
-from hookboard.health import Nonfinite, before_nonfinite, first_of, placed
+from hookboard.health import Nonfinite, before_nonfinite, first_of
 
 
 def event(step=3, during="forward", **options):
@@ -24,24 +24,6 @@ def test_the_first_of_several_ranks_is_the_earliest():
 
 def test_of_one_step_the_event_with_a_place_is_the_first():
     assert first_of([event(is_located=False), event(during="backward")]).is_located
-
-
-def test_the_next_look_gives_the_place_of_a_forward_event():
-    seen = look(5, [reading("a", "output", [row()]), *(reading(n, "output", [row(nonfinite=2)]) for n in "bc")])
-    found = placed(event(is_located=False), seen)
-    assert found.module == "b"
-    assert "At step 5 the output of 'b'" in found.evidence
-
-
-def test_the_next_look_gives_the_place_of_a_backward_event():
-    sick = [reading(name, "grad_output", [row(nonfinite=2)]) for name in "ab"]
-    seen = look(5, [*sick, reading("c", "grad_output", [row()])])
-    assert placed(event(during="backward", is_located=False), seen).module == "b"
-
-
-def test_a_place_that_is_known_stays():
-    seen = look(5, [reading("b", "output", [row(nonfinite=2)])])
-    assert placed(event(), seen).module == "net"
 
 
 def test_the_table_has_a_row_for_each_site():

@@ -20,7 +20,7 @@ from hookboard.callbacks.trainer import (
     logged_step,
 )
 from hookboard.callbacks.watch import Selection, Watch
-from hookboard.health import RULES, ChannelDims, Judge, Layer, Look, Rule, Verdict, layers_of, rules_of
+from hookboard.health import RULES, ChannelDims, Judge, Layer, Look, Rule, Verdict, first_of, layers_of, rules_of
 from hookboard.messages import chosen, warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.ranks import Ranks
@@ -156,10 +156,13 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             if trainer.is_global_zero:
                 health.judge = Judge(self._rules(), self._layers(watch.selection), self.window)
                 health.reporter = Reporter(health.judge, watch.loggers, watch.every_n_steps)
-            is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
-            is_scaled = health.scaling is not None
-            health.black_box = BlackBox(trainer, pl_module, exact=is_exact, is_scaled=is_scaled)
+            if any(rule.name == "nonfinite" for rule in self._rules()):
+                health.black_box = self._black_box(trainer, pl_module, health.scaling is not None)
         return health
+
+    def _black_box(self, trainer: Trainer, pl_module: LightningModule, is_scaled: bool) -> BlackBox:
+        is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
+        return BlackBox(trainer, pl_module, exact=is_exact, is_scaled=is_scaled)
 
     def _layers(self, selection: Selection) -> dict[str, Layer]:
         modules: dict[str, nn.Module] = {**selection.modules, **selection.owners}
@@ -197,8 +200,9 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     ) -> None:
         watch.batch_idx = batch_idx
         if watch.black_box is not None:
+            watch.until_batch_end.callback(watch.black_box.end_batch)  # where an epoch is cut short
             watch.black_box.begin_batch(batch, batch_idx, logged_step(trainer))
-            self._tell_events(watch)
+            self._tell_events(trainer, watch)
 
     def _see_loss(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, loss: Tensor) -> None:
         scale = None if watch.scaling is None else watch.scaling.in_force()
@@ -209,19 +213,32 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch) -> None:
         if watch.black_box is not None:
             watch.black_box.after_backward()
-            self._tell_events(watch)
+            self._tell_events(trainer, watch)
 
     def _see_step(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, optimizer: Optimizer) -> None:
         if watch.black_box is not None:
             watch.black_box.before_optimizer_step()
-            self._tell_events(watch)
+            self._tell_events(trainer, watch)
 
     def _see_batch_end(self, trainer: Trainer, watch: HealthWatch) -> None:
         if watch.black_box is not None:
             watch.black_box.end_batch()
 
-    def _tell_events(self, watch: HealthWatch) -> None:
-        self._verdicts = watch.with_events() or self._verdicts
+    def _tell_events(self, trainer: Trainer, watch: HealthWatch) -> None:
+        """Tell what the black box has found; several ranks do that together, at the next look."""
+        events = [] if self._has_ranks(trainer) else watch.new_events()
+        self._verdicts = watch.tell(events) if events else self._verdicts
+
+    def _tell_first_of_ranks(self, trainer: Trainer, watch: HealthWatch) -> None:
+        """Tell the earliest event of all ranks. Every rank must call this."""
+        mine = watch.new_events()
+        if trainer.strategy.reduce_boolean_decision(bool(mine), all=False):
+            first = first_of(event for events in Ranks().gathered(mine) for event in events)
+            if first is not None and trainer.is_global_zero:
+                self._verdicts = watch.tell([first])
+
+    def _has_ranks(self, trainer: Trainer) -> bool:
+        return trainer.world_size > 1 and self.sync_dist
 
     def _before_optimizer_step(self, pl_module: LightningModule, watch: HealthWatch, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(pl_module, watch, optimizer)
@@ -231,6 +248,8 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     def _log(self, trainer: Trainer, watch: HealthWatch) -> None:
         self.readings = tuple(reading for reading in self._flush(trainer, watch) if not reading.is_empty)
         watch.gaps_are_named = True
+        if watch.stage == "train" and self._has_ranks(trainer):
+            self._tell_first_of_ranks(trainer, watch)
         training = self._live.get("train")
         if training is not None and training.judge is not None:
             try:

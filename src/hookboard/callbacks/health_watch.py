@@ -9,7 +9,7 @@ from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.loss_meter import LossMeter
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.site_watch import SiteWatch
-from hookboard.health import Judge, Look, Stepped, Verdict
+from hookboard.health import Judge, Look, Nonfinite, Stepped, Verdict
 from hookboard.parameters import Weight
 from hookboard.recording import Reading
 
@@ -57,19 +57,18 @@ class HealthWatch(SiteWatch):
         self.reporter.after_look(verdicts)
         return verdicts
 
-    def with_events(self) -> tuple[Verdict, ...] | None:
-        """Judge and tell what the black box has found since the last call.
+    def new_events(self) -> list[Nonfinite]:
+        """What the black box has found since the last call."""
+        events = [] if self.black_box is None else self.black_box.events[self.told :]
+        self.told += len(events)
+        return events
 
-        Returns:
-            The verdicts, worst first; None if it has found nothing new.
-        """
-        if self.black_box is None or len(self.black_box.events) == self.told:
-            return None
-        events, self.told = self.black_box.events[self.told :], len(self.black_box.events)
+    def tell(self, events: Sequence[Nonfinite]) -> tuple[Verdict, ...]:
+        """Judge and tell what the black box has found; returns the verdicts, worst first."""
         if self.judge is None or self.reporter is None:
-            return None
+            return ()
         for event in events:
-            self.judge.add("nonfinite", event.symptom(), event.step)
+            self.judge.add("nonfinite", event.symptom(), event.step, is_located=event.is_located)
         looks, verdicts = self.judge.run.looks, self.judge.verdicts
         self.reporter.at_event(verdicts, events[0].step, looks[-1] if looks else None)
         return verdicts

@@ -8,7 +8,7 @@ from hookboard.health.channels import ChannelDims
 from hookboard.health.judge import Judge
 from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
-from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of, placed
+from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of
 from hookboard.health.page import Page
 from hookboard.health.report import closing, news
 from hookboard.health.rule import Rule, rules_of
@@ -37,6 +37,5 @@ __all__ = [
     "first_of",
     "layers_of",
     "news",
-    "placed",
     "rules_of",
 ]

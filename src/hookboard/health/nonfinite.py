@@ -1,12 +1,11 @@
 """`Nonfinite`: the step in which NaN or Inf appeared, and where."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from hookboard.health.look import Look
 from hookboard.health.verdict import Symptom
-from hookboard.sites import ROLES
 
 Pass = Literal["batch", "forward", "backward", "optimizer", "start"]
 
@@ -61,28 +60,6 @@ def first_of(events: Iterable[Nonfinite]) -> Nonfinite | None:
         return event.step, not event.is_located, _ORDER.index(event.during)
 
     return min(events, key=rank, default=None)
-
-
-def placed(event: Nonfinite, look: Look) -> Nonfinite:
-    """The event with a place, if the look after it shows one: the first site that is not finite.
-
-    Weights that are spoiled by then make all layers non-finite: the first one says where it began or was first met.
-    """
-    if event.is_located:
-        return event
-    is_backward = event.during == "backward"
-    sick = [
-        site
-        for site, reading in look.readings.items()
-        if reading.moments.nonfinite
-        and not ROLES[site.role].of_parameter
-        and ROLES[site.role].is_gradient == is_backward
-    ]
-    if not sick:
-        return event
-    site = sick[-1 if is_backward else 0]  # gradients come in reverse order
-    seen = f" At step {look.step} the {site.role} of {site.name!r} is the first that is not finite."
-    return replace(event, module=site.name, evidence=event.evidence + seen)
 
 
 def before_nonfinite(look: Look) -> str:
