@@ -76,8 +76,8 @@ def run_of(
 
 
 def harmed(number: int) -> list[float]:
-    """Losses that do not fall."""
-    return list(np.random.default_rng(number).normal(2.3, 0.01, 10))
+    """Losses that rise."""
+    return list(np.random.default_rng(number).normal(2.3 if number else 1.0, 0.01, 10))
 
 
 def falling(number: int) -> list[float]:

@@ -242,11 +242,33 @@ def test_large_steps_explain_what_dies_after_them_and_not_what_was_dead_before()
     assert of_two(large, at(*EVERY, name="dead_units", severity="alarm"))[0][1] == "dead_units"
 
 
-def test_a_rate_far_too_small_is_not_taken_for_bad_initialization():
-    small = at(*EVERY, name="update_too_small", module="", severity="alarm")
-    scale = at(*EVERY, name="activation_scale", severity="alarm")
-    assert of_two(small, scale)[0][1] == "update_too_small"
-    assert of_two(small, scale, is_adaptive=False)[0][1] == "activation_scale"
+def soft(name: str, module: str = "fc0") -> Rule:
+    """A rule whose symptom is an alarm because of the loss."""
+
+    def judge(run):
+        yield Symptom(module, "odd", "look", "alarm" if run.losses.is_harmed else "note")
+
+    return Rule(name, judge)
+
+
+@pytest.mark.parametrize(
+    ("effect", "is_adaptive", "first"),
+    [
+        (soft("activation_scale"), True, "update_too_small"),
+        (soft("activation_scale"), False, "activation_scale"),
+        (soft("dead_units"), False, "update_too_small"),
+        (at(*range(100), name="dead_units", severity="alarm"), True, "dead_units"),
+    ],
+    ids=["Adam", "SGD", "a few dead units", "a dead layer"],
+)
+def test_a_rate_far_too_small_is_not_taken_for_bad_initialization(effect, is_adaptive, first):
+    judge = Judge([soft("update_too_small", ""), effect], LAYERS, WINDOW)
+    for step in range(60):
+        stepped = {"fc0.weight": Stepped("some", 0.1, is_adaptive)}
+        readings = [looks.reading(name, "output", [looks.row()]) for name in LAYERS]
+        judge.see(looks.look(step, readings, [1.0 if step < 5 else 9.0], stepped))
+    assert judge.verdicts[0].rule == first
+    assert judge.verdicts[0].severity == "alarm"
 
 
 def test_bad_data_is_the_last_thing_to_blame():

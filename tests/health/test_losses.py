@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hookboard.health import Loss
-from hookboard.health.losses import KNOWN_AFTER, LossCurve
+from hookboard.health.losses import KNOWN_AFTER, STUCK_AFTER, LossCurve
 
 
 def curve(values: Iterable[float], chance: float | None = None, batch: object = None) -> LossCurve:
@@ -78,8 +78,18 @@ def test_a_loss_that_became_finite_again_is_not_harmed_by_that():
 
 
 def test_few_steps_tell_nothing():
-    assert not curve([2.3] * (KNOWN_AFTER - 1)).is_harmed
-    assert curve([2.3] * KNOWN_AFTER).is_harmed
+    assert not curve([*[2.3] * 2, *[9.0] * (KNOWN_AFTER - 3)]).is_harmed
+    assert curve([*[2.3] * 4, *[9.0] * KNOWN_AFTER]).is_harmed
+
+
+def test_a_loss_at_its_start_has_some_time():
+    assert not curve([2.3] * (STUCK_AFTER - 1)).is_harmed
+    assert curve([2.3] * STUCK_AFTER).is_harmed
+
+
+def test_a_loss_that_falls_without_bound_has_diverged():
+    assert curve(-np.logspace(0, 4, 100)).has_diverged
+    assert not curve(-np.linspace(1, 90, 100)).has_diverged
 
 
 def test_a_loss_at_its_start_level_is_stuck():
@@ -105,9 +115,9 @@ def test_a_loss_above_chance_is_stuck_only_if_it_no_longer_falls():
 
 
 def test_a_slow_start_is_stuck_only_until_the_loss_falls():
-    losses = curve(level(60, 2.3, 0.02))
+    losses = curve(level(100, 2.3, 0.02))
     assert losses.is_stuck
-    losses.extend(Loss(60 + i, 60 + i, float(value)) for i, value in enumerate(falling(100)))
+    losses.extend(Loss(100 + i, 100 + i, float(value)) for i, value in enumerate(falling(100)))
     assert not losses.is_harmed
 
 

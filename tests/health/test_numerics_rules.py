@@ -141,7 +141,7 @@ def half(dtype, share: float, *names: str):
 def test_updates_that_bf16_swallows_are_a_note_and_with_harm_an_alarm():
     change = half(torch.bfloat16, SWALLOWED + 0.01)
     assert places(symptoms(PRECISION, training(change=lambda step: change))) == [("", "note")]
-    found = symptoms(PRECISION, training(60, lambda step: change, losses=stuck(60)))
+    found = symptoms(PRECISION, training(100, lambda step: change, losses=stuck(100)))
     assert places(found) == [("", "alarm")]
     assert "91%" in found[0].evidence
 

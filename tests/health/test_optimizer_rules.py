@@ -128,7 +128,7 @@ def test_no_gradient_anywhere_is_a_note_while_the_loss_is_well():
         return cut_behind("head", zeros)
 
     assert [severity for _, severity in places(symptoms(NO_GRADIENT, training(change=change)))] == ["note"]
-    harmed = training(50, change, losses=stuck(50))
+    harmed = training(100, change, losses=stuck(100))
     assert places(symptoms(NO_GRADIENT, harmed)) == [("head", "alarm")]
 
 
@@ -197,7 +197,7 @@ def test_a_warm_up_from_zero_is_well():
 
 
 def test_a_rate_that_stays_zero_is_the_fault_of_the_whole_model():
-    made = training(60, lambda step: still(*WEIGHTS), rate=0.0, losses=stuck(60))
+    made = training(100, lambda step: still(*WEIGHTS), rate=0.0, losses=stuck(100))
     assert places(symptoms(NOT_UPDATED, made)) == [("", "alarm")]
 
 

@@ -25,14 +25,14 @@ def exactly(name: str, role: str, rms: float):
 
 
 def test_tiny_steps_of_a_model_that_does_not_learn_are_an_alarm():
-    made = training(60, lambda step: moved(0.9 * SMALL), losses=stuck(60))
+    made = training(100, lambda step: moved(0.9 * SMALL), losses=stuck(100))
     found = symptoms(TOO_SMALL, made)
     assert places(found) == [("", "alarm")]
     assert "AdamW" in found[0].evidence
 
 
 def test_steps_above_the_border_are_well_even_if_the_model_does_not_learn():
-    assert symptoms(TOO_SMALL, training(60, lambda step: moved(1.1 * SMALL), losses=stuck(60))) == []
+    assert symptoms(TOO_SMALL, training(100, lambda step: moved(1.1 * SMALL), losses=stuck(100))) == []
 
 
 def test_tiny_steps_of_a_model_that_learns_are_well():
@@ -46,12 +46,12 @@ def test_tiny_steps_in_fine_tuning_are_no_alarm():
 
 
 def test_tiny_steps_in_a_warm_up_are_well():
-    made = training(60, lambda step: moved(1e-7), losses=stuck(60), rate=lambda step: 1e-9 * (step + 1))
+    made = training(100, lambda step: moved(1e-7), losses=stuck(100), rate=lambda step: 1e-9 * (step + 1))
     assert symptoms(TOO_SMALL, made) == []
 
 
 def test_tiny_steps_at_the_end_of_a_schedule_are_well():
-    made = training(60, lambda step: moved(1e-7), losses=stuck(60), rate=lambda step: 1e-3 * (1 - step / 60) ** 4)
+    made = training(100, lambda step: moved(1e-7), losses=stuck(100), rate=lambda step: 1e-3 * (1 - step / 100) ** 4)
     assert symptoms(TOO_SMALL, made) == []
 
 
@@ -59,7 +59,7 @@ def test_a_layer_far_below_the_others_is_named():
     ratio = 0.9 * FAR_BELOW * 1e-3
     made = training(change=lambda step: moved(1e-3) | moved(ratio, "fc1"))
     assert places(symptoms(TOO_SMALL, made)) == [("fc1", "note")]
-    made = training(60, lambda step: moved(1e-3) | moved(ratio, "fc1"), losses=stuck(60))
+    made = training(100, lambda step: moved(1e-3) | moved(ratio, "fc1"), losses=stuck(100))
     assert places(symptoms(TOO_SMALL, made)) == [("fc1", "alarm")]
 
 

@@ -4,7 +4,7 @@ What explains most stands first: a fault of the data or of the step hides behind
 layer behind those of all that it feeds, and a loss that does not fall is the last thing to say.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +27,8 @@ class Cause:
         when: when the cause must have begun: `by then`, not later than its effect, apart from what a window leaves
             open; `earlier` than its effect; `at the start`, before the first step changed a weight; `by steps`: by
             then, and the effect was not there before the first step changed a weight.
+        is_hard: whether only a hard alarm of the cause explains: one that does not need the loss to be one.
+        is_soft: whether only soft alarms, which the loss made of notes, are explained.
         is_adaptive: whether it holds only for optimizers whose steps do not follow the size of the gradient (True),
             only for others (False), or for all (None).
     """
@@ -35,6 +37,8 @@ class Cause:
     effects: tuple[str, ...]
     where: Where = "anywhere"
     when: When = "by then"
+    is_hard: bool = False
+    is_soft: bool = False
     is_adaptive: bool | None = None
 
 
@@ -52,7 +56,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("input_scale", ("nonfinite",), when="earlier"),
     Cause("symmetric_units", (*_SIGNAL, *_STANDSTILL, "update_too_large", *_LAST), when="at the start"),
     Cause("dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), "anywhere"),
-    Cause("dead_units", (*_STANDSTILL, "saturated", "update_too_large", *_LAST), when="at the start"),
+    Cause("dead_units", (*_STANDSTILL, "saturated", "update_too_large"), when="at the start", is_hard=True),
     Cause("activation_scale", ("update_too_large", "exploding_gradient", "spike", *_LAST), when="at the start"),
     Cause("activation_scale", ("saturated", "dead_units", "vanishing_gradient", "collapsed"), when="at the start"),
     Cause("exploding_gradient", ("update_too_large", "spike"), when="at the start", is_adaptive=False),
@@ -64,14 +68,16 @@ CAUSES: tuple[Cause, ...] = (
     Cause("activation_scale", ("nonfinite",), when="earlier"),
     Cause("nonfinite", (*_SIGNAL, *_STANDSTILL, "update_too_large", "spike", "symmetric_units", "input_scale", *_LAST)),
     Cause("precision", _STANDSTILL),
-    Cause("dead_units", (*_STANDSTILL, "saturated", *_LAST)),
+    Cause("dead_units", (*_STANDSTILL, "saturated"), is_hard=True),
     Cause("no_gradient", ("not_updated", "update_too_small", "vanishing_gradient"), "before"),
     Cause("no_gradient", _LAST),
     Cause("not_updated", ("update_too_small", "activation_scale", "vanishing_gradient", "collapsed", *_LAST), "same"),
-    # With Adam a step is as large as the learning rate, whatever the gradient: small ones come from the rate alone, and
-    # a loss that stays where it is makes alarms of what would be notes.
-    Cause("update_too_small", (*_SIGNAL, *_LAST), is_adaptive=True),
-    Cause("not_updated", (*_SIGNAL, "update_too_small", *_LAST)),
+    # A model that does not move keeps its loss, which makes alarms of what would be notes. With Adam a step is as large
+    # as the learning rate, whatever the gradient: small ones come from the rate alone.
+    Cause("not_updated", (*_SIGNAL, "symmetric_units", "update_too_small", *_LAST), is_soft=True),
+    Cause("update_too_small", (*_SIGNAL, "symmetric_units", *_LAST), is_soft=True, is_adaptive=True),
+    Cause("update_too_small", ("dead_units", *_LAST), is_soft=True),
+    Cause("dead_units", _LAST),
     Cause("saturated", ("vanishing_gradient", "activation_scale", "collapsed", "update_too_small", *_LAST)),
     Cause("activation_scale", ("vanishing_gradient", "exploding_gradient", "collapsed", "update_too_small", *_LAST)),
     Cause("vanishing_gradient", ("update_too_small", "no_gradient", "collapsed", *_LAST)),
@@ -87,10 +93,15 @@ ORDER = tuple(dict.fromkeys(cause.rule for cause in CAUSES))
 """The rules in the order in which alarms that do not explain each other are said; those that are not here come last."""
 
 
-def explained(verdicts: Sequence[Verdict], run: Run) -> dict[Verdict, Verdict]:
+def explained(verdicts: Sequence[Verdict], run: Run, hard: Collection[Verdict] = ()) -> dict[Verdict, Verdict]:
     """For each verdict that another one explains: that other one.
 
     An alarm is explained by an alarm only, never by a note.
+
+    Args:
+        verdicts: all that are said.
+        run: the run.
+        hard: those that were alarms while the loss showed no harm.
     """
     found: dict[Verdict, Verdict] = {}
     by_rule: dict[str, list[Verdict]] = {}
@@ -101,10 +112,10 @@ def explained(verdicts: Sequence[Verdict], run: Run) -> dict[Verdict, Verdict]:
         if cause.is_adaptive not in (None, is_adaptive):
             continue
         for one in by_rule.get(cause.rule, ()):
-            if one in found:
+            if one in found or (cause.is_hard and one not in hard):
                 continue
             for other in (verdict for effect in cause.effects for verdict in by_rule.get(effect, ())):
-                if other not in found and _follows(run, cause, one, other):
+                if other not in found and not (cause.is_soft and other in hard) and _follows(run, cause, one, other):
                     found[other] = one
     return found
 

@@ -31,6 +31,7 @@ class Case:
         alarms: how many of the latest symptoms in a row were alarms; if negative, how many were notes.
         is_said: whether it has lasted long enough for a verdict.
         is_alarm: whether alarms have lasted long enough for one.
+        is_hard: whether it was an alarm while the loss showed no harm.
         size: the largest size so far.
     """
 
@@ -45,6 +46,7 @@ class Case:
     alarms: int = 0
     is_said: bool = False
     is_alarm: bool = False
+    is_hard: bool = False
     size: float = 0.0
 
     def add(self, symptom: Symptom, step: int, window: int) -> None:
@@ -133,7 +135,7 @@ class Judge:
     def _sorted(self) -> tuple[Verdict, ...]:
         said = {**self._closed, **{key: case for key, case in self._open.items() if case.is_said}}
         cases = {case.verdict(*key, self.run.window): case for key, case in said.items()}
-        causes = explained(list(cases), self.run)
+        causes = explained(list(cases), self.run, {verdict for verdict, case in cases.items() if case.is_hard})
 
         def rank(verdict: Verdict) -> tuple[object, ...]:
             case = cases[verdict]
@@ -194,6 +196,7 @@ class Judge:
             case = self._open[key] = Case(step, step, symptom, rule.at_once)
         was_said = case.is_said
         case.add(symptom, step, self.run.window)
+        case.is_hard |= symptom.severity == "alarm" and not self.run.losses.is_harmed
         if case.is_said and not was_said:
             earlier = self._closed.pop(key, None)
             if earlier is not None and symptom.since is None:  # it has come back

@@ -24,6 +24,10 @@ BLOCKS = 256
 KNOWN_AFTER = 32
 """Steps before which a finite loss tells nothing, neither harm nor learning."""
 
+STUCK_AFTER = 96
+"""Steps before which a loss that stays at its start is no harm: healthy deep nets without norm stay there for 60 (seen
+on the tuning half of the benchmark)."""
+
 LASTS = 32
 """A rise counts as harm when no block of so many last steps came back down."""
 
@@ -41,6 +45,9 @@ RISEN = 0.25
 
 DIVERGED = 1.5
 """Harm: a loss that is above its start by this factor (or by `CLEAR` deviations of its noise, if that is more)."""
+
+BOUNDLESS = 100.0
+"""Harm: a loss that has fallen below 0 by more than this many times the size of its start: it has no lower bound."""
 
 CLEAR = 4.0
 """How many deviations of the noise a change of level must have to be one."""
@@ -183,9 +190,11 @@ class LossCurve:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether the loss is well above its start, and did not come back for `LASTS` steps."""
+        """Whether the loss is well above its start, and did not come back for `LASTS` steps; or far below 0."""
         if not self.is_known:
             return False
+        if self.level() < -BOUNDLESS * max(abs(self.start), 1.0):
+            return True
         return self._low > self.start + max((DIVERGED - 1) * abs(self.start), CLEAR * self.noise)
 
     @property
@@ -194,7 +203,7 @@ class LossCurve:
 
         A classifier that starts far below chance was trained before: that its loss stays there is no harm.
         """
-        if not self.is_known or not self.is_finite or self.is_falling:
+        if not self.is_known or self.steps < STUCK_AFTER or not self.is_finite or self.is_falling:
             return False
         if self.chance is None:
             if self.noise > UNCLEAR * abs(self.start):

@@ -25,10 +25,6 @@ it. ZClip takes 2.5 deviations, to clip it; to name it, it should be beyond doub
 GRADIENT_HISTORY = 16
 """Looks that must lie before a spike of the gradient."""
 
-PATIENCE = 96
-"""Steps for which a loss at chance is no sign of bad data: deep nets without norm stay there for a while (chosen on the
-tuning half of the benchmark)."""
-
 AGREE = 0.3
 """Gradients whose median cosine from look to look is above this agree: the model only has to go on."""
 
@@ -112,7 +108,7 @@ def _of_gradient(run: Run) -> Iterator[Symptom]:
 def not_learning(run: Run) -> Iterator[Symptom]:
     """The loss stays at chance though the weights move: no layer is sick, look at the data and the labels."""
     losses = run.losses
-    if losses.steps < PATIENCE or not losses.is_stuck:
+    if not losses.is_stuck:
         return
     ratios = run.recent("update_ratio")[:, -run.window :]
     moved = median_of(ratios[np.isfinite(ratios)])

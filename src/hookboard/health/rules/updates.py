@@ -11,9 +11,9 @@ from hookboard.health.rule import Rule
 from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Symptom
 
-SMALL = 1e-5
-"""Updates of the whole model are small if their median over the layers, relative to the weights, is below this
-(DeepDiagnosis; a usual one is 1e-3)."""
+SMALL = 1e-4
+"""Updates of the whole model are small if their median over the layers, relative to the weights, is below this: in 200
+steps the weights change by 2 % at most (TheDeepChecker; DeepDiagnosis says 1e-5, and 1e-3 is usual)."""
 
 FAR_BELOW = 1e-3
 """A layer's updates are small if they are below this share of the median of the others (a choice: learning rates that
