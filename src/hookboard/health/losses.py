@@ -61,6 +61,10 @@ TINY = 1e-12
 STUCK = 0.05
 """A fall by less than this share of the start (or of chance) is none: every model learns its last bias."""
 
+ALIKE = 0.3
+"""A classifier answers all samples alike if its outputs differ between samples by less than this: then they tell less
+than 0.05 of entropy (half of the square)."""
+
 UNCLEAR = 0.5
 """Where the noise is more than this share of the start, nobody can tell whether the loss stays there."""
 
@@ -98,6 +102,8 @@ class LossCurve:
         """The lowest median of `BLOCK` losses; inf before there is one."""
         self.chance: float | None = None
         """The loss of a classifier that knows nothing: the logarithm of the number of its outputs. None: not known."""
+        self.spread: float | None = None
+        """How much the last layer's outputs differ between samples now (RMS over channels). None: not known."""
         self.first_nonfinite: Loss | None = None
         """The first loss that was NaN or infinite."""
         self.is_mixed = False
@@ -201,7 +207,8 @@ class LossCurve:
     def is_stuck(self) -> bool:
         """Whether the loss is still where it started, or at chance, and does not fall.
 
-        A classifier that starts far below chance was trained before: that its loss stays there is no harm.
+        Chance is that of equally frequent classes, or whatever a classifier reaches that answers all samples alike. One
+        that starts far below chance was trained before: that its loss stays there is no harm.
         """
         if not self.is_known or self.steps < STUCK_AFTER or not self.is_finite or self.is_falling:
             return False
@@ -209,7 +216,9 @@ class LossCurve:
             if self.noise > UNCLEAR * abs(self.start):
                 return False
             return self.start - self.level() <= max(STUCK * abs(self.start), self.noise)
-        return self.start >= TRAINED * self.chance and self.level() >= (1 - STUCK) * self.chance
+        is_alike = self.spread is not None and self.spread < ALIKE
+        is_at_chance = is_alike or self.level() >= (1 - STUCK) * self.chance
+        return self.start >= TRAINED * self.chance and is_at_chance
 
     @property
     def is_harmed(self) -> bool:

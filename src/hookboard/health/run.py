@@ -12,6 +12,7 @@ from hookboard.health.losses import LossCurve
 from hookboard.health.quantities import QUANTITIES
 from hookboard.health.silence import Silence, silent_in
 from hookboard.health.timeline import Timeline
+from hookboard.measure import FIELDS
 from hookboard.sites import Role
 
 RECENT = 64
@@ -66,8 +67,7 @@ class Run:
             self.first = look
         self._put_in_order(look)
         self.looks.append(look)
-        if is_first:
-            self.losses.chance = self._chance(look)
+        self._look_at_answers(look, is_first)
         self.losses.extend(look.losses)
         self._listen(look)
         self._keep_rates(look)
@@ -131,14 +131,18 @@ class Run:
         for name, stepped in look.stepped.items():
             self.peak_rate[name] = max(stepped.rate, self.peak_rate.get(name, 0.0))
 
-    def _chance(self, look: Look) -> float | None:
-        """The loss of a classifier with as many classes as the last layer has channels; None if it has less than 2."""
-        for layer in reversed(self.layers):
-            reading = look.of(layer.name, "output")
-            if layer.weights and reading is not None:
-                classes = 0 if reading.channels is None else len(reading.channels)
-                return math.log(classes) if classes > 1 else None
-        return None
+    def _look_at_answers(self, look: Look, is_first: bool) -> None:
+        """Take from the outputs of the last layer what tells a classifier that knows nothing, see `LossCurve`."""
+        outputs = (look.of(layer.name, "output") for layer in reversed(self.layers) if layer.weights)
+        last = next((reading for reading in outputs if reading is not None), None)
+        channels = None if last is None else last.channels
+        is_classifier = channels is not None and len(channels) > 1
+        if is_first:
+            self.losses.chance = math.log(len(channels)) if is_classifier and channels is not None else None
+        self.losses.spread = None
+        if is_classifier and channels is not None:
+            deviation = channels[:, FIELDS.index("deviation")]
+            self.losses.spread = float(np.sqrt(np.mean(deviation**2)))
 
     def _listen(self, look: Look) -> None:
         for layer in self.layers:
