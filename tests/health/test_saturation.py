@@ -100,6 +100,28 @@ def test_an_lstm_with_shut_gates_is_found_at_its_output_or_at_its_biases(rms, bi
     assert bool(symptoms(SATURATED, run_of(layers, lambda n: lstm(rms, bias)))) is fires
 
 
+def test_an_lstm_that_lets_nothing_through_is_an_alarm_by_itself():
+    (symptom,) = symptoms(SATURATED, run_of([linear("embedding", kind="embedding"), LSTM], lambda n: lstm(1e-5)))
+    assert symptom.severity == "alarm"
+
+
+def test_large_inputs_do_not_shut_the_gates_of_an_lstm():
+    read = [outputs("embedding", noise(8, scale=300.0)), *lstm(0.5)[1:]]
+    assert not symptoms(SATURATED, run_of([linear("embedding", kind="embedding"), LSTM], lambda n: read))
+
+
+def test_a_whole_chain_at_its_ends_is_an_alarm_by_itself():
+    layers = [layer for i in range(3) for layer in (linear(f"fc{i}"), without_weights(f"act{i}", "bounded", "Tanh"))]
+    layers.append(linear("head"))
+
+    def seen(n, share):
+        acts = [[outputs(f"fc{i}", noise(8)), bounded(f"act{i}", share)] for i in range(3)]
+        return [*acts[0], *acts[1], *acts[2], outputs("head", noise(8))]
+
+    found = [symptoms(SATURATED, run_of(layers, lambda n, s=s: seen(n, s))) for s in (0.6, 0.7)]
+    assert [[symptom.severity for symptom in part] for part in found] == [["note"], ["alarm"]]
+
+
 def test_an_lstm_whose_outputs_are_all_near_1_is_saturated():
     rows = [row(100, mean, 0.01, low=mean - 0.01, high=mean + 0.01) for mean in (0.985, -0.985)]
     run = run_of([LSTM], lambda n: [outputs("lstm", rows)])

@@ -1,13 +1,14 @@
 """The built-in rules: one file for each family. To add a rule, write its function in one of them and list it here."""
 
 from hookboard.health.rule import Rule
+from hookboard.health.rules.collapse import COLLAPSED
 from hookboard.health.rules.data import INPUT_SCALE
 from hookboard.health.rules.gradients import EXPLODING, VANISHING
 from hookboard.health.rules.learning import NOT_LEARNING, SPIKE, TRAIN_EVAL_GAP
 from hookboard.health.rules.numerics import NONFINITE, PRECISION
 from hookboard.health.rules.optimizer import NO_GRADIENT, NOT_UPDATED
 from hookboard.health.rules.saturation import SATURATED
-from hookboard.health.rules.signal import ACTIVATION_SCALE, COLLAPSED
+from hookboard.health.rules.scale import ACTIVATION_SCALE
 from hookboard.health.rules.symmetry import SYMMETRIC_UNITS
 from hookboard.health.rules.units import DEAD_UNITS
 from hookboard.health.rules.updates import UPDATE_TOO_LARGE, UPDATE_TOO_SMALL

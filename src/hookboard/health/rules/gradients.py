@@ -9,12 +9,16 @@ import numpy as np
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
-from hookboard.health.rules.shared import harm_of, severity_of
+from hookboard.health.rules.shared import factor, harm_of, severity_of
 from hookboard.health.run import Run, median_of
-from hookboard.health.verdict import Symptom
+from hookboard.health.verdict import Severity, Symptom
 
 VANISHED = 3.0
 """Powers of ten by which the norm of the gradient falls from the last layers to the first (AutoTrainer: 1e-3)."""
+
+GONE = 3.5
+"""Powers of ten by which it falls where next to nothing arrives: an alarm whatever the loss does, if it is still so
+after the first steps. Healthy trainings of the benchmark's tuning half reach 2.5 in their first steps and 0.6 later."""
 
 EXPLODED = 1.85
 """Powers of ten by which it rises (AutoTrainer: a factor of 70)."""
@@ -78,34 +82,36 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
     lost = most - course.end
     if lost[0] > -VANISHED or lost[_first_trainable(course)] > -VANISHED:
         return
-    after = int(np.flatnonzero(lost <= -VANISHED)[-1]) + 1
-    steps = np.diff(most)
-    place = _cause(steps, after)
-    layer = course.layers[place]
-    evidence = (
-        f"the norm of the gradient falls by a factor of {_factor(-lost[0])} from the last layers to "
-        f"{course.layers[0].name}, the largest part of it ({_factor(steps[place - 1])}) in this layer; "
-        f"usual per layer here: {_factor(float(np.median(np.abs(np.diff(course.norms)))))}{harm_of(run)}."
-    )
-    advice = (
-        "Use ReLU or GELU in place of sigmoid or tanh, normalization, or shortcuts; check how weights are initialized."
-    )
-    yield Symptom(layer.name, evidence, advice, severity_of(run), size=float(-lost[0]))
+    place = _cause(np.diff(most))
+    layer = None if place is None else course.layers[place]
+    evidence = f"the norm of the gradient falls by a factor of {factor(-lost[0])} from the last layers to the first, "
+    if place is None:
+        evidence += f"steadily, {factor(-lost[0] / (len(lost) - 1))} times in each of {len(lost)} layers"
+    else:
+        evidence += f"by {factor(most[place] - most[place - 1])} in this layer alone; usual: {_usual(course)}"
+    advice = "Use ReLU or GELU in place of sigmoid or tanh, normalization, or shortcuts; check the initial weights."
+    is_gone = -lost[0] >= GONE and run.losses.is_known
+    severity: Severity = "alarm" if is_gone else severity_of(run)
+    name = "" if layer is None else layer.name
+    yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-lost[0]))
 
 
 def _first_trainable(course: Course) -> int:
     return next((place for place, layer in enumerate(course.layers) if layer.trainable), 0)
 
 
-def _cause(steps: np.ndarray, first: int) -> int:
-    """The layer that changes the gradient: the one with the largest step, or else the first on the way back.
+def _cause(steps: np.ndarray) -> int | None:
+    """The layer that changes the gradient most; None if no layer stands out.
 
     Args:
-        steps: how much each layer but the first changes log10 of the norm, shape (layers - 1,).
-        first: the layer behind which the change is too much.
+        steps: by how much each layer but the first changes log10 of the norm, shape (layers - 1,).
     """
     largest = int(np.argmax(steps))
-    return largest + 1 if steps[largest] >= SUDDEN * steps.sum() else first
+    return largest + 1 if steps[largest] >= SUDDEN * steps.sum() else None
+
+
+def _usual(course: Course) -> str:
+    return factor(float(np.median(np.abs(np.diff(course.norms)))))
 
 
 def _exploding(run: Run) -> Iterator[Symptom]:
@@ -113,19 +119,20 @@ def _exploding(run: Run) -> Iterator[Symptom]:
     if course is None:
         return
     rises = course.norms - course.end
-    least = np.median(rises[: max(2, len(rises) // 4)])
-    if least >= EXPLODED:
-        steps = -np.diff(course.norms)
-        place = _cause(steps, int(np.flatnonzero(rises >= EXPLODED)[-1]) + 1)
-        evidence = (
-            f"the norm of the gradient grows by a factor of {_factor(float(least))} from the last layers to the first, "
-            f"the largest part of it ({_factor(float(steps[place - 1]))}) in this layer; usual per layer here: "
-            f"{_factor(float(np.median(np.abs(steps))))}{harm_of(run)}."
-        )
-        advice = "Look at how large the weights of this layer are, normalize its input, or clip gradients."
-        yield Symptom(course.layers[place].name, evidence, advice, severity_of(run), size=float(least))
+    least = float(np.median(rises[: max(2, len(rises) // 4)]))
+    if least < EXPLODED:
+        yield from _growing(run)
         return
-    yield from _growing(run)
+    steps = -np.diff(course.norms)
+    place = _cause(steps)
+    evidence = f"the norm of the gradient grows by a factor of {factor(least)} from the last layers to the first, "
+    if place is None:
+        evidence += f"steadily, {factor(least / (len(rises) - 1))} times in each of {len(rises)} layers"
+    else:
+        evidence += f"by {factor(float(steps[place - 1]))} in this layer alone; usual: {_usual(course)}"
+    advice = "Look at how large the weights are, normalize what goes in, or clip gradients."
+    name = "" if place is None else course.layers[place].name
+    yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=least)
 
 
 def _growing(run: Run) -> Iterator[Symptom]:
@@ -140,15 +147,11 @@ def _growing(run: Run) -> Iterator[Symptom]:
     if len(known) < LAYERS or not np.median(known) > GREW:
         return
     evidence = (
-        f"gradients are {_factor(float(np.median(known)))} times as large as usual in this run, in "
+        f"gradients are {factor(float(np.median(known)))} times as large as usual in this run, in "
         f"{len(known)} layers{harm_of(run)}."
     )
     advice = "Lower the learning rate or warm it up, and clip gradients."
     yield Symptom("", evidence, advice, severity_of(run), size=float(np.median(known)))
-
-
-def _factor(decades: float) -> str:
-    return f"{10**decades:.2g}"
 
 
 VANISHING = Rule("vanishing_gradient", _vanishing)

@@ -8,7 +8,7 @@ from hookboard.health.layers import Layer
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, severity_of, source_of
 from hookboard.health.run import Run
-from hookboard.health.verdict import Symptom
+from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 from hookboard.recording import Reading
 
@@ -21,12 +21,16 @@ gradient (Karpathy)."""
 SHARE = 0.5
 """Share of saturated outputs from which it is a symptom (DeepDiagnosis)."""
 
-STUCK = 0.5
-"""Share of units that stay at one end for the whole window, from which it is a symptom (as for dead units)."""
+FULL, CHAIN = 0.65, 3
+"""Share that half of the hidden layers, of so many at least, must reach to be an alarm whatever the loss does. Healthy
+trainings of the benchmark's tuning half reach 0.47 in one layer."""
 
 SHUT = 0.02
-"""RMS of the output of an LSTM or GRU, as a share of that of its input, under which its gates are shut (a choice; it
-begins at about 0.1)."""
+"""RMS of the output of an LSTM or GRU, as a share of that of its input (1 at most), under which its gates are shut (a
+choice; it begins at about 0.1)."""
+
+CLOSED = 1e-3
+"""The same where nothing gets through: an alarm whatever the loss does (a choice)."""
 
 FORGETS = -4.0
 """A bias of a gate below this keeps it shut: a sigmoid gives 0.02 there."""
@@ -47,6 +51,8 @@ def _saturated(run: Run) -> Iterator[Symptom]:
     last = next((layer.name for layer in reversed(run.layers) if run.now.of(layer.name, "output") is not None), "")
     shares = {layer.name: _share(run, layer) for layer in run.layers if layer.kind == "bounded"}
     known = {name: share for name, share in shares.items() if share is not None}
+    hidden = [share for name, share in known.items() if name != last]
+    is_chain = len(hidden) >= CHAIN and float(np.median(hidden)) >= FULL
     before = False
     for layer in run.layers:
         share = known.get(layer.name)
@@ -54,7 +60,8 @@ def _saturated(run: Run) -> Iterator[Symptom]:
             continue
         is_sick = share >= SHARE and not (layer.name == last and not run.losses.is_harmed)
         if is_sick and not before:
-            yield _symptom(run, layer, share, [other for name, other in known.items() if name != layer.name])
+            others = [other for name, other in known.items() if name != layer.name]
+            yield _symptom(run, layer, share, others, "alarm" if is_chain else severity_of(run))
         before = is_sick
     for layer in run.layers:
         if layer.kind == "recurrent":
@@ -96,13 +103,13 @@ def _range(layer: Layer, reading: Reading) -> tuple[float, float]:
     return (-1.0 if reading.moments.min < 0 else 0.0), 1.0
 
 
-def _symptom(run: Run, layer: Layer, share: float, others: list[float]) -> Symptom:
+def _symptom(run: Run, layer: Layer, share: float, others: list[float], severity: Severity) -> Symptom:
     source = source_of(run, layer)
     usual = f"; other layers of the kind: {100 * min(others):.0f} to {100 * max(others):.0f} %" if others else ""
     evidence = f"{100 * share:.0f} % of the outputs of {layer.name} ({layer.type}) lie at the ends of its range{usual}"
     advice = "Make what goes in smaller: weights and bias at the start, the learning rate later; or normalize it."
     module = layer.name if source is None else source.name
-    return Symptom(module, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=share)
+    return Symptom(module, f"{evidence}{harm_of(run)}.", advice, severity, size=share)
 
 
 def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
@@ -115,14 +122,12 @@ def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
         evidence = f"its outputs lie at the ends of their range: {reading.moments.abs_mean:.2g} on average"
         yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=1.0)
         return
-    place = run.place(layer.name)
-    rms = run.recent("activation_rms")[:, -1]
-    before = [value for value in rms[:place] if value > 0]
-    if before and 0 < reading.moments.rms < SHUT * before[-1]:
-        evidence = (
-            f"its output has an RMS of {reading.moments.rms:.2g}, what goes in {before[-1]:.2g}: its gates are shut"
-        )
-        yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=0.5)
+    rms = run.recent("activation_rms")[: run.place(layer.name), -1]
+    given = next((min(1.0, value) for value in reversed(rms) if value > 0), 0.0)
+    if reading.moments.rms < SHUT * given:
+        evidence = f"its output has an RMS of {reading.moments.rms:.2g}, what goes in {given:.2g}: its gates are shut"
+        severity: Severity = "alarm" if reading.moments.rms < CLOSED * given else severity_of(run)
+        yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
         return
     for name in layer.weights:
         bias = run.now.of(name, "parameter")

@@ -1,10 +1,13 @@
-"""The scale of activations, and layers that answer all samples alike."""
+"""The scale of activations."""
+
+import math
 
 import pytest
-from health.looks import row
+from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, nothing, outputs, run_of, symptoms, weights
 
-from hookboard.health.rules.signal import ACTIVATION_SCALE, COLLAPSED
+from hookboard.health import Layer
+from hookboard.health.rules.scale import ACTIVATION_SCALE
 
 NAMES = [f"fc{i}" for i in range(8)]
 CHAIN = [linear(name) for name in NAMES]
@@ -68,34 +71,51 @@ def test_a_layer_with_the_weights_of_its_peers_is_in_line_though_what_ran_before
     assert symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled(sizes, first_weights=heavy), losses=harmed))
 
 
-def answers(spreads, names=NAMES):
-    """Looks at which the outputs differ between samples by these shares of their RMS."""
-    rows = [[row(100, 1.0, s), row(100, -1.0, s)] for s in spreads]
-    return [outputs(name, part) for name, part in zip(names, rows, strict=True)]
+@pytest.mark.parametrize(("scale", "fires"), [(0.3, False), (0.02, True), (5.0, True)])
+def test_weights_of_all_layers_that_let_a_signal_fade_or_swell_are_the_matter_of_the_whole_model(scale, fires):
+    # Biases keep the outputs at their scale.
+    drawn = [reading for name in NAMES for reading in weights(name, rows=noise(8, scale=scale))]
+    found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0] * 8, first_weights=drawn)))
+    assert [symptom.module for symptom in found] == ([""] if fires else [])
 
 
-@pytest.mark.parametrize(("spread", "fires"), [(2e-3, False), (5e-4, True)])
-def test_a_layer_from_which_on_all_samples_are_answered_alike_has_collapsed(spread, fires):
-    run = run_of(CHAIN, lambda n: answers([1, 1, 1, 1, spread, spread, spread, spread]))
-    found = symptoms(COLLAPSED, run)
-    assert [(symptom.module, symptom.severity) for symptom in found] == ([("fc4", "note")] if fires else [])
+@pytest.mark.parametrize(("times", "fires"), [(1.3, False), (9.0, True)])
+def test_a_first_loss_far_above_chance_makes_an_alarm_of_it(times, fires):
+    def losses(n):
+        return [math.log(8) * times * 0.9 ** (10 * n + i) for i in range(10)]
+
+    (symptom,) = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, 2, 2, 2, 2]), losses=losses))
+    assert (symptom.severity == "alarm") is fires
+    assert ("that of chance is 2.08" in symptom.evidence) is fires
 
 
-def test_a_collapse_is_an_alarm_where_the_loss_shows_harm():
-    (symptom,) = symptoms(COLLAPSED, run_of(CHAIN, lambda n: answers([1] * 4 + [0] * 4), losses=harmed))
-    assert symptom.severity == "alarm"
+def recurrent(norm, weight="weight_hh_l0"):
+    name = f"lstm.{weight}"
+    layer = Layer("lstm", "LSTM", "recurrent", (name,), frozenset({name}), {name: (64, 16)})
+    rows = [row(16, 0.0, norm / 4) for _ in range(64)]
+    return run_of([layer], lambda n: [outputs("lstm", noise(16)), reading(name, "parameter", rows)])
 
 
-def test_a_layer_whose_input_is_constant_by_design_is_healthy():
-    # A query or a place is embedded beside the main path.
-    assert not symptoms(COLLAPSED, run_of(CHAIN, lambda n: answers([1, 1, 0, 0, 1, 1, 1, 1]), losses=harmed))
+@pytest.mark.parametrize(("norm", "fires"), [(0.6, False), (2.5, False), (3.5, True)])
+def test_recurrent_weights_that_feed_back_more_than_they_get_are_an_alarm(norm, fires):
+    assert [s.severity for s in symptoms(ACTIVATION_SCALE, recurrent(norm))] == (["alarm"] if fires else [])
+    assert not symptoms(ACTIVATION_SCALE, recurrent(norm, "weight_ih_l0"))
 
 
-def test_a_constant_input_is_not_the_fault_of_a_layer():
-    assert not symptoms(COLLAPSED, run_of(CHAIN, lambda n: answers([0] * 8), losses=harmed))
+def normalized(final):
+    """A norm whose gain decays."""
+    layers = [
+        linear("conv", kind="conv"),
+        Layer("bn", "BatchNorm2d", "norm", ("bn.weight",), shapes={"bn.weight": (8,)}),
+    ]
+    layers.append(linear("head"))
+
+    def seen(n):
+        return [outputs("conv", noise(8)), outputs("bn", noise(8, scale=final ** (n / 9))), outputs("head", noise(8))]
+
+    return symptoms(ACTIVATION_SCALE, run_of(layers, seen, count=10, losses=falling))
 
 
-def test_one_sample_tells_nothing():
-    rows = [row(1, 1.0, 0.0), row(1, -1.0, 0.0)]
-    read = [outputs("fc0", noise(8)), *(outputs(name, rows) for name in NAMES[1:])]
-    assert not symptoms(COLLAPSED, run_of(CHAIN, lambda n: read, losses=harmed))
+@pytest.mark.parametrize(("final", "fires"), [(0.1, False), (0.01, True)])
+def test_a_norm_whose_output_fades_is_an_alarm_by_itself(final, fires):
+    assert [(s.module, s.severity) for s in normalized(final)] == ([("bn", "alarm")] if fires else [])
