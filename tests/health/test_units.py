@@ -60,9 +60,10 @@ def test_nine_of_ten_units_make_an_alarm_and_a_smaller_share_a_note(dead, severi
     assert [symptom.severity for symptom in found] == ([severity] if severity else [])
 
 
-def test_a_third_of_the_units_is_an_alarm_if_the_loss_shows_harm():
-    (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(3)), losses=harmed))
-    assert symptom.severity == "alarm"
+@pytest.mark.parametrize(("dead", "severity"), [(4, "note"), (5, "alarm")])
+def test_half_of_the_units_make_an_alarm_if_the_loss_shows_harm(dead, severity):
+    (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=harmed))
+    assert symptom.severity == severity
 
 
 def test_a_layer_with_95_percent_zeros_whose_units_are_all_active_at_times_is_healthy():

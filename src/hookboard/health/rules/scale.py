@@ -159,13 +159,15 @@ def _drifted(run: Run) -> Iterator[Symptom]:
     places = np.flatnonzero(known)
     if len(places):
         moved[places[-1]] = min(moved[places[-1]], 0.0)  # a head is to grow sure of its answers
-    for place in np.flatnonzero(np.abs(moved) >= DRIFT):
+    usual = median_of(moved)
+    # In a healthy training activations grow, in some layers more than in others.
+    for place in np.flatnonzero((moved <= -DRIFT) | (moved - max(usual, 0.0) >= DRIFT)):
         layer = run.layers[place]
         if was_zero(run, layer):
             continue
         evidence = (
             f"the RMS of its output went from {early[place]:.2g} in the first looks to {now[place]:.2g}; "
-            f"all layers together: {factor(median_of(moved))} times{_harm(run)}."
+            f"usual here: {factor(usual)} times{_harm(run)}."
         )
         advice = "Look at its learning rate and weight decay, and at its weights over time."
         # What normalizes is to keep a scale.
