@@ -52,3 +52,18 @@ def assert_true(measured: dict[str, float], tensors: Iterable[Tensor], rel: floa
 def normal(*shape: int, mean: float = 0.0, std: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return (torch.randn(shape, generator=generator, dtype=torch.float64) * std + mean).to(dtype)
+
+
+def rows_of_channels(tensors: Iterable[Tensor], dim: int) -> np.ndarray:
+    """The row of each channel of all tensors together: the columns of `hookboard.measure.FIELDS`."""
+    parts = [t.detach().movedim(dim, 0).reshape(t.shape[dim], -1).double().numpy(force=True) for t in tensors]
+    return np.array([row_of(values) for values in np.concatenate(parts, axis=1)], dtype=np.float64)
+
+
+def row_of(values: np.ndarray) -> list[float]:
+    """The row of some numbers."""
+    x = values[np.isfinite(values)].astype(np.longdouble)
+    found = [np.isnan(values).sum(), np.isposinf(values).sum(), np.isneginf(values).sum()]
+    if not x.size:
+        return [0.0, 0.0, 0.0, 0.0, 0.0, *found, math.inf, -math.inf]
+    return [x.size, x.mean(), x.std(), np.abs(x).mean(), (x == 0).sum(), *found, x.min(), x.max()]

@@ -59,7 +59,7 @@ class ChannelBuffer:
         if len(calls) == 1:
             return calls[0]
         channels = len(calls[0])
-        rows = torch.cat([torch.as_tensor(each).to(self._device, non_blocking=True) for each in calls])
+        rows = torch.cat([_on(self._device, each) for each in calls])
         owner = torch.arange(channels, device=self._device).repeat(len(calls))
         return merge_rows(rows, owner, channels, ())
 
@@ -77,10 +77,15 @@ def packed(rows_of: Mapping[Site, ChannelRows | None], layout: Layout, device: t
     parts: list[ChannelRows] = [np.empty((0, WIDTH))]
     for site, extent in layout.items():
         if extent.channels:
-            rows = rows_of.get(site, np.broadcast_to(EMPTY, (extent.channels, WIDTH)))
+            rows = rows_of.get(site, np.tile(EMPTY, (extent.channels, 1)))
             if rows is None or len(rows) != extent.channels:
                 rows = np.full((extent.channels, WIDTH), math.nan)
             parts.append(rows)
     if device.type == "cpu":
         return torch.from_numpy(np.concatenate(parts))  # it takes tensors of the CPU too
-    return torch.cat([torch.as_tensor(each).to(device, non_blocking=True) for each in parts])
+    return torch.cat([_on(device, each) for each in parts])
+
+
+def _on(device: torch.device, rows: ChannelRows) -> Tensor:
+    tensor = rows if isinstance(rows, Tensor) else torch.from_numpy(rows)
+    return tensor.to(device, non_blocking=True)

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ class Recorder:
         self._channel_rows = ChannelBuffer(device)
         self._extents: Layout = {}
         self._counts: dict[int, Tensor | None] = {}
-        self._dtypes: dict[int, torch.dtype] = {}
+        self._met: set[int] = set()
         self._ranks = ranks
         self._is_merged = sync or ranks is None
         self._exchange = Exchange(ranks if sync else None, plan.own)
@@ -101,7 +101,7 @@ class Recorder:
                 part = own_part(tensor, is_replicated=traits.of_parameter, rank=rank, is_merged=self._is_merged)
                 if part is None:
                     return
-                if index not in self._dtypes:
+                if index not in self._met:
                     self._meet(index, site, part)
                 # The part of a DTensor may hold some of the channels only, which the ranks could not tell apart.
                 dim = None if self._channels is None or part is not tensor else self._channels(site, part)
@@ -124,10 +124,10 @@ class Recorder:
             row = measure(tensor, self._plan, counts=counts, moments_only=moments_only)
         else:
             row, rows = measure_channels(tensor, dim, self._plan, counts=counts, moments_only=moments_only)
-        if rows is not None and self._extents[site].channels != len(rows):
-            self._extents[site] = self._extents[site]._replace(channels=len(rows))
         if tensor.numel():
             self._channel_rows.append(index, rows)
+            if rows is not None and self._extents[site].channels != len(rows):
+                self._extents[site] = self._extents[site]._replace(channels=len(rows))
         return row
 
     def _meet(self, index: int, site: Site, tensor: Tensor) -> None:
@@ -136,8 +136,10 @@ class Recorder:
             if index not in self._counts:
                 has_bins = not ROLES[site.role].moments_only and self._wants_histogram(site, tensor)
                 self._counts[index] = self._no_counts() if has_bins else None
-                self._extents[site] = self._extents[site]._replace(has_bins=has_bins, dtype=tensor.dtype)
-            self._dtypes[index] = tensor.dtype
+                self._extents[site] = self._extents[site]._replace(has_bins=has_bins)
+            if self._extents[site].dtype is not tensor.dtype:
+                self._extents[site] = self._extents[site]._replace(dtype=tensor.dtype)
+            self._met.add(index)
 
     def _wants_histogram(self, site: Site, tensor: Tensor) -> bool:
         return self._histogram if isinstance(self._histogram, bool) else self._histogram(site, tensor)
@@ -169,39 +171,39 @@ class Recorder:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
         flags = torch.zeros(0, device="cpu") if flags is None else flags
-        owners, known = self._rows.owners, list(self._extents)
+        owners, mine = self._rows.owners, dict(self._extents)
+        known = list(mine)
         measured = {known[index] for index in owners}
         if not (measured or len(flags) or self._exchange.is_collective):
             return [], []
-        dtypes = {known[index]: dtype for index, dtype in self._dtypes.items()}
-        layout, host = self._exchange.bring(dict(self._extents), self._packer(known, flags))
-        channels_of, bins_of = self._channels_in(host, layout), _bins_in(host, layout)
+        met, self._met = self._met, set()
+        layout, host = self._exchange.bring(mine, self._packer(known, flags, met))
         elements, rows = elements_in(host.rows).tolist(), host.rows.numpy()
         rows[:, self._not_measured] = math.nan
         readings = []
-        for site, count, row in zip(layout, elements, rows.tolist(), strict=True):
+        parts = zip(
+            layout.items(),
+            elements,
+            rows.tolist(),
+            self._channels_in(host, layout),
+            _bins_in(host, layout),
+            strict=True,
+        )
+        for (site, extent), count, row, channels, bins in parts:
             if math.isnan(count):  # it failed, here or on another rank: the rest is not the whole
                 self._off.add(site)
             elif count or site in measured:
-                channels = channels_of.get(site) if count else None
-                dtype = dtypes.get(site, layout[site].dtype)
-                readings.append(self._reading(site, row, bins_of.get(site), channels, dtype))
+                dtype = extent.dtype if layout is mine else mine.get(site, extent).dtype or extent.dtype
+                readings.append(self._reading(site, row, bins, channels if count else None, dtype))
         return readings, host.flags.bool().tolist()
 
-    def _packer(self, local: list[Site], flags: Tensor) -> Callable[[Layout, Tensor], Packet]:
+    def _packer(self, local: list[Site], flags: Tensor, measured: Container[int]) -> Callable[[Layout, Tensor], Packet]:
         """Makes the packet of what was measured at these sites, for any layout."""
         merged = self._rows.take(len(local) + 1)  # the last is the empty row
         if self._off:
             merged[[index for index, site in enumerate(local) if site in self._off]] = math.nan
-        measured, self._dtypes = self._dtypes, {}
         channels = {local[index]: rows for index, rows in self._channel_rows.take().items()}
-        bins: dict[Site, Tensor] = {}
-        for index, counts in self._counts.items():
-            if counts is not None:
-                bins[local[index]] = counts.double()
-                counts.zero_()
-            elif index in measured:  # another rank may count them, which is not the whole
-                bins[local[index]] = merged.new_full((BINS,), math.nan)
+        bins = self._taken_counts(local, measured) if self._histogram else {}
         none = merged.new_zeros(BINS)
 
         def pack(layout: Layout, status: Tensor) -> Packet:
@@ -216,6 +218,18 @@ class Recorder:
 
         return pack
 
+    def _taken_counts(self, local: list[Site], measured: Container[int]) -> dict[Site, Tensor]:
+        """The bins of these sites, float64; NaN of those that were measured without a histogram."""
+        bins = {}
+        for index, site in enumerate(local):
+            counts = self._counts.get(index)
+            if counts is not None:
+                bins[site] = counts.double()
+                counts.zero_()
+            elif index in measured:  # another rank may have one, which is not the whole
+                bins[site] = torch.full((BINS,), math.nan, dtype=torch.float64, device=self._rows.device)
+        return bins
+
     def _reading(
         self,
         site: Site,
@@ -229,23 +243,23 @@ class Recorder:
         statistics = self._plan.values(moments, row[WIDTH:])
         return Reading(site, moments, statistics, drawn, self.stage, channels=channels, dtype=dtype)
 
-    def _channels_in(self, packet: Packet, layout: Layout) -> dict[Site, np.ndarray]:
-        """The rows of the channels of each site that has all of them."""
-        rows, start, found = packet.channels.numpy(), 0, {}
+    def _channels_in(self, packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
+        """The rows of the channels of each site; None of those that do not have all of them."""
+        rows, start = packet.channels.numpy(), 0
         rows[:, self._not_measured] = math.nan
-        for site, extent in layout.items():
-            if extent.channels:
-                own = rows[start : start + extent.channels]
-                start += extent.channels
-                if not math.isnan(own[0, 0]):
-                    found[site] = own.copy()  # a reading that is kept does not keep the packet
-        return found
+        for extent in layout.values():
+            own = rows[start : start + extent.channels]
+            start += extent.channels
+            # A reading that is kept does not keep the packet.
+            yield own.copy() if extent.channels and not math.isnan(own[0, 0]) else None
 
 
-def _bins_in(packet: Packet, layout: Layout) -> dict[Site, np.ndarray]:
-    """The counts of each site that has all of them."""
-    sites = [site for site, extent in layout.items() if extent.has_bins]
-    return {site: bins for site, bins in zip(sites, packet.bins.numpy(), strict=True) if not math.isnan(bins[0])}
+def _bins_in(packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
+    """The counts of each site; None of those that do not have all of them."""
+    counted = iter(packet.bins.numpy())
+    for extent in layout.values():
+        bins = next(counted) if extent.has_bins else None
+        yield None if bins is None or math.isnan(bins[0]) else bins
 
 
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
