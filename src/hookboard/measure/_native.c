@@ -84,9 +84,11 @@ PART_OF_CALLER Lanes no_lanes(void)
 PART_OF_CALLER void add_rows(Lanes *lanes, const float *restrict x, size_t rows, size_t width, size_t stride,
                             int with_abs_sum)
 {
+    int is_scattered = rows > 1 && width < AHEAD; /* the processor does not foresee which memory is needed next */
     for (size_t r = 0; r < rows; r++) {
         for (size_t i = 0; i < width; i += LANES) {
-            FETCH(x + r * stride + i + AHEAD); /* of the channels that come next, which the processor cannot foresee */
+            if (is_scattered)
+                FETCH(x + r * stride + i + AHEAD);
             for (int j = 0; j < LANES; j++)
                 add_value(lanes, j, x[r * stride + i + j]);
         }

@@ -57,7 +57,7 @@ class ChannelBuffer:
 
     def _merged(self, calls: list[ChannelRows]) -> ChannelRows:
         if len(calls) == 1:
-            return calls[0]
+            return calls[0] if isinstance(calls[0], np.ndarray) else _on(self._device, calls[0])
         channels = len(calls[0])
         rows = torch.cat([_on(self._device, each) for each in calls])
         owner = torch.arange(channels, device=self._device).repeat(len(calls))

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from hookboard.measure import (
     FIELDS,
     REQUESTABLE,
     WIDTH,
+    ChannelRows,
     Moments,
     Plan,
     Row,
@@ -69,6 +70,7 @@ class Recorder:
         self._histogram = histogram
         self._channels = channels
         self._channel_rows = ChannelBuffer(device)
+        self._keeps_channels = device.type == "cpu" and (ranks is None or not sync)
         self._extents: Layout = {}
         self._counts: dict[int, Tensor | None] = {}
         self._met: set[int] = set()
@@ -177,7 +179,9 @@ class Recorder:
         if not (measured or len(flags) or self._exchange.is_collective):
             return [], []
         met, self._met = self._met, set()
-        layout, host = self._exchange.bring(mine, self._packer(known, flags, met))
+        taken = self._channel_rows.take()
+        layout, host = self._exchange.bring(mine, self._packer(known, flags, met, taken))
+        channels_of = _as_taken(taken, layout) if self._keeps_channels else _channels_in(host, layout)
         elements, rows = elements_in(host.rows).tolist(), host.rows.numpy()
         rows[:, self._not_measured] = math.nan
         readings = []
@@ -185,7 +189,7 @@ class Recorder:
             layout.items(),
             elements,
             rows.tolist(),
-            self._channels_in(host, layout),
+            channels_of,
             _bins_in(host, layout),
             strict=True,
         )
@@ -194,15 +198,19 @@ class Recorder:
                 self._off.add(site)
             elif count or site in measured:
                 dtype = extent.dtype if layout is mine else mine.get(site, extent).dtype or extent.dtype
+                if channels is not None:
+                    channels[:, self._not_measured] = math.nan
                 readings.append(self._reading(site, row, bins, channels if count else None, dtype))
         return readings, host.flags.bool().tolist()
 
-    def _packer(self, local: list[Site], flags: Tensor, measured: Container[int]) -> Callable[[Layout, Tensor], Packet]:
+    def _packer(
+        self, local: list[Site], flags: Tensor, measured: Container[int], taken: Mapping[int, ChannelRows | None]
+    ) -> Callable[[Layout, Tensor], Packet]:
         """Makes the packet of what was measured at these sites, for any layout."""
         merged = self._rows.take(len(local) + 1)  # the last is the empty row
         if self._off:
             merged[[index for index, site in enumerate(local) if site in self._off]] = math.nan
-        channels = {local[index]: rows for index, rows in self._channel_rows.take().items()}
+        channels = {} if self._keeps_channels else {local[index]: rows for index, rows in taken.items()}
         bins = self._taken_counts(local, measured) if self._histogram else {}
         none = merged.new_zeros(BINS)
 
@@ -210,7 +218,7 @@ class Recorder:
             counted = [bins.get(site, none) for site, extent in layout.items() if extent.has_bins]
             return Packet(
                 rows=_in_order(merged, local, list(layout)),
-                channels=packed(channels, layout, merged.device),
+                channels=packed(channels, {} if self._keeps_channels else layout, merged.device),
                 bins=torch.stack(counted) if counted else merged.new_zeros(0, BINS),
                 flags=flags.to(merged),
                 status=status.to(merged),
@@ -243,15 +251,22 @@ class Recorder:
         statistics = self._plan.values(moments, row[WIDTH:])
         return Reading(site, moments, statistics, drawn, self.stage, channels=channels, dtype=dtype)
 
-    def _channels_in(self, packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
-        """The rows of the channels of each site; None of those that do not have all of them."""
-        rows, start = packet.channels.numpy(), 0
-        rows[:, self._not_measured] = math.nan
-        for extent in layout.values():
-            own = rows[start : start + extent.channels]
-            start += extent.channels
-            # A reading that is kept does not keep the packet.
-            yield own.copy() if extent.channels and not math.isnan(own[0, 0]) else None
+
+def _as_taken(taken: Mapping[int, ChannelRows | None], layout: Layout) -> Iterator[np.ndarray | None]:
+    """The rows of the channels of each site, where they need no packet."""
+    for index in range(len(layout)):
+        rows = taken.get(index)
+        yield None if rows is None else np.asarray(rows)
+
+
+def _channels_in(packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
+    """The rows of the channels of each site; None of those that do not have all of them."""
+    rows, start = packet.channels.numpy(), 0
+    for extent in layout.values():
+        own = rows[start : start + extent.channels]
+        start += extent.channels
+        # A reading that is kept does not keep the packet.
+        yield own.copy() if extent.channels and not math.isnan(own[0, 0]) else None
 
 
 def _bins_in(packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
