@@ -31,12 +31,12 @@ def main(given: Sequence[str] | None = None) -> None:
         cases = [case for case in cases if case.half == options.half]
     if not options.replay:
         _train(cases, options.processes, options.again)
-    traces = {case: Trace.load(path_of(case)) for case in cases if path_of(case).exists()}
+    kept = [case for case in cases if path_of(case).exists()]
     if options.only:
-        for case, trace in traces.items():
-            _show(case, trace)
+        for case in kept:
+            _show(case, Trace.load(path_of(case)))
     else:
-        print("\n".join(lines(traces, options.half)))
+        print("\n".join(lines(kept, options.half, options.processes)))
 
 
 def _train(cases: Sequence[Case], processes: int, again: bool) -> None:

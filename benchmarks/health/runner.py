@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from benchmarks.health.cases import Case, build
 from benchmarks.health.collector import Collector
-from benchmarks.health.trace import FOLDER, Trace
+from benchmarks.health.trace import FOLDER, Head, Trace
 from benchmarks.health.training import Task
 from lightning.pytorch import Trainer
 
@@ -63,8 +63,15 @@ def train(case: Case) -> Trace:
     except Exception as error:
         trace.failure = f"{type(error).__name__}: {error}"
     trace.seconds = time.perf_counter() - started
-    trace.losses, trace.accuracies, trace.held_out = task.losses, task.accuracies, task.held_out
+    batches = setup.trainer.get("accumulate_grad_batches", 1)
+    trace.losses, trace.entropies = _by_step(task.losses, batches), _by_step(task.entropies, batches)
+    trace.accuracies, trace.held_out = _by_step(task.accuracies, batches), task.held_out
     return trace
+
+
+def _by_step(values: list[float], batches: int) -> list[float]:
+    """The mean over the batches of each step."""
+    return [sum(values[i : i + batches]) / batches for i in range(0, len(values), batches)]
 
 
 def train_and_keep(case: Case) -> tuple[Case, float, str]:
@@ -86,7 +93,7 @@ def run(cases: Iterable[Case], processes: int, again: bool = False) -> Iterator[
 
 
 def _is_fresh(path: Path, now: str) -> bool:
-    return path.exists() and Trace.load(path).source == now
+    return path.exists() and Head.of(path).source == now
 
 
 def quiet() -> None:

@@ -1,20 +1,41 @@
 """The table: how much of the planted is found, located, dated and named, and how often the healthy are alarmed of."""
 
-from collections.abc import Callable, Iterable, Mapping
+import multiprocessing
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.health.alarms import Alarm, Score, score
-from benchmarks.health.cases import Case
+from benchmarks.health.cases import Case, Truth
 from benchmarks.health.halves import Half
-from benchmarks.health.harm import did_harm
+from benchmarks.health.harm import harmless
 from benchmarks.health.judge import WINDOW, alarms_of, judged, order_of
 from benchmarks.health.published import PUBLISHED
-from benchmarks.health.trace import Trace
+from benchmarks.health.runner import path_of
+from benchmarks.health.trace import Head, Trace
 
-Traces = Mapping[Case, Trace]
-Judging = Callable[[Trace], list[Alarm]]
+PARTS = ("found", "located", "onset", "cause")
 
-JUDGES: dict[str, Judging] = {"hookboard": lambda trace: alarms_of(judged(trace).verdicts), **PUBLISHED}
+JUDGES: dict[str, Callable[[Trace], list[Alarm]]] = {
+    "hookboard": lambda trace: alarms_of(judged(trace).verdicts),
+    **PUBLISHED,
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """What all judges say of a run.
+
+    Args:
+        case: the run.
+        truth: what is true of it.
+        first: the first alarm of each judge, by its name; None if it gives none.
+        scores: how right that alarm is.
+    """
+
+    case: Case
+    truth: Truth
+    first: dict[str, Alarm | None]
+    scores: dict[str, Score]
 
 
 @dataclass
@@ -23,91 +44,81 @@ class Result:
 
     Args:
         scores: of every planted run.
-        false: what was said first of every healthy run that was alarmed of.
+        false: the healthy runs that it gives an alarm of.
         healthy: how many healthy runs there were.
     """
 
-    scores: dict[Case, tuple[Score, Alarm | None]] = field(default_factory=dict)
-    false: dict[Case, Alarm] = field(default_factory=dict)
+    scores: list[Score] = field(default_factory=list)
+    false: list[Case] = field(default_factory=list)
     healthy: int = 0
 
-    def share(self, name: str) -> float:
-        right = [bool(getattr(score, name)) for score, _ in self.scores.values()]
-        return sum(right) / max(1, len(right))
+    def row(self, name: str) -> str:
+        parts = [[bool(getattr(score, part)) for score in self.scores] for part in PARTS]
+        shares = " | ".join(f"{sum(right) / max(1, len(right)):.0%}" for right in parts)
+        return f"| {name} | {shares} | {len(self.false)} of {self.healthy} |"
 
 
-def harmless(traces: Traces) -> set[tuple[str, str]]:
-    """Name and base of the plants that did no harm and are no defect by themselves: they are controls."""
-    pairs: dict[tuple[str, str], list[Case]] = {}
-    for case in traces:
-        if case.kind == "plant":
-            pairs.setdefault((case.name, case.base), []).append(case)
-    found = set()
-    for (name, base), cases in pairs.items():
-        healthy = [trace for case, trace in traces.items() if case.kind == "base" and case.base == base]
-        planted = [traces[case] for case in cases]
-        if not planted[0].truth.by_itself and healthy and not did_harm(planted, healthy):
-            found.add((name, base))
-    return found
+def said_of(case: Case) -> Said:
+    """Ask all judges of the trace of a case."""
+    trace = Trace.load(path_of(case))
+    order, slack = order_of(trace), 2 * WINDOW * trace.every
+    alarms = {name: judging(trace) for name, judging in JUDGES.items()}
+    first = {name: given[0] if given else None for name, given in alarms.items()}
+    return Said(case, trace.truth, first, {n: score(a, trace.truth, order, slack) for n, a in alarms.items()})
 
 
-def results(traces: Traces, half: Half) -> dict[str, Result]:
-    """The result of each judge on one half."""
-    controls = harmless(traces)
-    found = {name: Result() for name in JUDGES}
-    for case, trace in sorted(traces.items()):
-        if case.half != half:
-            continue
-        is_healthy = case.kind != "plant" or (case.name, case.base) in controls
-        order = order_of(trace)
-        for name, judging in JUDGES.items():
-            alarms, result = judging(trace), found[name]
-            if is_healthy:
-                result.healthy += 1
-                result.false |= {case: alarms[0]} if alarms else {}
-            else:
-                slack = 2 * WINDOW * trace.every
-                result.scores[case] = score(alarms, trace.truth, order, slack), alarms[0] if alarms else None
-    return found
+def lines(cases: Sequence[Case], half: Half, processes: int) -> Iterable[str]:
+    """The table as Markdown, what hookboard misses, and what was moved to the controls.
 
-
-def lines(traces: Traces, half: Half) -> Iterable[str]:
-    """The table as Markdown, the misses of hookboard, and what was moved to the controls."""
-    found = results(traces, half)
-    ours = found["hookboard"]
-    plants = {(case.name, case.base) for case in ours.scores}
-    yield f"## The {half} half: {len(ours.scores)} planted runs ({len({name for name, _ in plants})} faults, "
-    yield f"{len({base for _, base in plants})} architectures), {ours.healthy} healthy runs"
+    Args:
+        cases: all of which there are traces; those of the other half only tell of harm.
+        half: the half to judge.
+        processes: how many judge at once.
+    """
+    controls = harmless({case: Head.of(path_of(case)) for case in cases})
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        said = pool.map(said_of, [case for case in cases if case.half == half], chunksize=8)
+    planted = [one for one in said if one.case.kind == "plant" and (one.case.name, one.case.base) not in controls]
+    healthy = [one for one in said if one not in planted]
+    faults, bases = {one.case.name for one in planted}, {one.case.base for one in planted}
+    configurations = {(one.case.name, one.case.base) for one in healthy}
+    yield f"The {half} half: {len(planted)} planted runs ({len(faults)} faults, {len(bases)} architectures), "
+    yield f"{len(healthy)} healthy runs ({len(configurations)} configurations)."
     yield ""
-    yield "| rules | found | located | onset | cause | false alarms |"
+    yield f"| rules | {' | '.join(PARTS)} | false alarms |"
     yield "|---|---|---|---|---|---|"
-    for name, result in found.items():
-        shares = " | ".join(f"{result.share(part):.0%}" for part in ("found", "located", "onset", "cause"))
-        false = f"{len(result.false)} of {result.healthy} ({len(result.false) / max(1, result.healthy):.0%})"
-        yield f"| {name} | {shares} | {false} |"
+    for name in JUDGES:
+        scores = [one.scores[name] for one in planted]
+        yield Result(scores, [one.case for one in healthy if one.first[name]], len(healthy)).row(name)
     yield ""
-    yield from _misses(ours, traces)
-    yield from _false_alarms(ours)
-    moved = ", ".join(f"{name} in {base}" for name, base in sorted(harmless(traces)))
-    yield f"\nPlants that did no harm, and are controls: {moved or 'none'}."
+    yield from _misses(planted)
+    yield from _false_alarms(healthy)
+    yield ""
+    moved = ", ".join(f"{name} in {base}" for name, base in sorted(controls))
+    yield f"Plants that did no harm, and are controls: {moved or 'none'}."
 
 
-def _misses(result: Result, traces: Traces) -> Iterable[str]:
-    yield "| missed by hookboard | what is wrong | said first | true |"
+def _misses(planted: Iterable[Said]) -> Iterable[str]:
+    yield "| of hookboard | wrong | said first | true |"
     yield "|---|---|---|---|"
-    for case, (scored, alarm) in result.scores.items():
-        wrong = [part for part in ("found", "located", "onset", "cause") if not getattr(scored, part)]
-        if not wrong:
-            continue
-        truth = traces[case].truth
-        said = f"{alarm.says} at {alarm.module or 'the model'} since {alarm.since}" if alarm else "nothing"
-        places = ", ".join(place or "the model" for place in sorted(truth.places)[:4])
-        true = f"{' or '.join(sorted(truth.causes)) or 'no rule'} at {places} since {truth.onset[0]}"
-        parts = ", ".join(wrong) if alarm else "all"
-        yield f"| {case.name} in {case.base}, seed {case.seed} | {parts} | {said} | {true} |"
+    for one in planted:
+        wrong = [part for part in PARTS if not getattr(one.scores["hookboard"], part)]
+        if wrong:
+            alarm, truth = one.first["hookboard"], one.truth
+            places = ", ".join(place or "the model" for place in sorted(truth.places)[:4])
+            true = f"{' or '.join(sorted(truth.causes)) or 'no rule'} at {places} since {truth.onset[0]}"
+            yield f"| {_title(one)} | {', '.join(wrong) if alarm else 'not found'} | {_told(alarm)} | {true} |"
 
 
-def _false_alarms(result: Result) -> Iterable[str]:
-    for case, alarm in result.false.items():
-        said = f"{alarm.says} at {alarm.module or 'the model'} since {alarm.since}"
-        yield f"| false alarm: {case.name} in {case.base}, seed {case.seed} | | {said} | healthy |"
+def _false_alarms(healthy: Iterable[Said]) -> Iterable[str]:
+    for one in healthy:
+        if one.first["hookboard"]:
+            yield f"| {_title(one)} | false alarm | {_told(one.first['hookboard'])} | healthy |"
+
+
+def _title(one: Said) -> str:
+    return f"{one.case.name} in {one.case.base}, seed {one.case.seed}"
+
+
+def _told(alarm: Alarm | None) -> str:
+    return f"{alarm.says} at {alarm.module or 'the model'} since {alarm.since}" if alarm else "nothing"

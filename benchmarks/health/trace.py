@@ -1,9 +1,12 @@
 """`Trace`: everything that was seen of one training, as a file, so that it can be judged again in milliseconds."""
 
 import io
+import json
+import math
 import pickle
+import statistics
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,9 @@ from hookboard.health import Layer, Look
 
 FOLDER = Path(__file__).parent / "cache"
 """Where traces are kept."""
+
+LAST = 20
+"""The level of the loss at the end is the median of so many steps."""
 
 
 class Extra:
@@ -51,6 +57,30 @@ class Extra:
         self.saturation = (sums.abs().sum(1) / units.shape[1]).numpy()
 
 
+@dataclass(frozen=True)
+class Head:
+    """What stands at the beginning of a trace's file, to be read without the rest.
+
+    Args:
+        source: what the code was that made it.
+        start: the first cross entropy; NaN of what is no classifier.
+        training: the cross entropy at the end, the median of the last steps; infinite if it is not finite.
+        held_out: the cross entropy of the last validation; infinite if it is not finite.
+        by_itself: whether it is a defect whatever the loss does.
+    """
+
+    source: str
+    start: float
+    training: float
+    held_out: float
+    by_itself: bool
+
+    @staticmethod
+    def of(path: Path) -> "Head":
+        with path.open("rb") as file:
+            return Head(**json.loads(file.readline()))
+
+
 @dataclass
 class Trace:
     """What was seen of a training.
@@ -63,9 +93,10 @@ class Trace:
         entries: what a judge was given, in order: `("look", Look)`, `("evaluation", Look)`, or
             `("event", rule, Symptom, step)`.
         extras: the step, and by module what only other tools' rules need.
-        losses: the cross entropy of every step, whatever was minimized.
+        losses: what was minimized, of every step.
+        entropies: the cross entropy of every step, whatever was minimized; empty if it is no classifier.
         accuracies: of every step.
-        held_out: step, loss and accuracy of every validation.
+        held_out: step, cross entropy and accuracy of every validation.
         seconds: how long the training took.
         failure: the error that ended it.
     """
@@ -77,10 +108,19 @@ class Trace:
     entries: list[tuple[Any, ...]] = field(default_factory=list)
     extras: list[tuple[int, dict[str, Extra]]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
     held_out: list[tuple[int, float, float]] = field(default_factory=list)
     seconds: float = 0.0
     failure: str = ""
+
+    @property
+    def head(self) -> Head:
+        last = self.entropies[-LAST:] if not self.failure else []
+        training = statistics.median(last) if last else math.inf
+        held_out = self.held_out[-1][1] if self.held_out else math.inf
+        start = self.entropies[0] if self.entropies else math.nan
+        return Head(self.source, start, _bounded(training), _bounded(held_out), self.truth.by_itself)
 
     @property
     def looks(self) -> list[Look]:
@@ -90,11 +130,14 @@ class Trace:
         path.parent.mkdir(exist_ok=True)
         pickled = io.BytesIO()
         _Pickler(pickled).dump(self)
-        path.write_bytes(zlib.compress(pickled.getbuffer(), 1))
+        head = json.dumps(asdict(self.head)).encode()
+        path.write_bytes(head + b"\n" + zlib.compress(pickled.getbuffer(), 1))
 
     @staticmethod
     def load(path: Path) -> "Trace":
-        trace = pickle.loads(zlib.decompress(path.read_bytes()))
+        with path.open("rb") as file:
+            file.readline()
+            trace = pickle.loads(zlib.decompress(file.read()))
         assert isinstance(trace, Trace)
         return trace
 
@@ -106,6 +149,10 @@ class _Pickler(pickle.Pickler):
         if isinstance(given, np.ndarray) and given.dtype == np.float64 and given.ndim == 2:
             return _wide, (given.astype(np.float32),)
         return NotImplemented
+
+
+def _bounded(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.inf
 
 
 def _wide(narrow: np.ndarray) -> np.ndarray:

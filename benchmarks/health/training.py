@@ -43,6 +43,7 @@ class Setup:
         on_batch: change a batch, given the step.
         on_step: what happens right before a step, by its number.
         task: the class that trains it.
+        classifies: whether its outputs are logits of classes, so that it has an accuracy.
     """
 
     base: str
@@ -62,6 +63,7 @@ class Setup:
     on_batch: list[Callable[[int, Batch], Batch]] = field(default_factory=list)
     on_step: dict[int, Callable[["Task"], None]] = field(default_factory=dict)
     task: "type[Task] | None" = None
+    classifies: bool = True
 
     def layer(self, name: str) -> Any:
         """A module of the net."""
@@ -89,7 +91,7 @@ class Setup:
 
 
 class Task(LightningModule):
-    """Trains a setup, and keeps the loss and the accuracy of every step, whatever loss it minimizes.
+    """Trains a setup, and keeps of every step the loss, the cross entropy, whatever is minimized, and the accuracy.
 
     Args:
         setup: the training.
@@ -102,6 +104,7 @@ class Task(LightningModule):
         self.seed = seed
         self.net = setup.net
         self.losses: list[float] = []
+        self.entropies: list[float] = []
         self.accuracies: list[float] = []
         self.held_out: list[tuple[int, float, float]] = []
         self._parts: list[tuple[float, float]] = []
@@ -112,8 +115,13 @@ class Task(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         inputs, targets = self.changed(batch)
         logits = self(inputs)
-        self.note(logits, targets)
-        return self.plan.loss(logits, targets)
+        loss = self.plan.loss(logits, targets)
+        self.losses.append(loss.item())
+        if self.plan.classifies:
+            entropy, accuracy = judged(logits, targets)
+            self.entropies.append(entropy)
+            self.accuracies.append(accuracy)
+        return loss
 
     def changed(self, batch: Batch) -> Batch:
         act = self.plan.on_step.get(self.global_step)
@@ -123,20 +131,18 @@ class Task(LightningModule):
             batch = change(self.global_step, batch)
         return batch
 
-    def note(self, logits: Tensor, targets: Tensor) -> None:
-        loss, accuracy = judged(logits, targets)
-        self.losses.append(loss)
-        self.accuracies.append(accuracy)
-
     def on_validation_epoch_start(self) -> None:
         self._parts = []
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._parts.append(judged(self(batch[0]), batch[1]))
+        logits = self(batch[0])
+        if self.plan.classifies:
+            self._parts.append(judged(logits, batch[1]))
 
     def on_validation_epoch_end(self) -> None:
-        losses, accuracies = torch.tensor(self._parts, dtype=torch.float64).mean(0).tolist()
-        self.held_out.append((self.global_step, losses, accuracies))
+        if self._parts:
+            entropy, accuracy = torch.tensor(self._parts, dtype=torch.float64).mean(0).tolist()
+            self.held_out.append((self.global_step, entropy, accuracy))
 
     def configure_optimizers(self) -> Any:
         optimizer = self.plan.optimizer(self.groups(), **self.plan.options)
@@ -167,7 +173,7 @@ class Task(LightningModule):
 
 
 def judged(logits: Tensor, targets: Tensor) -> tuple[float, float]:
-    """Loss (NaN becomes inf) and accuracy."""
+    """Cross entropy (NaN becomes inf) and accuracy."""
     logits = logits.detach()
     loss = cross_entropy(logits, targets).item()
     right = (logits.argmax(-1) == targets).float().mean().item()

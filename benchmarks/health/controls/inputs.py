@@ -3,7 +3,7 @@
 import torch
 from benchmarks.health import nets
 from benchmarks.health.controls.registry import control
-from benchmarks.health.data import CONTEXT
+from benchmarks.health.data import CONTEXT, by_class
 from benchmarks.health.training import Batch, Setup
 from torch import Tensor, nn
 
@@ -18,11 +18,10 @@ def labels_half_wrong(s: Setup) -> None:
 
 @control("cnn")
 def sorted_by_class(s: Setup) -> None:
-    """Batches are sorted by class: each class comes for some batches, then the next one."""
-    order = s.data.targets.argsort(stable=True)
-    s.data.inputs, s.data.targets = s.data.inputs[order], s.data.targets[order]
+    """Every batch holds a single class: the loss jumps from batch to batch, and falls all the same."""
+    by_class(s.data, s.batch_size)
     s.shuffle = False
-    s.options["lr"] *= 0.1
+    s.options["lr"] *= 0.2
 
 
 @control("resnet cnn_bn")
@@ -34,8 +33,8 @@ def few_samples(s: Setup) -> None:
 @control("cnn")
 def classes_unbalanced(s: Setup) -> None:
     """Nine of ten samples belong to one class."""
-    kept = (s.data.targets == 3) | (torch.arange(len(s.data.targets)) % 90 == 0)
-    s.data.inputs, s.data.targets = s.data.inputs[kept], s.data.targets[kept]
+    s.data.inputs, s.data.targets = _unbalanced(s.data.inputs, s.data.targets)
+    s.data.held_out_inputs, s.data.held_out_targets = _unbalanced(s.data.held_out_inputs, s.data.held_out_targets)
 
 
 @control("resnet")
@@ -91,6 +90,7 @@ def autoencoder(s: Setup) -> None:
     act = nn.Tanh if s.base == "tanh" else nn.ReLU
     s.net = nets.mlp(act)
     s.net.fc3, s.net.fc4, s.net.head = nn.Linear(64, 8), nn.Linear(8, 64), nn.Linear(64, 64)
+    s.classifies = False
     flat: dict[str, Tensor] = {}
 
     def keep(step: int, batch: Batch) -> Batch:
@@ -105,7 +105,8 @@ def autoencoder(s: Setup) -> None:
 def regression(s: Setup) -> None:
     """The label is a number to be hit, not a class, and is given in large units."""
     head = s.layer("head")
-    s.net.head = nn.Linear(head.in_features, 10)
+    s.net.head = nn.Linear(head.in_features, 1)
+    s.classifies = False
     s.optimizer, s.options = torch.optim.AdamW, {"lr": 2e-3}
     s.loss = lambda outputs, targets: nn.functional.huber_loss(outputs[:, 0] * 20, targets * 20.0)
 
@@ -116,6 +117,11 @@ def several_labels(s: Setup) -> None:
     s.loss = lambda logits, targets: nn.functional.binary_cross_entropy_with_logits(
         logits, nn.functional.one_hot(targets, 10).float()
     )
+
+
+def _unbalanced(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    kept = (targets == 3) | (torch.arange(len(targets)) % 90 == 0)
+    return inputs[kept], targets[kept]
 
 
 def _padded(windows: Tensor, length: int) -> Tensor:

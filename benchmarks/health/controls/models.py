@@ -187,7 +187,6 @@ class Adversaries(Task):
         loss = nn.functional.softplus(-self.net.critic(made)).mean()
         self._step(optimizers[1], loss)
         self.losses.append(loss.item())
-        self.accuracies.append(0.0)
 
     def _step(self, optimizer: Any, loss: Tensor) -> None:
         self.toggle_optimizer(optimizer)
@@ -197,8 +196,7 @@ class Adversaries(Task):
         self.untoggle_optimizer(optimizer)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        loss = _sides(self.net.critic(batch[0]), self.net.critic(self.net.made(len(batch[0]))))
-        self._parts.append((loss.item(), 0.0))
+        _sides(self.net.critic(batch[0]), self.net.critic(self.net.made(len(batch[0]))))
 
     def configure_optimizers(self) -> Any:
         parts = self.net.critic, self.net.generator
@@ -215,4 +213,4 @@ def adversaries(s: Setup) -> None:
     s.net = Pair(lambda: nn.LeakyReLU(0.2))
     s.layers = ["generator.0", "critic.1"]
     s.steps = 400  # two for each batch
-    s.task = Adversaries
+    s.task, s.classifies = Adversaries, False

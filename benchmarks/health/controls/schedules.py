@@ -53,7 +53,7 @@ def rms_prop(s: Setup) -> None:
     s.optimizer, s.options = torch.optim.RMSprop, {"lr": 1e-3}
 
 
-@control("mlp")
+@control("cnn_bn")
 def plain_sgd(s: Setup) -> None:
     """No momentum."""
     s.optimizer, s.options = torch.optim.SGD, {"lr": 0.1}

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from benchmarks.health.data import by_class
 from benchmarks.health.plants.registry import WHOLE, WHOLE_BACKWARD, Where, plant
 from benchmarks.health.training import Batch, Setup, Task
 from torch import Tensor, nn
@@ -58,11 +59,11 @@ def labels_shuffled(s: Setup) -> Where:
 
 @plant("cnn_bn resnet", "train_eval_gap", onset=(0, 50))
 def norm_momentum(s: Setup) -> Where:
-    """The norms keep the statistics of the last batch alone, and batches are sorted by class."""
+    """The norms keep the statistics of the last batch alone, which holds a single class."""
     for module in s.net.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0
-    _sort_by_class(s)
+    by_class(s.data, s.batch_size)
     s.shuffle = False
     return WHOLE, *_norms(s)
 
@@ -97,7 +98,7 @@ def validation_differs(s: Setup) -> Where:
     return WHOLE, *s.entrance
 
 
-@plant("cnn", "train_eval_gap not_learning")
+@plant("cnn", "activation_scale train_eval_gap exploding_gradient")
 def dropout_large(s: Setup) -> Where:
     """A dropout of 0.95 behind each activation."""
     names = [s.behind(name) for name in s.layers[:-1]]
@@ -125,12 +126,9 @@ def batch_poisoned(s: Setup) -> Where:
     return WHOLE, *s.entrance
 
 
-@plant("cnn vit", "spike exploding_gradient update_too_large", onset=80)
+@plant("cnn resnet", "spike exploding_gradient update_too_large", onset=80)
 def loss_poisoned(s: Setup) -> Where:
-    """The loss of one batch is a million times too large; nothing clips it."""
-    s.trainer.pop("gradient_clip_val", None)
-    if s.optimizer is torch.optim.AdamW:
-        s.optimizer, s.options = torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}
+    """The loss of one batch is a million times too large; nothing clips it, and SGD takes it as it is."""
     loss, steps = s.loss, {"now": 0}
 
     def count(step: int, batch: Batch) -> Batch:
@@ -166,8 +164,3 @@ def _change_inputs(s: Setup, change: Callable[[Tensor], Tensor]) -> None:
 
 def _norms(s: Setup) -> list[str]:
     return [name for name, module in s.net.named_modules() if isinstance(module, nn.BatchNorm2d)]
-
-
-def _sort_by_class(s: Setup) -> None:
-    order = s.data.targets.argsort(stable=True)
-    s.data.inputs, s.data.targets = s.data.inputs[order], s.data.targets[order]

@@ -30,6 +30,8 @@ def autotrainer(trace: Trace) -> list[Alarm]:
             return [alarm("explode (NaN)", "", look.step, "nonfinite exploding_gradient")]
         for issue in _gradients(trace, look):
             counts[issue] += 1
+        if not trace.accuracies:
+            continue
         accuracies = [_mean(trace.accuracies[i * length : (i + 1) * length]) for i in range(epoch + 1)]
         held_out = [accuracy for step, _, accuracy in trace.held_out if step <= end] or accuracies
         if epoch + 1 < 0.3 * epochs:

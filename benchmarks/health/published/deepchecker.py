@@ -42,8 +42,7 @@ def deepchecker(trace: Trace) -> list[Alarm]:
 
 
 def _first_loss(trace: Trace) -> Iterator[Alarm]:
-    classes = next(reversed(trace.layers.values()), None)
-    if not trace.losses or classes is None:
+    if not trace.accuracies:
         return
     chance = math.log(128 if any(layer.kind == "embedding" for layer in trace.layers.values()) else 10)
     if abs(trace.losses[0] - chance) >= chance:
