@@ -105,13 +105,13 @@ def tied(s: Setup) -> None:
 
 @control("mlp vgg")
 def dropout(s: Setup) -> None:
-    """Dropout behind the activations."""
+    """Dropout behind the activations, of a plain net behind the last two."""
     if s.base == "postnorm":
         for module in s.net.modules():
             if isinstance(module, nets.Block):
                 module.act = nn.Sequential(nn.GELU(), nn.Dropout(0.3))  # type: ignore[assignment]
         return
-    for name in s.layers[2:-1]:
+    for name in s.layers[-3:-1]:
         act = s.behind(name)
         s.net._modules[act] = nn.Sequential(s.layer(act), nn.Dropout(0.3))  # noqa: SLF001  # keeps the order
 

@@ -53,7 +53,7 @@ def dies_later(s: Setup) -> Where:
         layer = s.layer("block2.bn1" if s.base == "resnet" else s.middle)
         if s.base == "resnet":
             nn.init.zeros_(layer.weight)
-        nn.init.constant_(layer.bias, -20.0)
+        nn.init.constant_(layer.bias, -1000.0)
 
     s.on_step[60] = kill
     return ("block2.bn1", "block2.act1") if s.base == "resnet" else (s.middle, s.behind(s.middle))
