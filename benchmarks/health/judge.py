@@ -7,20 +7,15 @@ from benchmarks.health.trace import Trace
 
 from hookboard.health import RULES, Judge, Rule, Verdict
 
-WINDOW = 4
-"""How many looks a symptom must last."""
+WINDOW = 3
+"""How many looks a symptom must last, as by default."""
 
 
 def judged(trace: Trace, rules: Sequence[Rule] | None = None, window: int = WINDOW) -> Judge:
     """The judge after the last entry of a trace."""
     judge = Judge(list(RULES.values()) if rules is None else rules, trace.layers, window)
-    for kind, *given in trace.entries:
-        if kind == "look":
-            judge.see(*given)
-        elif kind == "evaluation":
-            judge.see_evaluation(*given)
-        else:
-            judge.add(*given)
+    for name, given, named in trace.entries:
+        getattr(judge, name)(*given, **named)
     return judge
 
 

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import torch
 from benchmarks.health.cases import Case, build
-from benchmarks.health.collector import Collector
+from benchmarks.health.collector import Extras, RecordingMonitor
+from benchmarks.health.judge import WINDOW
 from benchmarks.health.trace import FOLDER, Head, Trace
 from benchmarks.health.training import Task
 from lightning.pytorch import Trainer
+
+from hookboard import HookboardWarning
 
 EVERY = 5
 """A look is taken once in so many optimizer steps, and at the first."""
@@ -54,14 +57,18 @@ def train(case: Case) -> Trace:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[Collector(trace, EVERY)],
+        callbacks=[Extras(trace, EVERY), RecordingMonitor(trace, WINDOW)],
         **setup.trainer,
     )
     started = time.perf_counter()
-    try:
-        trainer.fit(task)
-    except Exception as error:
-        trace.failure = f"{type(error).__name__}: {error}"
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", HookboardWarning)
+        try:
+            trainer.fit(task)
+        except Exception as error:
+            trace.failure = f"{type(error).__name__}: {error}"
+    trace.warnings = list(dict.fromkeys(str(one.message) for one in given))
     trace.seconds = time.perf_counter() - started
     batches = setup.trainer.get("accumulate_grad_batches", 1)
     trace.losses, trace.entropies = _by_step(task.losses, batches), _by_step(task.entropies, batches)
@@ -75,10 +82,10 @@ def _by_step(values: list[float], batches: int) -> list[float]:
 
 
 def train_and_keep(case: Case) -> tuple[Case, float, str]:
-    """Train a case and write its trace; returns the case, the seconds it took and its failure."""
+    """Train a case and write its trace; returns the case, the seconds it took, and what went wrong."""
     trace = train(case)
     trace.save(path_of(case))
-    return case, trace.seconds, trace.failure
+    return case, trace.seconds, " ".join([trace.failure, *trace.warnings[:1]])
 
 
 def run(cases: Iterable[Case], processes: int, again: bool = False) -> Iterator[tuple[Case, float, str]]:

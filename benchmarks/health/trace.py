@@ -90,29 +90,30 @@ class Trace:
         every: a look was taken once in so many steps.
         source: what the code was that made it.
         layers: every layer that is watched, by name.
-        entries: what a judge was given, in order: `("look", Look)`, `("evaluation", Look)`, or
-            `("event", rule, Symptom, step)`.
-        extras: the step, and by module what only other tools' rules need.
+        entries: what the judge was told, in order: the name of its method, and the arguments.
+        extras: by step and module, what only other tools' rules need.
         losses: what was minimized, of every step.
         entropies: the cross entropy of every step, whatever was minimized; empty if it is no classifier.
         accuracies: of every step.
         held_out: step, cross entropy and accuracy of every validation.
         seconds: how long the training took.
         failure: the error that ended it.
+        warnings: what hookboard warned of.
     """
 
     truth: Truth = field(default_factory=Truth)
     every: int = 0
     source: str = ""
     layers: dict[str, Layer] = field(default_factory=dict)
-    entries: list[tuple[Any, ...]] = field(default_factory=list)
-    extras: list[tuple[int, dict[str, Extra]]] = field(default_factory=list)
+    entries: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    extras: dict[int, dict[str, Extra]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
     held_out: list[tuple[int, float, float]] = field(default_factory=list)
     seconds: float = 0.0
     failure: str = ""
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def head(self) -> Head:
@@ -124,7 +125,7 @@ class Trace:
 
     @property
     def looks(self) -> list[Look]:
-        return [entry[1] for entry in self.entries if entry[0] == "look"]
+        return [given[0] for name, given, _ in self.entries if name == "see"]
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(exist_ok=True)

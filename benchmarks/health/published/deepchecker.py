@@ -27,14 +27,13 @@ SLOW, FAST = -4, -1
 
 def deepchecker(trace: Trace) -> list[Alarm]:
     alarms = list(_first_loss(trace))
-    extras = dict(trace.extras)
     sizes: dict[str, list[float]] = {}
     for number, look in enumerate(trace.looks):
         for name, reading in of_role(look, "parameter_grad"):
             sizes.setdefault(name, []).append(reading.moments.abs_mean)
         alarms += _nonfinite(trace, look)
         if number and number % PERIOD == 0:
-            alarms += _activations(trace, look, extras[look.step])
+            alarms += _activations(trace, look, trace.extras.get(look.step, {}))
             alarms += _gradients(trace, look, sizes)
             alarms += _updates(trace, look)
             alarms += _loss(trace, look)

@@ -22,10 +22,12 @@ EPOCHS = 5
 
 def deepdiagnosis(trace: Trace) -> list[Alarm]:
     looks = trace.looks[LOOKS_PER_EPOCH::LOOKS_PER_EPOCH]
-    extras = dict(trace.extras)
     for epoch, look in enumerate(looks):
         symptoms = _symptoms(
-            trace, looks, epoch, {n: e.beyond[5.0] for n, e in extras[look.step].items() if hasattr(e, "beyond")}
+            trace,
+            looks,
+            epoch,
+            {n: e.beyond[5.0] for n, e in trace.extras.get(look.step, {}).items() if hasattr(e, "beyond")},
         )
         first = next(symptoms, None)
         if first is not None:

@@ -19,14 +19,17 @@ VANISHING, ACTIVE, DEAD, LARGE, SMALL, SPREAD, STEPS = 1e-7, 0.01, 0.5, 10, 1e-8
 
 def sagemaker(trace: Trace) -> list[Alarm]:
     alarms: list[Alarm] = []
-    extras = dict(trace.extras)
     for look in trace.looks:
         alarms += _of_look(trace, look)
-        variances = [extra.variance for name, extra in extras[look.step].items() if trace.layers[name].type == "ReLU"]
+        variances = [
+            extra.variance
+            for name, extra in trace.extras.get(look.step, {}).items()
+            if trace.layers[name].type == "ReLU"
+        ]
         if look.step < STEPS and variances and max(variances) > SPREAD * min(variances):
             means = "activation_scale symmetric_units vanishing_gradient exploding_gradient"
             alarms.append(alarm("PoorWeightInitialization", "", look.step, means))
-        for name, extra in extras[look.step].items():
+        for name, extra in trace.extras.get(look.step, {}).items():
             kind = trace.layers[name].type
             if kind == "ReLU" and (extra.active < ACTIVE).mean() > DEAD:
                 alarms.append(alarm("DeadRelu", name, look.step, "dead_units"))
