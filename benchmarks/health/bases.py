@@ -34,16 +34,20 @@ def resnet() -> Setup:
 
 
 def vit() -> Setup:
-    return _digits("vit", nets.vit(), lr=4e-3)
+    setup = _digits("vit", nets.vit(), lr=4e-3)
+    setup.steps = 160
+    return setup
 
 
 def prenorm() -> Setup:
-    return _text("prenorm", nets.transformer(4, norm_first=True), lr=3e-3)
+    setup = _text("prenorm", nets.transformer(4, norm_first=True), lr=3e-3)
+    setup.steps = 150
+    return setup
 
 
 def postnorm() -> Setup:
     setup = _text("postnorm", nets.transformer(6, norm_first=False), lr=2e-3)
-    setup.schedule = warm_up
+    setup.schedule, setup.steps = warm_up, 150
     return setup
 
 

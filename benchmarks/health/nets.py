@@ -119,10 +119,9 @@ def resnet(channels: tuple[int, ...] = (8, 8, 8, 16, 16)) -> Chain:
 
 
 class Attention(nn.Module):
-    """Causal attention. What faults change is an attribute: the scale, the axis of the softmax, the mask."""
+    """Causal attention. What faults change is an attribute: the scale, the mask."""
 
     is_causal = True
-    axis = -1
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -140,7 +139,7 @@ class Attention(nn.Module):
         if self.is_causal:
             ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
             logits = logits.masked_fill(ahead, float("-inf"))
-        heads = logits.softmax(self.axis) @ value
+        heads = logits.softmax(-1) @ value
         return self.out_proj(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 

@@ -2,7 +2,7 @@
 
 import torch
 from benchmarks.health import nets
-from benchmarks.health.plants.registry import WHOLE, WHOLE_BACKWARD, Where, plant
+from benchmarks.health.plants.registry import WHOLE, Where, plant
 from benchmarks.health.training import Setup, Task
 from torch import Tensor, nn
 
@@ -155,15 +155,6 @@ def batch_mixed(s: Setup) -> Where:
     name = "pool"
     s.net._modules[name] = nn.Sequential(s.layer(name), _OfBatch())  # noqa: SLF001  # keeps the order of layers
     return f"{name}.1", "flatten", "head"
-
-
-@plant("prenorm", "activation_scale collapsed")
-def softmax_over_queries(s: Setup) -> Where:
-    """The softmax of attention runs over the wrong axis."""
-    for module in s.net.modules():
-        if isinstance(module, nets.Attention):
-            module.axis = -2
-    return WHOLE_BACKWARD, *(f"block0.attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj"))
 
 
 @plant("prenorm", "", by_itself=True)

@@ -140,9 +140,9 @@ def loss_poisoned(s: Setup) -> Where:
     return WHOLE_BACKWARD
 
 
-@plant("prenorm", "train_eval_gap", by_itself=True, onset=(0, 50))
+@plant("prenorm", "train_eval_gap", onset=(0, 50))
 def dropout_in_validation(s: Setup) -> Where:
-    """A dropout of 0.5 in two blocks, on in validation and off in training: the modes are turned."""
+    """A dropout of 0.8 in every block, on in validation and off in training: the modes are turned."""
 
     class Turned(Task):
         def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -152,9 +152,9 @@ def dropout_in_validation(s: Setup) -> Where:
             self.net.train()
 
     s.task = Turned
-    names = ["block1.act", "block2.act"]
+    names = [f"block{i}.act" for i in range(4)]
     for name in names:
-        s.layer(name.split(".")[0]).act = nn.Sequential(nn.GELU(), nn.Dropout(0.5))
+        s.layer(name.split(".")[0]).act = nn.Sequential(nn.GELU(), nn.Dropout(0.8))
     return [WHOLE, *(f"{name}.1" for name in names)]
 
 
