@@ -10,17 +10,23 @@ from torch.optim import Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.course import is_due
-from hookboard.callbacks.health_watch import HealthWatch, stepped_by
+from hookboard.callbacks.health_watch import HealthWatch, first_of_ranks, stepped_by
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.reporter import Reporter
-from hookboard.callbacks.trainer import (
-    inform,
-    is_alone,
-    is_fast_dev_run,
-    logged_step,
-)
+from hookboard.callbacks.trainer import inform, is_alone, is_fast_dev_run, logged_step
 from hookboard.callbacks.watch import Selection, Watch
-from hookboard.health import RULES, ChannelDims, Judge, Layer, Look, Rule, Verdict, first_of, layers_of, rules_of
+from hookboard.health import (
+    RULES,
+    ChannelDims,
+    Judge,
+    Layer,
+    Look,
+    NeedsHistogram,
+    Rule,
+    Verdict,
+    layers_of,
+    rules_of,
+)
 from hookboard.messages import chosen, warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.ranks import Ranks
@@ -169,14 +175,15 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         return layers_of(modules, self._weights(selection.owners))
 
     def _recorder(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> Recorder:
-        dims = ChannelDims(self._layers(watch.selection))
+        layers = self._layers(watch.selection)
         return Recorder(
             self._plan(),
             pl_module.device,
             stage=watch.stage,
             ranks=Ranks() if trainer.world_size > 1 else None,
             sync=self.sync_dist,
-            channels=dims,
+            channels=ChannelDims(layers),
+            histogram=NeedsHistogram(layers),
         )
 
     # What it does at each step.
@@ -229,14 +236,6 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         events = [] if self._has_ranks(trainer) else watch.new_events()
         self._verdicts = watch.tell(events) if events else self._verdicts
 
-    def _tell_first_of_ranks(self, trainer: Trainer, watch: HealthWatch) -> None:
-        """Tell the earliest event of all ranks. Every rank must call this."""
-        mine = watch.new_events()
-        if trainer.strategy.reduce_boolean_decision(bool(mine), all=False):
-            first = first_of(event for events in Ranks().gathered(mine) for event in events)
-            if first is not None and trainer.is_global_zero:
-                self._verdicts = watch.tell([first])
-
     def _has_ranks(self, trainer: Trainer) -> bool:
         return trainer.world_size > 1 and self.sync_dist
 
@@ -249,7 +248,8 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         self.readings = tuple(reading for reading in self._flush(trainer, watch) if not reading.is_empty)
         watch.gaps_are_named = True
         if watch.stage == "train" and self._has_ranks(trainer):
-            self._tell_first_of_ranks(trainer, watch)
+            first = first_of_ranks(trainer, watch.new_events())
+            self._verdicts = watch.tell(first) if first and trainer.is_global_zero else self._verdicts
         training = self._live.get("train")
         if training is not None and training.judge is not None:
             try:

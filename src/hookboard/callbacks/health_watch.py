@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lightning.pytorch import Trainer
 from torch.optim import SGD, Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.loss_meter import LossMeter
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.site_watch import SiteWatch
-from hookboard.health import Judge, Look, Nonfinite, Stepped, Verdict
+from hookboard.health import Judge, Look, Nonfinite, Stepped, Verdict, first_of
 from hookboard.parameters import Weight
+from hookboard.ranks import Ranks
 from hookboard.recording import Reading
 
 
@@ -77,6 +79,14 @@ class HealthWatch(SiteWatch):
         """Tell the verdict of the run."""
         if self.judge is not None and self.reporter is not None:
             self.reporter.close(self.judge.verdicts)
+
+
+def first_of_ranks(trainer: Trainer, mine: Sequence[Nonfinite]) -> list[Nonfinite]:
+    """The earliest of the events of all ranks; empty if there is none. Every rank must call this."""
+    if not trainer.strategy.reduce_boolean_decision(bool(mine), all=False):
+        return []
+    first = first_of(event for events in Ranks().gathered(mine) for event in events)
+    return [] if first is None else [first]
 
 
 def stepped_by(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Stepped]:

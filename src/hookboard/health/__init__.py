@@ -4,7 +4,7 @@
 `judge.py` asks them and makes verdicts of what lasts. To add a rule, see `rules/__init__.py`.
 """
 
-from hookboard.health.channels import ChannelDims
+from hookboard.health.channels import ChannelDims, NeedsHistogram
 from hookboard.health.judge import Judge
 from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
@@ -23,6 +23,7 @@ __all__ = [
     "Layer",
     "Look",
     "Loss",
+    "NeedsHistogram",
     "Nonfinite",
     "Page",
     "Pass",

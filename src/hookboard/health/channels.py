@@ -1,11 +1,12 @@
-"""Which dimension of a tensor holds the channels (units, features) of a layer."""
+"""What is measured of a tensor beside its row: which dimension holds the channels (units), and whether a histogram."""
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from hookboard.health.layers import Layer
-from hookboard.sites import Site
+from hookboard.sites import ROLES, Site
 
 NORMS_OF_THE_LAST = ("LayerNorm", "RMSNorm")
 """Normalization layers whose channels stand in the last dimension; those of all others stand in the second."""
@@ -57,3 +58,21 @@ def _of_batch(tensor: Tensor) -> int | None:
     if tensor.dim() < 2 or not tensor.dtype.is_floating_point:
         return None
     return 2 if tensor.dim() == 3 else 1
+
+
+class NeedsHistogram:
+    """Tells of which tensors rules need a histogram: bounded activations, and what is in half precision.
+
+    Args:
+        layers: every layer that is watched, by name.
+    """
+
+    def __init__(self, layers: Mapping[str, Layer]) -> None:
+        self._layers = layers
+
+    def __call__(self, site: Site, tensor: Tensor) -> bool:
+        """Whether this tensor is counted into bins."""
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            return not ROLES[site.role].of_parameter
+        layer = self._layers.get(site.name)
+        return site.role == "output" and layer is not None and layer.kind == "bounded"
