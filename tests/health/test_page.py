@@ -140,7 +140,14 @@ def test_the_table_is_written_again_when_there_is_something_new_to_say():
     assert page.entry(judge.run, []).tables == {}
     assert list(page.entry(judge.run, [ALARM]).tables) == ["health/verdict"]
     assert page.entry(judge.run, [ALARM]).tables == {}
-    assert list(page.last(judge.run, [ALARM]).tables) == ["health/verdict"]
+    assert page.last(judge.run, [ALARM]).tables == {}, "it was written at this very step"
+
+
+def test_the_table_is_written_at_the_end_as_of_the_last_look():
+    judge, page = trained(3), Page()
+    page.entry(judge.run, [])
+    judge.see(look(99, []))
+    assert list(page.last(judge.run, []).tables) == ["health/verdict"]
 
 
 def test_the_table_says_all_of_a_verdict_and_where_to_look():

@@ -35,6 +35,7 @@ class Page:
         self.every_n_steps = every_n_steps
         self._has_layout = False
         self._drawn_at = 0
+        self._told_at = 0
         self._told: object = None
 
     def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
@@ -53,13 +54,14 @@ class Page:
     def last(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
         """What is to be written at the end of the fit: table and pictures."""
         entry = Entry(run.now.step)
-        self._tell(entry, run, verdicts)
+        if self._told_at < run.seen or _key(verdicts) != self._told:
+            self._tell(entry, run, verdicts)
         if self._drawn_at < run.seen:
             self._draw(entry, run, verdicts)
         return entry
 
     def _tell(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
-        self._told = _key(verdicts)
+        self._told, self._told_at = _key(verdicts), run.seen
         entry.tables[VERDICT] = table_of(run, verdicts, self.every_n_steps)
 
     def _draw(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
