@@ -128,7 +128,7 @@ def test_validation_that_is_like_training_is_well():
 
 def test_the_first_layer_that_differs_in_validation_is_named():
     verdicts = with_evaluation(fc1=5.0, act1=5.0, head=5.0)
-    assert [(v.severity, v.module, v.since) for v in verdicts] == [("alarm", "fc1", 49)]
+    assert [(v.severity, v.module, v.since) for v in verdicts] == [("alarm", "fc1", 50)]
 
 
 def test_a_difference_that_does_not_reach_the_end_is_a_note():

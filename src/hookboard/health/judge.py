@@ -31,7 +31,7 @@ class Case:
         alarms: how many of the latest symptoms in a row were alarms; if negative, how many were notes.
         is_said: whether it has lasted long enough for a verdict.
         is_alarm: whether alarms have lasted long enough for one.
-        is_hard: whether it was an alarm while the loss showed no harm.
+        is_hard: whether it was an alarm without a finite loss that shows harm, or comes from outside.
         size: the largest size so far.
     """
 
@@ -63,11 +63,11 @@ class Case:
             self.is_alarm = is_alarm
         self.is_said = self.is_said or self.seen >= enough
 
-    def verdict(self, rule: str, module: str, window: int) -> Verdict:
-        """What is to be said of it."""
+    def verdict(self, rule: str, module: str, window: int, is_harmed: bool) -> Verdict:
+        """What is to be said of it. What was an alarm because of the loss is none when the loss is well again."""
         lasts = self.missed == 0 and (self.seen >= window or not self.at_once)
         return Verdict(
-            "alarm" if self.is_alarm else "note",
+            "alarm" if self.is_alarm and (self.is_hard or is_harmed) else "note",
             rule,
             module,
             self.first,
@@ -95,11 +95,13 @@ class Judge:
         self._open: dict[Key, Case] = {}
         self._closed: dict[Key, Case] = {}
         self._verdicts: tuple[Verdict, ...] | None = None
+        self._well = 0  # looks since the loss showed harm
 
     def see(self, look: Look) -> None:
         """Take a measured step, and judge the run."""
         self.run.see(look)
         self._verdicts = None
+        self._well = 0 if self.run.losses.is_harmed else self._well + 1
         self._ask(look.step)
 
     def see_evaluation(self, look: Look) -> None:
@@ -121,7 +123,7 @@ class Judge:
         for key in [key for key, case in self._open.items() if key[0] == rule and not case.is_exact]:
             del self._open[key]
         self._closed.pop((rule, symptom.module), None)
-        case = Case(step, step, symptom, at_once=True, is_exact=True, is_located=is_located)
+        case = Case(step, step, symptom, at_once=True, is_exact=True, is_located=is_located, is_hard=True)
         case.add(symptom, step, self.run.window)
         self._open[rule, symptom.module] = case
 
@@ -134,7 +136,8 @@ class Judge:
 
     def _sorted(self) -> tuple[Verdict, ...]:
         said = {**self._closed, **{key: case for key, case in self._open.items() if case.is_said}}
-        cases = {case.verdict(*key, self.run.window): case for key, case in said.items()}
+        is_harmed = self._well < self.run.window and self.run.seen > 0
+        cases = {case.verdict(*key, self.run.window, is_harmed): case for key, case in said.items()}
         causes = explained(list(cases), self.run, {verdict for verdict, case in cases.items() if case.is_hard})
 
         def rank(verdict: Verdict) -> tuple[object, ...]:
@@ -196,7 +199,8 @@ class Judge:
             case = self._open[key] = Case(step, step, symptom, rule.at_once)
         was_said = case.is_said
         case.add(symptom, step, self.run.window)
-        case.is_hard |= symptom.severity == "alarm" and not self.run.losses.is_harmed
+        losses = self.run.losses
+        case.is_hard |= symptom.severity == "alarm" and not (losses.is_harmed and losses.is_finite)
         if case.is_said and not was_said:
             earlier = self._closed.pop(key, None)
             if earlier is not None and symptom.since is None:  # it has come back

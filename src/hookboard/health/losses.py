@@ -43,6 +43,10 @@ SPIKES = 16
 RISEN = 0.25
 """Harm: the loss has lost this share of what it had gained, from its start to its best."""
 
+ABOVE_BEST = 2.5
+"""And it lies so many deviations of the noise above its best: by chance the lowest of `LASTS` steps, smoothed, lies 0.7
+above the lowest of all, and 2 in one case of a thousand."""
+
 DIVERGED = 1.5
 """Harm: a loss that is above its start by this factor (or by `CLEAR` deviations of its noise, if that is more)."""
 
@@ -64,6 +68,9 @@ STUCK = 0.05
 ALIKE = 0.3
 """A classifier answers all samples alike if its outputs differ between samples by less than this: then they tell less
 than 0.05 of entropy (half of the square)."""
+
+LITTLE = 0.5
+"""Who answers all samples alike and comes below this share of chance knows that most samples are of one class."""
 
 UNCLEAR = 0.5
 """Where the noise is more than this share of the start, nobody can tell whether the loss stays there."""
@@ -192,7 +199,7 @@ class LossCurve:
         if not self.is_known or not math.isfinite(self.best):
             return False
         gained = self.start - self.best
-        return self._low > self.best + max(RISEN * gained, CLEAR * self.noise)
+        return self._low > self.best + max(RISEN * gained, ABOVE_BEST * self.noise)
 
     @property
     def has_diverged(self) -> bool:
@@ -216,7 +223,7 @@ class LossCurve:
             if self.noise > UNCLEAR * abs(self.start):
                 return False
             return self.start - self.level() <= max(STUCK * abs(self.start), self.noise)
-        is_alike = self.spread is not None and self.spread < ALIKE
+        is_alike = self.spread is not None and self.spread < ALIKE and self.level() > LITTLE * self.chance
         is_at_chance = is_alike or self.level() >= (1 - STUCK) * self.chance
         return self.start >= TRAINED * self.chance and is_at_chance
 
