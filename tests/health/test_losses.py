@@ -133,6 +133,12 @@ def test_two_losses_for_each_batch_tell_nothing():
     assert not losses.is_harmed
 
 
+def test_losses_that_are_added_up_over_several_backward_passes_tell_nothing():
+    losses = LossCurve()
+    losses.extend(Loss(i, i, 1.0 if i < 50 else 9.0, backwards=2) for i in range(100))
+    assert not losses.is_harmed
+
+
 def test_one_batch_in_each_epoch_is_not_taken_for_two_losses():
     losses = curve(level(100, 2.3, 0.05), batch=lambda i: 0)
     assert not losses.is_mixed

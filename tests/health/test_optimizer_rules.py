@@ -158,6 +158,22 @@ def test_an_optimizer_of_a_copy_moves_nothing():
     assert "not of a copy" in found[0].advice
 
 
+def test_a_layer_that_was_frozen_in_the_course_of_the_fit_is_well():
+    weights = LAYERS["fc1"].weights
+    change = {(weight, "parameter_grad"): None for weight in weights}
+    held = [weight for weight in WEIGHTS if weight not in weights]
+    made = training(change=lambda step: change, held=held, edit=lambda look: replace(look, frozen=set(weights)))
+    assert symptoms(NOT_UPDATED, made) == []
+    assert symptoms(NO_GRADIENT, made) == []
+
+
+def test_a_layer_in_no_optimizer_is_found_by_the_gradient_of_its_output():
+    weights = LAYERS["fc1"].weights
+    change = {(weight, "parameter_grad"): None for weight in weights}
+    held = [weight for weight in WEIGHTS if weight not in weights]
+    assert places(symptoms(NOT_UPDATED, training(change=lambda step: change, held=held))) == [("fc1", "alarm")]
+
+
 def test_weights_that_move_without_an_optimizer_are_well():
     change = {(w, "parameter"): of(w, "parameter", 0.1) for w in LAYERS["fc1"].weights}
     other = {(w, "parameter"): of(w, "parameter", 0.1) for w in LAYERS["fc1"].weights}

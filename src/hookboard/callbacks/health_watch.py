@@ -54,7 +54,8 @@ class HealthWatch(SiteWatch):
         assert self.reporter is not None
         overflowed = any(reading.overflowed for reading in readings)
         by_site = {reading.site: reading for reading in readings}
-        self.judge.see(Look(step, self.batch_idx, by_site, self.losses.take(), self.stepped, overflowed))
+        frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
+        self.judge.see(Look(step, self.batch_idx, by_site, self.losses.take(), self.stepped, overflowed, frozen))
         verdicts = self.judge.verdicts
         self.reporter.after_look(verdicts)
         return verdicts

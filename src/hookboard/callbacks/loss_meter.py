@@ -36,5 +36,9 @@ class LossMeter:
         losses: dict[int, Loss] = {}
         for (step, batch_idx, _), value in zip(parts, values, strict=True):
             before = losses.get(step)
-            losses[step] = Loss(step, batch_idx, value if before is None else before.value + value)
+            if before is None:
+                losses[step] = Loss(step, batch_idx, value)
+            else:
+                backwards = before.backwards + (batch_idx == before.batch_idx)
+                losses[step] = Loss(step, batch_idx, before.value + value, backwards)
         return list(losses.values())

@@ -1,7 +1,7 @@
 """`Look`: everything that is seen of a training at one measured step, as plain data on the host."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from hookboard.recording import Reading
@@ -16,11 +16,13 @@ class Loss:
         step: the optimizer step.
         batch_idx: the index of the batch.
         value: what the backward pass started from, times the number of accumulated batches.
+        backwards: how many backward passes of one batch are added up in it; more than one if there are several losses.
     """
 
     step: int
     batch_idx: int
     value: float
+    backwards: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Look:
         stepped: what the optimizers do with each weight, by its name; a weight that no optimizer holds, or that is
             frozen now, is not there.
         overflowed: whether the GradScaler skipped the step.
+        frozen: the weights that are not to be trained now (`requires_grad` is False).
     """
 
     step: int
@@ -60,6 +63,7 @@ class Look:
     losses: Sequence[Loss] = ()
     stepped: Mapping[str, Stepped] = field(default_factory=dict)
     overflowed: bool = False
+    frozen: Set[str] = frozenset()
 
     def of(self, name: str, role: Role) -> Reading | None:
         """The reading of a module or parameter: of several tensors the first. None if there is none."""

@@ -127,6 +127,7 @@ class LossCurve:
         losses = list(losses)
         self._find_spikes(losses)
         for loss in losses:
+            self.is_mixed = self.is_mixed or loss.backwards > 1
             self._note_pairs(loss)
             if len(self.first) < FIRST:
                 self.first.append(loss)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import partial
 
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
@@ -145,9 +144,8 @@ def _without_any_rate(run: Run) -> Iterator[Symptom]:
 
 
 def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
-    """Layers with a gradient whose weights no optimizer has ever stepped, and that did not move between looks."""
-    reached = partial(_has_gradient, look)
-    trained = [layer for layer in run.layers if layer.trainable and any(map(reached, layer.weights))]
+    """Layers that a gradient reaches and whose weights no optimizer has stepped, and that did not move either."""
+    trained = [layer for layer in run.layers if layer.trainable - look.frozen and _is_reached(look, layer)]
     left = [layer for layer in trained if _is_left_out(run, look, layer)]
     if len(left) > 1 and len(left) == len(trained):
         evidence = f"a gradient reaches all {len(left)} layers, and no optimizer moves any: they stay as they are"
@@ -161,23 +159,28 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
             continue  # the one before it is named
         several = f" (so do {len(left) - 1} other layers)" if len(left) > 1 else ""
         evidence = (
-            f"its gradient has an RMS of {_gradient_rms(look, layer):.2g}, and no optimizer holds its weights"
-            f"{several}; {len(trained) - len(left)} of {len(trained)} layers are in one"
+            f"a gradient comes to its output, and no optimizer holds its weights{several}; "
+            f"{len(trained) - len(left)} of {len(trained)} layers are in one"
         )
         advice = "give its parameters to the optimizer, or set requires_grad to False"
         yield Symptom(layer.name, evidence, advice, "note" if is_backbone else "alarm")
 
 
 def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
-    names = _main_weights(layer, [name for name in layer.trainable if _has_gradient(look, name)])
+    names = _main_weights(layer, layer.trainable - look.frozen)
     return any(name not in run.peak_rate and not _has_moved(run, name) for name in names)
+
+
+def _is_reached(look: Look, layer: Layer) -> bool:
+    """Whether a gradient comes to the layer: that of a weight is measured only if an optimizer holds it."""
+    return _reaches(look.of(layer.name, "grad_output")) or any(_has_gradient(look, name) for name in layer.weights)
 
 
 def _has_moved(run: Run, weight: str) -> bool:
     """Whether a weight is another than at a look before, or nobody knows: an optimizer of a GAN may have its turn."""
     readings = [look.of(weight, "parameter") for look in run.looks]
-    known = [reading.moments for reading in readings if reading is not None]
-    return len(known) < 2 or any(moments != known[-1] for moments in known)
+    known = [(m.mean, m.deviation, m.min, m.max) for m in (r.moments for r in readings if r is not None)]
+    return len(known) < 2 or any(numbers != known[-1] for numbers in known)
 
 
 def _why_still(run: Run, look: Look, layer: Layer) -> str:
