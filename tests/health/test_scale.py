@@ -119,3 +119,9 @@ def normalized(final):
 @pytest.mark.parametrize(("final", "fires"), [(0.1, False), (0.01, True)])
 def test_a_norm_whose_output_fades_is_an_alarm_by_itself(final, fires):
     assert [(s.module, s.severity) for s in normalized(final)] == ([("bn", "alarm")] if fires else [])
+
+
+@pytest.mark.parametrize(("decades", "fires"), [(2.5, False), (3.5, True)])
+def test_a_model_whose_layers_all_grow_a_thousandfold_is_an_alarm_by_itself(decades, fires):
+    found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0] * 8, then=[decades] * 8), count=8, losses=falling))
+    assert [(s.module, s.severity) for s in found] == ([("", "alarm")] if fires else [])

@@ -1,13 +1,13 @@
 """Units that are copies of each other."""
 
-from health.looks import row
-from health.runs import linear, noise, nothing, run_of, symptoms, weights
+from health.looks import reading, row
+from health.runs import falling, harmed, linear, noise, nothing, run_of, symptoms, weights
 
 from hookboard.health.rules.symmetry import SYMMETRIC_UNITS
 
 
 def equal(units, value=0.1):
-    return [row(8, mean=value, deviation=0.0) for _ in range(units)]
+    return [row(8, mean=value, deviation=value / 2) for _ in range(units)]
 
 
 def symmetric(rows, gradient, layer=None):
@@ -57,3 +57,20 @@ def test_pruned_units_are_no_twins():
 def test_frozen_weights_and_embeddings_are_no_matter():
     assert not symmetric(equal(8), equal(8, 0.01), linear("fc0", trainable=False))
     assert not symmetric(equal(8), equal(8, 0.01), linear("fc0", kind="embedding"))
+
+
+def constant_at_first(value, losses):
+    read = [*weights("fc0", rows=noise(8)), *weights("fc1", rows=noise(8))]
+    before = [reading("fc0.weight", "parameter_before", [row(64, value, 0.0)])]
+    return symptoms(SYMMETRIC_UNITS, run_of([linear("fc0")], lambda n: [*read, *before], losses=losses))
+
+
+def test_a_layer_that_began_with_one_value_is_worth_a_note_and_an_alarm_where_the_loss_shows_harm():
+    assert [s.severity for s in constant_at_first(0.03, falling)] == ["note"]
+    (symptom,) = constant_at_first(0.03, harmed)
+    assert symptom.severity == "alarm"
+    assert symptom.evidence.startswith("all elements of fc0.weight were 0.03 at the start")
+
+
+def test_a_layer_that_began_at_0_is_healthy_if_its_units_part():
+    assert not constant_at_first(0.0, harmed)

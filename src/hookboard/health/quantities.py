@@ -61,8 +61,10 @@ def sample_spread(look: Look, layer: Layer) -> float:
     if channels is None:
         return math.nan
     deviation, mean = channels[:, _DEVIATION], channels[:, _MEAN]
-    whole = np.nanmean(deviation**2 + mean**2) if len(channels) else math.nan
-    return float(np.sqrt(np.nanmean(deviation**2) / whole)) if whole > 0 else math.nan
+    with np.errstate(over="ignore", invalid="ignore"):
+        within, between = float(deviation @ deviation), float(mean @ mean)
+    whole = within + between
+    return math.sqrt(within / whole) if 0 < whole < math.inf else math.nan
 
 
 QUANTITIES: dict[str, Quantity] = {

@@ -52,6 +52,7 @@ class Run:
         self.steps: deque[int] = deque(maxlen=RECENT)
         """The optimizer steps of the columns of `recent`."""
         self._columns: deque[dict[str, np.ndarray]] = deque(maxlen=RECENT)
+        self._stacked: dict[str, np.ndarray] = {}
         self._ran: dict[str, None] = {}
         self._places = {layer.name: i for i, layer in enumerate(self.layers)}
 
@@ -80,6 +81,7 @@ class Run:
         }
         self.steps.append(look.step)
         self._columns.append(column)
+        self._stacked.clear()
         self.timeline.add(look.step, dict(column))
         self.seen += 1
 
@@ -89,7 +91,9 @@ class Run:
 
     def recent(self, quantity: str) -> np.ndarray:
         """A quantity of the latest looks, shape (layers, at most 64), float64; NaN where there was nothing."""
-        return np.stack([column[quantity] for column in self._columns], axis=1)
+        if quantity not in self._stacked:
+            self._stacked[quantity] = np.stack([column[quantity] for column in self._columns], axis=1)
+        return self._stacked[quantity]
 
     def has_run(self, layer: Layer) -> bool:
         """Whether the layer gave an output at any look."""

@@ -16,8 +16,8 @@ NEGATIVE = frozenset({"linear", "conv", "norm"})
 """Kinds whose units a rectifier behind them would silence: those that give nothing above 0, and not 0 alone, as they do
 where nothing comes in."""
 
-USUAL = 75.0
-"""The percentile of the units of a layer whose earlier silences count as usual there (a choice)."""
+USUAL = 0.75
+"""The share of the units of a layer whose earlier silences count as usual there (a choice)."""
 
 
 class Silence:
@@ -63,8 +63,11 @@ class Silence:
         A unit that was silent before and came back, alone or with most of its layer, must be silent for more than
         twice as long.
         """
-        usual = np.maximum(self.ended, np.percentile(self.ended, USUAL))
-        return (self.looks >= looks) & (self.samples >= samples) & (self.looks > 2 * usual)
+        lasts = (self.looks >= looks) & (self.samples >= samples)
+        if self.ended.any() and lasts.any():
+            usual = np.sort(self.ended)[int(USUAL * len(self.ended))]
+            lasts &= self.looks > 2 * np.maximum(self.ended, usual)
+        return lasts
 
 
 def silent_in(look: Look, layer: Layer) -> tuple[np.ndarray, np.ndarray] | None:

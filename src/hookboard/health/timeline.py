@@ -32,9 +32,9 @@ class Timeline:
         if len(self.steps) > COLUMNS:
             self.steps, self._columns, self._every = self.steps[::2], self._columns[::2], 2 * self._every
 
-    def of(self, quantity: str) -> np.ndarray:
-        """A quantity, shape (layers, columns), float64; the columns belong to `steps`."""
-        return np.stack([column[quantity] for column in self._columns], axis=1)
+    def of(self, quantity: str, first: int | None = None) -> np.ndarray:
+        """A quantity, shape (layers, columns), float64; the columns belong to `steps`. Of the first few, if asked."""
+        return np.stack([column[quantity] for column in self._columns[:first]], axis=1)
 
     def reorder(self, place: Sequence[int]) -> None:
         """Take the layers in another order: the new first one is the old number `place[0]`, and so on."""

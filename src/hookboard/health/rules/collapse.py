@@ -10,9 +10,6 @@ from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
-from hookboard.measure import FIELDS
-
-_COUNT = FIELDS.index("count")
 
 SAME = 1e-3
 """Spread over the samples, as a share of the RMS, under which a layer answers all alike (chosen on the benchmark's
@@ -38,7 +35,7 @@ def _collapsed(run: Run) -> Iterator[Symptom]:
         layer = run.layers[place]
         if layer.kind == "embedding" or not (spread[place] < SAME and spread[before] >= DIFFERENT):
             continue
-        first = run.timeline.of("sample_spread")[place, 0]
+        first = run.timeline.of("sample_spread", 1)[place, 0]
         reaches_the_end = bool((spread[seen[seen >= place]] < SAME).all())
         if not reaches_the_end and not first >= DIFFERENT:
             continue  # what it is given may be constant by design
@@ -57,7 +54,7 @@ def _answers(run: Run, layer: Layer) -> bool:
     reading = run.now.of(layer.name, "output")
     if reading is None or reading.channels is None or not len(reading.channels):
         return False
-    return bool(np.median(reading.channels[:, _COUNT]) >= ANSWERS)
+    return bool(reading.moments.count >= ANSWERS * len(reading.channels))
 
 
 COLLAPSED = Rule("collapsed", _collapsed)

@@ -10,7 +10,7 @@ from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import factor, harm_of, severity_of
-from hookboard.health.run import Run, median_of
+from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
 
 VANISHED = 3.0
@@ -21,7 +21,8 @@ GONE = 3.5
 after the first steps. Healthy trainings of the benchmark's tuning half reach 2.5 in their first steps and 0.6 later."""
 
 EXPLODED = 1.85
-"""Powers of ten by which it rises (AutoTrainer: a factor of 70)."""
+"""Powers of ten by which it rises (AutoTrainer: a factor of 70). Healthy trainings of the benchmark's tuning half reach
+1.1. By `GONE` it is an alarm whatever the loss does."""
 
 GREW = 2.0
 """Powers of ten by which all gradients exceed their own history (chosen on the benchmark's tuning half)."""
@@ -132,7 +133,8 @@ def _exploding(run: Run) -> Iterator[Symptom]:
         evidence += f"by {factor(float(steps[place - 1]))} in this layer alone; usual: {_usual(course)}"
     advice = "Look at how large the weights are, normalize what goes in, or clip gradients."
     name = "" if place is None else course.layers[place].name
-    yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=least)
+    severity: Severity = "alarm" if least >= GONE and run.losses.is_known else severity_of(run)
+    yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=least)
 
 
 def _growing(run: Run) -> Iterator[Symptom]:
@@ -141,10 +143,11 @@ def _growing(run: Run) -> Iterator[Symptom]:
     window = run.window
     if history.shape[1] < HISTORY * window:
         return
-    usual = np.array([median_of(values[values > 0]) for values in history[:, :-window]])
-    grown = np.log10(history[:, -1] / usual, where=(history[:, -1] > 0) & (usual > 0), out=np.full(len(usual), np.nan))
-    known = grown[np.isfinite(grown)]
-    if len(known) < LAYERS or not np.median(known) > GREW:
+    seen = (history > 0).all(axis=1)
+    if seen.sum() < LAYERS:
+        return
+    known = np.log10(history[seen, -1] / np.median(history[seen, :-window], axis=1))
+    if not np.median(known) > GREW:
         return
     evidence = (
         f"gradients are {factor(float(np.median(known)))} times as large as usual in this run, in "

@@ -25,6 +25,13 @@ FULL, CHAIN = 0.65, 3
 """Share that half of the hidden layers, of so many at least, must reach to be an alarm whatever the loss does. Healthy
 trainings of the benchmark's tuning half reach 0.47 in one layer."""
 
+CERTAIN = 0.7
+"""Sum of the squared answers of a softmax (1 where all are 0 or 1) from which they are certain (a choice)."""
+
+WRONG = 0.6
+"""Share of the loss of chance that is left all the same, where another softmax follows: of ten classes the loss cannot
+fall under 1.46 then, which is 0.63 of that of chance."""
+
 SHUT = 0.02
 """RMS of the output of an LSTM or GRU, as a share of that of its input (1 at most), under which its gates are shut (a
 choice; it begins at about 0.1)."""
@@ -66,6 +73,8 @@ def _saturated(run: Run) -> Iterator[Symptom]:
     for layer in run.layers:
         if layer.kind == "recurrent":
             yield from _gates(run, layer)
+        elif layer.type == "Softmax" and layer.name == last:
+            yield from _softmax_twice(run, layer)
 
 
 def _share(run: Run, layer: Layer) -> float | None:
@@ -112,14 +121,30 @@ def _symptom(run: Run, layer: Layer, share: float, others: list[float], severity
     return Symptom(module, f"{evidence}{harm_of(run)}.", advice, severity, size=share)
 
 
+def _softmax_twice(run: Run, layer: Layer) -> Iterator[Symptom]:
+    """A softmax that is certain of its answers, while the loss hardly is: the loss takes a softmax of its own."""
+    reading, chance, level = run.now.of(layer.name, "output"), run.losses.chance, run.losses.level()
+    if reading is None or reading.channels is None or not chance:
+        return
+    certain = len(reading.channels) * reading.moments.rms**2
+    if certain >= CERTAIN and level >= WRONG * chance:
+        evidence = (
+            f"its answers are certain (their squares add up to {certain:.2f}), and the loss is still {level:.3g}; that "
+            f"of chance is {chance:.3g}: a softmax of the loss follows this one."
+        )
+        advice = "Leave out this softmax: CrossEntropyLoss takes one itself."
+        first = run.first.step if run.first is not None else None
+        yield Symptom(layer.name, evidence, advice, "alarm", size=certain, since=first)
+
+
 def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
     """LSTM and GRU give o * tanh(c), or a mean of tanh: within -1 and 1."""
     reading = run.now.of(layer.name, "output")
     if reading is None or not reading.moments.count:
         return
     advice = "Look at how its biases and weights are initialized: gates want to begin half open."
-    if reading.moments.abs_mean >= END and reading.moments.max <= 1 and reading.moments.min >= -1:
-        evidence = f"its outputs lie at the ends of their range: {reading.moments.abs_mean:.2g} on average"
+    if reading.moments.rms >= END and reading.moments.max <= 1 and reading.moments.min >= -1:
+        evidence = f"its outputs lie at the ends of their range: an RMS of {reading.moments.rms:.2g}"
         yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=1.0)
         return
     rms = run.recent("activation_rms")[: run.place(layer.name), -1]

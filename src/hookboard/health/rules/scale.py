@@ -36,7 +36,8 @@ STEADY = 0.5
 """Share of the change along depth that one layer may make, where it is steady (a choice)."""
 
 FADES, SWELLS = -4.0, 3.0
-"""Powers of ten by which the weights of all layers together may scale a signal, without any norm (a choice)."""
+"""Powers of ten by which the weights of all layers together may scale a signal, without any norm (a choice). What fades
+is an alarm whatever the loss does, until it is learning."""
 
 FADES_EACH, SWELLS_EACH = -0.6, 0.3
 """And in each layer, on average: PyTorch's own initialization loses 0.24 there, He's gains 0.15."""
@@ -47,6 +48,10 @@ begins with 0.58, trained layers of the benchmark's tuning half reach 1.3."""
 
 DRIFT = 1.5
 """Powers of ten by which a layer may leave its own scale of the first looks (a choice: a factor of 30)."""
+
+GROWN = 3.0
+"""Powers of ten by which most layers together exceed their own scale of the first looks where nothing holds the model
+any more: an alarm whatever the loss does. Healthy trainings of the benchmark's tuning half reach 1.0."""
 
 CHANCE = 5.0
 """How many times that of chance a first loss must be to show that the initialization is wrong (a choice)."""
@@ -70,7 +75,9 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Symptom]:
         known = np.isfinite(seen.gains)
         if known.sum() < LAYERS:
             continue
-        for place in np.flatnonzero(known):
+        # Two thirds of the way from all layers together: only these can be far from the others.
+        middle = np.median(seen.gains[known])
+        for place in np.flatnonzero(known & (np.abs(seen.gains - middle) >= GAIN / 1.5)):
             layer = seen.layers[place]
             others = seen.gains[known & (np.arange(len(known)) != place)]
             off = float(seen.gains[place] - np.median(others))
@@ -94,9 +101,11 @@ def _along_depth(run: Run, scales: Scales) -> Iterator[Symptom]:
     count = len(scales.layers)
     if count <= LAYERS:
         return
-    step = slope(scales.log)
     change = float(np.median(scales.log[-2:]) - np.median(scales.log[:2]))
-    if abs(step * (count - 1)) < COURSE or abs(change) < COURSE or step * change < 0:
+    if abs(change) < COURSE:
+        return
+    step = slope(scales.log)
+    if abs(step * (count - 1)) < COURSE or step * change < 0:
         return
     steps = np.diff(scales.log) * np.sign(step)
     if steps.max() > STEADY * abs(change):
@@ -127,7 +136,8 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
         f"the weights of {len(scales.layers)} layers {what} {factor(each)} times a signal in "
         f"each, {factor(whole)} times in all, and nothing normalizes it{_harm(run)}."
     )
-    yield Symptom("", evidence, INITIALIZE, _severity(run), size=abs(whole))
+    is_lost = whole < 0 and not run.losses.is_learning
+    yield Symptom("", evidence, INITIALIZE, "alarm" if is_lost else _severity(run), size=abs(whole))
 
 
 def _recurrent(run: Run) -> Iterator[Symptom]:
@@ -147,11 +157,11 @@ def _recurrent(run: Run) -> Iterator[Symptom]:
 
 def _drifted(run: Run) -> Iterator[Symptom]:
     """The first layer that has left its own scale of the first looks."""
-    history = run.timeline.of("activation_rms")
-    if history.shape[1] < 2 * run.window:
+    if len(run.timeline.steps) < 2 * run.window:
         return
+    history = run.timeline.of("activation_rms", run.window)
     now = run.recent("activation_rms")[:, -1]
-    early = np.array([median_of(values[values > 0]) for values in history[:, : run.window]])
+    early = np.median(history, axis=1)
     kinds = np.array([layer.kind in ("linear", "conv", "norm", "recurrent", "embedding") for layer in run.layers])
     known = kinds & (now > 0) & (early > 0)
     moved = np.full(len(now), np.nan)
@@ -160,6 +170,10 @@ def _drifted(run: Run) -> Iterator[Symptom]:
     if len(places):
         moved[places[-1]] = min(moved[places[-1]], 0.0)  # a head is to grow sure of its answers
     usual = median_of(moved)
+    if usual >= GROWN:
+        evidence = f"the RMS of the outputs of most layers is {factor(usual)} times that at the start{_harm(run)}."
+        yield Symptom("", evidence, "Lower the learning rate, and look at the sign of the loss.", "alarm", size=usual)
+        return
     # In a healthy training activations grow, in some layers more than in others.
     for place in np.flatnonzero((moved <= -DRIFT) | (moved - max(usual, 0.0) >= DRIFT)):
         layer = run.layers[place]
@@ -180,7 +194,7 @@ def _drifted(run: Run) -> Iterator[Symptom]:
 def _initial(run: Run, layer: Layer) -> str:
     """Whether the scale was there at the first look, as the end of a clause."""
     place = run.place(layer.name)
-    first, now = run.timeline.of("activation_rms")[place, 0], run.recent("activation_rms")[place, -1]
+    first, now = run.timeline.of("activation_rms", 1)[place, 0], run.recent("activation_rms")[place, -1]
     if not (first > 0 and now > 0):
         return ""
     change = abs(math.log10(now / first))

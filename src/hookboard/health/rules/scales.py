@@ -39,7 +39,7 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
 
     Layers whose weights began at 0 are left out: they are to grow.
     """
-    rms = run.timeline.of("activation_rms")[:, 0] if at_start else run.recent("activation_rms")[:, -1]
+    rms = run.timeline.of("activation_rms", 1)[:, 0] if at_start else run.recent("activation_rms")[:, -1]
     layers, log, gains, weights = [], [], [], []
     before = math.nan
     for layer, value in zip(run.layers, rms, strict=True):

@@ -6,12 +6,15 @@ import numpy as np
 
 from hookboard.health.layers import Layer
 from hookboard.health.rule import Rule
+from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.health.verdict import Symptom
 from hookboard.measure import FIELDS
 
-_COUNT, _MEAN, _DEVIATION, _ABS_MEAN, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "abs_mean", "zeros"))
-_MIN, _MAX = map(FIELDS.index, ("min", "max"))
+_COUNT, _ZEROS = map(FIELDS.index, ("count", "zeros"))
+_COMPARED = list(map(FIELDS.index, ("mean", "deviation", "min", "max")))
+
+ADVICE = "Initialize its weights with random numbers, and look for weights that are copied or set to a constant."
 
 HALF = 0.5
 """Share of units with a twin above which it is an alarm: the layer is worth less than half of its size (a choice)."""
@@ -32,10 +35,27 @@ def _symmetric_units(run: Run) -> Iterator[Symptom]:
             weight, gradient = run.now.of(name, "parameter"), run.now.of(name, "parameter_grad")
             if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
                 continue
-            if weight.channels.shape == gradient.channels.shape:
-                twins = _twins(weight.channels, gradient.channels)
-                if twins >= 2:
-                    yield _symmetric_symptom(layer, name, twins, len(weight.channels))
+            twins = _twins(weight.channels, gradient.channels) if len(weight.channels) == len(gradient.channels) else 0
+            if twins:
+                yield _symmetric_symptom(layer, name, twins, len(weight.channels))
+                break
+            if (value := _constant_at_first(run, name, len(weight.channels))) is not None:
+                yield _constant_symptom(run, layer, name, value)
+                break
+
+
+def _constant_at_first(run: Run, name: str, units: int) -> float | None:
+    """The value that all elements of a weight had before the first measured step; None if they differed, or were 0."""
+    before = None if run.first is None else run.first.of(name, "parameter_before")
+    if before is None or before.moments.count < 2 * units or not before.moments.mean:
+        return None
+    is_constant = before.moments.deviation <= ALIKE * abs(before.moments.mean)
+    return before.moments.mean if is_constant else None
+
+
+def _constant_symptom(run: Run, layer: Layer, name: str, value: float) -> Symptom:
+    evidence = f"all elements of {name} were {value:.3g} at the start: its units begin as one, and take long to part"
+    return Symptom(layer.name, f"{evidence}{harm_of(run)}.", ADVICE, severity_of(run), size=HALF)
 
 
 def _twins(weights: np.ndarray, gradients: np.ndarray) -> int:
@@ -43,14 +63,20 @@ def _twins(weights: np.ndarray, gradients: np.ndarray) -> int:
 
     Units without any weight count only where the whole layer has none: single ones are pruned.
     """
-    columns = [_MEAN, _DEVIATION, _ABS_MEAN, _MIN, _MAX]
-    if not (np.isfinite(weights[:, columns]).all() and np.isfinite(gradients[:, columns]).all()):
+    if not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):
         return 0
     is_zero = weights[:, _ZEROS] >= weights[:, _COUNT]
-    counted = ~is_zero | (gradients[:, _ABS_MEAN] > 0) | is_zero.all()
+    counted = ~is_zero | (gradients[:, _COMPARED].any(axis=1)) | is_zero.all()
+    # Nearly all units differ in their means already.
+    mean = weights[:, _COMPARED[0]]
+    order = np.argsort(mean)
+    close = np.flatnonzero(np.diff(mean[order]) <= 2 * ALIKE * np.abs(weights[:, _COMPARED]).max())
+    near = np.zeros(len(mean), dtype=bool)
+    near[order[close]] = near[order[close + 1]] = True
+    counted &= near
     if counted.sum() < 2:
         return 0
-    both = [_rounded(weights[counted][:, columns], ALIKE), _rounded(gradients[counted][:, columns], ALIKE_GRADIENT)]
+    both = [_rounded(weights[counted][:, _COMPARED], ALIKE), _rounded(gradients[counted][:, _COMPARED], ALIKE_GRADIENT)]
     _, sizes = np.unique(np.hstack(both), axis=0, return_counts=True)
     return int(sizes[sizes > 1].sum())
 
@@ -68,8 +94,7 @@ def _symmetric_symptom(layer: Layer, name: str, twins: int, units: int) -> Sympt
         f"{twins} of {units} units of {name} have the weights and the gradient of another unit, so they stay equal; "
         f"units of other layers differ."
     )
-    advice = "Initialize its weights with random numbers, and look for weights that are copied or set to a constant."
-    return Symptom(layer.name, evidence, advice, "alarm" if share > HALF else "note", size=share)
+    return Symptom(layer.name, evidence, ADVICE, "alarm" if share > HALF else "note", size=share)
 
 
 SYMMETRIC_UNITS = Rule("symmetric_units", _symmetric_units)

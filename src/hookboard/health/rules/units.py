@@ -159,7 +159,11 @@ def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
     if silence is None or len(silence.looks) < FEWEST or run.now.of(layer.name, "output") is None:
         return None
     dead = silence.lasting(_looks(run), SAMPLES)
-    if not dead.any() or not _is_used(run, layer, len(dead)):
+    if (
+        not dead.any()
+        or _activation_behind(run, layer) in ("rectifier", "bounded")
+        or not _is_used(run, layer, len(dead))
+    ):
         return None
     cut = _gets_no_gradient(run, layer)
     if cut is None:
@@ -193,6 +197,12 @@ def _has_no_weights(run: Run, layer: Layer, units: int) -> np.ndarray:
 
 def _is_zero(rows: np.ndarray) -> np.ndarray:
     return np.asarray(rows[:, _ZEROS] >= rows[:, _COUNT])
+
+
+def _activation_behind(run: Run, layer: Layer) -> str:
+    """The kind of the layer that runs next; "" if there is none."""
+    place = run.place(layer.name) + 1
+    return run.layers[place].kind if place < len(run.layers) else ""
 
 
 def _is_used(run: Run, layer: Layer, units: int) -> bool:
