@@ -23,9 +23,20 @@ EVERY = 5
 
 ROOT = Path(__file__).parents[2]
 
-SOURCES = ("benchmarks/health/*.py", "benchmarks/health/plants/*.py", "benchmarks/health/controls/*.py")
-JUDGES = ("table.py", "judge.py", "harm.py", "__main__.py")
-"""Files that only read traces: a change in them leaves traces as they are."""
+SOURCES = (
+    "benchmarks/health/*.py",
+    "benchmarks/health/plants/*.py",
+    "benchmarks/health/controls/*.py",
+    "src/hookboard/callbacks/*.py",
+    "src/hookboard/health/[cln]*.py",
+    "src/hookboard/hooks/*.py",
+    "src/hookboard/measure/*.[cp]*",
+    "src/hookboard/recording/*.py",
+)
+"""What decides what is in a trace."""
+
+READERS = ("table.py", "judge.py", "harm.py", "alarms.py", "__main__.py", "causes.py", "curves.py")
+"""Of these, files that only read traces: a change in them leaves traces as they are."""
 
 
 def path_of(case: Case) -> Path:
@@ -34,7 +45,7 @@ def path_of(case: Case) -> Path:
 
 def source() -> str:
     """A fingerprint of the code that decides what is in a trace."""
-    files = [path for pattern in SOURCES for path in sorted(ROOT.glob(pattern)) if path.name not in JUDGES]
+    files = [path for pattern in SOURCES for path in sorted(ROOT.glob(pattern)) if path.name not in READERS]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 

@@ -53,7 +53,7 @@ class Extra:
         low = 0.0 if units.min() >= 0 else -1.0
         centred = ((units - low) / (1.0 - low) * 2 - 1).clamp(-1, 1).nan_to_num()
         bins = ((centred + 1) * 25).long().clamp(0, 49)
-        sums = torch.zeros(len(units), 50).scatter_add(1, bins, centred)
+        sums = torch.zeros(len(units), 50, dtype=units.dtype).scatter_add(1, bins, centred)
         self.saturation = (sums.abs().sum(1) / units.shape[1]).numpy()
 
 
