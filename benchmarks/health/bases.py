@@ -26,33 +26,29 @@ def cnn_bn() -> Setup:
 
 
 def vgg() -> Setup:
-    return _digits("vgg", nets.vgg(), lr=1e-3)
+    return _digits("vgg", nets.vgg(), lr=1e-3, steps=160)
 
 
 def resnet() -> Setup:
-    return _with_momentum(_digits("resnet", nets.resnet(), lr=0.05))
+    return _with_momentum(_digits("resnet", nets.resnet(), lr=0.05, steps=150))
 
 
 def vit() -> Setup:
-    setup = _digits("vit", nets.vit(), lr=4e-3)
-    setup.steps = 160
-    return setup
+    return _digits("vit", nets.vit(), lr=4e-3, steps=160)
 
 
 def prenorm() -> Setup:
-    setup = _text("prenorm", nets.transformer(4, norm_first=True), lr=3e-3)
-    setup.steps = 150
-    return setup
+    return _text("prenorm", nets.transformer(4, norm_first=True), lr=3e-3, steps=150)
 
 
 def postnorm() -> Setup:
-    setup = _text("postnorm", nets.transformer(6, norm_first=False), lr=2e-3)
-    setup.schedule, setup.steps = warm_up, 150
+    setup = _text("postnorm", nets.transformer(6, norm_first=False), lr=2e-3, steps=150)
+    setup.schedule = warm_up
     return setup
 
 
 def lstm() -> Setup:
-    setup = _text("lstm", nets.Recurrent(), lr=5e-3)
+    setup = _text("lstm", nets.Recurrent(), lr=5e-3, steps=160)
     setup.trainer["gradient_clip_val"] = 1.0
     return setup
 
@@ -68,12 +64,13 @@ def warm_up(step: int) -> float:
     return min(1.0, (step + 1) / 40)
 
 
-def _digits(name: str, net: nn.Module, lr: float) -> Setup:
-    return Setup(name, net, digits(), _layers(net), options={"lr": lr, "weight_decay": 0.01})
+def _digits(name: str, net: nn.Module, lr: float, steps: int = 200) -> Setup:
+    return Setup(name, net, digits(), _layers(net), options={"lr": lr, "weight_decay": 0.01}, steps=steps)
 
 
-def _text(name: str, net: nn.Module, lr: float) -> Setup:
-    return Setup(name, net, text(), _layers(net), options={"lr": lr, "weight_decay": 0.01}, batch_size=16)
+def _text(name: str, net: nn.Module, lr: float, steps: int) -> Setup:
+    options = {"lr": lr, "weight_decay": 0.01}
+    return Setup(name, net, text(), _layers(net), options=options, batch_size=16, steps=steps)
 
 
 def _with_momentum(setup: Setup) -> Setup:

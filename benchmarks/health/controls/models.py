@@ -13,13 +13,22 @@ from torch import Tensor, nn
 
 @control("cnn vgg")
 def many_zeros(s: Setup) -> None:
-    """ReLUs of which 70 to 95 % of the outputs are 0, while every unit speaks for some samples."""
-    for name in s.layers[:-1]:
-        layer = s.layer(name)
-        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-        layer.weight.data.mul_(1.6)
-        nn.init.constant_(layer.bias, -0.7)
-    s.options["lr"] *= 0.3
+    """ReLUs of which 70 to 95 % of the outputs are 0, while every unit speaks for some samples.
+
+    Layer by layer the weights are scaled and the biases set by what the data gives: each unit has a deviation of 1, and
+    is silent on 92 % of samples and places before the training.
+    """
+    x = s.data.inputs[:256]
+    with torch.no_grad():
+        for name, module in s.net.named_children():
+            if name in s.layers[:-1]:
+                module.bias.zero_()
+                units = module(x).movedim(1, 0).flatten(1)
+                deviation = units.std(1)
+                module.weight.div_(deviation.view(-1, *[1] * (module.weight.ndim - 1)))
+                module.bias.copy_(-units.quantile(0.92, 1) / deviation)
+            x = module(x)
+    s.options["lr"] *= 0.3 if s.base == "cnn" else 3.0
 
 
 @control("resnet")

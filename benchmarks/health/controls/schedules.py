@@ -18,7 +18,7 @@ def cosine_to_zero(s: Setup) -> None:
 @control("resnet")
 def one_cycle(s: Setup) -> None:
     """The rate rises to five times the usual one and falls to almost 0."""
-    s.schedule = lambda step: 0.2 + 4.8 * step / 60 if step < 60 else 5 * (200 - step) / 140 + 1e-3
+    s.schedule = lambda step: 0.2 + 4.8 * step / 60 if step < 60 else 5 * (s.steps - step) / (s.steps - 60) + 1e-3
     s.options["lr"] *= 0.5
 
 
