@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 from health.looks import reading, row
-from health.runs import falling, harmed, linear, run_of, symptoms
+from health.runs import falling, harmed, linear, outputs, run_of, symptoms
 
+from hookboard.health import Layer
 from hookboard.health.rules.data import INPUT_SCALE
 from hookboard.sites import Site
 
@@ -66,3 +67,34 @@ def test_a_column_that_never_changes_is_worth_a_note_and_no_more():
 def test_a_batch_with_nan_is_an_alarm():
     (symptom,) = judged([*standard(7), row(100, 0.0, 1.0, nonfinite=8)])
     assert symptom.severity == "alarm"
+
+
+def entrance(rms, gives, level, kind="linear", spread=1.0):
+    """A first layer with weights of a gain of 1, which is given an input of this RMS."""
+    layer = Layer("fc", "Linear", kind, ("fc.weight",), frozenset({"fc.weight"}), {"fc.weight": (8, 4)})
+    read = [
+        batch([row(100, 0.0, rms) for _ in range(3)]),
+        outputs("fc", [row(100, gives * (1 - spread), gives * spread) for _ in range(8)]),
+        reading("fc.weight", "parameter", [row(4, 0.0, 0.5) for _ in range(8)]),
+    ]
+    # It falls to its level from the second look on, and slowly on.
+    losses = [2.3, *(level * 0.97**n for n in range(1, 20))]
+    run = run_of([layer], lambda n: read, count=20, losses=lambda n: [losses[n]] * 10)
+    return [symptom.severity for symptom in symptoms(INPUT_SCALE, run)]
+
+
+def test_a_far_input_is_an_alarm_by_itself_where_much_of_the_first_loss_is_left():
+    assert entrance(rms=200, gives=200, level=2.0) == ["alarm"]
+    assert entrance(rms=200, gives=200, level=0.5) == ["note"]
+    assert entrance(rms=50, gives=50, level=2.0) == ["note"]
+    assert entrance(rms=1e-3, gives=1e-3, level=2.0) == ["alarm"]
+
+
+def test_an_input_that_a_norm_takes_first_is_a_note():
+    assert entrance(rms=200, gives=1, level=2.0, kind="norm") == ["note"]
+
+
+def test_an_input_that_the_model_scales_itself_is_healthy():
+    assert entrance(rms=200, gives=1, level=2.0) == []
+    assert entrance(rms=1e-3, gives=1, level=2.0) == []
+    assert entrance(rms=1e-3, gives=1, level=2.0, spread=1e-3) == ["alarm"]  # what it gives is its bias

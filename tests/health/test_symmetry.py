@@ -74,3 +74,11 @@ def test_a_layer_that_began_with_one_value_is_worth_a_note_and_an_alarm_where_th
 
 def test_a_layer_that_began_at_0_is_healthy_if_its_units_part():
     assert not constant_at_first(0.0, harmed)
+
+
+def test_of_several_layers_with_equal_units_the_first_is_named():
+    layers = [linear("fc0"), linear("fc1")]
+    read = [r for layer in layers for r in weights(layer.name, rows=equal(8), gradient=equal(8, 0.01))]
+    (symptom,) = symptoms(SYMMETRIC_UNITS, run_of(layers, lambda n: read))
+    assert symptom.module == "fc0"
+    assert symptom.evidence.endswith("The same in 1 layers behind it.")

@@ -229,3 +229,18 @@ def test_a_gelu_far_below_0_lets_next_to_no_gradient_through():
     deep = [row(100, mean=-7.0, deviation=1.0) for _ in range(32)]
     assert symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(deep, little)))
     assert not symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), little)))
+
+
+def test_several_layers_with_some_dead_units_are_one_note_at_the_first():
+    run = run_of(CHAIN, lambda n: chain(partly_dead(4), act0=partly_dead(3)), losses=falling)
+    assert [(s.module, s.severity) for s in symptoms(DEAD_UNITS, run)] == [("fc0", "note")]
+
+
+def test_units_behind_which_a_tanh_stands_are_not_dead_but_saturated():
+    layers = [CALLED[0], without_weights("act", "bounded", "Tanh"), CALLED[1]]
+
+    def seen(n):
+        fc1, *others = called(negative(32), nothing(32))
+        return [fc1, outputs("act", [row(100, -1.0, 1e-4) for _ in range(32)]), *others]
+
+    assert not symptoms(DEAD_UNITS, run_of(layers, seen))

@@ -1,10 +1,13 @@
 """`input_scale`: the range of what the model is given."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
+from hookboard.health.layers import Layer
 from hookboard.health.rule import Rule
+from hookboard.health.rules.scales import weight_gain
 from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
@@ -24,6 +27,14 @@ FAINT = 0.05
 
 WILD = 30.0
 """How many times the RMS of the middle column a column must have (a choice: features in other units)."""
+
+PATIENCE, LEFT, BEYOND = 128, 0.25, 5.0
+"""An input that is so many times beyond what is worth a note is an alarm where after so many steps such a share of the
+first loss is left (chosen on the benchmark's tuning half: Adam brings some models through all the same)."""
+
+INSIDE = 0.1
+"""A first layer whose output is under this share of what its weights and the input say is given a scaled input (a
+choice)."""
 
 FAR = 5.0
 """And how many robust deviations it must lie away, in log RMS (a choice)."""
@@ -66,16 +77,53 @@ def _nonfinite(run: Run, reading: Reading) -> Said | None:
 def _range(run: Run, reading: Reading) -> Said | None:
     rms, deviation = reading.moments.rms, reading.moments.deviation
     span = f"{reading.moments.min:.3g} to {reading.moments.max:.3g}"
+    is_faint = 0 < deviation < FAINT * abs(reading.moments.mean) and not _columns_differ(reading)
+    if not (rms >= LARGE or 0 < rms <= SMALL or is_faint) or _is_scaled_inside(run, reading):
+        return None
+    severity = severity_of(run)
+    is_far = rms >= LARGE * BEYOND or rms <= SMALL / BEYOND
+    if is_far and _learns_little(run) and not _is_normalized_at_once(run):
+        severity = "alarm"
     if rms >= LARGE:
         evidence = f"the input lies in {span}, with an RMS of {rms:.3g}; about 1 is usual"
-        return evidence, "Scale the input: subtract its mean and divide by its deviation.", severity_of(run), 2.0
-    if 0 < rms <= SMALL:
+        return evidence, "Scale the input: subtract its mean and divide by its deviation.", severity, 2.0
+    if rms <= SMALL:
         evidence = f"the input lies in {span}, with an RMS of only {rms:.2g}; about 1 is usual"
-        return evidence, "Look whether the input is scaled down twice.", severity_of(run), 2.0
-    if 0 < deviation < FAINT * abs(reading.moments.mean) and not _columns_differ(reading):
-        evidence = f"the input lies in {span} and varies by {deviation:.2g} around {reading.moments.mean:.3g}"
-        return evidence, "Look whether the input is normalized twice; subtract its mean.", severity_of(run), 2.0
-    return None
+        return evidence, "Look whether the input is scaled down twice.", severity, 2.0
+    evidence = f"the input lies in {span} and varies by {deviation:.2g} around {reading.moments.mean:.3g}"
+    return evidence, "Look whether the input is normalized twice; subtract its mean.", severity, 2.0
+
+
+def _entrance(run: Run) -> Layer | None:
+    """The first layer with weights."""
+    return next((layer for layer in run.layers if layer.weights and run.now.of(layer.name, "output")), None)
+
+
+def _is_normalized_at_once(run: Run) -> bool:
+    first = _entrance(run)
+    return first is not None and first.kind == "norm"
+
+
+def _is_scaled_inside(run: Run, reading: Reading) -> bool:
+    """Whether the model scales the input itself, before its first layer, which gives another RMS than its weights say."""
+    first = _entrance(run)
+    output = None if first is None else run.now.of(first.name, "output")
+    gains = [] if first is None else [weight_gain(run, first, name) for name in first.weights]
+    gain = next((gain for gain in gains if not math.isnan(gain)), math.nan)
+    if first is None or output is None or first.kind not in ("linear", "conv") or math.isnan(gain):
+        return False
+    expected = reading.moments.rms * 10**gain
+    if reading.moments.rms > 1:
+        return output.moments.rms < INSIDE * expected
+    # A bias hides what a small input does, unless the samples differ.
+    spread = run.recent("sample_spread")[run.place(first.name), -1]
+    return bool(spread * output.moments.rms > expected / INSIDE)
+
+
+def _learns_little(run: Run) -> bool:
+    """Whether after a while much of the first loss is left."""
+    losses = run.losses
+    return losses.steps >= PATIENCE and losses.start > 0 and losses.level() > LEFT * losses.start
 
 
 def _columns_differ(reading: Reading) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hookboard.health.layers import Layer
+from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, severity_of, source_of
 from hookboard.health.run import Run
@@ -22,8 +23,8 @@ SHARE = 0.5
 """Share of saturated outputs from which it is a symptom (DeepDiagnosis)."""
 
 FULL, CHAIN = 0.65, 3
-"""Share that half of the hidden layers, of so many at least, must reach to be an alarm whatever the loss does. Healthy
-trainings of the benchmark's tuning half reach 0.47 in one layer."""
+"""Share that half of the hidden layers, of so many at least, must reach from the first look on to be an alarm whatever
+the loss does. Healthy trainings of the benchmark's tuning half reach 0.47 in one layer."""
 
 CERTAIN = 0.7
 """Sum of the squared answers of a softmax (1 where all are 0 or 1) from which they are certain (a choice)."""
@@ -58,8 +59,9 @@ def _saturated(run: Run) -> Iterator[Symptom]:
     last = next((layer.name for layer in reversed(run.layers) if run.now.of(layer.name, "output") is not None), "")
     shares = {layer.name: _share(run, layer) for layer in run.layers if layer.kind == "bounded"}
     known = {name: share for name, share in shares.items() if share is not None}
+    at_start = [_share_at(run.first, layer) for layer in run.layers if layer.name in known and layer.name != last]
     hidden = [share for name, share in known.items() if name != last]
-    is_chain = len(hidden) >= CHAIN and float(np.median(hidden)) >= FULL
+    is_chain = len(hidden) >= CHAIN and min(np.median(hidden), np.median([s or 0.0 for s in at_start])) >= FULL
     before = False
     for layer in run.layers:
         share = known.get(layer.name)
@@ -78,30 +80,32 @@ def _saturated(run: Run) -> Iterator[Symptom]:
 
 
 def _share(run: Run, layer: Layer) -> float | None:
-    """The share of outputs at the ends of the range, or of units that stay at one end; the larger one.
+    """The share of outputs at the ends of the range, or of units that stay at one end; the larger one."""
+    share, reading = _share_at(run.now, layer), run.now.of(layer.name, "output")
+    units = run.units(layer.name, looks=min(run.window, len(run.looks)))
+    if share is None or reading is None or units is None:
+        return share
+    low, high = _range(layer, reading)
+    middle, half = (low + high) / 2, (high - low) / 2
+    at_high = (units[:, :, _MIN] >= middle + END * half).all(axis=0)
+    at_low = (units[:, :, _MAX] <= middle - END * half).all(axis=0)
+    return max(share, float((at_high | at_low).mean()))
 
-    Without a histogram the first is estimated from the deviation.
-    """
-    reading = run.now.of(layer.name, "output")
+
+def _share_at(look: Look | None, layer: Layer) -> float | None:
+    """The share of outputs at the ends of the range; without a histogram it is estimated from the deviation."""
+    reading = None if look is None else look.of(layer.name, "output")
     if reading is None or not reading.moments.count:
         return None
     low, high = _range(layer, reading)
     middle, half = (low + high) / 2, (high - low) / 2
-    shares = []
     if reading.histogram is not None and len(reading.histogram.counts):
         edges, counts = reading.histogram.edges, reading.histogram.counts
         centres = (edges[:-1] + edges[1:]) / 2
-        shares.append(float(counts[np.abs(centres - middle) >= END * half].sum() / counts.sum()))
-    else:
-        # What is not at the ends is taken as evenly spread between them.
-        square = ((reading.moments.mean - middle) ** 2 + reading.moments.deviation**2) / half**2 if half else 0.0
-        shares.append(max(0.0, (3 * square - 1) / 2))
-    units = run.units(layer.name, looks=min(run.window, len(run.looks)))
-    if units is not None:
-        at_high = (units[:, :, _MIN] >= middle + END * half).all(axis=0)
-        at_low = (units[:, :, _MAX] <= middle - END * half).all(axis=0)
-        shares.append(float((at_high | at_low).mean()))
-    return max(shares, default=None)
+        return float(counts[np.abs(centres - middle) >= END * half].sum() / counts.sum())
+    # What is not at the ends is taken as evenly spread between them.
+    square = ((reading.moments.mean - middle) ** 2 + reading.moments.deviation**2) / half**2 if half else 0.0
+    return max(0.0, (3 * square - 1) / 2)
 
 
 def _range(layer: Layer, reading: Reading) -> tuple[float, float]:

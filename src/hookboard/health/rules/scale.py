@@ -7,6 +7,7 @@ import numpy as np
 
 from hookboard.health.layers import Layer
 from hookboard.health.rule import Rule
+from hookboard.health.rules.normalization import normalization
 from hookboard.health.rules.scales import Scales, scales_of, weight_gain
 from hookboard.health.rules.shared import factor, harm_of, robust_z, severity_of, slope, was_zero
 from hookboard.health.run import Run, median_of
@@ -37,7 +38,7 @@ STEADY = 0.5
 
 FADES, SWELLS = -4.0, 3.0
 """Powers of ten by which the weights of all layers together may scale a signal, without any norm (a choice). What fades
-is an alarm whatever the loss does, until it is learning."""
+is an alarm whatever the loss does."""
 
 FADES_EACH, SWELLS_EACH = -0.6, 0.3
 """And in each layer, on average: PyTorch's own initialization loses 0.24 there, He's gains 0.15."""
@@ -63,7 +64,7 @@ def _activation_scale(run: Run) -> Iterator[Symptom]:
     # One layer that is out of line moves all behind it.
     chain = [] if single else [*_along_depth(run, scales), *_along_weights(run, scales)][:1]
     said: set[str] = set()
-    for symptom in (*single, *chain, *_recurrent(run), *_drifted(run)):
+    for symptom in (*single, *chain, *_recurrent(run), *normalization(run), *_drifted(run)):
         if symptom.module not in said:
             said.add(symptom.module)
             yield symptom
@@ -136,8 +137,7 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
         f"the weights of {len(scales.layers)} layers {what} {factor(each)} times a signal in "
         f"each, {factor(whole)} times in all, and nothing normalizes it{_harm(run)}."
     )
-    is_lost = whole < 0 and not run.losses.is_learning
-    yield Symptom("", evidence, INITIALIZE, "alarm" if is_lost else _severity(run), size=abs(whole))
+    yield Symptom("", evidence, INITIALIZE, "alarm" if whole < 0 else _severity(run), size=abs(whole))
 
 
 def _recurrent(run: Run) -> Iterator[Symptom]:

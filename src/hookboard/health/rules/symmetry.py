@@ -1,6 +1,8 @@
 """`symmetric_units`: units of one layer that are copies of each other, and stay so."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,20 +30,28 @@ ALIKE_GRADIENT = 1e-3
 
 
 def _symmetric_units(run: Run) -> Iterator[Symptom]:
-    for layer in run.layers:
-        if layer.kind in ("embedding", "norm"):
+    """The first layer of each severity: where all weights are alike, all layers are sick."""
+    found = [symptom for layer in run.layers if (symptom := _in_layer(run, layer))]
+    for severity in ("alarm", "note"):
+        several = [symptom for symptom in found if symptom.severity == severity]
+        if several:
+            others = f" The same in {len(several) - 1} layers behind it." if len(several) > 1 else ""
+            yield replace(several[0], evidence=several[0].evidence + others)
+
+
+def _in_layer(run: Run, layer: Layer) -> Symptom | None:
+    if layer.kind in ("embedding", "norm"):
+        return None
+    for name in sorted(layer.trainable):
+        weight, gradient = run.now.of(name, "parameter"), run.now.of(name, "parameter_grad")
+        if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
             continue
-        for name in sorted(layer.trainable):
-            weight, gradient = run.now.of(name, "parameter"), run.now.of(name, "parameter_grad")
-            if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
-                continue
-            twins = _twins(weight.channels, gradient.channels) if len(weight.channels) == len(gradient.channels) else 0
-            if twins:
-                yield _symmetric_symptom(layer, name, twins, len(weight.channels))
-                break
-            if (value := _constant_at_first(run, name, len(weight.channels))) is not None:
-                yield _constant_symptom(run, layer, name, value)
-                break
+        twins = _twins(weight.channels, gradient.channels) if len(weight.channels) == len(gradient.channels) else 0
+        if twins:
+            return _symmetric_symptom(layer, name, twins, len(weight.channels))
+        if (value := _constant_at_first(run, name, len(weight.channels))) is not None:
+            return _constant_symptom(run, layer, name, value)
+    return None
 
 
 def _constant_at_first(run: Run, name: str, units: int) -> float | None:
@@ -77,8 +87,8 @@ def _twins(weights: np.ndarray, gradients: np.ndarray) -> int:
     if counted.sum() < 2:
         return 0
     both = [_rounded(weights[counted][:, _COMPARED], ALIKE), _rounded(gradients[counted][:, _COMPARED], ALIKE_GRADIENT)]
-    _, sizes = np.unique(np.hstack(both), axis=0, return_counts=True)
-    return int(sizes[sizes > 1].sum())
+    equal = Counter(row.tobytes() for row in np.hstack(both) + 0.0)  # -0.0 is 0.0
+    return sum(size for size in equal.values() if size > 1)
 
 
 def _rounded(rows: np.ndarray, share: float) -> np.ndarray:

@@ -82,13 +82,24 @@ def _dead_units(run: Run) -> Iterator[Symptom]:
     others = [layer for layer in run.layers if layer.kind not in EXACT and layer.name not in named]
     called = [dead for layer in others if (dead := _dead_before_a_function(run, layer))]
     said: set[str] = set()
+    noted = []
     for dead in sorted([*exact, *called], key=lambda dead: -dead.share):
         severity = _severity(run, dead)
         if severity is None or dead.source.name in said or _is_given_a_constant(run, dead):
             continue
         said.add(dead.source.name)
-        usual = [other.share for other in exact if other.source is not dead.source]
-        yield _dead_symptom(run, dead, severity, usual)
+        if severity == "note":
+            noted.append(dead)
+        else:
+            yield _dead_symptom(run, dead, severity, _usual(exact, dead))
+    if noted:  # one note is enough: of several layers it is at the first
+        first = min(noted, key=lambda dead: run.place(dead.source.name))
+        yield _dead_symptom(run, first, "note", _usual(exact, first))
+
+
+def _usual(all_dead: Iterable[Dead], dead: Dead) -> list[float]:
+    """The shares of dead units in the layers of the kind that have another source."""
+    return [other.share for other in all_dead if other.source is not dead.source]
 
 
 def _is_given_a_constant(run: Run, dead: Dead) -> bool:

@@ -1,0 +1,70 @@
+"""Layers that are to keep a scale and do not: norms that use other statistics than the batch's, and heavy dropout."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hookboard.health.layers import Layer
+from hookboard.health.rules.shared import harm_of, severity_of
+from hookboard.health.run import Run
+from hookboard.health.verdict import Severity, Symptom
+from hookboard.measure import FIELDS
+
+_DEVIATION = FIELDS.index("deviation")
+
+OFF = 1.5
+"""How many times its gain, or what part of it, the deviation of a batch norm's channels must be to be worth a note.
+With the statistics of the batch it is exactly 1; frozen norms of the benchmark's tuning half reach 1.2."""
+
+FAR_OFF = 2.5
+"""From where on it is an alarm whatever the loss does."""
+
+CONSTANT = 1e-3
+"""Channels that vary by less than this share of the one that varies most do not count: nothing comes in."""
+
+DROPPED = 0.9
+"""The share of values that a dropout must drop to be worth a note: 0.5 is usual, 0.8 the most in use."""
+
+
+def normalization(run: Run) -> Iterator[Symptom]:
+    """The first batch norm that does not normalize, and the first dropout that leaves hardly anything."""
+    norms = (_unnormalized(run, layer) for layer in run.layers if "BatchNorm" in layer.type)
+    yield from [symptom for symptom in norms if symptom is not None][:1]
+    dropouts = (_heavy_dropout(run, place) for place, layer in enumerate(run.layers) if layer.kind == "dropout")
+    yield from [symptom for symptom in dropouts if symptom is not None][:1]
+
+
+def _unnormalized(run: Run, layer: Layer) -> Symptom | None:
+    output = run.now.of(layer.name, "output")
+    gain = next((run.now.of(name, "parameter_before") or run.now.of(name, "parameter") for name in layer.weights), None)
+    if output is None or output.channels is None or gain is None or not gain.moments.rms:
+        return None
+    deviation = output.channels[:, _DEVIATION]
+    alive = deviation[deviation > CONSTANT * deviation.max()]
+    if output.moments.nonfinite or len(alive) < len(deviation) / 2:
+        return None
+    share = float(np.sqrt(np.mean(alive**2))) / gain.moments.rms
+    if 1 / OFF < share < OFF:
+        return None
+    is_far = bool(layer.trainable) and not 1 / FAR_OFF < share < FAR_OFF
+    severity: Severity = "alarm" if is_far else severity_of(run)
+    evidence = (
+        f"its channels deviate by {share:.2g} times their gain; normalized by the statistics of the batch it is 1 "
+        f"exactly: it uses others{harm_of(run)}."
+    )
+    advice = "Look whether it is in evaluation mode while training, and whether its running statistics fit the data."
+    return Symptom(layer.name, evidence, advice, severity, size=abs(float(np.log10(share))))
+
+
+def _heavy_dropout(run: Run, place: int) -> Symptom | None:
+    layer = run.layers[place]
+    output = run.now.of(layer.name, "output")
+    given = run.now.of(run.layers[place - 1].name, "output") if place else None
+    if output is None or given is None or output.moments.count != given.moments.count:
+        return None
+    left = given.moments.count - given.moments.zeros
+    dropped = 1 - (output.moments.count - output.moments.zeros) / left if left else 0.0
+    if not DROPPED <= dropped < 1:
+        return None
+    evidence = f"it drops {100 * dropped:.0f} % of what it is given, and scales the rest by {1 / (1 - dropped):.2g}"
+    return Symptom(layer.name, f"{evidence}{harm_of(run)}.", "Lower its rate.", severity_of(run), size=dropped)
