@@ -1,18 +1,13 @@
-"""`spike`, `not_learning` and `train_eval_gap`: what fires, and what looks alike and is well."""
-
-from dataclasses import replace
+"""`spike` and `not_learning`: what fires, and what looks alike and is well."""
 
 import numpy as np
-import pytest
-from health.trainings import LAYERS, WEIGHTS, falling, judged, of, places, seen, stuck, symptoms, training
+from health.trainings import WEIGHTS, falling, judged, of, places, stuck, symptoms, training
 
-from hookboard.health import Judge
 from hookboard.health.losses import STUCK_AFTER
 from hookboard.health.rules import RULES
-from hookboard.health.rules.learning import GAP, GRADIENT_SPIKE
-from hookboard.measure import FIELDS
+from hookboard.health.rules.learning import GRADIENT_SPIKE
 
-SPIKE, NOT_LEARNING, GAP_RULE = RULES["spike"], RULES["not_learning"], RULES["train_eval_gap"]
+SPIKE, NOT_LEARNING = RULES["spike"], RULES["not_learning"]
 
 
 def spiked(steps: int, at: int, value: float, after: list[float] | None = None) -> list[float]:
@@ -96,59 +91,3 @@ def test_a_model_whose_rate_still_rises_has_time():
 def test_a_model_that_does_not_move_is_not_blamed_on_the_data():
     change = {(w, "parameter_update"): of(w, "parameter_update", 1e-9) for w in WEIGHTS}
     assert symptoms(NOT_LEARNING, training(STUCK_AFTER, lambda step: change, losses=stuck(STUCK_AFTER))) == []
-
-
-def evaluation(like, **shifts):
-    """An evaluation loop like a look in training, but for layers whose outputs lie higher."""
-    outputs = {site: one for site, one in like.readings.items() if site.role == "output"}
-    outputs = {site: higher(one, shifts.get(site.name, 0.0)) for site, one in outputs.items()}
-    return replace(like, readings=outputs, losses=(), stepped={})
-
-
-def higher(one, by: float):
-    rows = one.channels + by * (np.array(FIELDS) == "mean")
-    return replace(one, moments=replace(one.moments, mean=one.moments.mean + by), channels=rows)
-
-
-def with_evaluation(**shifts):
-    """The verdicts of a training with an evaluation after step 49; each channel has a deviation of 1."""
-    judge = Judge([GAP_RULE], LAYERS, 3)
-    made = training(60)
-    for one in made[:50]:
-        judge.see(one)
-    judge.see_evaluation(evaluation(made[49], **shifts))
-    for one in made[50:]:
-        judge.see(one)
-    return judge.verdicts
-
-
-def test_validation_that_is_like_training_is_well():
-    assert with_evaluation() == ()
-
-
-def test_the_first_layer_that_differs_in_validation_is_named():
-    verdicts = with_evaluation(fc1=5.0, act1=5.0, head=5.0)
-    assert [(v.severity, v.module, v.since) for v in verdicts] == [("alarm", "fc1", 50)]
-
-
-def test_a_difference_that_does_not_reach_the_end_is_a_note():
-    assert [v.severity for v in with_evaluation(fc1=5.0)] == ["note"]
-
-
-@pytest.mark.parametrize(("shift", "fires"), [(0.99, False), (1.01, True)])
-def test_the_border_is_one_deviation(shift, fires):
-    found = with_evaluation(fc1=shift * GAP, act1=shift * GAP, head=shift * GAP)
-    assert bool(found) is fires
-
-
-def test_an_evaluation_before_training_tells_nothing():
-    judge = Judge([GAP_RULE], LAYERS, 3)
-    made = training(60)
-    judge.see_evaluation(evaluation(made[0], fc1=9.0, act1=9.0, head=9.0))
-    for one in made:
-        judge.see(one)
-    assert judge.verdicts == ()
-
-
-def test_no_evaluation_tells_nothing():
-    assert list(GAP_RULE.judge(seen(training(60)))) == []

@@ -55,7 +55,8 @@ class HealthWatch(SiteWatch):
         overflowed = any(reading.overflowed for reading in readings)
         by_site = {reading.site: reading for reading in readings}
         frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
-        self.judge.see(Look(step, self.batch_idx, by_site, self.losses.take(), self.stepped, overflowed, frozen))
+        losses, is_scaled = self.losses.take(), self.scaling is not None
+        self.judge.see(Look(step, self.batch_idx, by_site, losses, self.stepped, overflowed, frozen, is_scaled))
         verdicts = self.judge.verdicts
         self.reporter.after_look(verdicts)
         return verdicts

@@ -12,7 +12,7 @@ from hookboard.health.run import Run
 from hookboard.health.verdict import Verdict
 
 Where = Literal["anywhere", "same", "before", "behind"]
-When = Literal["by then", "earlier", "at the start", "by steps"]
+When = Literal["by then", "not later", "earlier", "at the start", "by steps"]
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Cause:
         where: in which layers: in the `same` one, in those that run `before` it or `behind` it (both include the
             same one), or `anywhere`. Of the whole model, it is anywhere.
         when: when the cause must have begun: `by then`, not later than its effect, apart from what a window leaves
-            open; `earlier` than its effect; `at the start`, before the first step changed a weight; `by steps`: by
-            then, and the effect was not there before the first step changed a weight.
+            open; `not later`, to the step; `earlier` than its effect; `at the start`, before the first step changed a
+            weight; `by steps`: by then, and the effect was not there before the first step changed a weight.
         is_hard: whether only a hard alarm of the cause explains: one that does not need the loss to be one.
         is_soft: whether only soft alarms, which the loss made of notes, are explained.
         is_adaptive: whether it holds only for optimizers whose steps do not follow the size of the gradient (True),
@@ -66,8 +66,10 @@ CAUSES: tuple[Cause, ...] = (
     Cause("exploding_gradient", ("spike", "dead_units", "saturated", "activation_scale"), when="by steps"),
     Cause("exploding_gradient", ("nonfinite",), when="earlier"),
     Cause("activation_scale", ("nonfinite",), when="earlier"),
-    Cause("nonfinite", (*_SIGNAL, *_STANDSTILL, "update_too_large", "spike", "symmetric_units", "input_scale", *_LAST)),
-    Cause("precision", _STANDSTILL),
+    Cause("spike", ("nonfinite",), when="earlier"),
+    Cause("nonfinite", ("spike", "update_too_large"), when="not later"),
+    Cause("nonfinite", (*_SIGNAL, *_STANDSTILL, "symmetric_units", "input_scale", *_LAST)),
+    Cause("precision", (*_STANDSTILL, *_SIGNAL)),
     Cause("dead_units", (*_STANDSTILL, "saturated"), is_hard=True),
     Cause("no_gradient", ("not_updated", "update_too_small", "vanishing_gradient"), "before"),
     Cause("no_gradient", _LAST),
@@ -135,8 +137,8 @@ def _is_there(run: Run, one: Verdict, other: Verdict, where: Where) -> bool:
 
 def _is_then(run: Run, one: Verdict, other: Verdict, when: When) -> bool:
     start = 0 if run.first is None else run.first.step
-    if when == "earlier":
-        return one.since < other.since
+    if when in ("earlier", "not later"):
+        return one.since < other.since or (when == "not later" and one.since == other.since)
     if when == "at the start" and one.since > start:
         return False
     if when == "by steps" and other.since <= start:

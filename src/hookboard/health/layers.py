@@ -68,6 +68,11 @@ class Layer:
     trainable: frozenset[str] = frozenset()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
+    @property
+    def has_matrix(self) -> bool:
+        """Whether a weight has two or more dimensions, or may have: gains and biases often start at 0 or 1."""
+        return any(len(self.shapes.get(name, (1, 1))) > 1 for name in self.weights)
+
 
 def kind_of(module: nn.Module) -> Kind:
     """The kind of a module."""

@@ -55,6 +55,8 @@ class Look:
             frozen now, is not there.
         overflowed: whether the GradScaler skipped the step.
         frozen: the weights that are not to be trained now (`requires_grad` is False).
+        is_scaled: whether there is a GradScaler; gradients are divided by its scale, so that nobody can tell which
+            of them underflowed.
     """
 
     step: int
@@ -64,6 +66,7 @@ class Look:
     stepped: Mapping[str, Stepped] = field(default_factory=dict)
     overflowed: bool = False
     frozen: Set[str] = frozenset()
+    is_scaled: bool = False
 
     def of(self, name: str, role: Role) -> Reading | None:
         """The reading of a module or parameter: of several tensors the first. None if there is none."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from hookboard.health.comparison import Comparison, compared
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.losses import LossCurve
@@ -37,6 +38,8 @@ class Run:
         """The first look."""
         self.evaluation: Look | None = None
         """The latest evaluation loop: outputs only. None before the first."""
+        self.comparisons: deque[Comparison] = deque(maxlen=2)
+        """The latest two evaluation loops, compared with training."""
         self.losses = LossCurve()
         """The loss of every step."""
         self.timeline = Timeline()
@@ -47,6 +50,8 @@ class Run:
         """How many looks there were."""
         self.peak_rate: dict[str, float] = {}
         """The largest learning rate so far of each weight that an optimizer has stepped."""
+        self.first_move = math.nan
+        """How far the first step moved the weights, relative to their size: the median over the layers."""
         self.first_nonfinite: Look | None = None
         """The first look with NaN or Inf somewhere, while it lasts; None if all is finite now."""
         self.steps: deque[int] = deque(maxlen=RECENT)
@@ -83,11 +88,16 @@ class Run:
         self._columns.append(column)
         self._stacked.clear()
         self.timeline.add(look.step, dict(column))
+        if is_first:
+            ratios = zip(self.layers, column["update_ratio"], strict=True)
+            self.first_move = median_of(ratio for layer, ratio in ratios if layer.has_matrix)
         self.seen += 1
 
     def see_evaluation(self, look: Look) -> None:
         """Add an evaluation loop."""
         self.evaluation = look
+        if self.looks:
+            self.comparisons.append(compared(look, list(self.looks), self.layers))
 
     def recent(self, quantity: str) -> np.ndarray:
         """A quantity of the latest looks, shape (layers, at most 64), float64; NaN where there was nothing."""

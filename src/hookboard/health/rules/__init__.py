@@ -3,8 +3,9 @@
 from hookboard.health.rule import Rule
 from hookboard.health.rules.collapse import COLLAPSED
 from hookboard.health.rules.data import INPUT_SCALE
+from hookboard.health.rules.evaluation import TRAIN_EVAL_GAP
 from hookboard.health.rules.gradients import EXPLODING, VANISHING
-from hookboard.health.rules.learning import NOT_LEARNING, SPIKE, TRAIN_EVAL_GAP
+from hookboard.health.rules.learning import NOT_LEARNING, SPIKE
 from hookboard.health.rules.numerics import NONFINITE, PRECISION
 from hookboard.health.rules.optimizer import NO_GRADIENT, NOT_UPDATED
 from hookboard.health.rules.saturation import SATURATED

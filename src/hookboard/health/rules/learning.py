@@ -1,4 +1,4 @@
-"""Rules about the course of the training as a whole: `spike`, `not_learning` and `train_eval_gap`."""
+"""Rules about the course of the loss: `spike` and `not_learning`."""
 
 import math
 from collections.abc import Iterator
@@ -6,8 +6,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from hookboard.health.layers import Layer
-from hookboard.health.look import Look
 from hookboard.health.losses import BLOCK, CLEAR, RISEN, Spike
 from hookboard.health.rule import Rule
 from hookboard.health.rules.updates import SMALL
@@ -31,16 +29,6 @@ AGREE = 0.3
 SPEAKS = 0.1
 """The data is at fault only if outputs differ between samples by this much: where they hardly do, the signal is lost on
 its way (chosen on the tuning half of the benchmark)."""
-
-GAP = 1.0
-"""Training and validation differ in a layer if the mean of its median channel lies this many deviations away, or if
-its RMS differs by a factor of e (a choice: what a batch of 32 gives by chance is 0.2)."""
-
-FAR = 4.0
-"""And if the difference is this many times that of the median layer before it, and of two looks in training."""
-
-SETTLED = 32
-"""Steps before which running statistics are still far from what they follow."""
 
 
 def spike(run: Run) -> Iterator[Symptom]:
@@ -156,52 +144,7 @@ def _rises(run: Run) -> bool:
     return any(name in first and stepped.rate > first[name].rate for name, stepped in now.items())
 
 
-def train_eval_gap(run: Run) -> Iterator[Symptom]:
-    """The first layer whose outputs in validation are unlike those in training at the same time."""
-    evaluation = run.evaluation
-    if evaluation is None or run.first is None or run.losses.steps < SETTLED:
-        return
-    near = min(run.looks, key=lambda look: abs(look.step - evaluation.step))
-    if evaluation.step < min(run.looks[0].step, run.first.step + SETTLED):
-        return
-    others = [look for look in run.looks if look is not near]
-    gaps = [(layer, gap) for layer in run.layers if not math.isnan(gap := gap_of(near, evaluation, layer))]
-    for i, (layer, gap) in enumerate(gaps):
-        usual = median_of(other for _, other in gaps[:i])
-        in_training = median_of(gap_of(near, other, layer) for other in others)
-        if gap > GAP and not gap <= FAR * usual and not gap <= FAR * in_training:
-            yield _gap(near, evaluation, layer, gap, usual, gaps[-1][1])
-            return
-
-
-def _gap(near: Look, evaluation: Look, layer: Layer, gap: float, usual: float, last: float) -> Symptom:
-    train, held_out = near.of(layer.name, "output"), evaluation.of(layer.name, "output")
-    assert train is not None
-    assert held_out is not None
-    before = "" if math.isnan(usual) else f"; layers before it: {usual:.2f}"
-    evidence = (
-        f"in validation its outputs have an RMS of {held_out.moments.rms:.2g}, in training {train.moments.rms:.2g}; "
-        f"its channels differ by {gap:.1f} deviations in the median{before}"
-    )
-    advice = "look at running statistics of norms (momentum, eval mode), at dropout, and at how validation data is made"
-    return Symptom(layer.name, evidence, advice, "alarm" if last > GAP else "note", gap)
-
-
-def gap_of(train: Look, evaluation: Look, layer: Layer) -> float:
-    """How far a layer's outputs in validation are from those in training, see `GAP`; NaN if unknown."""
-    one, other = train.of(layer.name, "output"), evaluation.of(layer.name, "output")
-    if one is None or other is None or not one.moments.rms or not other.moments.rms or layer.kind == "dropout":
-        return math.nan
-    gap = abs(math.log(other.moments.rms / one.moments.rms))
-    if one.channels is None or other.channels is None or one.channels.shape != other.channels.shape:
-        return gap
-    spread = np.maximum(one.channels[:, _DEVIATION], 0.1 * one.moments.rms)
-    shift = float(np.median(np.abs(other.channels[:, _MEAN] - one.channels[:, _MEAN]) / spread))
-    return max(gap, shift)
-
-
-_MEAN, _DEVIATION = FIELDS.index("mean"), FIELDS.index("deviation")
+_MEAN = FIELDS.index("mean")
 
 SPIKE = Rule("spike", spike, at_once=True)
 NOT_LEARNING = Rule("not_learning", not_learning)
-TRAIN_EVAL_GAP = Rule("train_eval_gap", train_eval_gap)

@@ -155,19 +155,42 @@ def precision(run: Run) -> Iterator[Symptom]:
     """Values at the limits of their type, and updates that rounding swallows."""
     look = run.now
     yield from _swallowed(run, look)
+    yield from _underflowing(run, look)
     for layer in run.layers:
-        output, gradient = look.of(layer.name, "output"), look.of(layer.name, "grad_output")
+        output = look.of(layer.name, "output")
         if output is not None and output.dtype is torch.float16:
             limit = torch.finfo(torch.float16).max
             largest = max(abs(output.moments.min), abs(output.moments.max))
             if limit / HEADROOM < largest < math.inf:
                 evidence = f"its largest output is {largest:.3g}, and float16 ends at {limit:.0f}{_harm(run)}"
                 yield Symptom(layer.name, evidence, "use bf16, or make its inputs or weights smaller", _severity(run))
-        if gradient is not None and gradient.dtype is torch.float16 and not look.overflowed:
-            share = _underflow_share(gradient)
-            if share > UNDERFLOW:
-                evidence = f"{share:.0%} of the gradients of its output are below float16's normal range{_harm(run)}"
-                yield Symptom(layer.name, evidence, "use a GradScaler with a larger scale, or bf16", _severity(run))
+
+
+def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
+    """Gradients below the normal range of float16. Under a GradScaler nobody can tell, see `Look`."""
+    if look.is_scaled:
+        return
+    gradients = {layer.name: look.of(layer.name, "grad_output") for layer in run.layers}
+    shares = {n: _underflow_share(g) for n, g in gradients.items() if g is not None and g.dtype is torch.float16}
+    sick = {name: share for name, share in shares.items() if share > UNDERFLOW}
+    if not sick:
+        return
+    # Where they are rounded to 0 on their way, weights never move.
+    is_lost = any(
+        gradient is not None and gradient.moments.count and not gradient.moments.rms
+        for layer in run.layers
+        for gradient in (look.of(name, "parameter_grad") for name in layer.weights)
+    )
+    severity: Severity = "alarm" if is_lost else _severity(run)
+    advice = "use a GradScaler, or bf16"
+    if len(sick) > max(2, WHOLE * len(shares)):
+        usual = median_of(sick.values())
+        evidence = f"{usual:.0%} of the gradients of {len(sick)} layers are below float16's normal range{_harm(run)}"
+        yield Symptom("", evidence, advice, severity, usual)
+        return
+    for name, share in sick.items():
+        evidence = f"{share:.0%} of the gradients of its output are below float16's normal range{_harm(run)}"
+        yield Symptom(name, evidence, advice, severity, share)
 
 
 def _swallowed(run: Run, look: Look) -> Iterator[Symptom]:
@@ -185,7 +208,7 @@ def _swallowed(run: Run, look: Look) -> Iterator[Symptom]:
                     kinds[layer.name] = str(parameter.dtype).removeprefix("torch.")
     sick = {name: share for name, share in shares.items() if share > SWALLOWED}
     advice = "keep the weights in float32 (mixed precision), or raise the learning rate"
-    if len(sick) > 2 and len(sick) > WHOLE * len(shares):
+    if len(sick) > max(2, WHOLE * len(shares)):
         usual = median_of(sick.values())
         evidence = f"rounding swallows {usual:.0%} of the updates of {len(sick)} layers in {kinds[next(iter(sick))]}"
         yield Symptom("", evidence + _harm(run), advice, _severity(run), usual)

@@ -187,7 +187,7 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
     """Why a layer's weights do not move though a gradient reaches them; "" if they move or have no gradient."""
     weights = _main_weights(layer, [name for name in _stepped_weights(look, layer) if _has_gradient(look, name)])
     updates = [look.of(name, "parameter_update") for name in weights]
-    if not weights or any(update is None or update.moments.rms != 0 for update in updates):
+    if not weights or any(update is None or update.moments.rms != 0 or not update.moments.count for update in updates):
         return ""
     rates = [look.stepped[name].rate for name in weights]
     if not any(rates):

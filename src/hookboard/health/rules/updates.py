@@ -27,6 +27,9 @@ LARGE_AT_FIRST = 0.3
 """Or if it is above this in the first step: Adam then comes to 0.1 in narrow layers (seen on the benchmark's tuning
 half), and weights that have grown by the next look hide it."""
 
+OVERWRITES = 3.0
+"""In the first step it is a defect whatever the loss does: nothing is left of the initialization (a choice)."""
+
 JUMP = 10.0
 """Updates are large, too, if they are above `NOT_SMALL` and this many times as large as usual in this run."""
 
@@ -76,11 +79,11 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
     """Steps that are large for the weights, before the loss took harm from them.
 
     They may be over when the harm shows: a network that they have killed no longer moves. So the whole run is looked
-    at, but only while there is harm.
+    at, but only while there is harm, or if the very first step has overwritten the weights.
     """
-    if not run.losses.is_harmed:
+    if not run.losses.is_harmed and not run.first_move > OVERWRITES:
         return
-    layers = [i for i, layer in enumerate(run.layers) if _is_matrix(layer)]
+    layers = [i for i, layer in enumerate(run.layers) if layer.has_matrix]
     if not layers:
         return
     ratios = run.timeline.of("update_ratio")[layers]
@@ -141,12 +144,7 @@ def _first_of(is_large: np.ndarray, window: int) -> int | None:
 
 def _ratios(run: Run, look: Look) -> list[tuple[Layer, float]]:
     ratios = run.recent("update_ratio")[:, -1]
-    return [(layer, float(ratio)) for layer, ratio in zip(run.layers, ratios, strict=True) if _is_matrix(layer)]
-
-
-def _is_matrix(layer: Layer) -> bool:
-    """Whether the layer has a weight with two or more dimensions: gains and biases often start at 0 or 1."""
-    return any(len(layer.shapes.get(name, (1, 1))) > 1 for name in layer.weights)
+    return [(layer, float(ratio)) for layer, ratio in zip(run.layers, ratios, strict=True) if layer.has_matrix]
 
 
 def _is_between(run: Run, layer: Layer) -> bool:
