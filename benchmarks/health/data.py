@@ -50,11 +50,11 @@ def text() -> Data:
     return Data(train[:, :-1], train[:, 1:], held_out[:, :-1], held_out[:, 1:])
 
 
-def by_class(data: Data, batch_size: int) -> None:
-    """Put the samples in such an order that every batch holds a single class, the batches in random order."""
-    order = data.targets.argsort(stable=True)[: len(data.targets) // batch_size * batch_size]
-    batches = torch.randperm(len(order) // batch_size, generator=torch.Generator().manual_seed(0))
-    order = order.view(-1, batch_size)[batches].flatten()
+def by_class(data: Data, run: int) -> None:
+    """Put the samples in such an order that so many of one class always stand together, in runs of random order."""
+    order = data.targets.argsort(stable=True)[: len(data.targets) // run * run]
+    runs = torch.randperm(len(order) // run, generator=torch.Generator().manual_seed(0))
+    order = order.view(-1, run)[runs].flatten()
     data.inputs, data.targets = data.inputs[order], data.targets[order]
 
 
