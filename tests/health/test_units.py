@@ -60,8 +60,8 @@ def test_nine_of_ten_units_make_an_alarm_and_a_smaller_share_a_note(dead, severi
     assert [symptom.severity for symptom in found] == ([severity] if severity else [])
 
 
-@pytest.mark.parametrize(("dead", "severity"), [(4, "note"), (5, "alarm")])
-def test_half_of_the_units_make_an_alarm_if_the_loss_shows_harm(dead, severity):
+@pytest.mark.parametrize(("dead", "severity"), [(5, "note"), (6, "alarm")])
+def test_three_quarters_of_the_units_make_an_alarm_if_the_loss_shows_harm(dead, severity):
     (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=harmed))
     assert symptom.severity == severity
 

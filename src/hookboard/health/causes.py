@@ -55,10 +55,13 @@ CAUSES: tuple[Cause, ...] = (
     Cause("input_scale", (*_SIGNAL, "symmetric_units", "update_too_large", "update_too_small", "spike", *_LAST)),
     Cause("input_scale", ("nonfinite",), when="earlier"),
     Cause("symmetric_units", (*_SIGNAL, *_STANDSTILL, "update_too_large", *_LAST), when="at the start"),
-    Cause("dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), "anywhere"),
+    Cause(
+        "dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), when="at the start"
+    ),
     Cause("dead_units", (*_STANDSTILL, "saturated", "update_too_large"), when="at the start", is_hard=True),
     Cause("activation_scale", ("update_too_large", "exploding_gradient", "spike", *_LAST), when="at the start"),
     Cause("activation_scale", ("saturated", "dead_units", "vanishing_gradient", "collapsed"), when="at the start"),
+    Cause("dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), "anywhere"),
     Cause("exploding_gradient", ("update_too_large", "spike"), when="at the start", is_adaptive=False),
     Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "spike", "symmetric_units", *_LAST), when="by steps"),
     Cause("update_too_large", ("nonfinite",), when="earlier"),

@@ -27,14 +27,20 @@ DROPPED = 0.9
 
 
 def normalization(run: Run) -> Iterator[Symptom]:
-    """The first batch norm that does not normalize, and the first dropout that leaves hardly anything."""
-    norms = (_unnormalized(run, layer) for layer in run.layers if "BatchNorm" in layer.type)
-    yield from [symptom for symptom in norms if symptom is not None][:1]
+    """Batch norms that do not normalize, and the first dropout that leaves hardly anything."""
+    norms = [layer for layer in run.layers if "BatchNorm" in layer.type]
+    shares = {layer.name: share for layer in norms if (share := _normalized(run, layer)) is not None}
+    off = [layer for layer in norms if layer.name in shares and not 1 / OFF < shares[layer.name] < OFF]
+    if off:
+        # In evaluation mode all of them are off, each as far as its running statistics are.
+        first = norms[0] if len(off) >= len(shares) / 2 else off[0]
+        yield _unnormalized(run, first, off, shares)
     dropouts = (_heavy_dropout(run, place) for place, layer in enumerate(run.layers) if layer.kind == "dropout")
     yield from [symptom for symptom in dropouts if symptom is not None][:1]
 
 
-def _unnormalized(run: Run, layer: Layer) -> Symptom | None:
+def _normalized(run: Run, layer: Layer) -> float | None:
+    """The deviation of the channels of a batch norm, as a share of its gain; None if it cannot be told."""
     output = run.now.of(layer.name, "output")
     gain = next((run.now.of(name, "parameter_before") or run.now.of(name, "parameter") for name in layer.weights), None)
     if output is None or output.channels is None or gain is None or not gain.moments.rms:
@@ -43,17 +49,19 @@ def _unnormalized(run: Run, layer: Layer) -> Symptom | None:
     alive = deviation[deviation > CONSTANT * deviation.max()]
     if output.moments.nonfinite or len(alive) < len(deviation) / 2:
         return None
-    share = float(np.sqrt(np.mean(alive**2))) / gain.moments.rms
-    if 1 / OFF < share < OFF:
-        return None
-    is_far = bool(layer.trainable) and not 1 / FAR_OFF < share < FAR_OFF
+    return float(np.sqrt(np.mean(alive**2))) / gain.moments.rms
+
+
+def _unnormalized(run: Run, layer: Layer, off: list[Layer], shares: dict[str, float]) -> Symptom:
+    is_far = any(other.trainable and not 1 / FAR_OFF < shares[other.name] < FAR_OFF for other in off)
     severity: Severity = "alarm" if is_far else severity_of(run)
+    found = [shares[other.name] for other in off]
     evidence = (
-        f"its channels deviate by {share:.2g} times their gain; normalized by the statistics of the batch it is 1 "
-        f"exactly: it uses others{harm_of(run)}."
+        f"channels deviate by {min(found):.2g} to {max(found):.2g} times their gain in {len(off)} of {len(shares)} "
+        f"batch norms; normalized by the statistics of the batch it is 1 exactly: they use others{harm_of(run)}."
     )
-    advice = "Look whether it is in evaluation mode while training, and whether its running statistics fit the data."
-    return Symptom(layer.name, evidence, advice, severity, size=abs(float(np.log10(share))))
+    advice = "Look whether they are in evaluation mode while training, and whether their statistics fit the data."
+    return Symptom(layer.name, evidence, advice, severity, size=max(abs(float(np.log10(share))) for share in found))
 
 
 def _heavy_dropout(run: Run, place: int) -> Symptom | None:

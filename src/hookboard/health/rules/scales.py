@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hookboard.health.layers import Layer
+from hookboard.health.look import Look
 from hookboard.health.rules.shared import was_zero
 from hookboard.health.run import Run, median_of
+from hookboard.sites import Role
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,14 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
     return Scales(layers, np.array(log), np.array(gains), np.array(weights))
 
 
-def weight_gain(run: Run, layer: Layer, name: str) -> float:
+def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -> float:
     """log10 of the factor by which a weight scales a signal of independent values: the L2 norm of a unit's weights."""
-    reading, shape = run.now.of(name, "parameter"), layer.shapes[name]
+    reading, shape = look.of(name, role), layer.shapes[name]
     if len(shape) < 2 or reading is None or not reading.moments.count or not 0 < reading.moments.rms < math.inf:
         return math.nan
     return math.log10(reading.moments.rms * math.sqrt(math.prod(shape[1:])))
 
 
 def _gain_of(run: Run, layer: Layer) -> float:
-    gains = (weight_gain(run, layer, name) for name in layer.weights)
+    gains = (weight_gain(run.now, layer, name) for name in layer.weights)
     return next((gain for gain in gains if not math.isnan(gain)), math.nan)
