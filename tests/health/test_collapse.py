@@ -4,6 +4,7 @@ import pytest
 from health.looks import row
 from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms
 
+from hookboard.health import Layer
 from hookboard.health.rules.collapse import COLLAPSED
 
 NAMES = [f"fc{i}" for i in range(8)]
@@ -64,3 +65,9 @@ def test_one_sample_tells_nothing():
     rows = [row(1, 1.0, 0.0), row(1, -1.0, 0.0)]
     read = [outputs("fc0", noise(8)), *(outputs(name, rows) for name in NAMES[1:])]
     assert not symptoms(COLLAPSED, run_of(CHAIN, lambda n: read, losses=harmed))
+
+
+def test_what_a_softmax_makes_of_the_answers_is_no_matter():
+    softmax = Layer("softmax", "Softmax", "other")
+    read = [*answers([1, 1], NAMES[:2]), outputs("softmax", [row(100, 0.1, 1e-4) for _ in range(10)])]
+    assert not symptoms(COLLAPSED, run_of([*CHAIN[:2], softmax], lambda n: read, losses=harmed))

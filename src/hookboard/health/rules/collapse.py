@@ -39,9 +39,14 @@ ANSWERS = 8
 def _collapsed(run: Run) -> Iterator[Symptom]:
     spread = run.recent("sample_spread")[:, -1]
     seen = np.flatnonzero(np.isfinite(spread) & np.array([_answers(run, layer) for layer in run.layers]))
+    if not len(seen):
+        return
+    # The answers are those of the last layer with weights: what softmax makes of them is near 1 / classes anyway.
+    last = max((i for i, place in enumerate(seen) if run.layers[place].weights), default=len(seen) - 1)
+    seen = seen[: last + 1]
+    course = spread[seen]
     if len(seen) < 2:
         return
-    course = spread[seen]
     if course[-1] < FAINT and course[:-1].max() >= CLEAR:
         yield _at_the_end(run, [run.layers[place] for place in seen], course)
         return

@@ -158,7 +158,9 @@ def _recurrent(run: Run) -> Iterator[Symptom]:
         first = run.first or run.now
         began = max(_norm(first, layer, name, "parameter_before") for name in names)
         severity: Severity = "alarm" if layer.trainable and began >= RECURRENT else severity_of(run)
-        yield Symptom(layer.name, evidence, advice, severity, size=norm)
+        # What the first step did is not there since the start.
+        since = first.step + 1 if run.seen == 1 and began < RECURRENT else None
+        yield Symptom(layer.name, evidence, advice, severity, size=norm, since=since)
 
 
 def _norm(look: Look, layer: Layer, name: str, role: Role) -> float:

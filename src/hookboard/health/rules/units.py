@@ -93,15 +93,18 @@ def _dead_units(run: Run) -> Iterator[Symptom]:
         if severity == "note":
             noted.append(dead)
         else:
-            yield _dead_symptom(run, dead, severity, _usual(exact, dead))
+            yield _dead_symptom(run, dead, severity, _usual(run, exact, dead))
     if noted:  # one note is enough: of several layers it is at the first
         first = min(noted, key=lambda dead: run.place(dead.source.name))
-        yield _dead_symptom(run, first, "note", _usual(exact, first))
+        yield _dead_symptom(run, first, "note", _usual(run, exact, first))
 
 
-def _usual(all_dead: Iterable[Dead], dead: Dead) -> list[float]:
-    """The shares of dead units in the layers of the kind that have another source."""
-    return [other.share for other in all_dead if other.source is not dead.source]
+def _usual(run: Run, behind: Iterable[Dead], dead: Dead) -> list[float]:
+    """The shares of dead units in other layers of the kind: in other rectifiers, or before other functions."""
+    if dead.at.kind in EXACT:
+        return [other.share for other in behind if other.source is not dead.source]
+    silences = [run.silence[layer.name] for layer in run.peers(dead.at) if layer.name in run.silence]
+    return [float(silence.lasting(_looks(run), SAMPLES).mean()) for silence in silences]
 
 
 def _is_given_a_constant(run: Run, dead: Dead) -> bool:
@@ -125,13 +128,12 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity, usual: list[float]) 
     where = "" if dead.at is dead.source else f" of {dead.at.name} ({dead.at.type})"
     if dead.at.kind in EXACT:
         what = f"{dead.dead} of {dead.units} units{where} gave 0 on every sample since step {since}"
-        others = f"; other layers of the kind: {_range(usual)}" if usual else ""
     else:
         what = (
             f"{dead.dead} of {dead.units} units gave nothing above 0 on any sample since step {since}, and no gradient "
             f"reaches them: the activation behind them is closed"
         )
-        others = ""
+    others = f"; other layers of the kind: {_range(usual)}" if usual else ""
     first = run.first.step if run.first is not None else 0
     if dead.at.kind == "dropout":
         advice = "Lower the rate of this dropout."
