@@ -148,9 +148,11 @@ class Course(Duties[W]):
         except Exception as error:
             if self.may_stop_the_run:
                 raise
+            is_first, watch.has_fault = not watch.has_fault, True
             if not self._stays_after_a_fault(watch):
                 self._drop(watch)
-            warn_switched_off(f"{self._name} ({when})", error)
+            if is_first:
+                warn_switched_off(f"{self._name} ({when})", error)
 
     def _drop(self, watch: W) -> None:
         self._live.pop(watch.stage, None)

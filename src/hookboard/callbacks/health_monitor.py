@@ -5,12 +5,11 @@ from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.course import is_due
-from hookboard.callbacks.health_watch import HealthWatch, first_of_ranks, stepped_by
+from hookboard.callbacks.health_watch import HealthWatch, some_units, stepped_by
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.trainer import inform, is_alone, is_fast_dev_run, logged_step
@@ -21,7 +20,9 @@ from hookboard.health import (
     Judge,
     Layer,
     Look,
+    Loss,
     NeedsHistogram,
+    Nonfinite,
     Rule,
     Verdict,
     layers_of,
@@ -36,9 +37,6 @@ from hookboard.sites import Role, Site, Stage
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the recorder fill the columns that rules read."""
-
-MOST_VALUES = 1 << 16
-"""Of a weight with more values only every k-th unit is measured, so that the cost does not follow its size."""
 
 EVALUATED = 4
 """How many batches of each validation loop are looked at."""
@@ -130,15 +128,15 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         return ["output", "grad_output", "parameter", "parameter_grad", "parameter_update"]
 
     def _part(self, weight: Tensor) -> Tensor:
-        # Units are kept whole: rules compare them. A DTensor would have to ask the other ranks for a slice.
-        every = -(-weight.numel() // MOST_VALUES)
-        return weight[::every] if every > 1 and weight.dim() > 1 and not isinstance(weight, DTensor) else weight
+        return some_units(weight)
 
     def _stages(self, trainer: Trainer) -> list[Stage]:
         return [] if is_alone(trainer) else ["train", "validate"]
 
     def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
         # Without a logger there are still the verdicts and the terminal.
+        if self.stop_on is not None and trainer.world_size > 1 and not self.sync_dist:
+            raise ValueError("stop_on with sync_dist=False: all processes must end the fit together; leave one out.")
         reason = super()._why_not(trainer, pl_module)
         return None if reason and not trainer.loggers and not is_fast_dev_run(trainer) else reason
 
@@ -163,12 +161,10 @@ class HealthMonitor(SiteLogger[HealthWatch]):
                 health.judge = Judge(self._rules(), self._layers(watch.selection), self.window)
                 health.reporter = Reporter(health.judge, watch.loggers, watch.every_n_steps)
             if any(rule.name == "nonfinite" for rule in self._rules()):
-                health.black_box = self._black_box(trainer, pl_module, health.scaling is not None)
+                is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
+                is_scaled = health.scaling is not None
+                health.black_box = BlackBox(trainer, pl_module, exact=is_exact, is_scaled=is_scaled)
         return health
-
-    def _black_box(self, trainer: Trainer, pl_module: LightningModule, is_scaled: bool) -> BlackBox:
-        is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
-        return BlackBox(trainer, pl_module, exact=is_exact, is_scaled=is_scaled)
 
     def _layers(self, selection: Selection) -> dict[str, Layer]:
         modules: dict[str, nn.Module] = {**selection.modules, **selection.owners}
@@ -233,8 +229,12 @@ class HealthMonitor(SiteLogger[HealthWatch]):
 
     def _tell_events(self, trainer: Trainer, watch: HealthWatch) -> None:
         """Tell what the black box has found; several ranks do that together, at the next look."""
-        events = [] if self._has_ranks(trainer) else watch.new_events()
-        self._verdicts = watch.tell(events) if events else self._verdicts
+        if not self._has_ranks(trainer):
+            self._tell(watch, watch.new_events())
+
+    def _tell(self, watch: HealthWatch, events: Sequence[Nonfinite]) -> None:
+        if events and watch.judge is not None:
+            self._verdicts = watch.tell(events)
 
     def _has_ranks(self, trainer: Trainer) -> bool:
         return trainer.world_size > 1 and self.sync_dist
@@ -247,13 +247,12 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     def _log(self, trainer: Trainer, watch: HealthWatch) -> None:
         self.readings = tuple(reading for reading in self._flush(trainer, watch) if not reading.is_empty)
         watch.gaps_are_named = True
-        if watch.stage == "train" and self._has_ranks(trainer):
-            first = first_of_ranks(trainer, watch.new_events())
-            self._verdicts = watch.tell(first) if first and trainer.is_global_zero else self._verdicts
+        losses, events = watch.since_last_look(self._has_ranks(trainer)) if watch.stage == "train" else ([], [])
         training = self._live.get("train")
         if training is not None and training.judge is not None:
             try:
-                self._judge(trainer, watch, training.judge)
+                self._tell(watch, events)
+                self._judge(trainer, watch, training.judge, losses)
             except Exception as error:  # the other ranks go on measuring, so this one must
                 training.judge = None
                 warn_switched_off(f"judging by {self._name}", error)
@@ -261,9 +260,9 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         if watch.stage == "train":
             self._stop_if_asked(trainer)
 
-    def _judge(self, trainer: Trainer, watch: HealthWatch, judge: Judge) -> None:
+    def _judge(self, trainer: Trainer, watch: HealthWatch, judge: Judge, losses: Sequence[Loss]) -> None:
         if watch.stage == "train":
-            self._verdicts = watch.judged(logged_step(trainer), self.readings)
+            self._verdicts = watch.judged(logged_step(trainer), self.readings, losses)
         else:
             judge.see_evaluation(Look(logged_step(trainer), 0, {reading.site: reading for reading in self.readings}))
 
@@ -273,22 +272,26 @@ class HealthMonitor(SiteLogger[HealthWatch]):
 
     def _end_training(self, trainer: Trainer, watch: HealthWatch) -> None:
         if watch.stage == "train":
+            if self._has_ranks(trainer):  # which tell at looks only what has happened
+                self._tell(watch, watch.since_last_look(True)[1])
             watch.close()
             super()._end_training(trainer, watch)
 
     def _end_all(self) -> None:
-        # After an exception too, what has been seen is written.
-        for watch in list(self._live.values()):
-            with self._shielded(watch, "at the end of a run"):
-                watch.close()
+        for watch in self._live.values():
+            watch.close()  # after an exception too, what has been seen is told
         super()._end_all()
+
+    def _drop(self, watch: HealthWatch) -> None:
+        watch.close()
+        super()._drop(watch)
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
         if self.stop_on is None:
             return
-        asked = {self.stop_on} if isinstance(self.stop_on, str) else set(self.stop_on)
-        guilty = [v for v in self._verdicts if v.severity == "alarm" and {"alarm", v.rule} & asked]
-        if trainer.strategy.reduce_boolean_decision(bool(guilty), all=False):
+        asked = {self.stop_on} if isinstance(self.stop_on, str) else {*self.stop_on}
+        guilty = next((v for v in self._verdicts if v.severity == "alarm" and {"alarm", v.rule} & asked), None)
+        if trainer.strategy.reduce_boolean_decision(guilty is not None, all=False):
             trainer.should_stop = True
-            if guilty:
-                inform(f"{self._name} ends the fit: {guilty[0].rule} in {guilty[0].module!r}. {guilty[0].evidence}")
+            if guilty is not None:
+                inform(f"{self._name} ends the fit: {guilty.rule} in {guilty.module!r}. {guilty.evidence}")

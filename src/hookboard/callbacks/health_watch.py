@@ -3,17 +3,23 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lightning.pytorch import Trainer
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
-from hookboard.callbacks.loss_meter import LossMeter
+from hookboard.callbacks.loss_meter import LossMeter, mean_over_ranks
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.site_watch import SiteWatch
-from hookboard.health import Judge, Look, Nonfinite, Stepped, Verdict, first_of
+from hookboard.health import Judge, Look, Loss, Nonfinite, Stepped, Verdict, first_of
+from hookboard.messages import warn_switched_off
 from hookboard.parameters import Weight
 from hookboard.ranks import Ranks
 from hookboard.recording import Reading
+
+MOST_VALUES = 1 << 16
+"""Of a weight with more values only every k-th unit is measured, so that the cost does not follow its size."""
 
 
 @dataclass
@@ -40,12 +46,13 @@ class HealthWatch(SiteWatch):
     black_box: BlackBox | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
 
-    def judged(self, step: int, readings: Sequence[Reading]) -> tuple[Verdict, ...]:
+    def judged(self, step: int, readings: Sequence[Reading], losses: Sequence[Loss]) -> tuple[Verdict, ...]:
         """Take a look, judge the run, and tell what the judge says.
 
         Args:
             step: the optimizer step.
             readings: all readings of the step.
+            losses: of every step since the look before.
 
         Returns:
             The verdicts, worst first.
@@ -55,11 +62,16 @@ class HealthWatch(SiteWatch):
         overflowed = any(reading.overflowed for reading in readings)
         by_site = {reading.site: reading for reading in readings}
         frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
-        losses, is_scaled = self.losses.take(), self.scaling is not None
+        is_scaled = self.scaling is not None
         self.judge.see(Look(step, self.batch_idx, by_site, losses, self.stepped, overflowed, frozen, is_scaled))
         verdicts = self.judge.verdicts
         self.reporter.after_look(verdicts)
         return verdicts
+
+    def since_last_look(self, of_all_ranks: bool) -> tuple[list[Loss], list[Nonfinite]]:
+        """The losses since the last look; of all ranks with their events, which every rank must call then."""
+        losses = self.losses.take()
+        return over_ranks(losses, self.new_events()) if of_all_ranks else (losses, [])
 
     def new_events(self) -> list[Nonfinite]:
         """What the black box has found since the last call."""
@@ -69,8 +81,8 @@ class HealthWatch(SiteWatch):
 
     def tell(self, events: Sequence[Nonfinite]) -> tuple[Verdict, ...]:
         """Judge and tell what the black box has found; returns the verdicts, worst first."""
-        if self.judge is None or self.reporter is None:
-            return ()
+        assert self.judge is not None
+        assert self.reporter is not None
         for event in events:
             self.judge.add("nonfinite", event.symptom(), event.step, is_located=event.is_located)
         looks, verdicts = self.judge.run.looks, self.judge.verdicts
@@ -78,17 +90,46 @@ class HealthWatch(SiteWatch):
         return verdicts
 
     def close(self) -> None:
-        """Tell the verdict of the run."""
-        if self.judge is not None and self.reporter is not None:
-            self.reporter.close(self.judge.verdicts)
+        """Tell the verdict of the run, after an exception or a fault too; it does not raise."""
+        try:
+            if self.judge is not None and self.reporter is not None:
+                self.reporter.close(self.judge.verdicts)
+        except Exception as error:
+            warn_switched_off("the last verdict of HealthMonitor", error)
 
 
-def first_of_ranks(trainer: Trainer, mine: Sequence[Nonfinite]) -> list[Nonfinite]:
-    """The earliest of the events of all ranks; empty if there is none. Every rank must call this."""
-    if not trainer.strategy.reduce_boolean_decision(bool(mine), all=False):
-        return []
-    first = first_of(event for events in Ranks().gathered(mine) for event in events)
-    return [] if first is None else [first]
+def some_units(weight: Tensor) -> Tensor:
+    """Of a large weight, or its gradient, every k-th unit, whole; of a small one all.
+
+    >>> some_units(torch.zeros(1000, 200)).shape
+    torch.Size([250, 200])
+    """
+    every = -(-weight.numel() // MOST_VALUES)
+    # A DTensor would have to ask the other ranks for a slice.
+    if every == 1 or weight.dim() < 2 or isinstance(weight, DTensor):
+        return weight
+    if weight.layout is torch.strided:
+        return weight[::every]
+    units = torch.arange(0, len(weight), every, device=weight.device)
+    return weight.index_select(0, units).to_dense()
+
+
+def over_ranks(losses: Sequence[Loss], events: Sequence[Nonfinite]) -> tuple[list[Loss], list[Nonfinite]]:
+    """What all ranks have seen together, in one exchange. Every rank must call this.
+
+    Args:
+        losses: of this rank.
+        events: of this rank.
+
+    Returns:
+        The loss of each step over the data of all ranks, and one event of each step that had any.
+    """
+    parts = Ranks().gathered((list(losses), list(events)))
+    by_step: dict[int, list[Nonfinite]] = {}
+    for event in (event for _, found in parts for event in found):
+        by_step.setdefault(event.step, []).append(event)
+    firsts = [first_of(by_step[step]) for step in sorted(by_step)]
+    return mean_over_ranks([part for part, _ in parts]), [first for first in firsts if first is not None]
 
 
 def stepped_by(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Stepped]:

@@ -1,6 +1,8 @@
 """`LossMeter`: the loss of every optimizer step, read from the device only when a step is due."""
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,16 +25,20 @@ class LossMeter:
         Args:
             step: the optimizer step it belongs to.
             batch_idx: the index of its batch.
-            loss: shape () or (1,), unscaled; with accumulation divided by the number of batches, as Lightning has it.
+            loss: unscaled; with accumulation divided by the number of batches, as Lightning has it. What has several
+                numbers, as manual optimization may start from, is no loss, and is not kept.
         """
-        self._parts.append((step, batch_idx, loss.detach().reshape(())))
+        if loss.numel() == 1:
+            # A copy: the loss may be one number of a large tensor, or change later.
+            self._parts.append((step, batch_idx, loss.detach().reshape(()).clone()))
 
     def take(self) -> list[Loss]:
         """The losses since the last call, in the order of steps; the host waits for the device once."""
         parts, self._parts = list(self._parts), deque(maxlen=MOST)
         if not parts:
             return []
-        values = torch.stack([loss.double() for _, _, loss in parts]).tolist()
+        device = parts[0][2].device
+        values = torch.stack([loss.to(device, torch.float64) for _, _, loss in parts]).tolist()
         losses: dict[int, Loss] = {}
         for (step, batch_idx, _), value in zip(parts, values, strict=True):
             before = losses.get(step)
@@ -42,3 +48,16 @@ class LossMeter:
                 backwards = before.backwards + (batch_idx == before.batch_idx)
                 losses[step] = Loss(step, batch_idx, before.value + value, backwards)
         return list(losses.values())
+
+
+def mean_over_ranks(ranks: Sequence[Sequence[Loss]]) -> list[Loss]:
+    """The loss of each step over the data of all ranks: the mean of theirs, whose gradient all of them follow.
+
+    >>> mean_over_ranks([[Loss(0, 0, 1.0), Loss(1, 1, 1.0)], [Loss(0, 0, 3.0), Loss(1, 1, 2.0)]])
+    [Loss(step=0, batch_idx=0, value=2.0), Loss(step=1, batch_idx=1, value=1.5)]
+    """
+    by_step: dict[int, list[Loss]] = {}
+    for losses in ranks:
+        for loss in losses:
+            by_step.setdefault(loss.step, []).append(loss)
+    return [replace(all_[0], value=sum(x.value for x in all_) / len(all_)) for _, all_ in sorted(by_step.items())]

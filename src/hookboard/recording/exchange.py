@@ -98,7 +98,7 @@ class Exchange:
         self._ranks = ranks
         self._own = own
         self._agreed: Layout = {}
-        self._has_given_up = False
+        self._has_given_up = self._is_told = False
 
     @property
     def is_collective(self) -> bool:
@@ -111,8 +111,8 @@ class Exchange:
         Returns:
             Whether this rank must still take part in the next flush, to tell the others.
         """
-        stays, self._has_given_up = self.is_collective and not self._has_given_up, True
-        return stays
+        self._has_given_up = True
+        return self.is_collective and not self._is_told
 
     def bring(self, mine: Layout, pack: Callable[[Layout, Tensor], Packet]) -> tuple[Layout, Packet]:
         """The layout of all ranks, and their packet on the host.
@@ -134,7 +134,7 @@ class Exchange:
             status = torch.tensor([math.nan if self._has_given_up else is_new], dtype=torch.float64, device="cpu")
             host = pack(self._agreed, status).over(self._ranks, self._own).to_host()
             if math.isnan(host.status):
-                self._has_given_up = True
+                self._has_given_up = self._is_told = True
                 raise RuntimeError("another rank has stopped measuring")
             if not host.status:
                 return self._agreed, host

@@ -1,0 +1,191 @@
+"""Trains with a HealthMonitor on two ranks, or on one that sees the data of both, and saves what it says.
+
+python judged.py FOLDER DEVICES CASE ...
+
+CASE is one of `CASES`. Everything is in float64, so that both trainings are the same but for rounding.
+"""
+
+import math
+import sys
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from hookboard import HealthMonitor, HookboardWarning, Rule
+from hookboard.health import Page
+
+EACH = 64
+CASES = (
+    "healthy",
+    "dead",
+    "dead on rank 0",
+    "dead on rank 1",
+    "nan",
+    "late nan",
+    "spike",
+    "rare",
+    "nan behind the last look",
+    "stop",
+    "broken rule",
+    "broken page and stop",
+    "fault on rank 0",
+    "fault on rank 1",
+    "faults at each step on rank 1",
+)
+
+
+def steps_of(case):
+    return 80 if case == "spike" else 14  # a spike needs a history
+
+
+class Poison(nn.Module):
+    is_on = False
+
+    def forward(self, x):
+        return x + math.nan if self.is_on else x
+
+
+class Model(LightningModule):
+    def __init__(self, case):
+        super().__init__()
+        torch.manual_seed(0)
+        self.case = case
+        self.net = nn.Sequential(
+            nn.Linear(8, 16),
+            nn.ReLU(),
+            nn.Linear(16, 16),
+            nn.ReLU(),
+            nn.Linear(16, 16),
+            nn.ReLU(),
+            Poison(),
+            nn.Linear(16, 4),
+        )
+        with torch.no_grad():
+            if case in ("dead", "stop", "broken page and stop"):
+                self.net[2].bias.fill_(-50.0)
+            if case.startswith("dead on"):  # the last feature of the batch decides: it is -1 on one rank
+                self.net[2].bias.zero_()
+                self.net[2].weight.zero_()
+                self.net[2].weight[:, 0] = 1.0
+                self.net[0].weight[0].zero_()
+                self.net[0].weight[0, 7] = 1.0
+                self.net[0].bias[0] = 0.0
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        is_mine = self.trainer.world_size == 1 or self.global_rank == 1
+        at = steps_of(self.case) - 1 if self.case.endswith("last look") else 5
+        self.net[6].is_on = "nan" in self.case and batch_idx == at and is_mine
+        return nn.functional.cross_entropy(self.net(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def batch_of(case, step, rank):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randn(EACH, 8, generator=generator, dtype=torch.float64)
+    y = (x[:, :4]).argmax(1)
+    if case.startswith("dead on"):
+        x[:, 7] = -1.0 if case.endswith(str(rank)) else x[:, 7].abs()
+    if case == "spike" and step == steps_of(case) - 1 and rank == 1:
+        y = (y + 1) % 4
+        x = x * 100
+    if case == "rare" and rank == 0:
+        x[:, 5] = 0.0  # a column that is constant on one rank alone
+    return x, y
+
+
+class Data(IterableDataset):
+    def __init__(self, case):
+        self.case = case
+
+    def __iter__(self):
+        is_alone = not dist.is_initialized()
+        for step in range(steps_of(self.case)):
+            ranks = (0, 1) if is_alone else (dist.get_rank(),)
+            parts = [batch_of(self.case, step, rank) for rank in ranks]
+            yield tuple(torch.cat(each) for each in zip(*parts, strict=True))
+
+
+class Faulty(HealthMonitor):
+    """Has a fault of its own on one rank in the fourth step."""
+
+    guilty, is_always = 0, False
+
+    def _before_optimizer_step(self, pl_module, watch, optimizer):
+        super()._before_optimizer_step(pl_module, watch, optimizer)
+        if pl_module.global_step == 3 and pl_module.global_rank == self.guilty and not self.is_always:
+            raise RuntimeError("broken on purpose")
+
+    def _see_loss(self, trainer, pl_module, watch, loss):
+        super()._see_loss(trainer, pl_module, watch, loss)
+        if pl_module.global_step >= 3 and pl_module.global_rank == self.guilty and self.is_always:
+            raise RuntimeError("broken on purpose")
+
+
+class BrokenPage:
+    """As long as it is entered, no page can be made."""
+
+    def __enter__(self):
+        self.entry, Page.entry = Page.entry, broken
+
+    def __exit__(self, *args):
+        Page.entry = self.entry
+
+
+def broken(*args):
+    raise RuntimeError("broken on purpose")
+
+
+def train(case, devices):
+    looks = []
+    keep = Rule("keep", lambda run: looks.append(run.now) or ())
+    given = ["dead_units", "no_gradient", "not_updated", "nonfinite", "input_scale", "spike", "collapsed", keep]
+    given += ["activation_scale", "vanishing_gradient", "exploding_gradient", "not_learning", "symmetric_units"]
+    given += [Rule("broken", broken)] if case == "broken rule" else []
+    options = {"rules": given, "every_n_steps": 1, "nonfinite": "late" if case == "late nan" else "exact"}
+    if case in ("spike", "nan behind the last look") or case.startswith("faults"):
+        options["every_n_steps"] = 5
+    if case.endswith("stop"):
+        options["stop_on"] = "alarm"
+    monitor = Faulty(**options) if case.startswith("fault") else HealthMonitor(**options)
+    if case.startswith("fault"):
+        monitor.guilty, monitor.is_always = int(case[-1]), case.startswith("faults")
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=devices,
+        strategy="ddp" if devices == 2 else "auto",
+        precision="64-true",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        callbacks=[monitor],
+    )
+    page = BrokenPage() if case.startswith("broken page") else nullcontext()
+    with warnings.catch_warnings(record=True) as said, page:
+        warnings.simplefilter("always", HookboardWarning)
+        trainer.fit(Model(case), DataLoader(Data(case), batch_size=None))
+    texts = [str(warning.message) for warning in said if warning.category is HookboardWarning]
+    return monitor.verdicts, looks, texts, trainer.global_step
+
+
+def main(folder, devices, *cases):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for case in cases:
+        print(case, file=sys.stderr, flush=True)
+        kept = train(case, int(devices))
+        torch.save(kept, Path(folder) / f"{case}.{dist.get_rank() if dist.is_initialized() else 0}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

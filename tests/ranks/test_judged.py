@@ -1,0 +1,111 @@
+"""The verdicts of two processes are those of one that sees all their data; and no fault makes one wait for ever."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from judged import CASES
+
+pytestmark = pytest.mark.spawns
+
+SCRIPT = Path(__file__).with_name("judged.py")
+ONE_OF_TWO = [case for case in CASES if case.startswith("fault")]
+SAME = [case for case in CASES if case not in ONE_OF_TWO]
+
+
+class Kept(NamedTuple):
+    """What one process has seen and said."""
+
+    verdicts: tuple
+    looks: list
+    said: list
+    steps: int
+
+
+def trained(folder, devices, cases):
+    environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
+    command = [sys.executable, str(SCRIPT), str(folder), str(devices), *cases]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    return {
+        case: [Kept(*torch.load(folder / f"{case}.{rank}", weights_only=False)) for rank in range(devices)]
+        for case in cases
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return {case: kept for case, (kept,) in trained(tmp_path_factory.mktemp("alone"), 1, SAME).items()}
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("together"), 2, CASES)
+
+
+def said_of(kept):
+    return [(v.severity, v.rule, v.module, v.since, v.until, v.batch_idx) for v in kept.verdicts]
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_two_processes_give_the_verdicts_of_one(alone, together, case):
+    assert said_of(together[case][0]) == said_of(alone[case])
+    assert together[case][0].steps == together[case][1].steps == alone[case].steps
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_two_processes_have_the_losses_of_one(alone, together, case):
+    mine, theirs = ([loss for look in kept.looks for loss in look.losses] for kept in (together[case][0], alone[case]))
+    assert [(loss.step, loss.batch_idx) for loss in mine] == [(loss.step, loss.batch_idx) for loss in theirs]
+    np.testing.assert_allclose([loss.value for loss in mine], [loss.value for loss in theirs], rtol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["healthy", "dead on rank 1", "rare"])
+def test_two_processes_have_the_rows_of_one(alone, together, case):
+    for mine, theirs in zip(together[case][0].looks, alone[case].looks, strict=True):
+        assert mine.readings.keys() == theirs.readings.keys()
+        assert mine.stepped == theirs.stepped
+        for site, reading in theirs.readings.items():
+            found = mine.readings[site].channels
+            assert (found is None) == (reading.channels is None), site
+            if found is not None:
+                np.testing.assert_allclose(found, reading.channels, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("case", "rule", "module"),
+    [
+        ("dead", "dead_units", "net.2"),
+        ("nan", "nonfinite", "net.6"),
+        ("late nan", "nonfinite", "net.6"),
+        ("nan behind the last look", "nonfinite", "net.6"),
+        ("spike", "spike", ""),
+    ],
+)
+def test_the_planted_fault_is_said(together, case, rule, module):
+    assert (rule, module) in {(verdict.rule, verdict.module) for verdict in together[case][0].verdicts}
+
+
+@pytest.mark.parametrize("case", ["dead on rank 0", "dead on rank 1"])
+def test_what_is_dead_on_one_rank_alone_is_not_dead(together, case):
+    assert "dead_units" not in {verdict.rule for verdict in together[case][0].verdicts}
+
+
+def test_both_processes_end_the_fit_at_the_same_step(together):
+    assert [kept.steps for kept in together["stop"]] == [3, 3]
+
+
+@pytest.mark.parametrize("case", ONE_OF_TWO)
+def test_after_a_fault_on_one_rank_both_go_on_without_it_and_say_so_once(together, case):
+    for rank, kept in enumerate(together[case]):
+        assert kept.steps == 14
+        assert len(kept.said) == 1
+        is_mine = str(rank) == case[-1]
+        assert ("broken on purpose" if is_mine else "another rank has stopped measuring") in kept.said[0]
