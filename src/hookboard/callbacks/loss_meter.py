@@ -54,7 +54,7 @@ def mean_over_ranks(ranks: Sequence[Sequence[Loss]]) -> list[Loss]:
     """The loss of each step over the data of all ranks: the mean of theirs, whose gradient all of them follow.
 
     >>> mean_over_ranks([[Loss(0, 0, 1.0), Loss(1, 1, 1.0)], [Loss(0, 0, 3.0), Loss(1, 1, 2.0)]])
-    [Loss(step=0, batch_idx=0, value=2.0), Loss(step=1, batch_idx=1, value=1.5)]
+    [Loss(step=0, batch_idx=0, value=2.0, backwards=1), Loss(step=1, batch_idx=1, value=1.5, backwards=1)]
     """
     by_step: dict[int, list[Loss]] = {}
     for losses in ranks:
