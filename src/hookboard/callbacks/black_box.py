@@ -116,7 +116,8 @@ class BlackBox:
         """Before each backward pass: look at the loss."""
         self._backwards += 1
         if self._exact:
-            self._loss = float(loss.detach())
+            loss = loss.detach()
+            self._loss = float(loss if loss.numel() == 1 else loss.sum(dtype=torch.float64))
             if torch.is_anomaly_enabled() and not math.isfinite(self._loss):  # then backward raises
                 self._happened(self._search_forward)
         elif not (self._is_scaled and loss.dtype is torch.float16):  # it overflows when it is scaled

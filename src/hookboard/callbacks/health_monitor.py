@@ -20,7 +20,6 @@ from hookboard.health import (
     Judge,
     Layer,
     Look,
-    Loss,
     NeedsHistogram,
     Nonfinite,
     Rule,
@@ -107,6 +106,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         self.nonfinite = nonfinite
         self.stop_on = stop_on
         self._verdicts: tuple[Verdict, ...] = ()
+        self._known: dict[Stage, dict[str, Layer]] = {}
         names = [rule.name for rule in self._rules()]
         if stop_on is not None:
             chosen("stop_on", stop_on, ["alarm", *names])
@@ -158,7 +158,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         health = HealthWatch(**vars(super()._watch(trainer, pl_module, watch)))
         if watch.stage == "train":
             if trainer.is_global_zero:
-                health.judge = Judge(self._rules(), self._layers(watch.selection), self.window)
+                health.judge = Judge(self._rules(), self._known["train"], self.window)
                 health.reporter = Reporter(health.judge, watch.loggers, watch.every_n_steps)
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
@@ -171,7 +171,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         return layers_of(modules, self._weights(selection.owners))
 
     def _recorder(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> Recorder:
-        layers = self._layers(watch.selection)
+        layers = self._known[watch.stage] = self._layers(watch.selection)
         return Recorder(
             self._plan(),
             pl_module.device,
@@ -181,6 +181,12 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             channels=ChannelDims(layers),
             histogram=NeedsHistogram(layers),
         )
+
+    def _follow(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch) -> None:
+        before = watch.selection
+        super()._follow(trainer, pl_module, watch)
+        if watch.selection is not before:
+            watch.follow(self._known[watch.stage], self._layers(watch.selection))
 
     # What it does at each step.
 
@@ -248,23 +254,20 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         self.readings = tuple(reading for reading in self._flush(trainer, watch) if not reading.is_empty)
         watch.gaps_are_named = True
         losses, events = watch.since_last_look(self._has_ranks(trainer)) if watch.stage == "train" else ([], [])
-        training = self._live.get("train")
+        training, step = self._live.get("train"), logged_step(trainer)
         if training is not None and training.judge is not None:
             try:
                 self._tell(watch, events)
-                self._judge(trainer, watch, training.judge, losses)
+                if watch.stage == "train":
+                    self._verdicts = watch.judged(step, self.readings, losses)
+                else:
+                    training.judge.see_evaluation(Look(step, 0, {r.site: r for r in self.readings}))
             except Exception as error:  # the other ranks go on measuring, so this one must
                 training.judge = None
                 warn_switched_off(f"judging by {self._name}", error)
         watch.stepped = {}
         if watch.stage == "train":
             self._stop_if_asked(trainer)
-
-    def _judge(self, trainer: Trainer, watch: HealthWatch, judge: Judge, losses: Sequence[Loss]) -> None:
-        if watch.stage == "train":
-            self._verdicts = watch.judged(logged_step(trainer), self.readings, losses)
-        else:
-            judge.see_evaluation(Look(logged_step(trainer), 0, {reading.site: reading for reading in self.readings}))
 
     def written_tags(self) -> Iterator[str]:
         """None that another callback writes."""

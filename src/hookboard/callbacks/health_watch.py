@@ -12,7 +12,7 @@ from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.loss_meter import LossMeter, mean_over_ranks
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.site_watch import SiteWatch
-from hookboard.health import Judge, Look, Loss, Nonfinite, Stepped, Verdict, first_of
+from hookboard.health import Judge, Layer, Look, Loss, Nonfinite, Stepped, Verdict, first_of
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import Weight
 from hookboard.ranks import Ranks
@@ -67,6 +67,13 @@ class HealthWatch(SiteWatch):
         verdicts = self.judge.verdicts
         self.reporter.after_look(verdicts)
         return verdicts
+
+    def follow(self, known: dict[str, Layer], layers: Mapping[str, Layer]) -> None:
+        """Take other layers, where the model has changed; `known` is what the recorder reads."""
+        known.clear()
+        known.update(layers)
+        if self.judge is not None:
+            self.judge.run.follow(known)
 
     def since_last_look(self, of_all_ranks: bool) -> tuple[list[Loss], list[Nonfinite]]:
         """The losses since the last look; of all ranks with their events, which every rank must call then."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from hookboard.health.look import Look
 from hookboard.health.losses import LossCurve
 from hookboard.health.quantities import QUANTITIES
 from hookboard.health.silence import Silence, silent_in
-from hookboard.health.timeline import Timeline
+from hookboard.health.timeline import Timeline, in_order
 from hookboard.measure import FIELDS
 from hookboard.sites import Role
 
@@ -99,6 +99,29 @@ class Run:
         if self.looks:
             self.comparisons.append(compared(look, list(self.looks), self.layers))
 
+    def follow(self, layers: Mapping[str, Layer]) -> None:
+        """Take other layers, where modules of the model were replaced, added or removed.
+
+        Args:
+            layers: every layer that is watched from now on, by name.
+        """
+        known = {layer.name: (row, layer) for row, layer in enumerate(self.layers)}
+        names = [*(name for name in known if name in layers), *(name for name in layers if name not in known)]
+        place = [known[name][0] if name in known else len(known) for name in names]
+        self._ran = {name: None for name in self._ran if name in layers}
+        self.silence = {
+            name: silence for name, silence in self.silence.items() if name in layers and layers[name] == known[name][1]
+        }
+        self.layers = [layers[name] for name in names]
+        self._reorder(place)
+
+    def _reorder(self, place: Sequence[int]) -> None:
+        """Take the rows of all columns in another order; behind the last row stands that of a new layer."""
+        self._places = {layer.name: i for i, layer in enumerate(self.layers)}
+        for column in self._columns:
+            column.update({quantity: in_order(values, place) for quantity, values in column.items()})
+        self.timeline.reorder(place)
+
     def recent(self, quantity: str) -> np.ndarray:
         """A quantity of the latest looks, shape (layers, at most 64), float64; NaN where there was nothing."""
         if quantity not in self._stacked:
@@ -180,10 +203,7 @@ class Run:
         order = [*self._ran, *(name for name in before if name not in self._ran)]
         place = [before.index(name) for name in order]
         self.layers = [known[name] for name in order]
-        self._places = {name: i for i, name in enumerate(order)}
-        for column in self._columns:
-            column.update({quantity: values[place] for quantity, values in column.items()})
-        self.timeline.reorder(place)
+        self._reorder(place)
 
 
 def median_of(values: Iterable[float]) -> float:

@@ -37,5 +37,17 @@ class Timeline:
         return np.stack([column[quantity] for column in self._columns[:first]], axis=1)
 
     def reorder(self, place: Sequence[int]) -> None:
-        """Take the layers in another order: the new first one is the old number `place[0]`, and so on."""
-        self._columns = [{name: values[place] for name, values in column.items()} for column in self._columns]
+        """Take the layers in another order: the new first one is the old number `place[0]`, and so on.
+
+        A number behind the last stands for a layer that is new.
+        """
+        self._columns = [{name: in_order(values, place) for name, values in column.items()} for column in self._columns]
+
+
+def in_order(values: np.ndarray, place: Sequence[int]) -> np.ndarray:
+    """The values at these places; NaN for the place behind the last.
+
+    >>> in_order(np.array([1.0, 2.0]), [1, 0, 2])
+    array([ 2.,  1., nan])
+    """
+    return np.append(values, np.nan)[list(place)]

@@ -1,0 +1,372 @@
+"""`HealthMonitor` leaves the run as it is, leaves nothing behind, and stops for no fault of its own."""
+
+import copy
+import gc
+import pickle
+import random
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins.precision import MixedPrecision
+from oracle import rows_of_channels
+from torch import nn
+from toys import ALWAYS, Toy, batches, fit, hooked, mlp, trainer
+
+from hookboard import HealthMonitor, HookboardWarning, Rule
+from hookboard.callbacks.black_box import BlackBox
+from hookboard.callbacks.loss_meter import LossMeter
+from hookboard.callbacks.sentinels import Sentinels
+from hookboard.health import Judge, Page
+from hookboard.recording import Recorder
+
+
+def loaders(data):
+    return [torch.utils.data.DataLoader(data, batch_size=None) for _ in range(2)]
+
+
+def recording():
+    """A rule that keeps the run and every look."""
+    looks, runs = [], []
+
+    def keep(run):
+        looks.append(run.now)
+        runs.append(run)
+        return ()
+
+    return Rule("recording", keep), looks, runs
+
+
+class Messy(Toy):
+    """Its state moves at each step: dropout, averages, momentum, random numbers of numpy and Python."""
+
+    def __init__(self, stops=None):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(8, 3))
+        super().__init__(net)
+        self.stops, self.losses = stops, []
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 2 and self.stops is not None:
+            raise self.stops
+        loss = super().training_step(batch) * random.random() + float(np.random.rand())
+        self.losses.append(loss.detach().clone())
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+def trained(folder, *callbacks, **options):
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    model = Messy()
+    run = fit(folder, model, batches(*[8] * 6), *callbacks, **options)
+    state = {**model.state_dict(), "losses": torch.stack(model.losses), "random": torch.get_rng_state()}
+    state |= {f"optimizer {i}": t for i, s in enumerate(run.optimizers[0].state.values()) for t in s.values()}
+    return state, random.getstate(), np.random.get_state()[1].tolist(), run.global_step
+
+
+def assert_same(mine, theirs):
+    assert mine[0].keys() == theirs[0].keys()
+    for name, value in mine[0].items():
+        assert value.equal(theirs[0][name]), name
+    assert mine[1:] == theirs[1:]
+
+
+@pytest.mark.parametrize("options", [{}, {"nonfinite": "late"}, {"every_n_steps": 4}], ids=str)
+def test_the_run_is_the_same_bit_for_bit(tmp_path, options):
+    loops = {"limit_val_batches": 2, "val_check_interval": 2}
+    mine = trained(tmp_path / "mine", HealthMonitor(**{"every_n_steps": 1, **options}), **loops)
+    assert_same(mine, trained(tmp_path / "bare", **loops))
+
+
+BROKEN = [
+    (BlackBox, "begin_batch"),
+    (Sentinels, "total"),
+    (LossMeter, "add"),
+    (LossMeter, "take"),
+    (Recorder, "open"),
+    (Recorder, "flush"),
+    (Judge, "see"),
+    (Page, "entry"),
+    (Page, "last"),
+]
+
+
+@pytest.mark.parametrize(("owner", "method"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
+def test_a_fault_of_ours_is_one_warning_and_leaves_the_run(tmp_path, monkeypatch, owner, method):
+    bare = trained(tmp_path / "bare")
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(owner, method, broken)
+    with pytest.warns(HookboardWarning, match="broken on purpose") as said:
+        mine = trained(tmp_path / "mine", HealthMonitor())
+    assert len([warning for warning in said if warning.category is HookboardWarning]) == 1
+    assert_same(mine, bare)
+
+
+def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch):
+    lines, take = [], LossMeter.take
+    monkeypatch.setattr("hookboard.callbacks.reporter.inform", lines.append)
+
+    def broken(meter):
+        calls.append(meter)
+        if len(calls) == 3:
+            raise RuntimeError("broken on purpose")
+        return take(meter)
+
+    calls = []
+    monkeypatch.setattr(LossMeter, "take", broken)
+    monitor = HealthMonitor(rules=ALWAYS, window=1)
+    with pytest.warns(HookboardWarning, match="broken on purpose"):
+        fit(None, Messy(), batches(*[8] * 6), monitor)
+    assert len(monitor.verdicts) == 1
+    assert "1 alarm in 5 layers over 2 steps" in lines[-1]
+
+
+class CutShort(Messy):
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 2 else None
+
+
+class UserError(RuntimeError):
+    """An error of the user's."""
+
+
+@pytest.mark.parametrize("end", ["error", "interrupt", "cut short", "stop_on", "alone"])
+def test_nothing_is_left_behind(end):
+    stops = {"error": UserError("by the user"), "interrupt": KeyboardInterrupt()}.get(end)
+    model = CutShort() if end == "cut short" else Messy(stops)
+    data = batches(*[8] * 6)
+    monitor = HealthMonitor(rules=ALWAYS, window=2, stop_on="alarm" if end == "stop_on" else None)
+    run = trainer(None, monitor)
+    try:
+        run.fit(model, *loaders(data))
+    except (UserError, SystemExit, KeyboardInterrupt) as error:
+        error.__traceback__ = None
+    assert hooked(model) == []
+    assert run.global_step == (6 if end == "alone" else 2)
+    for name in ("log", "log_dict"):  # Lightning's own
+        monitor.__dict__.pop(name, None)
+    gone = [weakref.ref(thing) for thing in (model, run, *data, *model.parameters())]
+    if stops is not None:
+        stops.__traceback__ = None
+    del model, run, data, stops
+    gc.collect()
+    assert [ref() for ref in gone if ref() is not None] == []
+    assert len(monitor.verdicts) == 1
+
+
+def test_a_copy_made_while_it_is_attached_watches_nothing():
+    copies = []
+
+    class Copies(Messy):
+        def on_train_batch_end(self, *args):
+            copies.extend([copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))])
+
+    monitor = HealthMonitor(rules="toys.ALWAYS", window=1)
+    fit(None, Copies(), batches(8, 8), monitor)
+    assert all(each.verdicts for each in copies)
+    fit(None, Messy(), batches(8, 8, 8), copies[-1])
+    assert (copies[-1].verdicts[0].since, len(monitor.verdicts)) == (0, 1)
+
+
+def test_a_second_fit_is_judged_by_itself():
+    rule, looks, _ = recording()
+    monitor = HealthMonitor(rules=[rule, ALWAYS], window=2)
+    fit(None, Messy(), batches(8, 8, 8), monitor)
+    assert len(monitor.verdicts) == 1
+    fit(None, Messy(), batches(8), monitor)
+    assert monitor.verdicts == ()
+    assert [look.step for look in looks] == [0, 1, 2, 0]
+
+
+def test_a_fit_that_goes_on_from_a_checkpoint_is_looked_at_from_its_step_on(tmp_path):
+    model = Messy()
+    first = fit(None, model, batches(*[8] * 4))
+    first.save_checkpoint(tmp_path / "last.ckpt")
+    rule, looks, _ = recording()
+    again = trainer(None, HealthMonitor(rules=rule), max_epochs=2, log_every_n_steps=3)
+    again.fit(Messy(), *loaders(batches(*[8] * 4)), ckpt_path=tmp_path / "last.ckpt")
+    assert [look.step for look in looks] == [4, 5]
+
+
+@pytest.mark.filterwarnings("ignore:hookboard. HealthMonitor. the model has changed during the fit")
+def test_layers_that_are_replaced_added_and_removed_are_judged_as_they_are_now():
+    class Changes(Messy):
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 2:
+                self.net[4] = nn.Linear(8, 5)
+                self.net[3] = nn.Identity()
+                self.net.append(nn.Tanh())
+            if batch_idx == 4:
+                del self.net[5]
+
+    rule, looks, runs = recording()
+    shapes, sizes = [], []
+
+    def keep(run):
+        shapes.append({layer.name: (layer.type, layer.shapes.get("net.4.weight")) for layer in run.layers})
+        sizes.append((run.recent("activation_rms").shape, run.timeline.of("activation_rms").shape))
+        return ()
+
+    fit(None, Changes(), batches(*[8] * 6), HealthMonitor(rules=[rule, Rule("keep", keep)]))
+    assert shapes[0]["net.4"] == ("Linear", (3, 8))
+    assert shapes[3]["net.4"] == ("Linear", (5, 8))
+    assert (shapes[3]["net.3"][0], shapes[3]["net.5"][0]) == ("Identity", "Tanh")
+    assert "net.5" not in shapes[5]
+    assert looks[3].of("net.4", "output").channels.shape == (5, 10)
+    assert sizes[-1] == ((5, 6), (5, 6))
+    last = runs[-1].recent("activation_rms")[[layer.name for layer in runs[-1].layers].index("net.4")]
+    assert np.isfinite(np.delete(last, 2)).all()  # it was replaced when that batch had begun
+
+
+class Sparse(Toy):
+    def __init__(self):
+        super().__init__(nn.Embedding(1000, 200, sparse=True))
+        self.kept = []
+
+    def on_before_optimizer_step(self, optimizer):
+        self.kept.append(self.net.weight.grad.to_dense())
+
+    def training_step(self, batch):
+        return self.net(batch.abs().mul(300).long().clamp(max=999)).square().mean()
+
+    def validation_step(self, batch):
+        pass
+
+
+def test_gradient_and_weight_of_a_large_sparse_embedding_are_of_the_same_units():
+    rule, looks, _ = recording()
+    model = Sparse()
+    fit(None, model, batches(64, 64), HealthMonitor(rules=rule))
+    for look, grad in zip(looks, model.kept, strict=True):
+        rows = look.of("net.weight", "parameter_grad").channels
+        true = rows_of_channels([grad[::4]], 0)
+        np.testing.assert_allclose(rows[:, [0, 1, 2, 4]], true[:, [0, 1, 2, 4]], rtol=1e-6)
+        assert look.of("net.weight", "parameter").channels.shape == (250, 10)
+        assert 0 < (rows[:, 4] < 200).sum() < 250
+
+
+class Manual(LightningModule):
+    """Two optimizers: `in_turns` each at every second batch; with `vector`, backward passes start from many numbers."""
+
+    def __init__(self, in_turns=False, vector=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.automatic_optimization = False
+        self.generator, self.critic = mlp(), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.in_turns, self.vector = in_turns, vector
+
+    def training_step(self, batch, batch_idx):
+        for index, optimizer in enumerate(self.optimizers()):
+            if self.in_turns and batch_idx % 2 != index:
+                continue
+            self.toggle_optimizer(optimizer)
+            fake = self.generator(batch)
+            score = self.critic(fake) if index == 0 else self.critic(fake.detach()) ** 2 - self.critic(batch[:, :3])
+            optimizer.zero_grad()
+            if self.vector:
+                self.manual_backward(score, gradient=torch.ones_like(score) / len(score))
+            else:
+                self.manual_backward(score.mean())
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+    def validation_step(self, batch):
+        pass
+
+    def configure_optimizers(self):
+        return [torch.optim.Adam(part.parameters(), lr=1e-3) for part in (self.generator, self.critic)]
+
+
+@pytest.mark.parametrize("options", [{}, {"in_turns": True}, {"vector": True}], ids=str)
+def test_two_optimizers_by_hand_are_no_alarm(options):
+    monitor = HealthMonitor()
+    fit(None, Manual(**options), batches(*[16] * 40), monitor)
+    assert [verdict for verdict in monitor.verdicts if verdict.severity == "alarm"] == []
+
+
+def test_a_layer_that_is_frozen_during_the_fit_is_no_alarm():
+    class Freezes(Messy):
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 5:
+                self.net[0].requires_grad_(False)
+
+    monitor = HealthMonitor()
+    fit(None, Freezes(), batches(*[16] * 20), monitor)
+    assert [v for v in monitor.verdicts if v.rule in ("no_gradient", "not_updated")] == []
+
+
+def test_a_step_that_overflowed_is_no_alarm():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60, backoff_factor=2.0**-12, growth_interval=1000)
+    monitor = HealthMonitor()
+    data = batches(*[16] * 12)
+    fit(None, Toy(mlp()), data, monitor, plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)])
+    assert [verdict for verdict in monitor.verdicts if verdict.severity == "alarm"] == []
+
+
+@pytest.mark.parametrize("sizes", [[0, 0, 0, 0], [4, 0, 4, 0, 4]], ids=str)
+@pytest.mark.parametrize("nonfinite", ["exact", "late"])
+def test_empty_batches_are_no_fault(sizes, nonfinite):
+    monitor = HealthMonitor(nonfinite=nonfinite)
+    fit(None, Toy(mlp(), loss=lambda y: y.square().sum()), batches(*sizes), monitor)
+    assert [verdict for verdict in monitor.verdicts if verdict.severity == "alarm"] == []
+
+
+class Bare(LightningModule):
+    """Has a parameter and no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def training_step(self, batch):
+        return (batch * self.scale).square().mean()
+
+    def validation_step(self, batch):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def test_a_model_without_layers_is_no_fault():
+    fit(None, Bare(), batches(4, 4), HealthMonitor())
+
+
+def test_a_fast_dev_run_is_left_alone():
+    monitor = HealthMonitor()
+    run = trainer(None, monitor, fast_dev_run=True)
+    run.fit(Messy(), *loaders(batches(8, 8)))
+    assert monitor.verdicts == ()
+
+
+class Twice(nn.Module):
+    """Calls a module twice and another behind it, in an order that changes from step to step."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.same, self.calls = self.shared, 0
+
+    def forward(self, x):
+        self.calls += 1
+        first, second = (self.shared, self.other) if self.calls % 2 else (self.other, self.shared)
+        return self.same(second(first(x)))
+
+
+def test_modules_that_are_shared_called_twice_and_in_another_order_have_the_rows_of_all_calls():
+    rule, looks, runs = recording()
+    fit(None, Toy(Twice()), batches(*[5] * 4), HealthMonitor(rules=rule))
+    for look in looks:
+        assert look.of("net.shared", "output").moments.count == 2 * 5 * 4
+        assert look.of("net.other", "output").moments.count == 5 * 4
+    assert [layer.name for layer in runs[-1].layers] == ["net.shared", "net.other"]
