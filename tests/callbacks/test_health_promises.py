@@ -5,6 +5,7 @@ import gc
 import pickle
 import random
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from oracle import rows_of_channels
 from torch import nn
 from toys import ALWAYS, Toy, batches, fit, hooked, mlp, trainer
 
-from hookboard import HealthMonitor, HookboardWarning, Rule
+from hookboard import HealthMonitor, HookboardWarning, Rule, health
 from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.loss_meter import LossMeter
 from hookboard.callbacks.sentinels import Sentinels
 from hookboard.health import Judge, Page
+from hookboard.measure import FIELDS
 from hookboard.recording import Recorder
 
 
@@ -370,3 +372,46 @@ def test_modules_that_are_shared_called_twice_and_in_another_order_have_the_rows
         assert look.of("net.shared", "output").moments.count == 2 * 5 * 4
         assert look.of("net.other", "output").moments.count == 5 * 4
     assert [layer.name for layer in runs[-1].layers] == ["net.shared", "net.other"]
+
+
+def test_units_that_are_copies_of_each_other_are_said_in_a_real_training():
+    model = Toy(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))
+    with torch.no_grad():
+        for layer in (model.net[0], model.net[2]):
+            layer.weight.copy_(layer.weight[:1].expand_as(layer.weight))
+            layer.bias.zero_()
+        model.net[2].weight.fill_(0.3)
+    monitor = HealthMonitor(rules="symmetric_units")
+    fit(None, model, batches(*[16] * 6), monitor)
+    assert ("symmetric_units", "net.0") in {(verdict.rule, verdict.module) for verdict in monitor.verdicts}
+
+
+class Recurrent(nn.Module):
+    """Its gates are wide open and its cells full."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 3)
+        with torch.no_grad():
+            self.lstm.bias_ih_l0.fill_(9.0)
+
+    def forward(self, x):
+        return self.head(self.lstm(x.unsqueeze(1).expand(-1, 60, -1))[0])
+
+
+def test_gates_that_are_wide_open_are_said_in_a_real_training():
+    monitor = HealthMonitor(rules="saturated")
+    fit(None, Toy(Recurrent()), batches(*[16] * 6), monitor)
+    assert ("saturated", "net.lstm") in {(verdict.rule, verdict.module) for verdict in monitor.verdicts}
+
+
+def test_what_the_built_in_rules_read_of_a_reading_is_measured():
+    rule, looks, _ = recording()
+    fit(None, Toy(mlp()), batches(8), HealthMonitor(rules=rule))
+    measured = [reading.channels for reading in looks[0].readings.values() if reading.channels is not None]
+    assert all(np.isfinite(np.delete(rows, FIELDS.index("abs_mean"), axis=1)).all() for rows in measured)
+    for path in Path(health.__file__).parent.rglob("*.py"):
+        text = path.read_text()
+        assert "moments.abs_mean" not in text, path
+        assert '"abs_mean"' not in text, path

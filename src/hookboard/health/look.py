@@ -49,7 +49,8 @@ class Look:
         batch_idx: the index of its batch.
         readings: site to reading, in the order of execution. In training: outputs with their channels, gradients of
             outputs, parameters (after the step), their gradients, `parameter_before` and `parameter_update`, the last
-            only of weights that an optimizer holds; and `input` of the layers that take the batch.
+            only of weights that an optimizer holds; and `input` of the layers that take the batch. Their `abs_mean` is
+            not measured: NaN.
         losses: of every step since the look before, this one included, in their order.
         stepped: what the optimizers do with each weight, by its name; a weight that no optimizer holds, or that is
             frozen now, is not there.

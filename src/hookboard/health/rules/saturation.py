@@ -147,8 +147,9 @@ def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
     if reading is None or not reading.moments.count:
         return
     advice = "Look at how its biases and weights are initialized: gates want to begin half open."
-    if reading.moments.rms >= END and reading.moments.max <= 1 and reading.moments.min >= -1:
-        evidence = f"its outputs lie at the ends of their range: an RMS of {reading.moments.rms:.2g}"
+    # Between -1 and 1 the mean of squares is the smaller one: absolute values are as large on average, or larger.
+    if reading.moments.rms**2 >= END and reading.moments.max <= 1 and reading.moments.min >= -1:
+        evidence = f"its outputs lie at the ends of their range: their RMS is {reading.moments.rms:.2g}"
         yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=1.0)
         return
     rms = run.recent("activation_rms")[: run.place(layer.name), -1]

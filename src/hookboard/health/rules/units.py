@@ -14,7 +14,7 @@ from hookboard.health.silence import EXACT
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 
-_COUNT, _MEAN, _DEVIATION, _ABS_MEAN, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "abs_mean", "zeros"))
+_COUNT, _MEAN, _DEVIATION, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "zeros"))
 _MIN, _MAX = map(FIELDS.index, ("min", "max"))
 
 MOST = 0.9
