@@ -134,13 +134,21 @@ def test_an_lstm_whose_outputs_are_all_near_1_is_saturated():
     assert symptom.module == "lstm"
 
 
-@pytest.mark.parametrize(("certain", "loss", "fires"), [(0.9, 1.6, True), (0.6, 1.6, False), (0.9, 0.4, False)])
-def test_a_softmax_that_is_certain_while_the_loss_stays_high_is_followed_by_another(certain, loss, fires):
+@pytest.mark.parametrize(
+    ("mean", "start", "fires"),
+    [
+        (0.0, 2.3, True),
+        (-0.1, 2.3, False),  # the logarithm of its answers: only the right class has a gradient
+        (0.0, 0.09, False),  # a squared error
+    ],
+)
+def test_a_softmax_before_a_loss_that_takes_one_itself_is_an_alarm(mean, start, fires):
     layers = [linear("head", 10), Layer("softmax", "Softmax", "other")]
-    rows = [row(100, 0.1, (certain / 10 - 0.01) ** 0.5, low=0.0, high=1.0) for _ in range(10)]
+    answers = [row(100, 0.1, 0.01, low=0.0, high=1.0) for _ in range(10)]
 
     def seen(n):
-        return [outputs("head", noise(10)), outputs("softmax", rows)]
+        gradient = reading("softmax", "grad_output", [row(1000, mean, 0.3)])
+        return [outputs("head", noise(10)), outputs("softmax", answers), gradient]
 
-    found = symptoms(SATURATED, run_of(layers, seen, losses=lambda n: [2.3 - (2.3 - loss) * n / 5] * 10))
-    assert [(s.module, s.severity, s.since) for s in found] == ([("softmax", "alarm", 0)] if fires else [])
+    found = symptoms(SATURATED, run_of(layers, seen, losses=lambda n: [start] * 10))
+    assert [(s.module, s.severity) for s in found] == ([("softmax", "alarm")] if fires else [])

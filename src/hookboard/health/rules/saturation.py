@@ -26,12 +26,12 @@ FULL, CHAIN = 0.65, 3
 """Share that half of the hidden layers, of so many at least, must reach from the first look on to be an alarm whatever
 the loss does. Healthy trainings of the benchmark's tuning half reach 0.47 in one layer."""
 
-CERTAIN = 0.7
-"""Sum of the squared answers of a softmax (1 where all are 0 or 1) from which they are certain (a choice)."""
+BALANCED = 1e-3
+"""The mean of the gradient of a softmax, as a share of its RMS, under which each sample's adds up to 0: behind it the
+loss takes a softmax of its own. Where the loss takes the logarithm of its answers it is 1 / sqrt(classes)."""
 
-WRONG = 0.6
-"""Share of the loss of chance that is left all the same, where another softmax follows: of ten classes the loss cannot
-fall under 1.46 then, which is 0.63 of that of chance."""
+NEAR = 0.1
+"""How close to the loss of chance the first loss must be to be a cross entropy, as a share (a choice)."""
 
 SHUT = 0.02
 """RMS of the output of an LSTM or GRU, as a share of that of its input (1 at most), under which its gates are shut (a
@@ -126,19 +126,22 @@ def _symptom(run: Run, layer: Layer, share: float, others: list[float], severity
 
 
 def _softmax_twice(run: Run, layer: Layer) -> Iterator[Symptom]:
-    """A softmax that is certain of its answers, while the loss hardly is: the loss takes a softmax of its own."""
-    reading, chance, level = run.now.of(layer.name, "output"), run.losses.chance, run.losses.level()
-    if reading is None or reading.channels is None or not chance:
+    """A softmax before a loss that takes one itself.
+
+    Two things tell it from the likelihood and from a squared error: the gradients of each sample add up to 0, and the
+    first loss is that of chance.
+    """
+    gradient, chance, start = run.now.of(layer.name, "grad_output"), run.losses.chance, run.losses.start
+    if gradient is None or not gradient.moments.rms or not chance or abs(start - chance) > NEAR * chance:
         return
-    certain = len(reading.channels) * reading.moments.rms**2
-    if certain >= CERTAIN and level >= WRONG * chance:
-        evidence = (
-            f"its answers are certain (their squares add up to {certain:.2f}), and the loss is still {level:.3g}; that "
-            f"of chance is {chance:.3g}: a softmax of the loss follows this one."
-        )
-        advice = "Leave out this softmax: CrossEntropyLoss takes one itself."
-        first = run.first.step if run.first is not None else None
-        yield Symptom(layer.name, evidence, advice, "alarm", size=certain, since=first)
+    if abs(gradient.moments.mean) > BALANCED * gradient.moments.rms:
+        return
+    evidence = (
+        f"the gradient of its answers adds up to 0 for each sample (its mean is {abs(gradient.moments.mean):.1g}, its "
+        f"RMS {gradient.moments.rms:.1g}): a softmax of the loss follows, which sees nothing beyond 0 to 1"
+    )
+    advice = "Leave out this softmax: CrossEntropyLoss takes one itself."
+    yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, "alarm", size=1.0)
 
 
 def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
