@@ -193,3 +193,17 @@ def test_a_model_without_parameters_of_its_layers_is_looked_at():
 
     (look,) = looks_of(Alone(), batches(4))
     assert math.isfinite(look.of("scale", "parameter_grad").moments.mean)
+
+
+def test_rare_tokens_of_a_large_embedding_are_well():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(5000, 32), nn.Linear(32, 3)
+
+        def forward(self, x):
+            return self.head(self.embedding((x[:, 0] > 0).long() + 1))  # rows 1 and 2; every third one is measured
+
+    monitor = HealthMonitor(rules=["no_gradient", "not_updated"], window=2)
+    fit(None, Toy(Tokens()), batches(*[8] * 6), monitor)
+    assert monitor.verdicts == ()

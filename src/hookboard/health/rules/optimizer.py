@@ -1,7 +1,8 @@
 """Rules about what reaches the weights: `no_gradient` and `not_updated`."""
 
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
@@ -201,8 +202,17 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
 
 
 def _stepped_weights(look: Look, layer: Layer) -> list[str]:
-    """Its trainable weights that an optimizer stepped at this look."""
-    return [name for name in layer.weights if name in layer.trainable and name in look.stepped]
+    """Its trainable weights that an optimizer stepped at this look.
+
+    A large embedding of which only some rows were measured is left out: the tokens of the batch may be in none of them.
+    """
+    stepped = [name for name in layer.weights if name in layer.trainable and name in look.stepped]
+    return [name for name in stepped if layer.kind != "embedding" or _is_whole(look, name, layer.shapes.get(name, ()))]
+
+
+def _is_whole(look: Look, name: str, shape: Sequence[int]) -> bool:
+    reading = look.of(name, "parameter")
+    return reading is None or reading.moments.count + reading.moments.nonfinite >= math.prod(shape)
 
 
 def _main_weights(layer: Layer, names: Iterable[str]) -> list[str]:
