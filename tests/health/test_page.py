@@ -7,7 +7,7 @@ from health.looks import layers, look, reading, row
 from hookboard.health import Judge, Layer, Page, Rule, Symptom, Verdict, closing, news
 from hookboard.health.curves import SHOWN, layout
 from hookboard.health.page import marks_of, pictures
-from hookboard.health.report import COLUMNS, LOOK_AT, MOST_ROWS, table_of
+from hookboard.health.report import COLUMNS, LOOK_AT, MOST_ROWS, headline, table_of
 from hookboard.images.heat_colours import MARKS
 
 MOST_TAGS = 24 - 1
@@ -162,7 +162,7 @@ def test_the_table_says_all_of_a_verdict_and_where_to_look():
         "advice": ALARM.advice,
         "look at": "health/dead_fraction",
     }
-    (line,) = [line for line in table.text.splitlines() if "net.7" in line]
+    (line,) = [line for line in table.text.splitlines() if line.startswith("|") and "net.7" in line]
     assert [cell.strip() for cell in line.strip("|").split("|")] == [
         "**▲ alarm**<br>dead_units",
         "net.7",
@@ -195,11 +195,41 @@ def test_what_each_rule_points_at_is_written_by_the_page():
 
 def test_a_healthy_run_has_a_verdict_too():
     table = table_of(trained(62, sick="").run, [], every_n_steps=10)
-    assert table.text.split("\n\n") == [
-        "Nothing stands out in 62 layers over 291 steps.",
-        "Looked at 62 layers at 30 steps from 0 to 290, every 10th step.",
-    ]
-    assert table.rows[0][0] == "Nothing stands out in 62 layers over 291 steps."
+    first, last = table.text.split("\n\n")
+    assert first == table.rows[0][0] == "Nothing stands out in 62 layers at 30 looks, from step 0 to 290."
+    assert last.startswith("Looked at 62 layers at 30 steps from 0 to 290, every 10th step. ")
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_too_few_looks_are_not_called_healthy(looks):
+    said = headline(trained(5, looks=looks, sick="").run, [])
+    assert f"only {looks} look" in said
+    assert said.endswith("most verdicts need 3: in a short run, lower every_n_steps.")
+
+
+def test_the_table_names_the_worst_layers_of_the_charts():
+    last = table_of(trained(20, sick="net.3").run, []).text.splitlines()[-1]
+    assert "worst layer of each chart at the last look: net.3 (RMS of activations, RMS of gradients, " in last
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("its output grows", "Its output grows."),
+        ("Lower the rate.", "Lower the rate."),
+        ("net.0 gave 0", "net.0 gave 0."),
+        ("head gave 0", "head gave 0."),
+        ("'head' gave 0", "'head' gave 0."),
+        ("is it there?", "Is it there?"),
+        ("it grows. (it follows from spike in net.1)", "It grows (it follows from spike in net.1)."),
+    ],
+)
+def test_what_rules_say_is_shown_in_sentences_of_one_style(given, shown):
+    verdict = replace(ALARM, module="head", evidence=given, advice=given)
+    run = trained(2).run
+    assert table_of(run, [verdict]).rows[0][5:7] == (shown, shown)
+    assert " ".join(" ".join(closing(run, [verdict])).split()).endswith(f": {shown} Try: {shown}")
+    assert news(verdict).endswith(f": {shown}")
 
 
 def test_a_long_table_is_cut_off_and_says_so():
@@ -215,7 +245,7 @@ def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():
     judge = trained(20)
     long = Verdict("note", "spike", "net.3", 5, 5, "a very long sentence " * 8, "b\nc", batch_idx=3)
     lines = closing(judge.run, [ALARM, long, long, long], ["tensorboard --logdir logs"])
-    assert lines[0] == "HealthMonitor: 1 alarm and 3 notes in 20 layers over 291 steps."
+    assert lines[0] == "HealthMonitor: 1 alarm and 3 notes in 20 layers at 30 looks, from step 0 to 290."
     assert lines[1] == "  alarm: dead_units in net.7 since step 20: 96 of 96 units gave 0. Try: Lower the rate."
     assert "at step 5 (batch 3)" in lines[2]
     assert lines[-2:] == ["  and 1 more in monitor.verdicts", "  Look at: tensorboard --logdir logs"]
@@ -228,8 +258,8 @@ def test_a_path_is_never_broken_in_two():
     assert any(path in line for line in closing(trained(2).run, [], [f"tensorboard --logdir {path}"]))
 
 
-def test_a_new_alarm_is_one_line_of_a_terminal():
+def test_a_new_alarm_is_told_in_full_in_lines_that_fit_a_terminal():
     assert news(ALARM) == "HealthMonitor: alarm: dead_units in net.7 since step 20: 96 of 96 units gave 0."
     long = Verdict("alarm", "dead_units", "net.7", 20, None, "so\nmany " * 40, "")
-    assert len(news(long)) <= 100
-    assert "\n" not in news(long)
+    assert max(map(len, news(long).splitlines())) <= 100
+    assert news(long).count("many") == 40

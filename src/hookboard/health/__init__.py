@@ -10,7 +10,7 @@ from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
 from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of
 from hookboard.health.page import Page
-from hookboard.health.report import closing, news
+from hookboard.health.report import closing, ended_by, news
 from hookboard.health.rule import Rule, rules_of
 from hookboard.health.rules import RULES
 from hookboard.health.run import Run
@@ -35,6 +35,7 @@ __all__ = [
     "Verdict",
     "before_nonfinite",
     "closing",
+    "ended_by",
     "first_of",
     "layers_of",
     "news",

@@ -31,7 +31,9 @@ def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
         if len(finite):
             levels = np.percentile(finite, list(PERCENTILES.values())).tolist()
             found |= {f"health/{quantity}/{name}": level for name, level in zip(PERCENTILES, levels, strict=True)}
-            found[f"health/{quantity}/worst"] = _worst(quantity, values, run, verdicts)
+            layer = worst(quantity, run, verdicts)
+            if layer is not None:
+                found[f"health/{quantity}/worst"] = layer[1]
     return found
 
 
@@ -48,21 +50,24 @@ def layout() -> Layout:
     return {"health: all layers": usual, "health: the worst layer": worst}
 
 
+def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, float] | None:
+    """The name and the value of the layer with the worst verdict; without one, of that farthest from the others.
+
+    Of dead units the greatest share. None if no layer has a finite value.
+    """
+    values = run.recent(quantity)[:, -1]
+    places = np.flatnonzero(np.isfinite(values))
+    if not len(places):
+        return None
+    logs = np.log10(np.maximum(values[places], np.finfo(np.float64).tiny))
+    place = int(places[np.argmax(np.abs(logs - np.median(logs)))])
+    if quantity == "dead_fraction":
+        place = int(places[np.argmax(values[places])])
+    else:
+        lasting = (run.place(verdict.module) for verdict in verdicts if verdict.until is None)
+        place = next((sick for sick in lasting if sick in places), place)
+    return run.layers[place].name, float(values[place])
+
+
 def _tags(quantity: str, *names: str) -> list[str]:
     return [f"health/{quantity}/{name}" for name in names]
-
-
-def _worst(quantity: str, values: np.ndarray, run: Run, verdicts: Sequence[Verdict]) -> float:
-    """The value of the layer with the worst verdict; without one, the value farthest from the others.
-
-    Of dead units the greatest share.
-    """
-    finite = values[np.isfinite(values)]
-    if quantity == "dead_fraction":
-        return float(finite.max())
-    for verdict in verdicts:
-        place = run.place(verdict.module)
-        if verdict.until is None and place < len(values) and np.isfinite(values[place]):
-            return float(values[place])
-    logs = np.log10(np.maximum(finite, np.finfo(np.float64).tiny))
-    return float(finite[np.argmax(np.abs(logs - np.median(logs)))])

@@ -4,6 +4,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
+from hookboard.health.curves import SHOWN, worst
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Verdict
 from hookboard.writers import Table, escaped, markdown
@@ -68,18 +69,21 @@ def table_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = 
         rows = ((headline(run, verdicts), *[""] * (len(COLUMNS) - 1)),)  # for loggers that take rows alone
     cells = [_cells(verdict) for verdict in verdicts[:MOST_ROWS]]
     in_markdown = markdown(["verdict", "layer", "steps", "what is seen, and what to try"], cells) if cells else ""
-    text = "\n\n".join(filter(None, [headline(run, verdicts), in_markdown, f"{more}{seen}{rhythm}"]))
+    last = f"{more}{seen}{rhythm}{_worst_layers(run, verdicts)}"
+    text = "\n\n".join(filter(None, [headline(run, verdicts), in_markdown, last]))
     return Table(COLUMNS, rows, text)
 
 
 def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """How many verdicts there are, in one sentence."""
-    where = f"in {_many(len(run.layers), 'layer')} over {_many(_steps(run), 'step')}"
-    if not verdicts:
-        return f"Nothing stands out {where}."
+    """How many verdicts there are, in one sentence; it says so if there were too few looks for more."""
     alarms = sum(verdict.severity == "alarm" for verdict in verdicts)
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
-    return f"{' and '.join(_many(count, noun) for count, noun in counts if count)} {where}."
+    found = " and ".join(_many(count, noun) for count, noun in counts if count) or "Nothing stands out"
+    where = f"{found} in {_many(len(run.layers), 'layer')}"
+    if run.seen < run.window:
+        looks = f"there {'was' if run.seen == 1 else 'were'} only {_many(run.seen, 'look')}"
+        return f"{where}, but {looks}, and most verdicts need {run.window}: in a short run, lower every_n_steps."
+    return f"{where} at {_many(run.seen, 'look')}, from step {_ends(run)}."
 
 
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -> list[str]:
@@ -92,7 +96,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
     """
     lines = [f"HealthMonitor: {headline(run, verdicts)}"]
     for verdict in verdicts[:MOST_LINES]:
-        lines += _wrapped(f"{_title(verdict)}: {verdict.evidence} Try: {verdict.advice}", "  ", 4)
+        lines += _wrapped(f"{_title(verdict)}: {_evidence(verdict)} Try: {_advice(verdict)}", "  ", 4)
     if len(verdicts) > MOST_LINES:
         lines.append(f"  and {len(verdicts) - MOST_LINES} more in monitor.verdicts")
     for place in places:
@@ -101,9 +105,41 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
 
 
 def news(verdict: Verdict) -> str:
-    """One line for a verdict that is new, at most 100 characters."""
-    line = _one_line(f"HealthMonitor: {_title(verdict)}: {verdict.evidence}")
-    return line if len(line) <= WIDTH else f"{line[: WIDTH - 3].rstrip()}..."
+    """What is said of a verdict that is new: its evidence in full, in lines of at most 100 characters."""
+    return "\n".join(_wrapped(f"HealthMonitor: {_title(verdict)}: {_evidence(verdict)}", "", 4))
+
+
+def sentence(text: str, module: str = "") -> str:
+    """The text as a sentence: with a capital, unless it begins with the name of a layer, and with a full stop.
+
+    Args:
+        text: evidence or advice.
+        module: the layer that it may begin with.
+
+    >>> sentence("its output grows. (it follows from spike)")
+    'Its output grows (it follows from spike).'
+    >>> sentence("head gave 0", "head"), sentence("net.0 gave 0!")
+    ('head gave 0.', 'net.0 gave 0!')
+    """
+    text = re.sub(r"\.( \(it follows from .*\))$", r"\1", text.strip())
+    if text and text[-1] not in ".!?":
+        text += "."
+    first = re.match(r"[a-z][a-z'-]*(?=[\s,;:]|\.?$)", text)
+    return text if first is None or first.group() == module else text[0].upper() + text[1:]
+
+
+def ended_by(verdict: Verdict, step: int) -> str:
+    """Says that the fit ends after this optimizer step because of an alarm; the subject of the sentence is left out."""
+    where = f" in {verdict.module}" if verdict.module else ""
+    return f"ends the fit after step {step} because of {verdict.rule}{where}. {_evidence(verdict)}"
+
+
+def _evidence(verdict: Verdict) -> str:
+    return sentence(verdict.evidence, verdict.module)
+
+
+def _advice(verdict: Verdict) -> str:
+    return sentence(verdict.advice, verdict.module)
 
 
 def _title(verdict: Verdict) -> str:
@@ -124,7 +160,7 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
     if verdict.batch_idx is not None:
         steps.append(f"batch {verdict.batch_idx}")
     tag = LOOK_AT.get(verdict.rule, "")
-    said = [_broken(verdict.evidence), f"**Try:** {_broken(verdict.advice)}", f"**See:** {tag}" if tag else ""]
+    said = [_broken(_evidence(verdict)), f"**Try:** {_broken(_advice(verdict))}", f"**See:** {tag}" if tag else ""]
     return (
         f"{strong}<br>{escaped(verdict.rule)}",
         "<br>".join(map(escaped, _name_in_lines(verdict.module or "the whole model"))),
@@ -155,8 +191,8 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
         verdict.module or "the whole model",
         f"{verdict.since}{batch}",
         "now" if verdict.until is None else str(verdict.until),
-        verdict.evidence,
-        verdict.advice,
+        _evidence(verdict),
+        _advice(verdict),
         LOOK_AT.get(verdict.rule, ""),
     )
 
@@ -177,8 +213,15 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _steps(run: Run) -> int:
-    return 0 if run.first is None else run.now.step - run.first.step + 1
+def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
+    """Names the layers that the charts call the worst at the latest look."""
+    found = {quantity: worst(quantity, run, verdicts) for quantity in SHOWN} if run.seen else {}
+    named: dict[str, list[str]] = {}
+    for quantity, layer in found.items():
+        if layer is not None and not (quantity == "dead_fraction" and layer[1] == 0):
+            named.setdefault(layer[0], []).append(SHOWN[quantity])
+    parts = [f"{escaped(name)} ({', '.join(words)})" for name, words in named.items()]
+    return f" The worst layer of each chart at the last look: {'; '.join(parts)}." if parts else ""
 
 
 def _ends(run: Run) -> str:
