@@ -24,7 +24,7 @@ def recording():
 def lines(monkeypatch):
     """What the monitor says in the terminal."""
     said = []
-    monkeypatch.setattr("hookboard.callbacks.health_monitor.inform", said.append)
+    monkeypatch.setattr("hookboard.callbacks.health_watch.inform", said.append)
     return said
 
 
@@ -123,7 +123,18 @@ def test_a_symptom_becomes_a_verdict_when_it_has_lasted_for_the_window():
 def test_stop_on_ends_the_fit_and_says_why(stop_on, lines):
     run = fit(None, Toy(mlp()), batches(*[4] * 10), HealthMonitor(rules=ALWAYS, window=2, stop_on=stop_on))
     assert run.global_step == 2
-    assert any("ends the fit: always in 'net.0'. it is there" in line for line in lines)
+    assert any("ends the fit after step 1 because of always in net.0. It is there." in line for line in lines)
+
+
+@pytest.mark.parametrize("stop_on", ["nonfinite", "alarm"])
+def test_a_nan_ends_the_fit_in_its_own_step_between_two_looks(stop_on, lines):
+    data = batches(*[4] * 40)
+    data[7][0, 0] = math.nan
+    monitor = HealthMonitor(nonfinite="exact", stop_on=stop_on, every_n_steps=20)
+    run = fit(None, Toy(mlp()), data, monitor)
+    assert run.global_step == 8, "the step of the NaN is made, and it is the last"
+    (line,) = lines
+    assert "ends the fit after step 7 because of nonfinite in net.0." in line
 
 
 def test_stop_on_a_rule_that_is_silent_lets_the_fit_go_on():

@@ -12,7 +12,7 @@ from hookboard.callbacks.course import is_due
 from hookboard.callbacks.health_watch import HealthWatch, some_units, stepped_by
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.reporter import Reporter
-from hookboard.callbacks.trainer import inform, is_alone, is_fast_dev_run, logged_step
+from hookboard.callbacks.trainer import is_alone, is_fast_dev_run, logged_step
 from hookboard.callbacks.watch import Selection, Watch
 from hookboard.health import (
     RULES,
@@ -71,8 +71,8 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             backward pass and runs the batch again to find it; the host waits for the device at each step. `late` does
             not wait, and names the step exactly and the module from the next look. `auto` is `exact` on the CPU and
             `late` elsewhere.
-        stop_on: End the fit when one of these rules gives an alarm: names of rules, or `alarm` for any. Left out:
-            never.
+        stop_on: End the fit when one of these rules gives an alarm: names of rules, or `alarm` for any. The step in
+            which that is seen is still made. Left out: never.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
 
@@ -235,8 +235,9 @@ class HealthMonitor(SiteLogger[HealthWatch]):
 
     def _tell_events(self, trainer: Trainer, watch: HealthWatch) -> None:
         """Tell what the black box has found; several ranks do that together, at the next look."""
-        if not self._has_ranks(trainer):
-            self._tell(watch, watch.new_events())
+        if not self._has_ranks(trainer) and (events := watch.new_events()):
+            self._tell(watch, events)
+            watch.end_if_asked(trainer, self.stop_on, self._verdicts)
 
     def _tell(self, watch: HealthWatch, events: Sequence[Nonfinite]) -> None:
         if events and watch.judge is not None:
@@ -267,7 +268,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
                 warn_switched_off(f"judging by {self._name}", error)
         watch.stepped = {}
         if watch.stage == "train":
-            self._stop_if_asked(trainer)
+            watch.end_if_asked(trainer, self.stop_on, self._verdicts)
 
     def written_tags(self) -> Iterator[str]:
         """None that another callback writes."""
@@ -288,13 +289,3 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     def _drop(self, watch: HealthWatch) -> None:
         watch.close()
         super()._drop(watch)
-
-    def _stop_if_asked(self, trainer: Trainer) -> None:
-        if self.stop_on is None:
-            return
-        asked = {self.stop_on} if isinstance(self.stop_on, str) else {*self.stop_on}
-        guilty = next((v for v in self._verdicts if v.severity == "alarm" and {"alarm", v.rule} & asked), None)
-        if trainer.strategy.reduce_boolean_decision(guilty is not None, all=False):
-            trainer.should_stop = True
-            if guilty is not None:
-                inform(f"{self._name} ends the fit: {guilty.rule} in {guilty.module!r}. {guilty.evidence}")

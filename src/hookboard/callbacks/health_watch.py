@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
@@ -12,7 +13,8 @@ from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.loss_meter import LossMeter, mean_over_ranks
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.site_watch import SiteWatch
-from hookboard.health import Judge, Layer, Look, Loss, Nonfinite, Stepped, Verdict, first_of
+from hookboard.callbacks.trainer import inform, logged_step
+from hookboard.health import Judge, Layer, Look, Loss, Nonfinite, Stepped, Verdict, ended_by, first_of
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import Weight
 from hookboard.ranks import Ranks
@@ -35,6 +37,7 @@ class HealthWatch(SiteWatch):
         reporter: tells what the judge says.
         black_box: finds the first NaN or Inf; None outside of training.
         told: how many of the black box's events have been told.
+        is_ending: whether it has ended the fit.
     """
 
     losses: LossMeter = field(default_factory=LossMeter, kw_only=True)
@@ -45,6 +48,7 @@ class HealthWatch(SiteWatch):
     reporter: Reporter | None = field(default=None, kw_only=True)
     black_box: BlackBox | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
+    is_ending: bool = field(default=False, kw_only=True)
 
     def judged(self, step: int, readings: Sequence[Reading], losses: Sequence[Loss]) -> tuple[Verdict, ...]:
         """Take a look, judge the run, and tell what the judge says.
@@ -95,6 +99,23 @@ class HealthWatch(SiteWatch):
         looks, verdicts = self.judge.run.looks, self.judge.verdicts
         self.reporter.at_event(verdicts, events[0].step, looks[-1] if looks else None)
         return verdicts
+
+    def end_if_asked(self, trainer: Trainer, stop_on: str | Sequence[str] | None, verdicts: Sequence[Verdict]) -> None:
+        """End the fit with this batch, once, if a rule of `stop_on` gives an alarm. Every rank must call this.
+
+        Args:
+            trainer: the Trainer.
+            stop_on: names of rules, or `alarm` for any; None for never.
+            verdicts: of this rank, worst first.
+        """
+        if stop_on is None or self.is_ending:
+            return
+        asked = {stop_on} if isinstance(stop_on, str) else {*stop_on}
+        guilty = next((v for v in verdicts if v.severity == "alarm" and {"alarm", v.rule} & asked), None)
+        if trainer.strategy.reduce_boolean_decision(guilty is not None, all=False):
+            trainer.should_stop = self.is_ending = True
+            if guilty is not None:
+                inform(f"HealthMonitor {ended_by(guilty, logged_step(trainer))}")
 
     def close(self) -> None:
         """Tell the verdict of the run, after an exception or a fault too; it does not raise."""
