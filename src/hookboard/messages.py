@@ -1,6 +1,8 @@
 """Warnings and errors: the category of warnings, errors about unknown names, and lists of names in one line."""
 
 import difflib
+import os
+import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -27,7 +29,8 @@ def warn_switched_off(what: str, error: Exception) -> None:
         what: what is switched off, the subject of the sentence.
         error: why.
     """
-    warn(f"{what} is switched off from here on; all else goes on. Cause: {type(error).__name__}: {error}")
+    cause = f"{type(error).__name__}: {error}{_place_of(error)}"
+    warn(f"{what} is switched off from here on; all else goes on. Cause: {cause}")
 
 
 def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:
@@ -47,7 +50,7 @@ def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:
 
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
-    """The error for a name that is not one of `valid`.
+    """The error for a name that is not one of `valid`; it lists up to 32 of them.
 
     >>> unknown("statistic", "men", ["mean", "std"])
     ValueError("unknown statistic 'men'; did you mean 'mean'? Valid: mean, std.")
@@ -55,7 +58,7 @@ def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
     valid = list(valid)
     near = closest(str(given), valid)
     hint = f"; did you mean {_quoted(near)}?" if near else "."
-    return ValueError(f"unknown {kind} {given!r}{hint} Valid: {listed(valid)}.")
+    return ValueError(f"unknown {kind} {given!r}{hint} Valid: {listed(valid, 32)}.")
 
 
 def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> list[Name]:
@@ -84,15 +87,23 @@ def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> li
     return [name for name in valid if name in names]
 
 
-def listed(names: Iterable[str]) -> str:
-    """The names in one line; after the first 12 only the number of the others.
+def listed(names: Iterable[str], most: int = SHOWN) -> str:
+    """The names in one line; after the first `most` only the number of the others.
 
     >>> listed(["a", "b"])
     'a, b'
     """
     names = list(names)
-    rest = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _place_of(error: Exception) -> str:
+    """Where an error was raised: the innermost line of code that is not ours; "" if all of it is ours."""
+    ours = os.path.dirname(os.path.abspath(__file__))
+    lines = traceback.extract_tb(error.__traceback__)
+    others = [line for line in lines if not os.path.abspath(line.filename).startswith(ours + os.sep)]
+    return f" ({os.path.basename(others[-1].filename)}, line {others[-1].lineno})" if others else ""
 
 
 def _quoted(names: list[str]) -> str:

@@ -163,6 +163,9 @@ def test_a_rule_can_be_named_by_its_dotted_path():
         ({"rules": "math.pi"}, "rule 'math.pi' is a float, not a hookboard.Rule"),
         ({"rules": [ALWAYS, ALWAYS]}, "'always' is the name of two rules"),
         ({"rules": ALWAYS, "stop_on": "alwais"}, "did you mean 'always'"),
+        ({"rules": []}, r"rules=\[\] asks no rule. Leave it out for all"),
+        ({"rules": "odd"}, "Valid: nonfinite, .*, not_learning"),
+        ({"rules": "nonfinite", "stop_on": ["dead_units"]}, "'dead_units' is not among rules=, which are nonfinite"),
         ({"window": 0}, "window=0: give a whole number of looks"),
         ({"nonfinite": "early"}, "unknown nonfinite 'early'"),
         ({"every_n_steps": 0}, "every_n_steps=0"),
@@ -171,6 +174,11 @@ def test_a_rule_can_be_named_by_its_dotted_path():
 def test_a_bad_option_is_an_error_that_says_what_is_valid(options, message):
     with pytest.raises(ValueError, match=message):
         HealthMonitor(**options)
+
+
+def test_a_rule_that_is_given_as_a_pattern_is_an_error_that_says_so():
+    with pytest.raises(ValueError, match=r"'dead_units' is a rule: give rules='dead_units'\."):
+        fit(None, Toy(mlp()), batches(4), HealthMonitor("dead_units"))
 
 
 def test_verdicts_survive_the_fit_a_copy_and_pickling():

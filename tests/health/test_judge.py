@@ -121,6 +121,21 @@ def test_a_rule_that_raises_is_switched_off_with_one_warning():
     assert spans(judge) == [("note", 3, 5)]
 
 
+@pytest.mark.parametrize(
+    ("judge", "cause"),
+    [
+        (lambda run: ["a string"], "TypeError: it yielded 'a string', a str; yield hookboard.Symptom objects"),
+        (lambda run: None, "TypeError: it gave None; it must yield or return"),
+        (lambda run: [Symptom("fc0", "odd", "look", "alert")], "ValueError: unknown severity 'alert'"),
+        (lambda run: run.recent("nope"), "ValueError: unknown quantity 'nope'.*activation_rms, .*test_judge.py, line"),
+    ],
+)
+def test_a_rule_that_gives_a_wrong_thing_is_named_with_the_cause(judge, cause):
+    with pytest.warns(HookboardWarning, match=f"the rule 'wrong' of HealthMonitor is switched off .*{cause}"):
+        run = judged(Rule("wrong", judge), at(3, 4, 5), steps=6)
+    assert spans(run) == [("note", 3, None)]
+
+
 def test_a_rule_that_raises_half_way_says_nothing():
     def judge(run):
         yield Symptom("fc0", "odd", "look")

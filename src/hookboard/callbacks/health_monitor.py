@@ -109,7 +109,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         self._known: dict[Stage, dict[str, Layer]] = {}
         names = [rule.name for rule in self._rules()]
         if stop_on is not None:
-            chosen("stop_on", stop_on, ["alarm", *names])
+            _check_stop_on(stop_on, names)
         chosen("nonfinite", nonfinite, get_args(Finding))
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise ValueError(f"window={window!r}: give a whole number of looks, 1 or more.")
@@ -145,6 +145,10 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             owners = select(pl_module, self.modules, self.types, owning="parameters")
         except NothingToSelectError:
             owners = {}
+        except ValueError as error:
+            rule = next((name for name in RULES if name in (self.modules, *(self.modules or ()))), None)
+            hint = f" {rule!r} is a rule: give rules={rule!r}." if rule else ""
+            raise ValueError(f"{error}{hint}") from None
         modules = select(pl_module, self.modules, self.types)
         if self.modules is None and self.types is None:
             modules |= {name: module for name, module in owners.items() if name}
@@ -289,3 +293,10 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     def _drop(self, watch: HealthWatch) -> None:
         watch.close()
         super()._drop(watch)
+
+
+def _check_stop_on(given: str | Sequence[str], names: Sequence[str]) -> None:
+    for name in [given] if isinstance(given, str) else given:
+        if name in RULES and name not in names:
+            raise ValueError(f"stop_on={given!r}: {name!r} is not among rules=, which are {', '.join(names)}; add it.")
+    chosen("stop_on", given, ["alarm", *names])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from hookboard.health.causes import ORDER, explained
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
-from hookboard.health.rule import Rule
+from hookboard.health.rule import Rule, symptoms_of
 from hookboard.health.run import Run
 from hookboard.health.verdict import Symptom, Verdict
 from hookboard.messages import warn_switched_off
@@ -164,7 +164,7 @@ class Judge:
         seen: set[Key] = set()
         for rule in list(self._rules):
             try:
-                symptoms = list(rule.judge(self.run))
+                symptoms = symptoms_of(rule, self.run)
             except Exception as error:
                 self._rules.remove(rule)
                 warn_switched_off(f"the rule {rule.name!r} of HealthMonitor", error)

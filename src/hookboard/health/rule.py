@@ -3,9 +3,10 @@
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from hookboard.health.run import Run
-from hookboard.health.verdict import Symptom
+from hookboard.health.verdict import Severity, Symptom
 from hookboard.messages import unknown
 
 
@@ -51,17 +52,38 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
         built_in: the built-in rules by name.
 
     Raises:
-        ValueError: a name is not that of a rule, a path does not lead to a `Rule`, or two have the same name.
+        ValueError: none is given, a name is not that of a rule, a path does not lead to a `Rule`, or two have the same name.
     """
     if given is None:
         return list(built_in.values())
     several = [given] if isinstance(given, str | Rule) else list(given)
+    if not several:
+        raise ValueError(f"rules={given!r} asks no rule. Leave it out for all, or give some of: {', '.join(built_in)}.")
     rules = [rule if isinstance(rule, Rule) else _named(rule, built_in) for rule in several]
     names = [rule.name for rule in rules]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"rules={given!r}: {twice!r} is the name of two rules; rename one.")
     return rules
+
+
+def symptoms_of(rule: Rule, run: Run) -> list[Symptom]:
+    """Ask a rule.
+
+    Raises:
+        TypeError: it gives something that is no `Symptom`.
+        ValueError: a symptom has an unknown severity.
+    """
+    given = rule.judge(run)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"it gave {given!r}; it must yield or return hookboard.Symptom objects, or an empty list")
+    symptoms = list(given)
+    for symptom in symptoms:
+        if not isinstance(symptom, Symptom):
+            raise TypeError(f"it yielded {symptom!r}, a {type(symptom).__name__}; yield hookboard.Symptom objects")
+        if symptom.severity not in get_args(Severity):
+            raise unknown("severity", symptom.severity, get_args(Severity))
+    return symptoms
 
 
 def _named(name: str, built_in: Mapping[str, Rule]) -> Rule:

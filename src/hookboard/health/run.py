@@ -14,6 +14,7 @@ from hookboard.health.quantities import QUANTITIES
 from hookboard.health.silence import Silence, silent_in
 from hookboard.health.timeline import Timeline, in_order
 from hookboard.measure import FIELDS
+from hookboard.messages import unknown
 from hookboard.sites import Role
 
 RECENT = 64
@@ -123,7 +124,13 @@ class Run:
         self.timeline.reorder(place)
 
     def recent(self, quantity: str) -> np.ndarray:
-        """A quantity of the latest looks, shape (layers, at most 64), float64; NaN where there was nothing."""
+        """A quantity of the latest looks, shape (layers, at most 64), float64; NaN where there was nothing.
+
+        Raises:
+            ValueError: there is no such quantity.
+        """
+        if quantity not in QUANTITIES:
+            raise unknown("quantity", quantity, QUANTITIES)
         if quantity not in self._stacked:
             self._stacked[quantity] = np.stack([column[quantity] for column in self._columns], axis=1)
         return self._stacked[quantity]
