@@ -83,6 +83,13 @@ def test_a_spoiled_batch(value):
     assert ("1 NaN in 32 values" if math.isnan(value) else "1 Inf in 32 values") in event.evidence
 
 
+def test_the_spoiled_rows_of_a_batch_are_named():
+    assert "holds 1 NaN in 32 values in row 2;" in only_event(Toy(mlp()), spoiled_at(3)).evidence
+    data = batches(8)
+    data[0][[1, 2, 3, 4, 5, 7]] = math.inf
+    assert "in rows 1, 2, 3, 4, 5 and 1 more;" in only_event(Toy(mlp()), data).evidence
+
+
 def test_a_spoiled_label_that_no_module_takes():
     class Regression(Keeps):
         def training_step(self, batch):
@@ -93,6 +100,7 @@ def test_a_spoiled_label_that_no_module_takes():
     event = only_event(Regression(mlp()), data)
     assert (event.module, event.during, event.step) == ("", "batch", 1)
     assert "the loss takes it directly" in event.evidence
+    assert "in row 0 of tensor 1" in event.evidence
 
 
 def test_a_loss_computed_outside_of_any_module():

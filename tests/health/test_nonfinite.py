@@ -1,10 +1,12 @@
 """Events of non-finite values: their order, their place from a look, and the table of what was before."""
 
 import math
+from dataclasses import replace
 
 from health.looks import look, reading, row
 
 from hookboard.health import Nonfinite, before_nonfinite, first_of
+from hookboard.sites import Site
 
 
 def event(step=3, during="forward", **options):
@@ -38,3 +40,10 @@ def test_the_table_has_a_row_for_each_site():
 def test_a_site_without_a_finite_value_has_no_numbers():
     seen = look(5, [reading("a", "output", [row(count=0, mean=math.nan, nonfinite=4)])])
     assert before_nonfinite(seen).splitlines()[4] == "| a | output |  |  |  | 4 |  |"
+
+
+def test_the_batch_and_its_tensors_are_named_in_words():
+    seen = look(5, [replace(reading("", "input", [row()]), site=Site("", "input", index)) for index in ("", "1")])
+    lines = before_nonfinite(seen).splitlines()
+    assert lines[2].startswith("| layer or parameter | values |")
+    assert [line.split("|")[1].strip() for line in lines[4:]] == ["the batch", "tensor 1 of the batch"]

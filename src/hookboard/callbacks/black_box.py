@@ -188,7 +188,9 @@ class BlackBox:
             return said.of_parameter(fault, *self._here, self._stepped)
         last_loss = math.nan if self._stepped is None else self._stepped[2]
         was_changed = self._versions != _versions_in(self._batch)
-        return said.of_forward(fault, *self._here, self._loss, last_loss=last_loss, was_changed=was_changed)
+        return said.of_forward(
+            fault, *self._here, self._loss, batch=self._batch, last_loss=last_loss, was_changed=was_changed
+        )
 
     def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
         search, names = Search(self._model, self._batch, with_gradients=True), list(spoiled)

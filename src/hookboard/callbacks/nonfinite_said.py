@@ -2,18 +2,33 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from hookboard.health import Nonfinite, Pass
 from hookboard.hooks import Fault, Values
+from hookboard.messages import listed
+from hookboard.nested import tensors_in
 
 HUGE = 1e6
 """Values beyond this have grown; an overflow is then no fault of the code."""
+
+MOST_NAMED = 5
+"""So many rows of a batch are named."""
 
 _CODE = "look for a division by 0, the logarithm or the root of 0, or an overflow there; add an epsilon or clamp"
 
 
 def of_forward(
-    fault: Fault, step: int, batch_idx: int, loss: float, *, last_loss: float = math.nan, was_changed: bool = False
+    fault: Fault,
+    step: int,
+    batch_idx: int,
+    loss: float,
+    *,
+    batch: Any = None,
+    last_loss: float = math.nan,
+    was_changed: bool = False,
 ) -> Nonfinite:
     """The event of a loss that is not finite because of a module, of code between modules, or of the batch.
 
@@ -22,11 +37,12 @@ def of_forward(
         step: the optimizer step.
         batch_idx: the index of the batch.
         loss: the loss.
+        batch: the batch itself, to name its rows.
         last_loss: the loss of the step before.
         was_changed: whether `training_step` has changed the batch in place.
     """
     if fault.kind == "batch":
-        return _of_batch(fault, step, batch_idx, loss, was_changed)
+        return _of_batch(fault, step, batch_idx, loss, rows_in(batch), was_changed)
     went_in = _said(fault.went_in)
     if fault.is_in_step and not fault.near:
         evidence = (
@@ -46,8 +62,22 @@ def of_forward(
     return Nonfinite(fault.name, "forward", step, batch_idx, went_in, evidence, advice)
 
 
-def _of_batch(fault: Fault, step: int, batch_idx: int, loss: float, was_changed: bool) -> Nonfinite:
-    held = _said(fault.came_out)
+def rows_in(batch: Any) -> str:
+    """Which rows of a batch hold NaN or Inf, such as " in row 2 of tensor 1"; "" if that cannot be told."""
+    found = []
+    for path, tensor in tensors_in(batch):
+        if tensor.layout is not torch.strided or tensor.is_nested or not tensor.dim():
+            continue
+        rows = (~torch.isfinite(tensor)).flatten(1).any(1) if tensor.dim() > 1 else ~torch.isfinite(tensor)
+        bad = [str(row) for row in rows.nonzero().flatten().tolist()]
+        if bad:
+            which = f"{'row' if len(bad) == 1 else 'rows'} {listed(bad, MOST_NAMED)}"
+            found.append(f"{which} of tensor {path}" if path else which)
+    return f" in {'; '.join(found)}" if found else ""
+
+
+def _of_batch(fault: Fault, step: int, batch_idx: int, loss: float, rows: str, was_changed: bool) -> Nonfinite:
+    held = _said(fault.came_out) + rows
     met = "the loss takes it directly" if fault.is_in_step else f"{_named(fault.name)} is the first that takes it"
     evidence = f"The batch {batch_idx} of step {step} holds {held}; {met}, and the loss is {loss}."
     if was_changed:

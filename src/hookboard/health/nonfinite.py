@@ -67,7 +67,7 @@ def before_nonfinite(look: Look) -> str:
     lines = [
         f"Step {look.step}, batch {look.batch_idx}: the last measured step before the first non-finite value.",
         "",
-        "| site | role | RMS | min | max | NaN | Inf |",
+        "| layer or parameter | values | RMS | min | max | NaN | Inf |",
         "|:--|:--|--:|--:|--:|--:|--:|",
     ]
     for site, reading in look.readings.items():
@@ -75,5 +75,7 @@ def before_nonfinite(look: Look) -> str:
         numbers = [f"{value:.3g}" for value in (m.rms, m.min, m.max)] if m.count else ["", "", ""]
         counts = [f"{int(count)}" if count else "" for count in (m.nan, m.posinf + m.neginf)]
         name = site.path.replace("|", "\\|") or "(the model)"
+        if not site.name and site.role == "input":
+            name = f"tensor {site.index} of the batch" if site.index else "the batch"
         lines.append(f"| {name} | {site.role} | {' | '.join([*numbers, *counts])} |")
     return "\n".join(lines)

@@ -52,7 +52,8 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
         built_in: the built-in rules by name.
 
     Raises:
-        ValueError: none is given, a name is not that of a rule, a path does not lead to a `Rule`, or two have the same name.
+        ValueError: none is given, a name is not that of a rule, a path does not lead to a `Rule`, or two have the same
+            name.
     """
     if given is None:
         return list(built_in.values())
