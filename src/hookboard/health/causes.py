@@ -8,8 +8,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from hookboard.health.run import Run
 from hookboard.health.verdict import Verdict
+
+GROWN_LOSS = 10.0
+"""A loss this many times its start has blown up before it was NaN (a choice: the logarithm of 0 gives Inf at once)."""
+
+GROWN_OUTPUTS = 1e4
+"""Outputs this many times as large as at first have blown up (a choice)."""
 
 Where = Literal["anywhere", "same", "before", "behind"]
 When = Literal["by then", "not later", "earlier", "at the start", "by steps"]
@@ -27,6 +35,7 @@ class Cause:
         when: when the cause must have begun: `by then`, not later than its effect, apart from what a window leaves
             open; `not later`, to the step; `earlier` than its effect; `at the start`, before the first step changed a
             weight; `by steps`: by then, and the effect was not there before the first step changed a weight.
+        is_blown_up: whether it holds only if the loss, or the outputs, had grown by orders of magnitude.
         is_hard: whether only a hard alarm of the cause explains: one that does not need the loss to be one.
         is_soft: whether only soft alarms, which the loss made of notes, are explained.
         is_adaptive: whether it holds only for optimizers whose steps do not follow the size of the gradient (True),
@@ -37,6 +46,7 @@ class Cause:
     effects: tuple[str, ...]
     where: Where = "anywhere"
     when: When = "by then"
+    is_blown_up: bool = False
     is_hard: bool = False
     is_soft: bool = False
     is_adaptive: bool | None = None
@@ -59,16 +69,20 @@ CAUSES: tuple[Cause, ...] = (
         "dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), when="at the start"
     ),
     Cause("dead_units", (*_STANDSTILL, "saturated", "update_too_large"), when="at the start", is_hard=True),
-    Cause("activation_scale", ("update_too_large", "exploding_gradient", "spike", *_LAST), when="at the start"),
+    # With Adam a step is as large as the learning rate, whatever the gradient.
+    Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "symmetric_units", *_LAST), is_soft=True, is_adaptive=True),
+    Cause("activation_scale", ("update_too_large",), when="at the start", is_adaptive=False),
+    Cause("activation_scale", ("exploding_gradient", "spike", *_LAST), when="at the start"),
     Cause("activation_scale", ("saturated", "dead_units", "vanishing_gradient", "collapsed"), when="at the start"),
     Cause("dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), "anywhere"),
     Cause("exploding_gradient", ("update_too_large", "spike"), when="at the start", is_adaptive=False),
-    Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "spike", "symmetric_units", *_LAST), when="by steps"),
-    Cause("update_too_large", ("nonfinite",), when="earlier"),
+    Cause("update_too_large", ("spike",), when="not later"),
+    Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "symmetric_units", *_LAST), when="by steps"),
+    Cause("update_too_large", ("nonfinite",), when="earlier", is_blown_up=True),
     Cause("spike", (*_SIGNAL, *_STANDSTILL, "update_too_large", "symmetric_units", *_LAST), when="by steps"),
     Cause("exploding_gradient", ("spike", "dead_units", "saturated", "activation_scale"), when="by steps"),
-    Cause("exploding_gradient", ("nonfinite",), when="earlier"),
-    Cause("activation_scale", ("nonfinite",), when="earlier"),
+    Cause("exploding_gradient", ("nonfinite",), when="earlier", is_blown_up=True),
+    Cause("activation_scale", ("nonfinite",), when="earlier", is_blown_up=True),
     Cause("spike", ("nonfinite",), when="earlier"),
     Cause("nonfinite", ("spike", "update_too_large"), when="not later"),
     Cause("nonfinite", (*_SIGNAL, *_STANDSTILL, "symmetric_units", "input_scale", *_LAST)),
@@ -77,8 +91,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("no_gradient", ("not_updated", "update_too_small", "vanishing_gradient"), "before"),
     Cause("no_gradient", _LAST),
     Cause("not_updated", ("update_too_small", "activation_scale", "vanishing_gradient", "collapsed", *_LAST), "same"),
-    # A model that does not move keeps its loss, which makes alarms of what would be notes. With Adam a step is as large
-    # as the learning rate, whatever the gradient: small ones come from the rate alone.
+    # A model that does not move keeps its loss, which makes alarms of what would be notes.
     Cause("not_updated", (*_SIGNAL, "symmetric_units", "update_too_small", *_LAST), is_soft=True),
     Cause("update_too_small", (*_SIGNAL, "symmetric_units", *_LAST), is_soft=True, is_adaptive=True),
     Cause("update_too_small", ("dead_units", *_LAST), is_soft=True),
@@ -114,7 +127,7 @@ def explained(verdicts: Sequence[Verdict], run: Run, hard: Collection[Verdict] =
         by_rule.setdefault(verdict.rule, []).append(verdict)
     is_adaptive = any(stepped.is_adaptive for stepped in run.now.stepped.values()) if run.looks else False
     for cause in CAUSES:
-        if cause.is_adaptive not in (None, is_adaptive):
+        if cause.is_adaptive not in (None, is_adaptive) or (cause.is_blown_up and not _has_blown_up(run)):
             continue
         for one in by_rule.get(cause.rule, ()):
             if one in found or (cause.is_hard and one not in hard):
@@ -147,6 +160,15 @@ def _is_then(run: Run, one: Verdict, other: Verdict, when: When) -> bool:
     if when == "by steps" and other.since <= start:
         return False
     return one.since <= other.since + _slack(run)
+
+
+def _has_blown_up(run: Run) -> bool:
+    """Whether the loss, or the outputs of a layer, had grown by orders of magnitude while they were finite."""
+    if run.losses.largest > GROWN_LOSS * max(abs(run.losses.start), 1.0):
+        return True
+    course = run.timeline.of("activation_rms") if run.timeline.steps else np.ones((1, 1))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool((np.where(np.isfinite(course), course, 0.0).max(axis=1) > GROWN_OUTPUTS * course[:, 0]).any())
 
 
 def _slack(run: Run) -> int:

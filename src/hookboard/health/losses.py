@@ -2,18 +2,21 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
 from hookboard.health.look import Loss
+from hookboard.health.spikes import SPIKE_HISTORY, Spike, first_spike, median
 
 FIRST = 32
 """How many of the first losses are kept."""
 
 RECENT = 1024
 """How many of the last losses are kept."""
+
+SPREADS = 8
+"""Of how many looks it is kept how much the last layer's outputs differ."""
 
 BLOCK = 8
 """The loss is smoothed by medians of so many steps: one or two wild batches do not move them."""
@@ -30,12 +33,6 @@ on the tuning half of the benchmark)."""
 
 LASTS = 32
 """A rise counts as harm when no block of so many last steps came back down."""
-
-SPIKE = 10.0
-"""A spike lies so many deviations (from the median absolute deviation) above the median of the losses before it."""
-
-SPIKE_HISTORY = 64
-"""How many losses before it a spike is held against. There must be a quarter of them."""
 
 SPIKES = 16
 """How many of the last spikes are kept."""
@@ -59,9 +56,6 @@ CLEAR = 4.0
 FALL = 0.02
 """A loss falls if over half of the run it falls by this share of its start, and clearly beyond the noise."""
 
-TINY = 1e-12
-"""Keeps a division from failing."""
-
 STUCK = 0.05
 """A fall by less than this share of the start (or of chance) is none: every model learns its last bias."""
 
@@ -79,21 +73,6 @@ TRAINED = 0.8
 """A classifier that starts below this share of chance was trained before."""
 
 
-@dataclass(frozen=True)
-class Spike:
-    """A loss far outside of its own history.
-
-    Args:
-        loss: the loss.
-        usual: the median of the losses before it.
-        score: how many robust deviations it lies above that.
-    """
-
-    loss: Loss
-    usual: float
-    score: float
-
-
 class LossCurve:
     """The losses of a run.
 
@@ -105,12 +84,16 @@ class LossCurve:
         self.first: list[Loss] = []
         self.recent: deque[Loss] = deque(maxlen=RECENT)
         self.steps = 0
+        self.largest = -math.inf
+        """The largest finite loss."""
         self.best = math.inf
         """The lowest median of `BLOCK` losses; inf before there is one."""
         self.chance: float | None = None
         """The loss of a classifier that knows nothing: the logarithm of the number of its outputs. None: not known."""
-        self.spread: float | None = None
-        """How much the last layer's outputs differ between samples now (RMS over channels). None: not known."""
+        self.spreads: deque[float] = deque(maxlen=SPREADS)
+        """How much the last layer's outputs differed between samples at the latest looks (RMS over channels)."""
+        self.first_spread = math.nan
+        """The same at the first look; NaN if not known."""
         self.first_nonfinite: Loss | None = None
         """The first loss that was NaN or infinite."""
         self.is_mixed = False
@@ -125,7 +108,9 @@ class LossCurve:
     def extend(self, losses: Iterable[Loss]) -> None:
         """Add the losses of some more steps, in their order."""
         losses = list(losses)
-        self._find_spikes(losses)
+        spike = first_spike(losses, self.last(SPIKE_HISTORY))
+        if spike is not None:
+            self.spikes.append(spike)
         for loss in losses:
             self.is_mixed = self.is_mixed or loss.backwards > 1
             self._note_pairs(loss)
@@ -133,6 +118,8 @@ class LossCurve:
                 self.first.append(loss)
             self.recent.append(loss)
             self.steps += 1
+            if math.isfinite(loss.value):
+                self.largest = max(self.largest, loss.value)
             if self.first_nonfinite is None and not math.isfinite(loss.value):
                 self.first_nonfinite = loss
             if self.steps % BLOCK == 0:
@@ -145,12 +132,12 @@ class LossCurve:
 
     def level(self, count: int = 16) -> float:
         """The median of the last losses; NaN if there is none."""
-        return _median(self.last(count))
+        return median(self.last(count))
 
     @property
     def start(self) -> float:
         """The median of the first few losses; NaN if there is none."""
-        return _median([loss.value for loss in self.first[:4]])
+        return median([loss.value for loss in self.first[:4]])
 
     @property
     def noise(self) -> float:
@@ -158,7 +145,7 @@ class LossCurve:
 
         It is the median over blocks of steps, so that neither a trend nor a few wild batches count.
         """
-        return _median(self._noise)
+        return median(self._noise)
 
     @property
     def is_known(self) -> bool:
@@ -179,7 +166,7 @@ class LossCurve:
         quarter = len(last) // 4
         if not np.isfinite(last).all():
             return False
-        fall = _median(last[:quarter]) - _median(last[-quarter:])
+        fall = median(last[:quarter]) - median(last[-quarter:])
         return bool(fall > max(FALL * abs(self.start), CLEAR * self.noise / math.sqrt(quarter)))
 
     @property
@@ -224,9 +211,22 @@ class LossCurve:
             if self.noise > UNCLEAR * abs(self.start):
                 return False
             return self.start - self.level() <= max(STUCK * abs(self.start), self.noise)
-        is_alike = self.spread is not None and self.spread < ALIKE and self.level() > LITTLE * self.chance
+        is_alike = bool(self.spreads) and self.spreads[-1] < ALIKE and self.level() > LITTLE * self.chance
         is_at_chance = is_alike or self.level() >= (1 - STUCK) * self.chance
         return self.start >= TRAINED * self.chance and is_at_chance
+
+    def is_worse_since(self, step: int) -> bool:
+        """Whether the loss was well right before a step and at no time since; False if that is too long ago."""
+        if not self.is_harmed:
+            return False
+        before = [loss.value for loss in self.recent if loss.step < step][-BLOCK:]
+        after = np.array([loss.value for loss in self.recent if loss.step > step])
+        if len(before) < BLOCK or len(after) < LASTS // 2:
+            return False
+        well = median(before)
+        limit = max(RISEN * (self.start - self.best), CLEAR * self.noise)
+        levels = map(median, after[: len(after) // BLOCK * BLOCK].reshape(-1, BLOCK))
+        return well < self.best + limit and not any(level <= well + limit / 2 for level in levels)
 
     @property
     def is_harmed(self) -> bool:
@@ -256,22 +256,8 @@ class LossCurve:
         """The lowest median of a block among the last `LASTS` steps; NaN if one is not finite."""
         last = self.last(LASTS)
         blocks = last[len(last) % BLOCK :].reshape(-1, BLOCK)
-        levels = [_median(block) for block in blocks]
+        levels = [median(block) for block in blocks]
         return math.nan if any(map(math.isnan, levels)) else min(levels)
-
-    def _find_spikes(self, losses: list[Loss]) -> None:
-        """The first of the new losses that lies far above those before and among them."""
-        before = self.last(SPIKE_HISTORY)
-        before = before[np.isfinite(before)]
-        if len(before) < SPIKE_HISTORY // 4:
-            return
-        usual, largest = _median(before), float(before.max())
-        deviation = max(1.4826 * _median(np.abs(before - usual)), 1e-3 * abs(usual), TINY)
-        for loss in losses:
-            score = (loss.value - usual) / deviation
-            if score > SPIKE and loss.value - usual > 2 * (largest - usual):
-                self.spikes.append(Spike(loss, usual, score))
-                return
 
     def _note_pairs(self, loss: Loss) -> None:
         """Several losses of one batch, and then another batch: not the same as one batch in each epoch."""
@@ -284,17 +270,8 @@ class LossCurve:
         last = self.last(BLOCK)
         if not np.isfinite(last).all():
             return
-        self.best = min(self.best, _median(last))
+        self.best = min(self.best, median(last))
         if self.steps // BLOCK % self._every == 0:
             self._noise.append(float(np.std(np.diff(last)) / math.sqrt(2)))
         if len(self._noise) > BLOCKS:
             self._noise, self._every = self._noise[::2], 2 * self._every
-
-
-def _median(values: Sequence[float] | np.ndarray) -> float:
-    """The median; NaN if there is none, or one is NaN. For a few values faster than NumPy's."""
-    ordered: list[float] = sorted(values.tolist() if isinstance(values, np.ndarray) else values)
-    if not ordered or any(map(math.isnan, ordered)):
-        return math.nan
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,8 +18,29 @@ from hookboard.measure import FIELDS
 from hookboard.messages import unknown
 from hookboard.sites import Role
 
+RATE_JUMP = 3.0
+"""A learning rate that exceeds all before it by this factor has jumped, after the first looks (a choice: a warm-up does
+so in its first looks, a restart comes back to where it was)."""
+
 RECENT = 64
 """How many looks there are numbers of."""
+
+
+@dataclass(frozen=True)
+class RateJump:
+    """A learning rate far above all before.
+
+    Args:
+        step: the first step at which it may have been in force: that behind the look before.
+        seen: the step of the look that showed it.
+        before: the largest one until then.
+        after: the one that jumped.
+    """
+
+    step: int
+    seen: int
+    before: float
+    after: float
 
 
 class Run:
@@ -39,8 +61,10 @@ class Run:
         """The first look."""
         self.evaluation: Look | None = None
         """The latest evaluation loop: outputs only. None before the first."""
-        self.comparisons: deque[Comparison] = deque(maxlen=2)
-        """The latest two evaluation loops, compared with training."""
+        self.comparisons: deque[Comparison] = deque(maxlen=8)
+        """The latest evaluation loops, compared with training."""
+        self.rate_jumps: deque[RateJump] = deque(maxlen=4)
+        """The latest steps at which the learning rate rose far above what it had been."""
         self.losses = LossCurve()
         """The loss of every step."""
         self.timeline = Timeline()
@@ -169,9 +193,16 @@ class Run:
         return np.stack(channels)
 
     def _keep_rates(self, look: Look) -> None:
-        """Two optimizers that step in turns have two losses."""
-        if self.peak_rate and look.stepped and look.stepped.keys().isdisjoint(self.looks[-2].stepped or look.stepped):
+        before = self.looks[-2] if len(self.looks) > 1 else look
+        # Two optimizers that step in turns have two losses.
+        if before.stepped and look.stepped and look.stepped.keys().isdisjoint(before.stepped):
             self.losses.is_mixed = True
+        known = [name for name in look.stepped if name in self.peak_rate]
+        rates = [(self.peak_rate[name], look.stepped[name].rate) for name in known]
+        if self.seen > self.window and rates:
+            usual, now = (float(np.median(part)) for part in zip(*rates, strict=True))
+            if now > RATE_JUMP * usual > 0:
+                self.rate_jumps.append(RateJump(before.step + 1, look.step, usual, now))
         for name, stepped in look.stepped.items():
             self.peak_rate[name] = max(stepped.rate, self.peak_rate.get(name, 0.0))
 
@@ -183,10 +214,11 @@ class Run:
         is_classifier = channels is not None and len(channels) > 1
         if is_first:
             self.losses.chance = math.log(len(channels)) if is_classifier and channels is not None else None
-        self.losses.spread = None
         if is_classifier and channels is not None:
             deviation = channels[:, FIELDS.index("deviation")]
-            self.losses.spread = float(np.sqrt(np.mean(deviation**2)))
+            self.losses.spreads.append(float(np.sqrt(np.mean(deviation**2))))
+            if is_first:
+                self.losses.first_spread = self.losses.spreads[-1]
 
     def _listen(self, look: Look) -> None:
         for layer in self.layers:

@@ -27,12 +27,15 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     Running statistics lag behind while the learning rate is large, so that one evaluation proves nothing: it is an
     alarm if two in a row show it, up to the last layer.
     """
-    comparisons = [one for one in run.comparisons if one.step >= SETTLED]
-    found = [begin for one in comparisons if (begin := _begin(one)) is not None]
-    if not found or not comparisons or _begin(comparisons[-1]) is None:
+    found: list[Gap] = []
+    for comparison in run.comparisons:
+        begin = begin_of(comparison) if comparison.step >= SETTLED else None
+        found = [] if begin is None else [*found, begin]
+    if not found:
         return
-    gaps = comparisons[-1].gaps
-    first, largest = found[-1], max(gaps, key=lambda gap: gap.size)
+    # The layer that was named first stays the one.
+    gaps, first = run.comparisons[-1].gaps, found[0]
+    largest = max(gaps, key=lambda gap: gap.size)
     is_alarm = len(found) > 1 and gaps[-1].size > GAP / 2
     evidence = (
         f"in validation its outputs have an RMS of {first.evaluation:.2g}, in training {first.training:.2g}, and its "
@@ -43,7 +46,7 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     yield Symptom(first.layer.name, evidence, advice, "alarm" if is_alarm else "note", largest.size)
 
 
-def _begin(comparison: Comparison) -> Gap | None:
+def begin_of(comparison: Comparison) -> Gap | None:
     """The first layer of the stretch that leads to the first clear gap; None if there is none."""
     gaps = list(comparison.gaps)
     clear = next((i for i, gap in enumerate(gaps) if _is_far(gap, GAP)), None)

@@ -6,15 +6,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from hookboard.health.losses import BLOCK, CLEAR, RISEN, Spike
+from hookboard.health.losses import LossCurve
 from hookboard.health.rule import Rule
+from hookboard.health.rules.evaluation import SETTLED, begin_of
 from hookboard.health.rules.updates import SMALL
 from hookboard.health.run import Run, median_of
+from hookboard.health.spikes import Spike
 from hookboard.health.verdict import Symptom
 from hookboard.measure import FIELDS
-
-LASTS = 16
-"""Steps after a spike from which its harm can be judged."""
 
 GRADIENT_SPIKE = 10.0
 """A gradient is a spike if it is this many times the usual one, and as many robust deviations of its logarithm above
@@ -37,8 +36,9 @@ def spike(run: Run) -> Iterator[Symptom]:
     if losses.is_mixed:
         return
     for found in reversed(losses.spikes):
-        if _did_harm(run, found):
-            yield _of_loss(found, f"; {losses.harm} since then", "alarm")
+        harm = _harm_of(run, found)
+        if harm:
+            yield _of_loss(found, f"; {harm} since then", "alarm")
             return
     if losses.spikes and losses.spikes[-1].loss in run.now.losses:
         yield _of_loss(losses.spikes[-1], "", "note")
@@ -59,19 +59,17 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Symptom:
     )
 
 
-def _did_harm(run: Run, found: Spike) -> bool:
-    """Whether the loss was well right before the spike, and at no time after it."""
-    losses = run.losses
-    if not losses.is_harmed:
-        return False
-    before = [loss.value for loss in losses.recent if loss.step < found.loss.step][-BLOCK:]
-    after = np.array([loss.value for loss in losses.recent if loss.step > found.loss.step])
-    if not before or len(after) < LASTS:
-        return False
-    well = float(np.median(before))
-    limit = max(RISEN * (losses.start - losses.best), CLEAR * losses.noise)
-    blocks = np.median(after[: len(after) // BLOCK * BLOCK].reshape(-1, BLOCK), axis=1)
-    return well < losses.best + limit and not bool(blocks.min() <= well + limit / 2)
+def _harm_of(run: Run, found: Spike) -> str:
+    """What harm has lasted since a spike; "" if none, or if a learning rate that jumped right before has done it."""
+    if any(jump.step <= found.loss.step <= 2 * jump.seen - jump.step + 1 for jump in run.rate_jumps):
+        return ""
+    if run.losses.is_worse_since(found.loss.step):
+        return run.losses.harm
+    before = [one for one in run.comparisons if one.step < found.loss.step and one.step >= SETTLED]
+    after = [one for one in run.comparisons if one.step >= found.loss.step]
+    if before and after and not any(map(begin_of, before)) and all(map(begin_of, after)):
+        return "validation differs from training"
+    return ""
 
 
 def _of_gradient(run: Run) -> Iterator[Symptom]:
@@ -107,7 +105,7 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     if not moved > SMALL or _rises(run):
         return
     agreement = agreement_of(run)
-    if agreement > AGREE or (losses.spread is not None and losses.spread < SPEAKS):
+    if agreement > AGREE or not _speaks(losses):
         return
     agree = "" if math.isnan(agreement) else f", and gradients of neighbouring looks have a cosine of {agreement:.2f}"
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
@@ -115,6 +113,14 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     advice = "no layer is sick: look whether inputs and labels belong together, and at the loss function"
     first = losses.first[0].step if losses.first else run.now.step
     yield Symptom("", evidence, advice, "alarm", since=first)
+
+
+def _speaks(losses: LossCurve) -> bool:
+    """Whether outputs differ between samples, or did at the start, and do not begin to do so just now."""
+    if not losses.spreads:
+        return True
+    now = losses.spreads[-1]
+    return max(now, losses.first_spread) >= SPEAKS and now < 2 * losses.spreads[0]
 
 
 def agreement_of(run: Run) -> float:

@@ -30,12 +30,6 @@ half), and weights that have grown by the next look hide it."""
 OVERWRITES = 3.0
 """In the first step it is a defect whatever the loss does: nothing is left of the initialization (a choice)."""
 
-JUMP = 10.0
-"""Updates are large, too, if they are above `NOT_SMALL` and this many times as large as usual in this run."""
-
-NOT_SMALL = 0.05
-"""See `JUMP`."""
-
 FAR_ABOVE = 30.0
 """A layer's updates are large if they are above `LARGE`, and this many times the median of the others."""
 
@@ -83,6 +77,13 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
     """
     if not run.losses.is_harmed and not run.first_move > OVERWRITES:
         return
+    jump = next((jump for jump in run.rate_jumps if run.losses.is_worse_since(jump.step - 1)), None)
+    if jump is not None:
+        rose = f"rose from {jump.before:.2g} to {jump.after:.2g}"
+        evidence = f"the learning rate {rose} between steps {jump.step} and {jump.seen}{_harm(run)}"
+        advice = "look at the schedule, and lower the learning rate"
+        yield Symptom("", evidence, advice, "alarm", jump.after / jump.before, jump.step)
+        return
     layers = [i for i, layer in enumerate(run.layers) if layer.has_matrix]
     if not layers:
         return
@@ -94,7 +95,7 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
     if not len(steps):
         return
     whole = np.nanmedian(ratios, axis=0)
-    first = _first_large(whole, run.window)
+    first = 0 if whole[0] > LARGE_AT_FIRST else _first_of(whole > LARGE, run.window)
     if first is not None:
         yield _large_model(run, int(steps[first]), whole, first)
         return
@@ -118,18 +119,6 @@ def _large_model(run: Run, step: int, whole: np.ndarray, first: int) -> Symptom:
     )
     advice = "lower the learning rate, or let it rise slowly from 0, and clip gradients"
     return Symptom("", evidence, advice, "alarm", float(whole[first]), step)
-
-
-def _first_large(whole: np.ndarray, window: int) -> int | None:
-    """Where the first stretch of large steps begins: large by themselves, or far above those before."""
-    found = 0 if whole[0] > LARGE_AT_FIRST else _first_of(whole > LARGE, window)
-    for i in range(window, len(whole) - 1):
-        if found is not None and i >= found:
-            break
-        # Two in a row: one large step is a bad batch.
-        if min(whole[i : i + 2]) > max(NOT_SMALL, JUMP * float(np.median(whole[:i]))):
-            return i
-    return found
 
 
 def _first_of(is_large: np.ndarray, window: int) -> int | None:

@@ -1,0 +1,67 @@
+"""`Spike`: one loss far outside of its own history."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hookboard.health.look import Loss
+
+SPIKE = 10.0
+"""A spike lies so many deviations (from the median absolute deviation) above the median of the losses before it."""
+
+BEYOND = 2.0
+"""And this many times as far above it as the largest of them."""
+
+SPIKE_HISTORY = 64
+"""How many losses before it a spike is held against. There must be a quarter of them."""
+
+LEAST = 1e-3
+"""The least deviation that is assumed, as a share of the median."""
+
+TINY = 1e-12
+"""Keeps a division from failing."""
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A loss far outside of its own history.
+
+    Args:
+        loss: the loss.
+        usual: the median of the losses before it.
+        score: how many robust deviations it lies above that.
+    """
+
+    loss: Loss
+    usual: float
+    score: float
+
+
+def first_spike(losses: Sequence[Loss], before: np.ndarray) -> Spike | None:
+    """The first of some losses that is finite and lies far above those before them; None if there is none.
+
+    Args:
+        losses: new losses, in their order.
+        before: the values of those before, shape (n,).
+    """
+    before = before[np.isfinite(before)]
+    if len(before) < SPIKE_HISTORY // 4:
+        return None
+    usual, largest = median(before), float(before.max())
+    deviation = max(1.4826 * median(np.abs(before - usual)), LEAST * abs(usual), TINY)
+    for loss in losses:
+        above = loss.value - usual
+        if math.isfinite(above) and above > max(SPIKE * deviation, BEYOND * (largest - usual)):
+            return Spike(loss, usual, above / deviation)
+    return None
+
+
+def median(values: Sequence[float] | np.ndarray) -> float:
+    """The median; NaN if there is none, or one is NaN. For a few values faster than NumPy's."""
+    ordered: list[float] = sorted(values.tolist() if isinstance(values, np.ndarray) else values)
+    if not ordered or any(map(math.isnan, ordered)):
+        return math.nan
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
