@@ -4,20 +4,12 @@ What explains most stands first: a fault of the data or of the step hides behind
 layer behind those of all that it feeds, and a loss that does not fall is the last thing to say.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from hookboard.health.run import Run
 from hookboard.health.verdict import Verdict
-
-GROWN_LOSS = 10.0
-"""A loss this many times its start has blown up before it was NaN (a choice: the logarithm of 0 gives Inf at once)."""
-
-GROWN_OUTPUTS = 1e4
-"""Outputs this many times as large as at first have blown up (a choice)."""
 
 Where = Literal["anywhere", "same", "before", "behind"]
 When = Literal["by then", "not later", "earlier", "at the start", "by steps"]
@@ -35,21 +27,35 @@ class Cause:
         when: when the cause must have begun: `by then`, not later than its effect, apart from what a window leaves
             open; `not later`, to the step; `earlier` than its effect; `at the start`, before the first step changed a
             weight; `by steps`: by then, and the effect was not there before the first step changed a weight.
-        is_blown_up: whether it holds only if the loss, or the outputs, had grown by orders of magnitude.
         is_hard: whether only a hard alarm of the cause explains: one that does not need the loss to be one.
         is_soft: whether only soft alarms, which the loss made of notes, are explained.
-        is_adaptive: whether it holds only for optimizers whose steps do not follow the size of the gradient (True),
-            only for others (False), or for all (None).
+        only_if: in which runs it holds.
     """
 
     rule: str
     effects: tuple[str, ...]
     where: Where = "anywhere"
     when: When = "by then"
-    is_blown_up: bool = False
     is_hard: bool = False
     is_soft: bool = False
-    is_adaptive: bool | None = None
+    only_if: Callable[[Run], bool] = lambda run: True
+
+
+def _is_adaptive(run: Run) -> bool:
+    """Whether steps are as large as the learning rate, whatever the gradient, as with Adam."""
+    return any(stepped.is_adaptive for look in run.looks for stepped in look.stepped.values())
+
+
+def _follows_gradients(run: Run) -> bool:
+    return not _is_adaptive(run)
+
+
+def _has_blown_up(run: Run) -> bool:
+    return run.has_blown_up
+
+
+def _is_boundless(run: Run) -> bool:
+    return run.losses.is_boundless
 
 
 _SIGNAL = ("activation_scale", "exploding_gradient", "vanishing_gradient", "saturated", "dead_units", "collapsed")
@@ -62,6 +68,7 @@ _LAST = ("not_learning", "precision", "train_eval_gap")
 """What follows from nearly everything."""
 
 CAUSES: tuple[Cause, ...] = (
+    Cause("not_learning", (*_SIGNAL, *_STANDSTILL, "update_too_large", "nonfinite", "spike"), only_if=_is_boundless),
     Cause("input_scale", (*_SIGNAL, "symmetric_units", "update_too_large", "update_too_small", "spike", *_LAST)),
     Cause("input_scale", ("nonfinite",), when="earlier"),
     Cause("symmetric_units", (*_SIGNAL, *_STANDSTILL, "update_too_large", *_LAST), when="at the start"),
@@ -70,19 +77,19 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause("dead_units", (*_STANDSTILL, "saturated", "update_too_large"), when="at the start", is_hard=True),
     # With Adam a step is as large as the learning rate, whatever the gradient.
-    Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "symmetric_units", *_LAST), is_soft=True, is_adaptive=True),
-    Cause("activation_scale", ("update_too_large",), when="at the start", is_adaptive=False),
+    Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "symmetric_units", *_LAST), is_soft=True, only_if=_is_adaptive),
+    Cause("activation_scale", ("update_too_large",), when="at the start", only_if=_follows_gradients),
     Cause("activation_scale", ("exploding_gradient", "spike", *_LAST), when="at the start"),
     Cause("activation_scale", ("saturated", "dead_units", "vanishing_gradient", "collapsed"), when="at the start"),
     Cause("dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), "anywhere"),
-    Cause("exploding_gradient", ("update_too_large", "spike"), when="at the start", is_adaptive=False),
+    Cause("exploding_gradient", ("update_too_large", "spike"), when="at the start", only_if=_follows_gradients),
     Cause("update_too_large", ("spike",), when="not later"),
     Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "symmetric_units", *_LAST), when="by steps"),
-    Cause("update_too_large", ("nonfinite",), when="earlier", is_blown_up=True),
+    Cause("update_too_large", ("nonfinite",), when="earlier", only_if=_has_blown_up),
     Cause("spike", (*_SIGNAL, *_STANDSTILL, "update_too_large", "symmetric_units", *_LAST), when="by steps"),
     Cause("exploding_gradient", ("spike", "dead_units", "saturated", "activation_scale"), when="by steps"),
-    Cause("exploding_gradient", ("nonfinite",), when="earlier", is_blown_up=True),
-    Cause("activation_scale", ("nonfinite",), when="earlier", is_blown_up=True),
+    Cause("exploding_gradient", ("nonfinite",), when="earlier", only_if=_has_blown_up),
+    Cause("activation_scale", ("nonfinite",), when="earlier", only_if=_has_blown_up),
     Cause("spike", ("nonfinite",), when="earlier"),
     Cause("nonfinite", ("spike", "update_too_large"), when="not later"),
     Cause("nonfinite", (*_SIGNAL, *_STANDSTILL, "symmetric_units", "input_scale", *_LAST)),
@@ -93,7 +100,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("not_updated", ("update_too_small", "activation_scale", "vanishing_gradient", "collapsed", *_LAST), "same"),
     # A model that does not move keeps its loss, which makes alarms of what would be notes.
     Cause("not_updated", (*_SIGNAL, "symmetric_units", "update_too_small", *_LAST), is_soft=True),
-    Cause("update_too_small", (*_SIGNAL, "symmetric_units", *_LAST), is_soft=True, is_adaptive=True),
+    Cause("update_too_small", (*_SIGNAL, "symmetric_units", *_LAST), is_soft=True, only_if=_is_adaptive),
     Cause("update_too_small", ("dead_units", *_LAST), is_soft=True),
     Cause("dead_units", _LAST),
     Cause("saturated", ("vanishing_gradient", "activation_scale", "collapsed", "update_too_small", *_LAST)),
@@ -107,7 +114,7 @@ CAUSES: tuple[Cause, ...] = (
 )
 """From what explains most to what explains least."""
 
-ORDER = tuple(dict.fromkeys(cause.rule for cause in CAUSES))
+ORDER = tuple(dict.fromkeys(cause.rule for cause in CAUSES[1:]))
 """The rules in the order in which alarms that do not explain each other are said; those that are not here come last."""
 
 
@@ -125,11 +132,12 @@ def explained(verdicts: Sequence[Verdict], run: Run, hard: Collection[Verdict] =
     by_rule: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_rule.setdefault(verdict.rule, []).append(verdict)
-    is_adaptive = any(stepped.is_adaptive for stepped in run.now.stepped.values()) if run.looks else False
+    if not run.looks:
+        return found
     for cause in CAUSES:
-        if cause.is_adaptive not in (None, is_adaptive) or (cause.is_blown_up and not _has_blown_up(run)):
+        if cause.rule not in by_rule or not cause.only_if(run):
             continue
-        for one in by_rule.get(cause.rule, ()):
+        for one in by_rule[cause.rule]:
             if one in found or (cause.is_hard and one not in hard):
                 continue
             for other in (verdict for effect in cause.effects for verdict in by_rule.get(effect, ())):
@@ -160,15 +168,6 @@ def _is_then(run: Run, one: Verdict, other: Verdict, when: When) -> bool:
     if when == "by steps" and other.since <= start:
         return False
     return one.since <= other.since + _slack(run)
-
-
-def _has_blown_up(run: Run) -> bool:
-    """Whether the loss, or the outputs of a layer, had grown by orders of magnitude while they were finite."""
-    if run.losses.largest > GROWN_LOSS * max(abs(run.losses.start), 1.0):
-        return True
-    course = run.timeline.of("activation_rms") if run.timeline.steps else np.ones((1, 1))
-    with np.errstate(invalid="ignore", over="ignore"):
-        return bool((np.where(np.isfinite(course), course, 0.0).max(axis=1) > GROWN_OUTPUTS * course[:, 0]).any())
 
 
 def _slack(run: Run) -> int:

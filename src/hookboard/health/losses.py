@@ -86,6 +86,8 @@ class LossCurve:
         self.steps = 0
         self.largest = -math.inf
         """The largest finite loss."""
+        self.lowest = math.inf
+        """The smallest finite loss."""
         self.best = math.inf
         """The lowest median of `BLOCK` losses; inf before there is one."""
         self.chance: float | None = None
@@ -120,6 +122,7 @@ class LossCurve:
             self.steps += 1
             if math.isfinite(loss.value):
                 self.largest = max(self.largest, loss.value)
+                self.lowest = min(self.lowest, loss.value)
             if self.first_nonfinite is None and not math.isfinite(loss.value):
                 self.first_nonfinite = loss
             if self.steps % BLOCK == 0:
@@ -191,12 +194,17 @@ class LossCurve:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether the loss is well above its start, and did not come back for `LASTS` steps; or far below 0."""
+        """Whether the loss is well above its start, and did not come back for `LASTS` steps; or has no lower bound."""
         if not self.is_known:
             return False
-        if self.level() < -BOUNDLESS * max(abs(self.start), 1.0):
+        if self.is_boundless:
             return True
         return self._low > self.start + max((DIVERGED - 1) * abs(self.start), CLEAR * self.noise)
+
+    @property
+    def is_boundless(self) -> bool:
+        """Whether the loss fell far below 0, so that it seems to have no lower bound."""
+        return self.lowest < -BOUNDLESS * max(abs(self.start), 1.0)
 
     @property
     def is_stuck(self) -> bool:

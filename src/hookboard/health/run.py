@@ -13,6 +13,7 @@ from hookboard.health.look import Look
 from hookboard.health.losses import LossCurve
 from hookboard.health.quantities import QUANTITIES
 from hookboard.health.silence import Silence, silent_in
+from hookboard.health.spikes import median
 from hookboard.health.timeline import Timeline, in_order
 from hookboard.measure import FIELDS
 from hookboard.messages import unknown
@@ -21,6 +22,12 @@ from hookboard.sites import Role
 RATE_JUMP = 3.0
 """A learning rate that exceeds all before it by this factor has jumped, after the first looks (a choice: a warm-up does
 so in its first looks, a restart comes back to where it was)."""
+
+GROWN_LOSS = 10.0
+"""A loss this many times its start has blown up before it was NaN (a choice: the logarithm of 0 gives Inf at once)."""
+
+GROWN_OUTPUTS = 1e4
+"""Outputs this many times as large as at first have blown up (a choice)."""
 
 RECENT = 64
 """How many looks there are numbers of."""
@@ -171,6 +178,15 @@ class Run:
         """Where a layer stands in the order of execution; behind all if there is no such layer."""
         return self._places.get(name, len(self.layers))
 
+    @property
+    def has_blown_up(self) -> bool:
+        """Whether the loss, or the outputs of a layer, grew by orders of magnitude while they were finite."""
+        if self.losses.largest > GROWN_LOSS * max(abs(self.losses.start), 1.0):
+            return True
+        course = self.timeline.of("activation_rms")
+        with np.errstate(invalid="ignore", over="ignore"):
+            return bool((np.where(np.isfinite(course), course, 0.0).max(axis=1) > GROWN_OUTPUTS * course[:, 0]).any())
+
     def units(self, name: str, role: Role = "output", looks: int | None = None) -> np.ndarray | None:
         """The rows of each channel at the latest looks.
 
@@ -208,8 +224,9 @@ class Run:
 
     def _look_at_answers(self, look: Look, is_first: bool) -> None:
         """Take from the outputs of the last layer what tells a classifier that knows nothing, see `LossCurve`."""
-        outputs = (look.of(layer.name, "output") for layer in reversed(self.layers) if layer.weights)
-        last = next((reading for reading in outputs if reading is not None), None)
+        owners = {layer.name for layer in self.layers if layer.weights}
+        outputs = (reading for site, reading in reversed(list(look.readings.items())) if site.role == "output")
+        last = next((reading for reading in outputs if reading.site.name in owners), None)
         channels = None if last is None else last.channels
         is_classifier = channels is not None and len(channels) > 1
         if is_first:
@@ -231,21 +248,27 @@ class Run:
                 silence.see(look.step, samples, is_silent)
 
     def _put_in_order(self, look: Look) -> None:
-        """Move layers that have run for the first time before those that never ran."""
+        """Move layers that have run for the first time behind the layer that ran before them."""
         known = {layer.name: layer for layer in self.layers}
-        fresh = dict.fromkeys(site.name for site in look.readings if site.role == "output" and site.name in known)
-        fresh = {name: None for name in fresh if name not in self._ran}
-        if not fresh:
+        ran = dict.fromkeys(site.name for site in look.readings if site.role == "output" and site.name in known)
+        if ran.keys() <= self._ran.keys():
             return
-        self._ran |= fresh
+        order = list(self._ran)
+        place = 0
+        for name in ran:
+            if name in self._ran:
+                place = order.index(name) + 1
+            else:
+                order.insert(place, name)
+                place += 1
+        self._ran = dict.fromkeys(order)
         before = list(known)
-        order = [*self._ran, *(name for name in before if name not in self._ran)]
-        place = [before.index(name) for name in order]
+        order += [name for name in before if name not in self._ran]
+        places = [before.index(name) for name in order]
         self.layers = [known[name] for name in order]
-        self._reorder(place)
+        self._reorder(places)
 
 
 def median_of(values: Iterable[float]) -> float:
     """The median of the finite values; NaN if there is none."""
-    finite = [value for value in values if np.isfinite(value)]
-    return float(np.median(finite)) if finite else float("nan")
+    return median([float(value) for value in values if math.isfinite(value)])

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 
+from hookboard.health.agreement import agreement_of
 from hookboard.health.losses import LossCurve
 from hookboard.health.rule import Rule
 from hookboard.health.rules.evaluation import SETTLED, begin_of
@@ -13,7 +13,6 @@ from hookboard.health.rules.updates import SMALL
 from hookboard.health.run import Run, median_of
 from hookboard.health.spikes import Spike
 from hookboard.health.verdict import Symptom
-from hookboard.measure import FIELDS
 
 GRADIENT_SPIKE = 10.0
 """A gradient is a spike if it is this many times the usual one, and as many robust deviations of its logarithm above
@@ -96,8 +95,16 @@ def _of_gradient(run: Run) -> Iterator[Symptom]:
 
 
 def not_learning(run: Run) -> Iterator[Symptom]:
-    """The loss stays at chance though the weights move: no layer is sick, look at the data and the labels."""
+    """The loss stays at chance though the weights move: no layer is sick, look at the data and the labels.
+
+    Or it falls far below 0, so that there is nothing to be learnt.
+    """
     losses = run.losses
+    first = losses.first[0].step if losses.first else run.now.step
+    if losses.is_boundless:
+        evidence = f"the loss fell from {losses.start:.3g} to {losses.lowest:.3g}: it has no lower bound"
+        yield Symptom("", evidence, "look at the sign of the loss", "alarm", since=first)
+        return
     if not losses.is_stuck:
         return
     ratios = run.recent("update_ratio")[:, -run.window :]
@@ -111,7 +118,6 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
     evidence = f"{losses.harm}{chance}, while a step moves the weights by {moved:.1g} of their size{agree}"
     advice = "no layer is sick: look whether inputs and labels belong together, and at the loss function"
-    first = losses.first[0].step if losses.first else run.now.step
     yield Symptom("", evidence, advice, "alarm", since=first)
 
 
@@ -123,34 +129,11 @@ def _speaks(losses: LossCurve) -> bool:
     return max(now, losses.first_spread) >= SPEAKS and now < 2 * losses.spreads[0]
 
 
-def agreement_of(run: Run) -> float:
-    """The median cosine between the gradients of neighbouring looks; NaN if they have no channels.
-
-    Of each weight the mean gradient of each channel is compared: a projection of the gradient.
-    """
-    looks = list(run.looks)
-    cosines = []
-    for before, after in pairwise(looks):
-        for site, reading in after.readings.items():
-            if site.role == "parameter_grad" and reading.channels is not None:
-                earlier = before.of(site.name, "parameter_grad")
-                if earlier is not None and earlier.channels is not None:
-                    cosines.append(_cosine(reading.channels[:, _MEAN], earlier.channels[:, _MEAN]))
-    return median_of(cosines)
-
-
-def _cosine(a: np.ndarray, b: np.ndarray) -> float:
-    size = float(np.linalg.norm(a) * np.linalg.norm(b)) if a.shape == b.shape else 0.0
-    return float(a @ b) / size if size > 0 else math.nan
-
-
 def _rises(run: Run) -> bool:
     """Whether learning rates still rise, as in a warm-up."""
     first, now = run.looks[0].stepped, run.now.stepped
     return any(name in first and stepped.rate > first[name].rate for name, stepped in now.items())
 
-
-_MEAN = FIELDS.index("mean")
 
 SPIKE = Rule("spike", spike, at_once=True)
 NOT_LEARNING = Rule("not_learning", not_learning)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from hookboard.health.agreement import agreement_of
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
@@ -29,6 +30,16 @@ half), and weights that have grown by the next look hide it."""
 
 OVERWRITES = 3.0
 """In the first step it is a defect whatever the loss does: nothing is left of the initialization (a choice)."""
+
+SAME = 0.9
+"""Cosine of gradients that are all but the same: that of a sum and the next one. In healthy runs it is below 0.6 (seen
+on the benchmark's tuning half)."""
+
+GREW = 3.0
+"""And they must be so many times as large as at the start: a sum grows."""
+
+GAIN = 30.0
+"""A step of so many times learning rate and gradient has too much momentum: 0.9 comes to 10 at most, 0.999 to 1000."""
 
 FAR_ABOVE = 30.0
 """A layer's updates are large if they are above `LARGE`, and this many times the median of the others."""
@@ -85,20 +96,24 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
         yield Symptom("", evidence, advice, "alarm", jump.after / jump.before, jump.step)
         return
     layers = [i for i, layer in enumerate(run.layers) if layer.has_matrix]
-    if not layers:
+    # Inf from the logarithm of 0 is not the doing of large steps.
+    if not layers or not (run.losses.is_finite or run.has_blown_up):
         return
-    ratios = run.timeline.of("update_ratio")[layers]
+    ratios, steps = run.timeline.of("update_ratio")[layers], np.array(run.timeline.steps)
     ratios = np.where(np.isfinite(ratios), ratios, np.nan)
-    steps = np.array(run.timeline.steps)
     seen = ~np.isnan(ratios).all(axis=0)
-    ratios, steps = ratios[:, seen], steps[seen]
-    if not len(steps):
+    if not seen.any():
         return
-    whole = np.nanmedian(ratios, axis=0)
+    whole = _medians(ratios[:, seen])
     first = 0 if whole[0] > LARGE_AT_FIRST else _first_of(whole > LARGE, run.window)
     if first is not None:
-        yield _large_model(run, int(steps[first]), whole, first)
+        yield _large_model(run, int(steps[seen][first]), whole, first)
         return
+    summed = _summed(run, layers)
+    if summed is not None:
+        yield summed
+        return
+    ratios, steps = ratios[:, seen], steps[seen]
     for place, row in zip(layers, ratios, strict=True):
         layer = run.layers[place]
         large = np.nan_to_num(row) > np.maximum(LARGE, FAR_ABOVE * whole)
@@ -119,6 +134,39 @@ def _large_model(run: Run, step: int, whole: np.ndarray, first: int) -> Symptom:
     )
     advice = "lower the learning rate, or let it rise slowly from 0, and clip gradients"
     return Symptom("", evidence, advice, "alarm", float(whole[first]), step)
+
+
+def _summed(run: Run, layers: list[int]) -> Symptom | None:
+    """Steps that follow the sum of many gradients, each of them of a usual size: too much momentum, or no zero_grad."""
+    course = {name: run.timeline.of(name)[layers] for name in ("update_ratio", "weight_rms", "weight_gradient_rms")}
+    gradients, steps = _medians(course["weight_gradient_rms"]), run.timeline.steps
+    agreement = agreement_of(run)
+    if agreement > SAME and gradients[-1] > GREW * gradients[0]:
+        start, grown = int(np.argmax(gradients > GREW * gradients[0])), float(gradients[-1] / gradients[0])
+        evidence = (
+            f"gradients of neighbouring looks are all but the same (cosine {agreement:.2f}) and {grown:.2g} times as "
+            f"large as at the start: they add up{_harm(run)}"
+        )
+        advice = "look whether zero_grad() is called before each backward pass"
+        return Symptom("", evidence, advice, "alarm", grown, steps[start])
+    rates = [stepped.rate for stepped in run.now.stepped.values() if not stepped.is_adaptive]
+    if not rates or not max(rates):
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gains = course["update_ratio"] * course["weight_rms"] / (max(rates) * course["weight_gradient_rms"])
+    gain = _medians(gains)
+    first = _first_of(gain > GAIN, run.window)
+    if first is None:
+        return None
+    evidence = (
+        f"a step is {gain[first]:.3g} times the learning rate times the gradient: momentum adds up as many{_harm(run)}"
+    )
+    return Symptom("", evidence, "lower the momentum, or the learning rate", "alarm", float(gain[first]), steps[first])
+
+
+def _medians(values: np.ndarray) -> np.ndarray:
+    """The median of the finite values of each column, shape (columns,); NaN if there is none."""
+    return np.array([median_of(column) for column in values.T.tolist()])
 
 
 def _first_of(is_large: np.ndarray, window: int) -> int | None:
