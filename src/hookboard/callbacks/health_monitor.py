@@ -24,6 +24,7 @@ from hookboard.health import (
     Nonfinite,
     Rule,
     Verdict,
+    check_stop_on,
     layers_of,
     rules_of,
 )
@@ -109,7 +110,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         self._known: dict[Stage, dict[str, Layer]] = {}
         names = [rule.name for rule in self._rules()]
         if stop_on is not None:
-            _check_stop_on(stop_on, names)
+            check_stop_on(stop_on, names, RULES)
         chosen("nonfinite", nonfinite, get_args(Finding))
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise ValueError(f"window={window!r}: give a whole number of looks, 1 or more.")
@@ -293,10 +294,3 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     def _drop(self, watch: HealthWatch) -> None:
         watch.close()
         super()._drop(watch)
-
-
-def _check_stop_on(given: str | Sequence[str], names: Sequence[str]) -> None:
-    for name in [given] if isinstance(given, str) else given:
-        if name in RULES and name not in names:
-            raise ValueError(f"stop_on={given!r}: {name!r} is not among rules=, which are {', '.join(names)}; add it.")
-    chosen("stop_on", given, ["alarm", *names])

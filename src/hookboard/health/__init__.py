@@ -11,7 +11,7 @@ from hookboard.health.look import Look, Loss, Stepped
 from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of
 from hookboard.health.page import Page
 from hookboard.health.report import closing, ended_by, news
-from hookboard.health.rule import Rule, rules_of
+from hookboard.health.rule import Rule, check_stop_on, rules_of
 from hookboard.health.rules import RULES
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom, Verdict
@@ -34,6 +34,7 @@ __all__ = [
     "Symptom",
     "Verdict",
     "before_nonfinite",
+    "check_stop_on",
     "closing",
     "ended_by",
     "first_of",

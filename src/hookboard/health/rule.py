@@ -7,7 +7,7 @@ from typing import get_args
 
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
-from hookboard.messages import unknown
+from hookboard.messages import chosen, unknown
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,23 @@ def symptoms_of(rule: Rule, run: Run) -> list[Symptom]:
         if symptom.severity not in get_args(Severity):
             raise unknown("severity", symptom.severity, get_args(Severity))
     return symptoms
+
+
+def check_stop_on(given: str | Sequence[str], asked: Sequence[str], built_in: Mapping[str, Rule]) -> None:
+    """Check what was given as `stop_on=`.
+
+    Args:
+        given: one or several names of rules, or `alarm`.
+        asked: the names of the rules that are asked.
+        built_in: the built-in rules by name.
+
+    Raises:
+        ValueError: a name is not that of a rule that is asked.
+    """
+    for name in [given] if isinstance(given, str) else given:
+        if name in built_in and name not in asked:
+            raise ValueError(f"stop_on={given!r}: {name!r} is not among rules=, which are {', '.join(asked)}; add it.")
+    chosen("stop_on", given, ["alarm", *asked])
 
 
 def _named(name: str, built_in: Mapping[str, Rule]) -> Rule:
