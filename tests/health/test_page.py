@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ from hookboard.health import Judge, Layer, Page, Rule, Symptom, Verdict, closing
 from hookboard.health.curves import SHOWN, layout
 from hookboard.health.page import marks_of, pictures
 from hookboard.health.report import COLUMNS, LOOK_AT, MOST_ROWS, headline, table_of
-from hookboard.images.heat_colours import MARKS
+from hookboard.images.heat_colours import MARKS, NOT_FINITE, NOTHING
 
 MOST_TAGS = 24 - 1
 """Without `health/before_nonfinite`, which is written elsewhere."""
@@ -99,7 +100,7 @@ def test_each_picture_holds_the_whole_run_and_marks_the_sick_layer():
     assert sorted(drawn) == sorted(f"health/{quantity}" for quantity in SHOWN)
     for picture in drawn.values():
         assert "20 layers" in picture.caption
-        assert picture.caption.endswith("1 sick")
+        assert picture.caption.endswith(", marked: 1 by alarms")
         assert (picture.pixels == MARKS["alarm"]).any()
 
 
@@ -109,9 +110,52 @@ def test_a_layer_without_a_value_is_left_out_of_a_picture_unless_it_is_sick():
     for step in range(3):
         outputs = [reading(name, "output", [row()]) for name in known]
         judge.see(look(step, outputs + [reading(name, "grad_output", [row()]) for name in ("net.0", "net.1")]))
-    assert "of 2 layers" in pictures(judge.run, [])["health/gradient_rms"].caption
-    assert "of 3 layers" in pictures(judge.run, [ALARM])["health/gradient_rms"].caption
+    assert "of 2 of the 8 layers" in pictures(judge.run, [])["health/gradient_rms"].caption
+    assert "of 3 of the 8 layers" in pictures(judge.run, [ALARM])["health/gradient_rms"].caption
     assert "health/update_ratio" not in pictures(judge.run, [])
+
+
+def test_a_layer_whose_values_are_not_finite_is_not_drawn_as_one_without_a_value():
+    judge = Judge([], layers(*(Layer(f"net.{i}", "ReLU", "rectifier") for i in range(3))), 3)
+    for step in range(4):
+        bad = row(count=0, mean=math.nan, nonfinite=9) if step == 3 else row()
+        judge.see(look(step, [reading("net.0", "output", [row(), row()]), reading("net.1", "output", [bad, bad])]))
+    drawn = pictures(judge.run, [])
+    for quantity in ("activation_rms", "dead_fraction"):
+        pixels = drawn[f"health/{quantity}"].pixels
+        assert (pixels == NOT_FINITE).sum() > (pixels == NOTHING).sum() == 0
+    assert np.isnan(judge.run.recent("activation_rms")[1, -1]), "rules see no number"
+    assert np.isnan(judge.run.timeline.of("activation_rms")[1, -1])
+
+
+def test_layers_that_run_late_keep_what_was_not_finite():
+    judge = Judge([], layers(*(Layer(f"net.{i}", "ReLU", "rectifier") for i in range(2))), 3)
+    judge.see(look(0, [reading("net.1", "output", [row(nonfinite=9)])]))
+    judge.see(look(1, [reading("net.0", "output", [row()]), reading("net.1", "output", [row()])]))
+    assert [layer.name for layer in judge.run.layers] == ["net.1", "net.0"]
+    assert judge.run.timeline.is_spoiled("activation_rms").tolist() == [[True, False], [False, False]]
+
+
+def test_a_mask_of_minus_infinity_keeps_its_numbers():
+    judge = Judge([], layers(Layer("net.0", "Mask", "other")), 3)
+    output = reading("net.0", "output", [row()])
+    judge.see(look(0, [replace(output, moments=replace(output.moments, neginf=5.0))]))
+    assert not judge.run.timeline.is_spoiled("activation_rms").any()
+
+
+def test_the_mark_of_dead_units_stands_beside_the_row_that_shows_them():
+    known = [Layer("fc", "Linear", "linear"), Layer("act", "ReLU", "rectifier"), Layer("head", "Linear", "linear")]
+    judge = Judge([], layers(*known), 3)
+    dead = row(mean=0.0, deviation=0.0, zeros=100)
+    for step in range(3):
+        outputs = {"fc": row(mean=-9.0), "act": dead, "head": row()}
+        judge.see(look(step, [reading(name, "output", [each, each]) for name, each in outputs.items()]))
+    drawn = pictures(judge.run, [replace(ALARM, module="fc")])
+    tops = {}
+    for quantity in ("activation_rms", "dead_fraction"):
+        rows, columns = np.nonzero(drawn[f"health/{quantity}"].pixels == MARKS["alarm"])
+        tops[quantity] = rows[columns > 340].mean()
+    assert tops["dead_fraction"] - tops["activation_rms"] == pytest.approx(14, abs=1), "a row is 14 pixels high"
 
 
 def test_an_alarm_about_a_container_marks_the_layers_in_it():

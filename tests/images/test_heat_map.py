@@ -132,7 +132,7 @@ def test_a_sick_row_is_marked_at_both_ends_and_beside_its_name(mark):
     assert (left == right).all()
     assert np.flatnonzero(left).tolist() == list(range(row + 1, row + 6)), "a row of one pixel is drawn in five"
     assert full[:, : at[0] - EDGE].any(), "the triangle beside the name"
-    assert picture.caption.endswith(", 1 sick") == (mark == "alarm")
+    assert picture.caption.endswith(f", marked: 1 by {mark}s")
 
 
 def test_rows_that_are_well_carry_no_mark():

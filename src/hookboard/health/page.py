@@ -1,6 +1,6 @@
 """`Page`: what is written of a run: the table of verdicts, four heat maps, and 16 scalars with their charts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -75,9 +75,11 @@ def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
     drawn = {}
     for quantity, words in SHOWN.items():
         values = run.timeline.of(quantity)
+        values[run.timeline.is_spoiled(quantity)] = np.inf
         has_value = ~np.isnan(values).all(axis=1)
+        marked = _on_dead_rows(marks, run, values) if quantity == "dead_fraction" else marks
         # A sick layer without a value, such as one that no gradient reaches, is what is to be seen.
-        rows = [row for row, layer in enumerate(run.layers) if has_value[row] or layer.name in marks]
+        rows = [row for row, layer in enumerate(run.layers) if has_value[row] or layer.name in marked]
         if has_value.any():
             drawn[f"health/{quantity}"] = heat_map(
                 values[rows],
@@ -85,7 +87,8 @@ def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
                 run.timeline.steps,
                 title=words[0].upper() + words[1:],
                 unit=_UNITS[quantity],
-                marks=marks,
+                marks=marked,
+                of=len(run.layers),
                 scale=Scale(0.0, 1.0, is_log=False) if quantity == "dead_fraction" else None,
             )
     return drawn
@@ -102,6 +105,25 @@ def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
             for name in own or inside:
                 marks.setdefault(name, verdict.severity)
     return marks
+
+
+def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> dict[str, Mark]:
+    """The marks, those of a layer that gives no 0 itself moved to the activation behind it, which does.
+
+    Args:
+        marks: the sick layers.
+        run: the run.
+        values: the shares of dead units, shape (layers, columns).
+    """
+    shares = np.where(np.isfinite(values), values, 0.0).max(axis=1)
+    moved: dict[str, Mark] = {}
+    for name, mark in marks.items():
+        place = run.place(name)
+        behind = next((i for i in range(place + 1, min(place + 3, len(shares))) if shares[i]), None)
+        is_dead = shares[place] or np.isinf(values[place]).any()
+        at = name if behind is None or is_dead else run.layers[behind].name
+        moved[at] = "alarm" if "alarm" in (mark, moved.get(at)) else mark
+    return moved
 
 
 def _key(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, bool]]:

@@ -13,6 +13,15 @@ from hookboard.sites import Role
 
 Quantity = Callable[[Look, Layer], float]
 
+_OF_UPDATES: tuple[Role, ...] = ("parameter_before", "parameter_update")
+
+_OF_OUTPUTS: dict[str, Role] = {
+    "activation_rms": "output",
+    "gradient_rms": "grad_output",
+    "dead_fraction": "output",
+    "sample_spread": "output",
+}
+
 _COUNT, _MEAN, _DEVIATION, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "zeros"))
 
 
@@ -80,6 +89,20 @@ QUANTITIES: dict[str, Quantity] = {
     )
 }
 """Every quantity by name."""
+
+
+def is_spoiled(look: Look, layer: Layer, quantity: str) -> bool:
+    """Whether what a quantity is taken of held NaN or +Inf, or nothing finite. -Inf alone may be a mask.
+
+    Of outputs, their gradients and updates; False for any other quantity.
+    """
+    if quantity == "update_ratio":
+        readings = [look.of(name, role) for name in layer.weights for role in _OF_UPDATES]
+    else:
+        role = _OF_OUTPUTS.get(quantity)
+        readings = [] if role is None else [look.of(layer.name, role)]
+    moments = [reading.moments for reading in readings if reading is not None]
+    return any(m.nan or m.posinf or (m.nonfinite and not m.count) for m in moments)
 
 
 def _rms(reading: Reading | None) -> float:

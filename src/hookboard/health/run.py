@@ -11,10 +11,10 @@ from hookboard.health.comparison import Comparison, compared
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.losses import LossCurve
-from hookboard.health.quantities import QUANTITIES
+from hookboard.health.quantities import QUANTITIES, is_spoiled
 from hookboard.health.silence import Silence, silent_in
 from hookboard.health.spikes import median
-from hookboard.health.timeline import Timeline, in_order
+from hookboard.health.timeline import SPOILED, Timeline, in_order
 from hookboard.measure import FIELDS
 from hookboard.messages import unknown
 from hookboard.sites import Role
@@ -119,7 +119,11 @@ class Run:
         self.steps.append(look.step)
         self._columns.append(column)
         self._stacked.clear()
-        self.timeline.add(look.step, dict(column))
+        spoiled = {
+            f"{SPOILED}{name}": np.array([is_spoiled(look, layer, name) for layer in self.layers])
+            for name in QUANTITIES
+        }
+        self.timeline.add(look.step, {**column, **spoiled})
         if is_first:
             ratios = zip(self.layers, column["update_ratio"], strict=True)
             self.first_move = median_of(ratio for layer, ratio in ratios if layer.has_matrix)

@@ -6,6 +6,9 @@ import numpy as np
 
 COLUMNS = 256
 
+SPOILED = "spoiled: "
+"""Before the name of a quantity: whether what it is taken of was not finite."""
+
 
 class Timeline:
     """All quantities of all layers over the run. When it is full, every second column is dropped."""
@@ -35,6 +38,10 @@ class Timeline:
     def of(self, quantity: str, first: int | None = None) -> np.ndarray:
         """A quantity, shape (layers, columns), float64; the columns belong to `steps`. Of the first few, if asked."""
         return np.stack([column[quantity] for column in self._columns[:first]], axis=1)
+
+    def is_spoiled(self, quantity: str) -> np.ndarray:
+        """Where what a quantity is taken of was not finite, shape (layers, columns), booleans."""
+        return self.of(f"{SPOILED}{quantity}").astype(bool)
 
     def reorder(self, place: Sequence[int]) -> None:
         """Take the layers in another order: the new first one is the old number `place[0]`, and so on.

@@ -18,7 +18,7 @@ NOTHING = SHADES + 16
 """The palette index of cells without a value."""
 
 NOT_FINITE = NO_VALUE
-"""The palette index of cells whose value is infinite."""
+"""The palette index of cells whose value is NaN or infinite."""
 
 _RED, _AMBER, _PALE = (205, 20, 30), (190, 110, 0), (222, 226, 232)
 

@@ -18,7 +18,7 @@ EDGE = 4
 TICK = 8
 """The room between names and rows."""
 
-NAMES = (60, 140)
+NAMES = (66, 140)
 """The least and the most room for names; below them stand the unit and the colours of missing values."""
 
 WIDTH = 350
@@ -60,19 +60,21 @@ def heat_map(
     unit: str,
     marks: Mapping[str, Mark] | None = None,
     scale: Scale | None = None,
+    of: int | None = None,
 ) -> Picture:
     """A heat map of a quantity of many layers over a run.
 
     Rows are as high as they can be. Rows that are not marked may share a pixel if there are more than 720.
 
     Args:
-        values: shape (rows, columns), float64; NaN where there is no value, infinite where it is not finite.
+        values: shape (rows, columns), float64; NaN where there is no value, infinite where it is NaN or infinite.
         names: the dotted name of each row.
         steps: the step of each column.
         title: what it shows, for the caption.
         unit: the unit of the values, a word or two.
         marks: the rows to mark, by name.
         scale: which values the colours stand for; left out, a logarithmic scale that suits the values.
+        of: how many layers there are; left out, as many as rows.
     """
     scale = log_scale(values) if scale is None else scale
     kinds = {row: (marks or {})[name] for row, name in enumerate(names) if name in (marks or {})}
@@ -93,8 +95,10 @@ def heat_map(
     _draw_bar(pixels, letters, values, scale, unit, place)
     letters.stamp(pixels)
     where = f" in {start[:-1]}" if start else ""
-    sick = sum(kind == "alarm" for kind in kinds.values())
-    caption = f"{title} of {len(names)} layers{where}{f', {sick} sick' if sick else ''}"
+    counts = [(list(kinds.values()).count(kind), kind) for kind in MARKS]
+    marked = " and ".join(f"{count} by {kind}s" for count, kind in counts if count)
+    all_of = f" of the {of}" if of not in (None, len(names)) else ""
+    caption = f"{title} of {len(names)}{all_of} layers{where}{f', marked: {marked}' if marked else ''}"
     return Picture(pixels, caption, PALETTE)
 
 
@@ -189,9 +193,9 @@ def _draw_bar(pixels: Pixels, letters: Letters, values: np.ndarray, scale: Scale
     x = 4
     for text, index, is_there in (
         ("none", NOTHING, np.isnan(values).any()),
-        ("inf", NOT_FINITE, np.isinf(values).any()),
+        ("NaN", NOT_FINITE, np.isinf(values).any()),  # there is no room for "NaN or infinite"
     ):
         if is_there and x + 11 + length(text) < place.left:
             pixels[top + 11 : top + 19, x : x + 8] = index
             letters.write(text, x + 11, top + 9, "left")
-            x += 20 + round(length(text))
+            x += 17 + round(length(text))
