@@ -131,8 +131,10 @@ def test_a_nan_ends_the_fit_in_its_own_step_between_two_looks(stop_on, lines):
     data = batches(*[4] * 40)
     data[7][0, 0] = math.nan
     monitor = HealthMonitor(nonfinite="exact", stop_on=stop_on, every_n_steps=20)
-    run = fit(None, Toy(mlp()), data, monitor)
-    assert run.global_step == 8, "the step of the NaN is made, and it is the last"
+    model = Toy(mlp())
+    run = fit(None, model, data, monitor)
+    assert run.global_step == 8, "the step of the NaN is the last"
+    assert model.net[0].weight.isnan().any(), "and it is made, as README says"
     (line,) = lines
     assert "ends the fit after step 7 because of nonfinite in net.0." in line
 
