@@ -59,6 +59,8 @@ def test_it_is_an_alarm_by_itself_where_nothing_is_left_after_the_first_steps(ea
 
 def test_a_branch_that_gets_little_is_healthy_where_the_layers_before_it_get_their_gradient():
     assert not symptoms(VANISHING, run_of(CHAIN, gradients([0, -6, -6, 0, -6, -6, 0, 0])))
+    assert not symptoms(VANISHING, run_of(CHAIN, gradients([-6, 0, -6, 0, 0, 0, 0, 0])))  # it begins with one
+    assert symptoms(VANISHING, run_of(CHAIN, gradients([-6, -6, -6, 0, 0, 0, 0, 0])))
 
 
 def test_zeros_are_not_the_matter_of_this_rule():

@@ -244,3 +244,10 @@ def test_units_behind_which_a_tanh_stands_are_not_dead_but_saturated():
         return [fc1, outputs("act", [row(100, -1.0, 1e-4) for _ in range(32)]), *others]
 
     assert not symptoms(DEAD_UNITS, run_of(layers, seen))
+
+
+def test_what_a_dead_layer_feeds_is_not_called_dead():
+    # Behind it all is constant, and half of the units are negative by chance.
+    constant = [row(100, mean=-1.0, deviation=0.0) for _ in range(UNITS)]
+    run = run_of(CHAIN, lambda n: chain(nothing(UNITS), fc1=constant, act0=nothing(UNITS)), losses=harmed)
+    assert [symptom.module for symptom in symptoms(DEAD_UNITS, run)] == ["fc0"]

@@ -33,6 +33,9 @@ HISTORY = 4
 LAYERS = 4
 """Layers that a model needs for its gradients to have a course (a choice)."""
 
+FRONT = 8
+"""The gradient must be lost for all of the first layers, one in so many, and for two at least (a choice)."""
+
 SUDDEN = 0.5
 """One layer is the cause if it makes up this share of the whole change (a choice)."""
 
@@ -81,7 +84,7 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
     # A branch beside the main path may get little: what counts is the most that any layer before still gets.
     most = np.maximum.accumulate(course.norms)
     lost = most - course.end
-    if lost[0] > -VANISHED or lost[_first_trainable(course)] > -VANISHED:
+    if lost[max(1, len(lost) // FRONT)] > -VANISHED:
         return
     place = _cause(np.diff(most))
     layer = None if place is None else course.layers[place]
@@ -95,10 +98,6 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
     severity: Severity = "alarm" if is_gone else severity_of(run)
     name = "" if layer is None else layer.name
     yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-lost[0]))
-
-
-def _first_trainable(course: Course) -> int:
-    return next((place for place, layer in enumerate(course.layers) if layer.trainable), 0)
 
 
 def _cause(steps: np.ndarray) -> int | None:
