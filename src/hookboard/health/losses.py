@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from hookboard.health.chance import is_far_above
 from hookboard.health.look import Loss
 from hookboard.health.spikes import SPIKE_HISTORY, Spike, first_spike, median
 
@@ -96,6 +97,8 @@ class LossCurve:
         """How much the last layer's outputs differed between samples at the latest looks (RMS over channels)."""
         self.first_spread = math.nan
         """The same at the first look; NaN if not known."""
+        self.reach: float | None = None
+        """How far apart the model's first answers lie: its largest output less its smallest. None: not known."""
         self.first_nonfinite: Loss | None = None
         """The first loss that was NaN or infinite."""
         self.is_mixed = False
@@ -199,7 +202,16 @@ class LossCurve:
             return False
         if self.is_boundless:
             return True
-        return self._low > self.start + max((DIVERGED - 1) * abs(self.start), CLEAR * self.noise)
+        # The first step may have spoiled the losses after it: the very first one is that of the model as it was given.
+        start = min(self.start, self.first[0].value)
+        return self._low > start + max((DIVERGED - 1) * abs(start), CLEAR * self.noise)
+
+    @property
+    def is_far_above_chance(self) -> bool:
+        """Whether the loss is far above that of chance, where it began, and did not come down for `LASTS` steps."""
+        if not self.is_known or self.chance is None or self.reach is None:
+            return False
+        return is_far_above(self.chance, self.reach, self.first[0].value, self.start, self._low)
 
     @property
     def is_boundless(self) -> bool:
@@ -238,7 +250,7 @@ class LossCurve:
 
     @property
     def is_harmed(self) -> bool:
-        """Whether the loss shows harm: not finite, risen, diverged or stuck."""
+        """Whether the loss shows harm: not finite, risen, diverged, far above chance or stuck."""
         return bool(self.harm)
 
     @property
@@ -252,7 +264,9 @@ class LossCurve:
         if not self.is_finite:
             return f"the loss is {self.recent[-1].value}"
         if self.has_diverged:
-            return f"the loss is {self.level():.3g} after {self.start:.3g} at the start"
+            return f"the loss is {self.level():.3g} after {min(self.start, self.first[0].value):.3g} at the start"
+        if self.is_far_above_chance:
+            return f"the loss is {self.level():.3g}, that of chance is {self.chance:.3g}"
         if self.has_risen:
             return f"the loss rose from {self.best:.3g} to {self.level():.3g}"
         if self.is_stuck:

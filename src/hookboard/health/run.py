@@ -235,6 +235,7 @@ class Run:
         is_classifier = channels is not None and len(channels) > 1
         if is_first:
             self.losses.chance = math.log(len(channels)) if is_classifier and channels is not None else None
+            self.losses.reach = None if last is None else last.moments.max - last.moments.min
         if is_classifier and channels is not None:
             deviation = channels[:, FIELDS.index("deviation")]
             self.losses.spreads.append(float(np.sqrt(np.mean(deviation**2))))

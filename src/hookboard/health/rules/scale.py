@@ -50,6 +50,10 @@ RECURRENT = 3.0
 begins with 0.58, trained layers of the benchmark's tuning half reach 1.4. If it began so, it is an alarm whatever the
 loss does."""
 
+BLOWN_UP = 10.0
+"""RMS of the outputs of a recurrent layer, by itself and as a multiple of what goes in, from which it feeds back more
+than it can hold: with tanh it is 1 at most (a choice)."""
+
 DRIFT = 1.5
 """Powers of ten by which a layer may leave its own scale of the first looks (a choice: a factor of 30)."""
 
@@ -149,6 +153,7 @@ def _recurrent(run: Run) -> Iterator[Symptom]:
         names = [name for name in layer.weights if layer.kind == "recurrent" and "weight_hh" in name]
         norm = max((_norm(run.now, layer, name, "parameter") for name in names), default=0.0)
         if norm < RECURRENT:
+            yield from _blown_up(run, layer)
             continue
         evidence = (
             f"the recurrent weights of a unit have an L2 norm of {norm:.2g}: what it feeds back grows with each step "
@@ -161,6 +166,24 @@ def _recurrent(run: Run) -> Iterator[Symptom]:
         # What the first step did is not there since the start.
         since = first.step + 1 if run.seen == 1 and began < RECURRENT else None
         yield Symptom(layer.name, evidence, advice, severity, size=norm, since=since)
+
+
+def _blown_up(run: Run, layer: Layer) -> Iterator[Symptom]:
+    """A recurrent layer without bounds, as one with ReLU: its weights are small, and what it gives is not."""
+    output = run.now.of(layer.name, "output")
+    before = run.layers[: run.place(layer.name)]
+    given = next((reading for other in reversed(before) if (reading := run.now.of(other.name, "output"))), None)
+    if layer.kind != "recurrent" or output is None or output.moments.nonfinite:
+        return
+    usual = 1.0 if given is None or not given.moments.count else max(given.moments.rms, 1.0)
+    if not output.moments.rms > BLOWN_UP * usual:
+        return
+    evidence = (
+        f"its output has an RMS of {output.moments.rms:.2g}, {output.moments.rms / usual:.2g} times that of what goes "
+        f"in: what it feeds back grows with each step of a sequence{_initial(run, layer)}{_harm(run)}."
+    )
+    advice = "Initialize the recurrent weights smaller, or use tanh, an LSTM or a GRU; and clip gradients."
+    yield Symptom(layer.name, evidence, advice, _severity(run), size=math.log10(output.moments.rms / usual))
 
 
 def _norm(look: Look, layer: Layer, name: str, role: Role) -> float:
