@@ -71,11 +71,14 @@ class Silence:
 
 
 def silent_in(look: Look, layer: Layer) -> tuple[np.ndarray, np.ndarray] | None:
-    """How many values each unit of a layer gave, and whether all were silent; None if that cannot be told."""
+    """How many values each unit of a layer gave, and whether all were silent; None if that cannot be told.
+
+    Where an output is not finite, nothing can: its units are neither silent nor active.
+    """
     if layer.kind not in EXACT and layer.kind not in NEGATIVE:
         return None
     reading: Reading | None = look.of(layer.name, "output")
-    if reading is None or reading.channels is None:
+    if reading is None or reading.channels is None or reading.moments.nonfinite:
         return None
     channels = reading.channels
     samples = channels[:, _COUNT]

@@ -190,6 +190,8 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
     updates = [look.of(name, "parameter_update") for name in weights]
     if not weights or any(update is None or update.moments.rms != 0 or not update.moments.count for update in updates):
         return ""
+    if any(update is not None and update.moments.nonfinite for update in updates):
+        return ""  # what is NaN stays NaN
     rates = [look.stepped[name].rate for name in weights]
     if not any(rates):
         others = [stepped.rate for stepped in look.stepped.values() if stepped.rate]

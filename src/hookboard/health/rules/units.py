@@ -152,7 +152,7 @@ def _range(shares: Iterable[float]) -> str:
 def _dead_behind(run: Run, layer: Layer) -> Dead | None:
     """The dead units of a rectifier, or of a dropout that drops everything."""
     silence = run.silence.get(layer.name)
-    if silence is None or run.now.of(layer.name, "output") is None:
+    if silence is None or not _is_finite(run, layer):
         return None
     dead = silence.lasting(_looks(run), SAMPLES)
     source = source_of(run, layer, len(dead))
@@ -168,10 +168,16 @@ def _dead_behind(run: Run, layer: Layer) -> Dead | None:
     return _dead(layer, source or layer, dead & counted, counted, silence.since)
 
 
+def _is_finite(run: Run, layer: Layer) -> bool:
+    """Whether the layer gave an output at this look, and all of it is finite."""
+    output = run.now.of(layer.name, "output")
+    return output is not None and not output.moments.nonfinite
+
+
 def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
     """The units whose pre-activations never exceed 0 and that no gradient reaches."""
     silence = run.silence.get(layer.name)
-    if silence is None or len(silence.looks) < FEWEST or run.now.of(layer.name, "output") is None:
+    if silence is None or len(silence.looks) < FEWEST or not _is_finite(run, layer):
         return None
     dead = silence.lasting(_looks(run), SAMPLES)
     if (
@@ -211,7 +217,8 @@ def _has_no_weights(run: Run, layer: Layer, units: int) -> np.ndarray:
 
 
 def _is_zero(rows: np.ndarray) -> np.ndarray:
-    return np.asarray(rows[:, _ZEROS] >= rows[:, _COUNT])
+    # A row of NaN alone has no values that count, and is not 0.
+    return np.asarray((rows[:, _ZEROS] >= rows[:, _COUNT]) & (rows[:, _COUNT] > 0))
 
 
 def _activation_behind(run: Run, layer: Layer) -> str:

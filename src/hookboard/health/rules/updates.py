@@ -52,7 +52,9 @@ def update_too_small(run: Run) -> Iterator[Symptom]:
     """Steps too small to learn anything: of the whole model, or of one layer among others."""
     look = run.now
     moving = {
-        layer.name: ratio for layer, ratio in _ratios(run, look) if 0 < ratio < math.inf and not _is_between(run, layer)
+        layer.name: ratio
+        for layer, ratio in _ratios(run, look)
+        if 0 < ratio < math.inf and not _is_between(run, layer) and not _is_spoiled(look, layer)
     }
     if not moving:
         return
@@ -192,6 +194,12 @@ def _is_between(run: Run, layer: Layer) -> bool:
     rate = run.now.stepped[name].rate
     before = next((look.stepped[name].rate for look in run.looks if name in look.stepped), rate)
     return not rate or rate < ENDING * run.peak_rate[name] or before < rate
+
+
+def _is_spoiled(look: Look, layer: Layer) -> bool:
+    """Whether a step has left NaN or Inf in the weights of the layer: the rest tells nothing."""
+    updates = (look.of(name, "parameter_update") for name in layer.weights)
+    return any(update is not None and update.moments.nonfinite > 0 for update in updates)
 
 
 def _was_zero(run: Run, layer: Layer) -> bool:
