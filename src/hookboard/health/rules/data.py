@@ -13,6 +13,7 @@ from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 from hookboard.recording import Reading
+from hookboard.sites import Site
 
 _COUNT, _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("count", "mean", "deviation", "min", "max"))
 
@@ -43,6 +44,9 @@ GAP = 0.7
 """And by how many powers of ten it must lie beyond all columns that are not wild: counts of words have a long tail, but
 no gap in it (a choice)."""
 
+TARGETS = frozenset({"y", "label", "labels", "target", "targets"})
+"""Names of tensors of a batch that do not go into the model."""
+
 COLUMNS = 4
 """Columns that an input needs for one of them to be out of line (a choice)."""
 
@@ -54,12 +58,21 @@ def _input_scale(run: Run) -> Iterator[Symptom]:
     for site, reading in run.now.readings.items():
         if site.role != "input" or reading.is_empty:
             continue
-        found = next((said for say in (_nonfinite, _wild, _range, _constant) if (said := say(run, reading))), None)
+        says = (_nonfinite, _wild, _range, _constant) if _is_input(site) else (_nonfinite,)
+        found = next((said for say in says if (said := say(run, reading))), None)
         if found is not None:
             evidence, advice, severity, size = found
             which = f"tensor {site.index} of the batch: " if site.index else ""
             yield Symptom(site.name, f"{which}{evidence}{harm_of(run)}.", advice, severity, size=size)
-            return  # the others of the batch are targets, as a rule
+            return
+
+
+def _is_input(site: Site) -> bool:
+    """Whether a tensor of the batch goes into the model, as far as its place tells: others are targets, as a rule."""
+    first, *_, last = site.index.split("/") if "/" in site.index else (site.index, site.index)
+    if first.isdigit() and int(first) > 0:
+        return False
+    return last.lower() not in TARGETS
 
 
 Said = tuple[str, str, Severity, float]
@@ -70,7 +83,7 @@ def _nonfinite(run: Run, reading: Reading) -> Said | None:
     if not count:
         return None
     share = count / (count + reading.moments.count)
-    evidence = f"{100 * share:.2g} % of the values that go into the model are NaN or infinite"
+    evidence = f"{100 * share:.2g} % of its values are NaN or infinite"
     return evidence, "Look for missing values in the data, and for a division by 0 in its preparation.", "alarm", 3.0
 
 
