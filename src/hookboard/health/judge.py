@@ -138,6 +138,7 @@ class Judge:
         said = {**self._closed, **{key: case for key, case in self._open.items() if case.is_said}}
         is_harmed = self._well < self.run.window and self.run.seen > 0
         cases = {case.verdict(*key, self.run.window, is_harmed): case for key, case in said.items()}
+        cases = {self._waits(verdict, case): case for verdict, case in cases.items()}
         causes = explained(list(cases), self.run, {verdict for verdict, case in cases.items() if case.is_hard})
 
         def rank(verdict: Verdict) -> tuple[object, ...]:
@@ -154,6 +155,19 @@ class Judge:
         # An effect keeps its own numbers, and says what it follows from.
         ranked = sorted(cases, key=rank)
         return tuple(_as_effect(verdict, causes[verdict]) if verdict in causes else verdict for verdict in ranked)
+
+    def _waits(self, verdict: Verdict, case: Case) -> Verdict:
+        """An alarm, as a note while its cause may be a case that has not lasted long enough; for a window at most."""
+        if verdict.severity == "note" or case.at_once or case.alarms >= 2 * self.run.window:
+            return verdict
+        early = {
+            replace(open_.verdict(*key, self.run.window, True), severity=open_.symptom.severity): open_
+            for key, open_ in self._open.items()
+            if not open_.is_said and not open_.missed
+        }
+        hard = {one for one, open_ in early.items() if open_.is_hard} | ({verdict} if case.is_hard else set())
+        may_follow = verdict in explained([verdict, *early], self.run, hard)
+        return replace(verdict, severity="note") if may_follow else verdict
 
     def _place(self, rule: str) -> int:
         if rule in ORDER:
