@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hookboard.health.agreement import agreement_of
-from hookboard.health.losses import BLOCK, CLEAR, RISEN, LossCurve
+from hookboard.health.losses import LossCurve
 from hookboard.health.rule import Rule
 from hookboard.health.rules.evaluation import SETTLED, begin_of
 from hookboard.health.rules.updates import SMALL
