@@ -84,20 +84,21 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
     # A branch beside the main path may get little: what counts is the most that any layer before still gets.
     most = np.maximum.accumulate(course.norms)
     lost = most - course.end
-    if lost[max(1, len(lost) // FRONT)] > -VANISHED:
+    fall = -float(lost[max(1, len(lost) // FRONT)])
+    if fall < VANISHED:
         return
     place = _cause(np.diff(most))
     layer = None if place is None else course.layers[place]
-    evidence = f"the norm of the gradient falls by a factor of {factor(-lost[0])} from the last layers to the first, "
+    evidence = f"the norm of the gradient falls by a factor of {factor(fall)} from the last layers to the first, "
     if place is None:
-        evidence += f"steadily, {factor(-lost[0] / (len(lost) - 1))} times in each of {len(lost)} layers"
+        evidence += f"steadily, {factor(fall / (len(lost) - 1))} times in each of {len(lost)} layers"
     else:
         evidence += f"by {factor(most[place] - most[place - 1])} in this layer alone; usual: {_usual(course)}"
     advice = "Use ReLU or GELU in place of sigmoid or tanh, normalization, or shortcuts; check the initial weights."
-    is_gone = -lost[0] >= GONE and run.losses.is_known
+    is_gone = fall >= GONE and run.losses.is_known
     severity: Severity = "alarm" if is_gone else severity_of(run)
     name = "" if layer is None else layer.name
-    yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-lost[0]))
+    yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=fall)
 
 
 def _cause(steps: np.ndarray) -> int | None:
