@@ -98,3 +98,19 @@ def test_an_input_that_the_model_scales_itself_is_healthy():
     assert entrance(rms=200, gives=1, level=2.0) == []
     assert entrance(rms=1e-3, gives=1, level=2.0) == []
     assert entrance(rms=1e-3, gives=1, level=2.0, spread=1e-3) == ["alarm"]  # what it gives is its bias
+
+
+@pytest.mark.parametrize(
+    ("index", "fires"),
+    [("0", True), ("0/1", True), ("image", True), ("1", False), ("1/0", False), ("target", False), ("0/label", False)],
+)
+def test_a_target_is_not_taken_for_what_goes_into_the_model(index, fires):
+    given = dataclasses.replace(batch([row(100, 150.0, 80.0)] * 3), site=Site("", "input", index))
+    found = symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
+    assert bool(found) is fires
+
+
+def test_nan_among_the_targets_is_named_all_the_same():
+    given = dataclasses.replace(batch([row(90, nonfinite=10)] * 3), site=Site("", "input", "1"))
+    (symptom,) = symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
+    assert symptom.evidence.startswith("tensor 1 of the batch: 10 % of its values are NaN or infinite")

@@ -327,3 +327,17 @@ def test_an_event_without_a_place_gets_that_of_the_next_look():
         if step == 5:
             judge.add("nonfinite", Symptom("", "NaN", "look", "alarm", batch_idx=5), step=5, is_located=False)
     assert [(v.module, v.since, v.until, v.batch_idx) for v in judge.verdicts] == [("head", 5, None, 5)]
+
+
+def test_the_alarm_of_an_effect_waits_for_a_cause_that_has_not_lasted_yet():
+    cut = at(*range(5, 20), name="no_gradient", severity="alarm")
+    dead = at(*range(6, 20), name="dead_units", severity="alarm")
+    assert [v.severity for v in judged(cut, dead, steps=8).verdicts] == ["note"]
+    assert of_two(cut, dead)[0] == ("alarm", "dead_units", "fc0")
+    assert spans(judged(cut, steps=8)) == [("alarm", 5, None)]
+
+
+def test_the_alarm_of_an_effect_does_not_wait_for_a_cause_that_only_flickers():
+    cut = at(*range(5, 20), name="no_gradient", severity="alarm")
+    dead = at(6, 8, 10, 12, name="dead_units", severity="alarm")
+    assert spans(judged(cut, dead, steps=13)) == [("alarm", 5, None)]

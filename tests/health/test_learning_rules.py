@@ -1,8 +1,10 @@
 """`spike` and `not_learning`: what fires, and what looks alike and is well."""
 
 import numpy as np
-from health.trainings import WEIGHTS, falling, judged, of, places, stuck, symptoms, training
+import pytest
+from health.trainings import WEIGHTS, WINDOW, falling, judged, of, places, stuck, symptoms, training
 
+from hookboard.health import Look, Loss, Run
 from hookboard.health.losses import STUCK_AFTER
 from hookboard.health.rules import RULES
 from hookboard.health.rules.learning import GRADIENT_SPIKE
@@ -91,3 +93,13 @@ def test_a_model_whose_rate_still_rises_has_time():
 def test_a_model_that_does_not_move_is_not_blamed_on_the_data():
     change = {(w, "parameter_update"): of(w, "parameter_update", 1e-9) for w in WEIGHTS}
     assert symptoms(NOT_LEARNING, training(STUCK_AFTER, lambda step: change, losses=stuck(STUCK_AFTER))) == []
+
+
+@pytest.mark.parametrize(("batch", "fires"), [(9, False), (5, True)])
+def test_a_wild_last_batch_of_an_epoch_is_no_spike(batch, fires):
+    """It has fewer samples, as a rule."""
+    run = Run({}, WINDOW)
+    for step in range(60 + batch + 1):
+        value = 3.0 if step == 60 + batch else 0.3 + 0.01 * (step % 3)
+        run.see(Look(step, step % 10, {}, [Loss(step, step % 10, value)]))
+    assert bool(list(SPIKE.judge(run))) is fires

@@ -164,3 +164,28 @@ def test_a_peak_of_a_one_cycle_schedule_is_no_harm():
 def test_memory_does_not_grow_with_the_run():
     losses = curve(np.ones(50_000))
     assert len(losses.recent) + len(losses.first) + len(losses._noise) < 1400
+
+
+@pytest.mark.parametrize(
+    ("values", "reach", "fires"),
+    [
+        ([400.0] * 64, 1000.0, True),
+        # A sum over a batch of 64: the answers of the model do not differ by so much.
+        ([150.0] * 64, 2.0, False),
+        # It comes down, as after a wild initialization.
+        (np.linspace(400.0, 2.0, 64), 1000.0, False),
+        # An enormous loss is harm, however far it has come down.
+        (np.geomspace(1e14, 1e12, 64), 1e15, True),
+        ([20.0] * 64, 1000.0, False),
+    ],
+)
+def test_a_loss_that_began_far_above_chance_and_stays_there_is_harm(values, reach, fires):
+    losses = LossCurve()
+    losses.chance, losses.reach = 2.3, reach
+    losses.extend(Loss(i, i, float(value)) for i, value in enumerate(values))
+    assert losses.is_far_above_chance is fires
+    assert ("that of chance is 2.3" in losses.harm) is fires
+
+
+def test_the_start_of_a_loss_is_the_very_first_one():
+    assert "after 4.6 at the start" in curve([4.6, 90.0, 60.0, *[32.0] * 60]).harm

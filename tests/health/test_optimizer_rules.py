@@ -263,3 +263,9 @@ def test_a_layer_without_weights_in_the_optimizer_does_not_part_a_chain():
     change |= {(name, "grad_output"): None for name in ("fc0", "free", "fc1")}
     made = training(change=lambda step: change, layers=looks.layers(*extra.values()))
     assert places(symptoms(NO_GRADIENT, made, extra)) == [("fc1", "alarm")]
+
+
+def test_weights_that_are_nan_are_not_lost_in_rounding():
+    still = looks.reading("fc1.weight", "parameter_update", [looks.row(90, 0.0, 0.0, zeros=90, nonfinite=10)])
+    made = training(change=lambda step: {("fc1.weight", "parameter_update"): still})
+    assert symptoms(NOT_UPDATED, made) == []

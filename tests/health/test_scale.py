@@ -135,3 +135,16 @@ def test_a_norm_whose_output_fades_is_an_alarm_by_itself(final, fires):
 def test_a_model_whose_layers_all_grow_a_thousandfold_is_an_alarm_by_itself(decades, fires):
     found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0] * 8, then=[decades] * 8), count=8, losses=falling))
     assert [(s.module, s.severity) for s in found] == ([("", "alarm")] if fires else [])
+
+
+@pytest.mark.parametrize(
+    ("size", "loss", "severities"), [(5.0, 2.0, []), (50.0, 2.0, ["note"]), (50.0, 60.0, ["alarm"])]
+)
+def test_a_recurrent_layer_that_blows_up_what_goes_in_is_named_though_its_weights_are_small(size, loss, severities):
+    name = "rnn.weight_hh_l0"
+    rnn = Layer("rnn", "RNN", "recurrent", (name,), frozenset({name}), {name: (8, 8)})
+    read = [outputs("embedding", noise(8)), outputs("rnn", noise(8, scale=size)), outputs("head", noise(8))]
+    read.append(reading(name, "parameter", [row(8, 0.0, 0.6)] * 8))
+    run = run_of([linear("embedding"), rnn, linear("head")], lambda n: read, losses=lambda n: [loss] * 10)
+    found = symptoms(ACTIVATION_SCALE, run)
+    assert [symptom.severity for symptom in found if symptom.module == "rnn"] == severities

@@ -251,3 +251,18 @@ def test_what_a_dead_layer_feeds_is_not_called_dead():
     constant = [row(100, mean=-1.0, deviation=0.0) for _ in range(UNITS)]
     run = run_of(CHAIN, lambda n: chain(nothing(UNITS), fc1=constant, act0=nothing(UNITS)), losses=harmed)
     assert [symptom.module for symptom in symptoms(DEAD_UNITS, run)] == ["fc0"]
+
+
+def test_units_beside_nan_are_not_judged():
+    """Neither are the others dead nor does NaN in their weights take them out of what is counted."""
+    spoiled = [row(0, 0.0, 0.0, nonfinite=100)] * 6
+    outs, rows = nothing(2) + spoiled, [row(8)] * 2 + [row(0, 0.0, 0.0, nonfinite=8)] * 6
+    looks = [partly_dead(2), partly_dead(2), partly_dead(2), outs, outs, outs]
+    run = run_of(CHAIN, lambda n: chain(looks[n], fc1_weights=weights("fc1", rows=rows)), losses=falling)
+    assert symptoms(DEAD_UNITS, run) == []
+
+
+def test_weights_that_are_nan_are_not_taken_for_pruned_ones():
+    rows = [row(8)] * 2 + [row(0, 0.0, 0.0, nonfinite=8)] * 6
+    run = run_of(CHAIN, lambda n: chain(partly_dead(2), fc1_weights=weights("fc1", rows=rows)), losses=falling)
+    assert symptoms(DEAD_UNITS, run) == []

@@ -138,3 +138,14 @@ def test_gains_and_biases_alone_are_not_judged():
     layers = {**LAYERS, "fc1": replace(LAYERS["fc1"], weights=("fc1.bias",), shapes={"fc1.bias": (8,)})}
     made = training(60, lambda step: moved(9.0, "fc1"), losses=risen(60), layers=layers)
     assert symptoms(TOO_LARGE, made, layers) == []
+
+
+def test_what_is_left_beside_nan_is_no_small_step():
+    def spoiled(step):
+        part = {}
+        for (name, role), one in moved(0.1 * SMALL).items():
+            size = 0.1 * SMALL * 0.1 if role == "parameter_update" else one.moments.rms
+            part[name, role] = looks.reading(name, role, [looks.row(90, 0.0, size, nonfinite=10)])
+        return part
+
+    assert symptoms(TOO_SMALL, training(100, spoiled, losses=stuck(100))) == []

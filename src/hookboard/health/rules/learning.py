@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hookboard.health.agreement import agreement_of
+from hookboard.health.look import Loss
 from hookboard.health.losses import LossCurve
 from hookboard.health.rule import Rule
 from hookboard.health.rules.evaluation import SETTLED, begin_of
@@ -39,10 +40,16 @@ def spike(run: Run) -> Iterator[Symptom]:
         if harm:
             yield _of_loss(found, f"; {harm} since then", "alarm")
             return
-    if losses.spikes and losses.spikes[-1].loss in run.now.losses:
+    if losses.spikes and losses.spikes[-1].loss in run.now.losses and not _ends_epoch(run, losses.spikes[-1].loss):
         yield _of_loss(losses.spikes[-1], "", "note")
         return
     yield from _of_gradient(run)
+
+
+def _ends_epoch(run: Run, loss: Loss) -> bool:
+    """Whether a loss is that of the last batch of an epoch, which has fewer samples as a rule: its loss is wilder."""
+    ends = {before.batch_idx for before, after in pairwise(run.losses.recent) if after.batch_idx < before.batch_idx}
+    return loss.batch_idx in ends
 
 
 def _of_loss(found: Spike, harm: str, severity: str) -> Symptom:
