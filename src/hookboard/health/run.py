@@ -91,6 +91,8 @@ class Run:
         self._columns: deque[dict[str, np.ndarray]] = deque(maxlen=RECENT)
         self._stacked: dict[str, np.ndarray] = {}
         self._ran: dict[str, None] = {}
+        self._defined = list(layers)
+        self._answers = ""
         self._places = {layer.name: i for i, layer in enumerate(self.layers)}
 
     @property
@@ -228,9 +230,10 @@ class Run:
 
     def _look_at_answers(self, look: Look, is_first: bool) -> None:
         """Take from the outputs of the last layer what tells a classifier that knows nothing, see `LossCurve`."""
-        owners = {layer.name for layer in self.layers if layer.weights}
-        outputs = (reading for site, reading in reversed(list(look.readings.items())) if site.role == "output")
-        last = next((reading for reading in outputs if reading.site.name in owners), None)
+        if is_first:
+            ran = [layer.name for layer in self.layers if layer.weights and look.of(layer.name, "output") is not None]
+            self._answers = ran[-1] if ran else ""
+        last = look.of(self._answers, "output")
         channels = None if last is None else last.channels
         is_classifier = channels is not None and len(channels) > 1
         if is_first:
@@ -253,19 +256,18 @@ class Run:
                 silence.see(look.step, samples, is_silent)
 
     def _put_in_order(self, look: Look) -> None:
-        """Move layers that have run for the first time behind the layer that ran before them."""
+        """Take the layers in the order of the first look; those that never ran stand last."""
         known = {layer.name: layer for layer in self.layers}
         ran = dict.fromkeys(site.name for site in look.readings if site.role == "output" and site.name in known)
         if ran.keys() <= self._ran.keys():
             return
-        order = list(self._ran)
-        place = 0
+        order = list(self._ran) or list(ran)
         for name in ran:
-            if name in self._ran:
-                place = order.index(name) + 1
-            else:
-                order.insert(place, name)
-                place += 1
+            # A layer that runs for the first time later on stands where the model defines it.
+            if name not in order:
+                earlier = self._defined[: self._defined.index(name)]
+                place = max((order.index(other) for other in earlier if other in order), default=-1)
+                order.insert(place + 1, name)
         self._ran = dict.fromkeys(order)
         before = list(known)
         order += [name for name in before if name not in self._ran]

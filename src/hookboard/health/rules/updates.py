@@ -38,9 +38,6 @@ on the benchmark's tuning half)."""
 GREW = 3.0
 """And they must be so many times as large as at the start: a sum grows."""
 
-GAIN = 30.0
-"""A step of so many times learning rate and gradient has too much momentum: 0.9 comes to 10 at most, 0.999 to 1000."""
-
 FAR_ABOVE = 30.0
 """A layer's updates are large if they are above `LARGE`, and this many times the median of the others."""
 
@@ -139,9 +136,8 @@ def _large_model(run: Run, step: int, whole: np.ndarray, first: int) -> Symptom:
 
 
 def _summed(run: Run, layers: list[int]) -> Symptom | None:
-    """Steps that follow the sum of many gradients, each of them of a usual size: too much momentum, or no zero_grad."""
-    course = {name: run.timeline.of(name)[layers] for name in ("update_ratio", "weight_rms", "weight_gradient_rms")}
-    gradients, steps = _medians(course["weight_gradient_rms"]), run.timeline.steps
+    """Steps that follow the sum of many gradients, each of them of a usual size."""
+    gradients, steps = _medians(run.timeline.of("weight_gradient_rms")[layers]), run.timeline.steps
     agreement = agreement_of(run)
     if agreement > SAME and gradients[-1] > GREW * gradients[0]:
         start, grown = int(np.argmax(gradients > GREW * gradients[0])), float(gradients[-1] / gradients[0])
@@ -151,19 +147,7 @@ def _summed(run: Run, layers: list[int]) -> Symptom | None:
         )
         advice = "look whether zero_grad() is called before each backward pass"
         return Symptom("", evidence, advice, "alarm", grown, steps[start])
-    rates = [stepped.rate for stepped in run.now.stepped.values() if not stepped.is_adaptive]
-    if not rates or not max(rates):
-        return None
-    with np.errstate(divide="ignore", invalid="ignore"):
-        gains = course["update_ratio"] * course["weight_rms"] / (max(rates) * course["weight_gradient_rms"])
-    gain = _medians(gains)
-    first = _first_of(gain > GAIN, run.window)
-    if first is None:
-        return None
-    evidence = (
-        f"a step is {gain[first]:.3g} times the learning rate times the gradient: momentum adds up as many{_harm(run)}"
-    )
-    return Symptom("", evidence, "lower the momentum, or the learning rate", "alarm", float(gain[first]), steps[first])
+    return None
 
 
 def _medians(values: np.ndarray) -> np.ndarray:
