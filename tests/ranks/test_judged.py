@@ -99,7 +99,8 @@ def test_what_is_dead_on_one_rank_alone_is_not_dead(together, case):
 
 
 def test_both_processes_end_the_fit_at_the_same_step(together):
-    assert [kept.steps for kept in together["stop"]] == [3, 3]
+    one, other = (kept.steps for kept in together["stop"])
+    assert one == other < 14
 
 
 @pytest.mark.parametrize("case", ONE_OF_TWO)

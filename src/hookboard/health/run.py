@@ -151,6 +151,7 @@ class Run:
             name: silence for name, silence in self.silence.items() if name in layers and layers[name] == known[name][1]
         }
         self.layers = [layers[name] for name in names]
+        self._defined = list(layers)
         self._reorder(place)
 
     def _reorder(self, place: Sequence[int]) -> None:
