@@ -40,7 +40,7 @@ bench: $(INSTALLED)  ## what it costs, as ratios to the bare step
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/pictures.py
 
-bench-health: $(INSTALLED)  ## what HealthMonitor finds, beside the rules of other tools; 10 to 15 minutes
+bench-health: $(INSTALLED)  ## what HealthMonitor finds, beside the rules of other tools
 	$(BIN)/python -m benchmarks.health
 
 $(INSTALLED): $(SOURCES)

@@ -28,7 +28,7 @@ ROOMS = [
 WITHOUT_LIGHTNING = ["health", "recording", "hooks", "measure", "images", "sites", "selection", "nested", "parameters"]
 """What serves a run without a Trainer too."""
 
-GROUND = ["messages", "nested", "parameters", "patterns", "ranks", "selection", "sites", "torch_private"]
+GROUND = ["dotted", "messages", "nested", "parameters", "patterns", "ranks", "selection", "sites", "torch_private"]
 """The flat files below all rooms; they import each other only."""
 
 OF_OTHERS = ["torch_private.py", "callbacks/trainer.py"]

@@ -49,6 +49,19 @@ class Toy(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
+class RecordsLoss(Toy):
+    """Keeps the loss of every training batch."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__(net)
+        self.losses: list[Tensor] = []
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        loss = super().training_step(batch)
+        self.losses.append(loss.detach().clone())
+        return loss
+
+
 def always(run: Run) -> Iterator[Symptom]:
     yield Symptom("net.0", "it is there", "leave it", severity="alarm")
 

@@ -34,7 +34,7 @@ def constants(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
         is_number = isinstance(node.value, ast.Constant | ast.UnaryOp) and not value.startswith(("'", '"'))
         if name.isupper() and not name.startswith("_") and is_number:
             said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            text = str(after.value.value) if said else ""  # type: ignore[union-attr]
+            text = str(after.value.value) if said else ""  # type: ignore[union-attr]  # an Expr then
             yield name, value, " ".join(text.split()).replace("|", "\\|")
 
 

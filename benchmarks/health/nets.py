@@ -99,7 +99,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         residual = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(x))))) * self.factor
-        return self.act2(residual + self.shortcut(x) if self.skips else residual)  # type: ignore[no-any-return]
+        return self.act2(residual + self.shortcut(x) if self.skips else residual)  # type: ignore[no-any-return]  # untyped call
 
 
 def resnet(channels: tuple[int, ...] = (8, 8, 8, 16, 16)) -> Chain:
@@ -140,7 +140,7 @@ class Attention(nn.Module):
             ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
             logits = logits.masked_fill(ahead, float("-inf"))
         heads = logits.softmax(-1) @ value
-        return self.out_proj(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.out_proj(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # untyped call
 
 
 class Block(nn.Module):
@@ -181,7 +181,7 @@ class Embedding(nn.Module):
         nn.init.normal_(self.place.weight, std=0.1)
 
     def forward(self, characters: Tensor) -> Tensor:
-        return self.token(characters) + self.place(torch.arange(characters.shape[1]))  # type: ignore[no-any-return]
+        return self.token(characters) + self.place(torch.arange(characters.shape[1]))  # type: ignore[no-any-return]  # untyped call
 
 
 def transformer(blocks: int, norm_first: bool, width: int = 32, heads: int = 4) -> Chain:
@@ -207,7 +207,7 @@ class Patches(nn.Module):
         self.place = nn.Parameter(torch.randn(16, width) * 0.02)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.project(images).flatten(2).transpose(1, 2) + self.place  # type: ignore[no-any-return]
+        return self.project(images).flatten(2).transpose(1, 2) + self.place  # type: ignore[no-any-return]  # untyped call
 
 
 class Mean(nn.Module):
@@ -244,4 +244,4 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, characters: Tensor) -> Tensor:
-        return self.head(self.lstm(self.embedding(characters))[0])  # type: ignore[no-any-return]
+        return self.head(self.lstm(self.embedding(characters))[0])  # type: ignore[no-any-return]  # untyped call

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
-from toys import ALWAYS, Toy, batches, fit, hooked, mlp
+from toys import ALWAYS, RecordsLoss, Toy, batches, fit, hooked, mlp
 
 from hookboard import HealthMonitor, HookboardWarning, Rule
 from hookboard.sites import Site
@@ -28,17 +28,6 @@ def lines(monkeypatch):
     return said
 
 
-class RecordsLoss(Toy):
-    def __init__(self, net):
-        super().__init__(net)
-        self.losses = []
-
-    def training_step(self, batch):
-        loss = super().training_step(batch)
-        self.losses.append(loss.item())
-        return loss
-
-
 def looks_of(model, data, **options):
     rule, looks = recording()
     fit(None, model, data, HealthMonitor(rules=rule), **options)
@@ -55,21 +44,23 @@ def test_each_look_has_the_loss_of_every_step_since_the_one_before():
     looks = looks_of(model, batches(*[4] * 10), log_every_n_steps=5)
     losses = [loss for look in looks for loss in look.losses]
     assert [loss.step for loss in losses] == list(range(10))
-    assert [loss.value for loss in losses] == pytest.approx(model.losses, rel=1e-12)
+    assert [loss.value for loss in losses] == pytest.approx([loss.item() for loss in model.losses], rel=1e-12)
 
 
 def test_the_loss_of_accumulated_batches_is_their_mean():
     model = RecordsLoss(mlp())
     looks = looks_of(model, batches(*[4] * 8), log_every_n_steps=1, accumulate_grad_batches=4)
     losses = [loss.value for look in looks for loss in look.losses]
-    assert losses == pytest.approx([sum(model.losses[:4]) / 4, sum(model.losses[4:]) / 4], rel=1e-6)
+    assert losses == pytest.approx([sum(model.losses[:4]).item() / 4, sum(model.losses[4:]).item() / 4], rel=1e-6)
 
 
 def test_the_loss_under_a_grad_scaler_carries_no_scale():
     model = RecordsLoss(mlp())
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     looks = looks_of(model, batches(4, 4), plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)])
-    assert [loss.value for look in looks for loss in look.losses] == pytest.approx(model.losses, rel=1e-3)
+    assert [loss.value for look in looks for loss in look.losses] == pytest.approx(
+        [loss.item() for loss in model.losses], rel=1e-3
+    )
 
 
 def test_a_look_has_outputs_with_their_channels_in_the_order_of_execution():

@@ -4,20 +4,9 @@ import pytest
 import torch
 from torch import nn
 from torchvision.models import resnet18
-from toys import Toy, batches, fit, mlp
+from toys import RecordsLoss, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger, Statistic
-
-
-class RecordsLoss(Toy):
-    def __init__(self, net):
-        super().__init__(net)
-        self.losses = []
-
-    def training_step(self, batch):
-        loss = super().training_step(batch)
-        self.losses.append(loss.detach().clone())
-        return loss
 
 
 def watching_everything(histogram=False, **options):

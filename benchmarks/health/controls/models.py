@@ -76,7 +76,7 @@ def low_rank(s: Setup) -> None:
         parameter.requires_grad_(False)
     for module in list(s.net.modules()):
         if isinstance(module, nets.Attention):
-            module.q_proj, module.v_proj = LowRank(module.q_proj), LowRank(module.v_proj)  # type: ignore[assignment]
+            module.q_proj, module.v_proj = LowRank(module.q_proj), LowRank(module.v_proj)  # type: ignore[assignment]  # another class
 
 
 class Experts(nn.Module):
@@ -118,7 +118,7 @@ def dropout(s: Setup) -> None:
     if s.base == "postnorm":
         for module in s.net.modules():
             if isinstance(module, nets.Block):
-                module.act = nn.Sequential(nn.GELU(), nn.Dropout(0.3))  # type: ignore[assignment]
+                module.act = nn.Sequential(nn.GELU(), nn.Dropout(0.3))  # type: ignore[assignment]  # another class
         return
     for name in s.layers[-3:-1]:
         act = s.behind(name)
@@ -163,8 +163,8 @@ def group_norms(s: Setup) -> None:
     """Group norm in place of batch norm."""
     for module in s.net.modules():
         if isinstance(module, nets.ResidualBlock):
-            module.bn1 = nn.GroupNorm(4, module.bn1.num_features)  # type: ignore[assignment]
-            module.bn2 = nn.GroupNorm(4, module.bn2.num_features)  # type: ignore[assignment]
+            module.bn1 = nn.GroupNorm(4, module.bn1.num_features)  # type: ignore[assignment]  # another class
+            module.bn2 = nn.GroupNorm(4, module.bn2.num_features)  # type: ignore[assignment]  # another class
 
 
 class Pair(nn.Module):
@@ -177,7 +177,7 @@ class Pair(nn.Module):
         self.critic = nn.Sequential(nn.Flatten(), *layers)
 
     def made(self, count: int) -> Tensor:
-        return self.generator(torch.randn(count, 16)).view(count, 1, 8, 8)  # type: ignore[no-any-return]
+        return self.generator(torch.randn(count, 16)).view(count, 1, 8, 8)  # type: ignore[no-any-return]  # untyped call
 
 
 class Adversaries(Task):

@@ -103,7 +103,7 @@ def dropout_large(s: Setup) -> Where:
     """A dropout of 0.95 behind each activation."""
     names = [s.behind(name) for name in s.layers[:-1]]
     for name in names:
-        s.net._modules[name] = nn.Sequential(s.layer(name), nn.Dropout(0.95))  # noqa: SLF001
+        s.net._modules[name] = nn.Sequential(s.layer(name), nn.Dropout(0.95))  # noqa: SLF001  # keeps the order
     return [WHOLE, *(f"{name}.1" for name in names)]
 
 

@@ -35,6 +35,9 @@ class Duties(Callback, ABC, Generic[W]):
     may_stop_the_run = False
     """Whether an error of this callback stops the run. Otherwise it gives a warning."""
 
+    needs_logger = True
+    """Whether there is nothing to watch for if the Trainer has no logger."""
+
     sees_every_step = False
     """Whether it is asked at each training batch, due or not, by the methods that begin with `_see_`."""
 
@@ -63,7 +66,7 @@ class Duties(Callback, ABC, Generic[W]):
         """The reason why nothing can be watched in this run; None if there is none."""
         if is_fast_dev_run(trainer):
             return "fast_dev_run has no log to write to"
-        if not trainer.loggers:
+        if self.needs_logger and not trainer.loggers:
             return "the Trainer has no logger"
         if trainer.world_size > 1 and not has_process_group():
             return (

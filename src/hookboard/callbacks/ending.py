@@ -24,7 +24,7 @@ class Ending(Callback):
 
     def _end(self, trainer: Trainer, end: Any) -> None:
         given: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set outside its __init__
-        trainer.callbacks = [callback for callback in given if callback is not self]  # type: ignore[attr-defined]
+        trainer.callbacks = [callback for callback in given if callback is not self]  # type: ignore[attr-defined]  # as above
         for callback in given:
             if isinstance(callback, Duties):
                 end(callback)

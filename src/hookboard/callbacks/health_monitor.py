@@ -9,10 +9,10 @@ from torch.optim import Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.course import is_due
-from hookboard.callbacks.health_watch import HealthWatch, some_units, stepped_by
+from hookboard.callbacks.health_watch import HealthWatch, some_units, steps_of
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.reporter import Reporter
-from hookboard.callbacks.trainer import is_alone, is_fast_dev_run, logged_step
+from hookboard.callbacks.trainer import is_alone, logged_step
 from hookboard.callbacks.watch import Selection, Watch
 from hookboard.health import (
     RULES,
@@ -87,6 +87,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     """
 
     verb = "judges"
+    needs_logger = False  # there are still the verdicts and the terminal
     sees_every_step = True
 
     def __init__(
@@ -135,11 +136,9 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         return [] if is_alone(trainer) else ["train", "validate"]
 
     def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
-        # Without a logger there are still the verdicts and the terminal.
         if self.stop_on is not None and trainer.world_size > 1 and not self.sync_dist:
             raise ValueError("stop_on with sync_dist=False: all processes must end the fit together; leave one out.")
-        reason = super()._why_not(trainer, pl_module)
-        return None if reason and not trainer.loggers and not is_fast_dev_run(trainer) else reason
+        return super()._why_not(trainer, pl_module)
 
     def _select(self, pl_module: LightningModule) -> Selection:
         try:
@@ -254,7 +253,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     def _before_optimizer_step(self, pl_module: LightningModule, watch: HealthWatch, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(pl_module, watch, optimizer)
         for each in pl_module.trainer.optimizers:
-            watch.stepped |= stepped_by(each, watch.weights)
+            watch.stepped |= steps_of(each, watch.weights)
 
     def _log(self, trainer: Trainer, watch: HealthWatch) -> None:
         self.readings = tuple(reading for reading in self._flush(trainer, watch) if not reading.is_empty)

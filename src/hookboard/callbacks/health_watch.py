@@ -160,7 +160,7 @@ def over_ranks(losses: Sequence[Loss], events: Sequence[Nonfinite]) -> tuple[lis
     return mean_over_ranks([part for part, _ in parts]), [first for first in firsts if first is not None]
 
 
-def stepped_by(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Stepped]:
+def steps_of(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Stepped]:
     """What an optimizer does with each of these weights, by its name, at the rates that are in force now.
 
     A weight that is frozen now (`requires_grad` is False) is left out: the optimizer holds it and does nothing with it.

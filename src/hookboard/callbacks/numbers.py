@@ -121,7 +121,7 @@ class SiteLogger(Life[V]):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             scaling = Scaling(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
         taps = Taps({}, (), recorder.open)
-        return SiteWatch(**vars(watch), recorder=recorder, taps=taps, scaling=scaling)  # type: ignore[return-value]  # see HealthWatch
+        return SiteWatch(**vars(watch), recorder=recorder, taps=taps, scaling=scaling)  # type: ignore[return-value]  # who has a V of his own overrides this
 
     def _recorder(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> Recorder:
         """What measures the tensors of one stage."""

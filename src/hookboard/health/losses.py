@@ -176,11 +176,6 @@ class LossCurve:
         return bool(fall > max(FALL * abs(self.start), CLEAR * self.noise / math.sqrt(quarter)))
 
     @property
-    def is_flat(self) -> bool:
-        """Whether the loss neither falls nor is harmed by a rise."""
-        return self.is_known and self.is_finite and not (self.is_falling or self.has_risen or self.has_diverged)
-
-    @property
     def is_learning(self) -> bool:
         """Whether the loss lies clearly below its start, and does not rise."""
         if not self.is_known or not self.is_finite or self.has_risen:

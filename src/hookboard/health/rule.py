@@ -1,10 +1,10 @@
 """`Rule`: a name and a function that judges. The built-in ones stand in `rules/`."""
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from hookboard.dotted import object_at
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.messages import chosen, unknown
@@ -109,13 +109,6 @@ def _named(name: str, built_in: Mapping[str, Rule]) -> Rule:
         raise ValueError(f"rule {name!r}: wrap your function, as in hookboard.Rule('my_name', function).")
     if name in built_in:
         return built_in[name]
-    module, _, attribute = name.rpartition(".")
-    if not module:
+    if "." not in name:
         raise unknown("rule", name, built_in)
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"rule {name!r} cannot be imported: {error}") from error
-    if not isinstance(found, Rule):
-        raise ValueError(f"rule {name!r} is a {type(found).__name__}, not a hookboard.Rule.")
-    return found
+    return object_at(name, Rule, "rule")

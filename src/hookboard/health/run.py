@@ -217,9 +217,6 @@ class Run:
 
     def _keep_rates(self, look: Look) -> None:
         before = self.looks[-2] if len(self.looks) > 1 else look
-        # Two optimizers that step in turns have two losses.
-        if before.stepped and look.stepped and look.stepped.keys().isdisjoint(before.stepped):
-            self.losses.is_mixed = True
         known = [name for name in look.stepped if name in self.peak_rate]
         rates = [(self.peak_rate[name], look.stepped[name].rate) for name in known]
         if self.seen > self.window and rates:

@@ -1,6 +1,5 @@
 """Statistics by name: the formulas of the built-in ones, and `Statistic` for those that users add."""
 
-import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from hookboard.dotted import object_at
 from hookboard.measure.row import WIDTH, Moments
 from hookboard.messages import unknown
 
@@ -165,16 +165,9 @@ def _is_built_in(statistic: str | Statistic) -> bool:
 def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
     if not isinstance(path, str):
         raise ValueError(f"statistic {path!r}: wrap your function, as in hookboard.Statistic('my_name', function).")
-    module, _, attribute = path.rpartition(".")
-    if not module:
+    if "." not in path:
         raise unknown("statistic", path, [*FORMULAS, *also_valid])
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"statistic {path!r} cannot be imported: {error}") from error
-    if not isinstance(found, Statistic):
-        raise ValueError(f"statistic {path!r} is a {type(found).__name__}, not a hookboard.Statistic.")
-    return found
+    return object_at(path, Statistic, "statistic")
 
 
 def measure_own(own: Sequence[Statistic], tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from hookboard.torch_private import exchange_record_writer
 try:
     import hookboard.writers._checksum as _checksum
 except ImportError:  # there was no C compiler when hookboard was installed
-    _checksum = None  # type: ignore[assignment]
+    _checksum = None  # type: ignore[assignment]  # a module otherwise
 
 
 def quicken(writer: FileWriter) -> None:

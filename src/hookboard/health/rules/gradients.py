@@ -88,16 +88,12 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
     if fall < VANISHED:
         return
     place = _cause(np.diff(most))
-    layer = None if place is None else course.layers[place]
     evidence = f"the norm of the gradient falls by a factor of {factor(fall)} from the last layers to the first, "
-    if place is None:
-        evidence += f"steadily, {factor(fall / (len(lost) - 1))} times in each of {len(lost)} layers"
-    else:
-        evidence += f"by {factor(most[place] - most[place - 1])} in this layer alone; usual: {_usual(course)}"
+    evidence += _how(course, fall, np.diff(most), place)
     advice = "Use ReLU or GELU in place of sigmoid or tanh, normalization, or shortcuts; check the initial weights."
     is_gone = fall >= GONE and run.losses.is_known
     severity: Severity = "alarm" if is_gone else severity_of(run)
-    name = "" if layer is None else layer.name
+    name = "" if place is None else course.layers[place].name
     yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=fall)
 
 
@@ -111,8 +107,12 @@ def _cause(steps: np.ndarray) -> int | None:
     return largest + 1 if steps[largest] >= SUDDEN * steps.sum() else None
 
 
-def _usual(course: Course) -> str:
-    return factor(float(np.median(np.abs(np.diff(course.norms)))))
+def _how(course: Course, change: float, steps: np.ndarray, place: int | None) -> str:
+    """Whether the gradient changes steadily or in one layer, as the end of a sentence."""
+    if place is None:
+        return f"steadily, {factor(change / len(steps))} times in each of {len(steps) + 1} layers"
+    usual = factor(float(np.median(np.abs(np.diff(course.norms)))))
+    return f"by {factor(float(steps[place - 1]))} in this layer alone; usual: {usual}"
 
 
 def _exploding(run: Run) -> Iterator[Symptom]:
@@ -127,10 +127,7 @@ def _exploding(run: Run) -> Iterator[Symptom]:
     steps = -np.diff(course.norms)
     place = _cause(steps)
     evidence = f"the norm of the gradient grows by a factor of {factor(least)} from the last layers to the first, "
-    if place is None:
-        evidence += f"steadily, {factor(least / (len(rises) - 1))} times in each of {len(rises)} layers"
-    else:
-        evidence += f"by {factor(float(steps[place - 1]))} in this layer alone; usual: {_usual(course)}"
+    evidence += _how(course, least, steps, place)
     advice = "Look at how large the weights are, normalize what goes in, or clip gradients."
     name = "" if place is None else course.layers[place].name
     severity: Severity = "alarm" if least >= GONE and run.losses.is_known else severity_of(run)
