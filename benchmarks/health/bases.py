@@ -1,4 +1,4 @@
-"""The healthy trainings that faults are planted in: ten architectures, each as a practitioner would train it."""
+"""The healthy trainings that faults are planted in: twelve architectures, each as a practitioner would train it."""
 
 from collections.abc import Callable
 
@@ -53,8 +53,16 @@ def lstm() -> Setup:
     return setup
 
 
+def mixer() -> Setup:
+    return _digits("mixer", nets.mixer(), lr=4e-3, steps=160)
+
+
+def deep() -> Setup:
+    return _digits("deep", nets.deep(), lr=1e-3, steps=160)
+
+
 BASES: dict[str, Callable[[], Setup]] = {
-    base.__name__: base for base in (mlp, tanh, cnn, cnn_bn, vgg, resnet, prenorm, postnorm, vit, lstm)
+    base.__name__: base for base in (mlp, tanh, cnn, cnn_bn, vgg, resnet, prenorm, postnorm, vit, lstm, mixer, deep)
 }
 """Every base by name. The order is part of the rule that makes halves, see `halves.py`."""
 

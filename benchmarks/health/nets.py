@@ -234,6 +234,51 @@ def vit(blocks: int = 4, width: int = 32) -> Chain:
     return chain(layers())
 
 
+class MixerBlock(nn.Module):
+    """Two multilayer perceptrons with a way around each: one mixes tokens, the other one channels."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.tokens1 = nn.Linear(tokens, 2 * tokens)
+        self.act1 = nn.GELU()
+        self.tokens2 = nn.Linear(2 * tokens, tokens)
+        self.norm2 = nn.LayerNorm(width)
+        self.channels1 = nn.Linear(width, 2 * width)
+        self.act2 = nn.GELU()
+        self.channels2 = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.tokens2(self.act1(self.tokens1(self.norm1(x).transpose(1, 2))))
+        x = x + mixed.transpose(1, 2)
+        return x + self.channels2(self.act2(self.channels1(self.norm2(x))))  # type: ignore[no-any-return]  # untyped call
+
+
+def mixer(blocks: int = 4, width: int = 32) -> Chain:
+    """Patches, block0 ..., norm, mean and head."""
+
+    def layers() -> Iterator[tuple[str, nn.Module]]:
+        yield "patches", Patches(width)
+        for i in range(blocks):
+            yield f"block{i}", MixerBlock(16, width)
+        yield "norm", nn.LayerNorm(width)
+        yield "mean", Mean()
+        yield "head", nn.Linear(width, 10)
+
+    return chain(layers())
+
+
+def deep() -> Chain:
+    """Twelve linear layers without norm, with He's initialization, and the head."""
+    net = mlp(width=48, depth=12)
+    for name, parameter in net.named_parameters():
+        if parameter.ndim > 1:
+            nn.init.kaiming_normal_(parameter, nonlinearity="linear" if name.startswith("head") else "relu")
+        else:
+            nn.init.zeros_(parameter)
+    return net
+
+
 class Recurrent(nn.Module):
     """An LSTM over characters."""
 

@@ -24,7 +24,7 @@ def sorted_by_class(s: Setup) -> None:
     s.options["lr"] *= 0.6
 
 
-@control("resnet cnn_bn")
+@control("resnet cnn_bn deep")
 def few_samples(s: Setup) -> None:
     """128 samples, learnt by heart: accuracy 100 %, loss and gradients next to 0."""
     s.data.inputs, s.data.targets = s.data.inputs[:128], s.data.targets[:128]
@@ -44,7 +44,7 @@ def batches_small(s: Setup) -> None:
     s.options["lr"] *= 0.3
 
 
-@control("vgg")
+@control("vgg deep")
 def inputs_from_zero_to_one(s: Setup) -> None:
     """Pixels from 0 to 1, as ToTensor gives them."""
     for name in ("inputs", "held_out_inputs"):
@@ -103,15 +103,15 @@ def autoencoder(s: Setup) -> None:
 
 @control("tanh")
 def regression(s: Setup) -> None:
-    """The label is a number to be hit, not a class, and is given in large units."""
+    """The label is a number to be hit, not a class; it is centred, and its error is given in large units."""
     head = s.layer("head")
     s.net.head = nn.Linear(head.in_features, 1)
     s.classifies = False
     s.optimizer, s.options = torch.optim.AdamW, {"lr": 2e-3}
-    s.loss = lambda outputs, targets: nn.functional.huber_loss(outputs[:, 0] * 20, targets * 20.0)
+    s.loss = lambda outputs, targets: nn.functional.huber_loss(outputs[:, 0] * 20, (targets - 4.5) * 20)
 
 
-@control("vit")
+@control("vit mixer")
 def several_labels(s: Setup) -> None:
     """Ten sigmoids with a binary loss each, of which nine have a target of 0."""
     s.loss = lambda logits, targets: nn.functional.binary_cross_entropy_with_logits(

@@ -112,7 +112,7 @@ def tied(s: Setup) -> None:
     s.layer("head").weight = s.layer("embedding.token").weight
 
 
-@control("mlp vgg")
+@control("mlp vgg deep")
 def dropout(s: Setup) -> None:
     """Dropout behind the activations, of a plain net behind the last two."""
     if s.base == "postnorm":

@@ -28,7 +28,7 @@ def clipped_always(s: Setup) -> None:
     s.trainer["gradient_clip_val"] = 0.05
 
 
-@control("vit")
+@control("vit mixer")
 def rate_zero_at_first(s: Setup) -> None:
     """The rate is 0 in the first 20 steps, and rises in the next 20."""
     s.schedule = lambda step: min(1.0, max(0, step - 20) / 20)
@@ -59,7 +59,7 @@ def plain_sgd(s: Setup) -> None:
     s.optimizer, s.options = torch.optim.SGD, {"lr": 0.1}
 
 
-@control("resnet vit")
+@control("resnet vit mixer")
 def tuned_further(s: Setup) -> None:
     """A trained model, trained on at a low rate: its loss no longer falls."""
     load_trained(s)
@@ -105,13 +105,13 @@ def unfrozen_later(s: Setup) -> None:
     s.on_step[100] = lambda task: train_backbone(True)
 
 
-@control("vit")
+@control("vit mixer")
 def half_precision(s: Setup) -> None:
     """Mixed precision with bfloat16."""
     s.trainer["precision"] = "bf16-mixed"
 
 
-@control("cnn_bn")
+@control("cnn_bn deep")
 def labels_smoothed(s: Setup) -> None:
     """The loss cannot come near 0."""
     s.loss = lambda logits, targets: nn.functional.cross_entropy(logits, targets, label_smoothing=0.3)

@@ -7,7 +7,7 @@ from benchmarks.health.training import Setup, Task
 from torch import Tensor, nn
 
 
-@plant("mlp vgg", "dead_units", by_itself=True)
+@plant("mlp vgg deep", "dead_units", by_itself=True)
 def bias_all(s: Setup) -> Where:
     """Every hidden layer starts with a bias of -5: nothing gets through."""
     for name in s.layers[:-1]:
@@ -24,7 +24,7 @@ def bias_third(s: Setup) -> Where:
     return [WHOLE, *map(s.behind, s.layers[:-1])]
 
 
-@plant("cnn vgg", "dead_units", by_itself=True)
+@plant("cnn vgg deep", "dead_units", by_itself=True)
 def bias_layer(s: Setup) -> Where:
     """One layer starts with a bias of -20: it is dead, and cuts the net."""
     nn.init.constant_(s.layer(s.middle).bias, -20.0)
@@ -45,7 +45,7 @@ def bias_gelu(s: Setup) -> Where:
     return "block2.fc1", "block2.act"
 
 
-@plant("resnet vgg", "dead_units", onset=60, by_itself=True)
+@plant("resnet vgg deep", "dead_units", onset=60, by_itself=True)
 def dies_later(s: Setup) -> Where:
     """One layer dies at step 60: something writes a large negative bias into it."""
 
@@ -115,7 +115,7 @@ def detached(s: Setup) -> Where:
     return [*inside, trained[-1], trained[0]]
 
 
-@plant("prenorm vit", "no_gradient", by_itself=True)
+@plant("prenorm vit mixer", "no_gradient", by_itself=True)
 def under_no_grad(s: Setup) -> Where:
     """A block runs under `no_grad`, together with all that stands before it."""
     assert isinstance(s.net, nets.Chain)
@@ -142,7 +142,7 @@ def gradient_zeroed(s: Setup) -> Where:
     return name
 
 
-@plant("vit", "collapsed", by_itself=True)
+@plant("vit mixer", "collapsed", by_itself=True)
 def mean_over_batch(s: Setup) -> Where:
     """The mean is taken over the batch instead of the tokens: every sample is answered alike."""
     s.layer("mean").over = 0

@@ -9,14 +9,14 @@ from benchmarks.health.training import Batch, Setup, Task
 from torch import Tensor, nn
 
 
-@plant("tanh vgg", "input_scale")
+@plant("tanh vgg deep", "input_scale")
 def inputs_large(s: Setup) -> Where:
     """Pixels from 0 to 4080 where the model was made for standardized ones."""
     _change_inputs(s, lambda x: (x + 1) * 255)
     return WHOLE, *s.entrance
 
 
-@plant("cnn vgg", "input_scale")
+@plant("cnn vgg deep", "input_scale")
 def inputs_small(s: Setup) -> Where:
     """Inputs normalized twice: they are 1,000 times too small."""
     _change_inputs(s, lambda x: x * 1e-3)
@@ -37,14 +37,14 @@ def inputs_offset(s: Setup) -> Where:
     return WHOLE, *s.entrance
 
 
-@plant("vit", "input_scale collapsed not_learning", by_itself=True)
+@plant("vit mixer", "input_scale collapsed not_learning", by_itself=True)
 def inputs_zero(s: Setup) -> Where:
     """The loader gives zeros."""
     _change_inputs(s, torch.zeros_like)
     return WHOLE, *s.entrance
 
 
-@plant("resnet vit lstm", "not_learning")
+@plant("resnet vit lstm mixer deep", "not_learning")
 def labels_shuffled(s: Setup) -> Where:
     """The targets of each batch belong to other samples."""
     shuffled = torch.Generator().manual_seed(0)
@@ -91,7 +91,7 @@ def norm_statistics_lost(s: Setup) -> Where:
     return WHOLE, *_norms(s)
 
 
-@plant("cnn vit", "train_eval_gap input_scale", onset=(0, 50))
+@plant("cnn vit mixer", "train_eval_gap input_scale", onset=(0, 50))
 def validation_differs(s: Setup) -> Where:
     """Validation is normalized by other statistics than training."""
     s.data.held_out_inputs = s.data.held_out_inputs * 6 + 10
@@ -119,7 +119,7 @@ def softmax_twice(s: Setup) -> Where:
     return "softmax", "head"
 
 
-@plant("resnet vgg", "spike input_scale", onset=80)
+@plant("resnet vgg deep", "spike input_scale", onset=80)
 def batch_poisoned(s: Setup) -> Where:
     """The inputs of one batch are 10,000 times too large."""
     s.on_batch.append(lambda step, batch: (batch[0] * 1e4, batch[1]) if step == 80 else batch)

@@ -79,7 +79,7 @@ def log_of_zero(s: Setup) -> Where:
     return "log"
 
 
-@plant("resnet vit", "nonfinite input_scale", onset=60, by_itself=True)
+@plant("resnet vit mixer", "nonfinite input_scale", onset=60, by_itself=True)
 def inf_in_batch(s: Setup) -> Where:
     """One pixel of the batch of step 60 is Inf."""
     s.on_batch.append(lambda step, batch: _with(batch, float("inf")) if step == 60 else batch)
@@ -114,7 +114,7 @@ def all_masked(s: Setup) -> Where:
         attention.scale = float("inf")
 
     s.on_step[50] = mask
-    return "block1.attention.v_proj", "block1.attention.out_proj", "block1.attention.k_proj"
+    return "block1.attention", "block1.attention.v_proj", "block1.attention.out_proj", "block1.attention.k_proj"
 
 
 @plant("cnn", "nonfinite precision", by_itself=True)
@@ -133,7 +133,7 @@ def half_underflows(s: Setup) -> Where:
     return WHOLE_BACKWARD
 
 
-@plant("mlp vit", "precision not_updated update_too_small")
+@plant("mlp vit mixer", "precision not_updated update_too_small")
 def updates_lost(s: Setup) -> Where:
     """The weights are bf16, and steps are smaller than what it resolves."""
     s.trainer["precision"] = "bf16-true"

@@ -15,28 +15,28 @@ def rate_large(s: Setup) -> Where:
     return WHOLE
 
 
-@plant("tanh vgg vit", "update_too_large")
+@plant("tanh vgg vit mixer deep", "update_too_large")
 def rate_rather_large(s: Setup) -> Where:
     """The learning rate is 50 times too large."""
     s.options["lr"] *= 50
     return WHOLE
 
 
-@plant("mlp vit", "update_too_small")
+@plant("mlp vit mixer", "update_too_small")
 def rate_small(s: Setup) -> Where:
     """The learning rate is 100,000 times too small."""
     s.options["lr"] *= 1e-5
     return WHOLE
 
 
-@plant("cnn vgg", "update_too_small")
+@plant("cnn vgg deep", "update_too_small")
 def rate_rather_small(s: Setup) -> Where:
     """The learning rate is 1,000 times too small."""
     s.options["lr"] *= 1e-3
     return WHOLE
 
 
-@plant("resnet vit", "update_too_large", onset=100)
+@plant("resnet vit mixer", "update_too_large", onset=100)
 def rate_jumps(s: Setup) -> Where:
     """The learning rate is 50 times larger from step 100 on."""
     s.on_step[100] = lambda task: scale_rate(task, 50.0)
@@ -51,7 +51,7 @@ def rate_zero(s: Setup) -> Where:
     return name
 
 
-@plant("resnet vgg", "not_updated", by_itself=True)
+@plant("resnet vgg deep", "not_updated", by_itself=True)
 def left_out(s: Setup) -> Where:
     """One layer is in no optimizer."""
     name = _one_layer(s)
@@ -80,7 +80,7 @@ def frozen(s: Setup) -> Where:
     return s.middle
 
 
-@plant("tanh cnn", "exploding_gradient update_too_large", onset=(0, 30))
+@plant("tanh cnn deep", "exploding_gradient update_too_large", onset=(0, 30))
 def zero_grad_forgotten(s: Setup) -> Where:
     """Gradients of all steps add up."""
 
@@ -92,7 +92,7 @@ def zero_grad_forgotten(s: Setup) -> Where:
     return WHOLE_BACKWARD
 
 
-@plant("vit", "update_too_small")
+@plant("vit mixer", "update_too_small")
 def epsilon_large(s: Setup) -> Where:
     """Adam's epsilon is 1 in place of 1e-8."""
     s.options["eps"] = 1.0
@@ -113,7 +113,7 @@ def clipped(s: Setup) -> Where:
     return WHOLE
 
 
-@plant("mlp vit", "activation_scale vanishing_gradient update_too_large collapsed", onset=(0, 100))
+@plant("mlp vit mixer", "activation_scale vanishing_gradient update_too_large collapsed", onset=(0, 100))
 def decay_large(s: Setup) -> Where:
     """The weight decay takes 5 % of every weight in every step."""
     s.options["weight_decay"] = 0.05 / s.options["lr"]
@@ -134,7 +134,7 @@ def sign_turned(s: Setup) -> Where:
     return WHOLE_BACKWARD
 
 
-@plant("vgg", "update_too_large spike", onset=120)
+@plant("vgg deep", "update_too_large spike", onset=120)
 def warm_restart(s: Setup) -> Where:
     """A restart of the schedule at step 120 begins at 30 times the rate."""
     s.on_step[120] = lambda task: scale_rate(task, 30.0)

@@ -7,14 +7,14 @@ from benchmarks.health.training import Setup
 from torch import nn
 
 
-@plant("mlp vgg", "activation_scale vanishing_gradient")
+@plant("mlp vgg deep", "activation_scale vanishing_gradient")
 def weights_small(s: Setup) -> Where:
     """All weights a tenth of what they should be."""
     _scale(s, s.layers, 0.1)
     return WHOLE_BACKWARD
 
 
-@plant("mlp vgg", "activation_scale exploding_gradient")
+@plant("mlp vgg deep", "activation_scale exploding_gradient")
 def weights_large(s: Setup) -> Where:
     """All weights three times what they should be."""
     _scale(s, s.layers, 3.0)
@@ -29,7 +29,7 @@ def weights_constant(s: Setup) -> Where:
     return WHOLE
 
 
-@plant("mlp vgg", "symmetric_units dead_units", by_itself=True)
+@plant("mlp vgg deep", "symmetric_units dead_units", by_itself=True)
 def layer_zero(s: Setup) -> Where:
     """The weights and the bias of one layer are 0: no gradient gets past it, nor to it."""
     for parameter in s.layer(s.middle).parameters():
@@ -37,29 +37,29 @@ def layer_zero(s: Setup) -> Where:
     return s.middle, s.behind(s.middle)
 
 
-@plant("tanh", "symmetric_units")
+@plant("tanh deep", "symmetric_units", by_itself=True)
 def layer_constant(s: Setup) -> Where:
-    """The weights of one layer have the same value, its biases are 0."""
+    """The weights of one layer have the same value, its biases are 0: nobody wants it, whatever Adam makes of it."""
     nn.init.constant_(s.layer(s.middle).weight, 0.03)
     nn.init.zeros_(s.layer(s.middle).bias)
     return s.middle, s.behind(s.middle)
 
 
-@plant("resnet vit", "activation_scale exploding_gradient")
+@plant("resnet vit mixer", "activation_scale exploding_gradient")
 def head_large(s: Setup) -> Where:
     """The weights of the last layer are 100 times too large."""
     _scale(s, ["head"], 100.0)
     return "head"
 
 
-@plant("mlp vgg", "activation_scale exploding_gradient")
+@plant("mlp vgg deep", "activation_scale exploding_gradient")
 def layer_large(s: Setup) -> Where:
     """The weights of one layer are 50 times too large."""
     _scale(s, [s.middle], 50.0)
     return s.middle, s.behind(s.middle)
 
 
-@plant("cnn vgg", "activation_scale vanishing_gradient")
+@plant("cnn vgg deep", "activation_scale vanishing_gradient")
 def layer_small(s: Setup) -> Where:
     """The weights of one layer are 10,000 times too small."""
     _scale(s, [s.middle], 1e-4)
