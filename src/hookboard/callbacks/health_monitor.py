@@ -267,6 +267,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
                     self._verdicts = watch.judged(step, self.readings, losses)
                 else:
                     training.judge.see_evaluation(Look(step, 0, {r.site: r for r in self.readings}))
+                    self._verdicts = training.judge.verdicts
             except Exception as error:  # the other ranks go on measuring, so this one must
                 training.judge = None
                 warn_switched_off(f"judging by {self._name}", error)

@@ -102,11 +102,14 @@ class Judge:
         self.run.see(look)
         self._verdicts = None
         self._well = 0 if self.run.losses.is_harmed else self._well + 1
-        self._ask(look.step)
+        self._ask(look.step, self._rules)
 
     def see_evaluation(self, look: Look) -> None:
-        """Take an evaluation loop; it is judged with the next measured step."""
+        """Take an evaluation loop, and ask the rules that judge evaluations."""
         self.run.see_evaluation(look)
+        if self.run.looks:
+            self._verdicts = None
+            self._ask(self.run.now.step, [rule for rule in self._rules if rule.of_evaluations])
 
     def add(self, rule: str, symptom: Symptom, step: int, is_located: bool = True) -> None:
         """Take a symptom that was found outside of the looks, such as the site that gave the first NaN.
@@ -174,9 +177,10 @@ class Judge:
             return ORDER.index(rule)
         return len(ORDER) + self._names.index(rule) if rule in self._names else -1
 
-    def _ask(self, step: int) -> None:
+    def _ask(self, step: int, rules: Sequence[Rule]) -> None:
         seen: set[Key] = set()
-        for rule in list(self._rules):
+        names = {rule.name for rule in rules}
+        for rule in list(rules):
             try:
                 symptoms = symptoms_of(rule, self.run)
             except Exception as error:
@@ -193,7 +197,7 @@ class Judge:
                 if key not in seen:
                     seen.add(key)
                     self._note(rule, symptom, step)
-        for key in [key for key in self._open if key not in seen]:
+        for key in [key for key in self._open if key not in seen and key[0] in names]:
             self._miss(key)
 
     def _of_event(self, rule: str, symptom: Symptom) -> Key | None:

@@ -22,6 +22,8 @@ class Rule:
         judge: A function from a `Run` to the symptoms of the latest measured step. It is called after each of them. If
             it raises, the rule is switched off with a warning, and training goes on.
         at_once: Whether one symptom is enough for a verdict. Otherwise it must last for the monitor's `window`.
+        of_evaluations: Whether it is asked after each evaluation loop too. The last one of a fit has no measured step
+            behind it.
 
     Raises:
         ValueError: The name has other characters.
@@ -38,6 +40,7 @@ class Rule:
     name: str
     judge: Callable[[Run], Iterable[Symptom]]
     at_once: bool = False
+    of_evaluations: bool = False
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
