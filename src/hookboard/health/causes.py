@@ -111,6 +111,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("symmetric_units", _LAST),
     Cause("update_too_small", _LAST),
     Cause("spike", _LAST),
+    Cause("train_eval_gap", ("not_learning",)),
 )
 """From what explains most to what explains least."""
 

@@ -1,11 +1,19 @@
 """`train_eval_gap`: the same layer speaks another language in validation."""
 
+import math
 from collections.abc import Iterator
+
+import numpy as np
 
 from hookboard.health.comparison import Comparison, Gap
 from hookboard.health.rule import Rule
+from hookboard.health.rules.normalization import takes_the_batch
+from hookboard.health.rules.shared import harm_of
 from hookboard.health.run import Run
 from hookboard.health.verdict import Symptom
+from hookboard.measure import FIELDS
+
+_MEAN, _DEVIATION = FIELDS.index("mean"), FIELDS.index("deviation")
 
 GAP = 1.0
 """Training and validation differ if in some layer the mean of the median channel lies this many deviations away, or if
@@ -17,6 +25,17 @@ BEGINS = 0.25
 FAR = 4.0
 """And if the difference is this many times that between two looks in training."""
 
+OTHER_DATA = 4.0
+"""And the data themselves differ if the gap is so large where they come in (a choice: augmentation makes 0.3)."""
+
+ALIKE = 0.95
+"""How far the channels of the last layer move from batch to batch, as a share of their deviation within one, from which
+samples of a batch are alike. Healthy trainings with batch norm in the benchmark's tuning half reach 0.31 behind their
+first `BATCHES` looks."""
+
+BATCHES = 16
+"""Looks before which the answers still move by themselves."""
+
 SETTLED = 32
 """Steps before which running statistics are still far from what they follow."""
 
@@ -25,8 +44,9 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     """Where the outputs in validation begin to be unlike those in training at the same time.
 
     Running statistics lag behind while the learning rate is large, so that one evaluation proves nothing: it is an
-    alarm if two in a row show it, up to the last layer.
+    alarm if two in a row show it, up to the last layer. Or batch norms see batches that are nothing like the data.
     """
+    yield from _batches_alike(run)
     found: list[Gap] = []
     for comparison in run.comparisons:
         begin = begin_of(comparison) if comparison.step >= SETTLED else None
@@ -36,7 +56,9 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     # The layer that was named first stays the one.
     gaps, first = run.comparisons[-1].gaps, found[0]
     largest = max(gaps, key=lambda gap: gap.size)
-    is_alarm = len(found) > 1 and gaps[-1].size > GAP / 2
+    # Where the data differ, norms may hide it from the layers behind.
+    at_entrance = first.layer is gaps[0].layer and min(gap.size for gap in found) > OTHER_DATA
+    is_alarm = len(found) > 1 and (gaps[-1].size > GAP / 2 or at_entrance)
     evidence = (
         f"in validation its outputs have an RMS of {first.evaluation:.2g}, in training {first.training:.2g}, and its "
         f"channels lie {first.size:.1f} deviations away ({first.usual:.2g} between two looks in training); the largest "
@@ -57,8 +79,32 @@ def begin_of(comparison: Comparison) -> Gap | None:
     return gaps[clear]
 
 
+def _batches_alike(run: Run) -> Iterator[Symptom]:
+    """Batches whose samples are alike, as those sorted by class: batch norms take their statistics from each."""
+    norm = next((layer for layer in run.layers if "BatchNorm" in layer.type and layer.trainable), None)
+    if norm is None or run.seen < BATCHES or run.losses.is_mixed or not takes_the_batch(run, norm):
+        return
+    last = next((layer for layer in reversed(run.layers) if layer.weights and run.now.of(layer.name, "output")), norm)
+    rows = run.units(last.name, looks=len(run.looks))
+    if last.kind == "norm" or rows is None or len(rows) < 3:
+        return
+    # Second differences leave out what moves steadily, as answers do that are being learnt: 6 = 1 + 4 + 1.
+    moves = rows[2:, :, _MEAN] - 2 * rows[1:-1, :, _MEAN] + rows[:-2, :, _MEAN]
+    between, within = (np.sqrt(np.mean(part**2, axis=0)) for part in (moves / math.sqrt(6), rows[:, :, _DEVIATION]))
+    known = within > 0
+    share = float(np.median(between[known] / within[known])) if known.any() else 0.0
+    if not share > ALIKE:
+        return
+    evidence = (
+        f"the channels of {last.name} move by {share:.2g} of their deviation from batch to batch, where 0.2 is usual: "
+        f"samples of a batch are alike, and batch norms take their statistics from each batch{harm_of(run)}"
+    )
+    advice = "shuffle the data, or use norms that do without the batch, such as GroupNorm"
+    yield Symptom(norm.name, evidence, advice, "alarm", share)
+
+
 def _is_far(gap: Gap, limit: float) -> bool:
     return gap.size > limit and not gap.size <= FAR * gap.usual
 
 
-TRAIN_EVAL_GAP = Rule("train_eval_gap", train_eval_gap)
+TRAIN_EVAL_GAP = Rule("train_eval_gap", train_eval_gap, at_once=True, of_evaluations=True)

@@ -1,6 +1,7 @@
-"""Layers that are to keep a scale and do not: norms that use other statistics than the batch's, and heavy dropout."""
+"""Layers that are to keep a scale and do not: norms with other statistics or lost gains, and heavy dropout."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,15 +13,22 @@ from hookboard.measure import FIELDS
 
 _DEVIATION = FIELDS.index("deviation")
 
-OFF = 1.5
-"""How many times its gain, or what part of it, the deviation of a batch norm's channels must be to be worth a note.
-With the statistics of the batch it is exactly 1; frozen norms of the benchmark's tuning half reach 1.2."""
+LOW, OFF = 0.67, 1.1
+"""How many times its gain, at most or at least, the deviation of a batch norm's channels must be in half of the norms
+to be worth a note. With the statistics of the batch it is 1, and less only where epsilon outweighs them."""
 
 FAR_OFF = 2.5
 """From where on it is an alarm whatever the loss does."""
 
 CONSTANT = 1e-3
 """Channels that vary by less than this share of the one that varies most do not count: nothing comes in."""
+
+LOST = 0.2
+"""Share of their first size to which gains must fall. In healthy trainings of the benchmark's tuning half 0.64 is
+left of the one that falls most."""
+
+FAST = 0.01
+"""And by at least this share in each step: a weight decay of 5e-4 at a rate of 0.1 takes 0.00005 (a choice)."""
 
 DROPPED = 0.9
 """The share of values that a dropout must drop to be worth a note: 0.5 is usual, 0.8 the most in use."""
@@ -29,14 +37,48 @@ DROPPED = 0.9
 def normalization(run: Run) -> Iterator[Symptom]:
     """Batch norms that do not normalize, and the first dropout that leaves hardly anything."""
     norms = [layer for layer in run.layers if "BatchNorm" in layer.type]
+    yield from _gains_lost(run, norms)
     shares = {layer.name: share for layer in norms if (share := _normalized(run, layer)) is not None}
-    off = [layer for layer in norms if layer.name in shares and not 1 / OFF < shares[layer.name] < OFF]
-    if off:
-        # In evaluation mode all of them are off, each as far as its running statistics are.
-        first = norms[0] if len(off) >= len(shares) / 2 else off[0]
-        yield _unnormalized(run, first, off, shares)
+    off = [layer for layer in norms if layer.name in shares and not _is_usual(shares[layer.name])]
+    # In evaluation mode all of them are off, each as far as its running statistics are.
+    if len(off) >= len(shares) / 2 > 0:
+        yield _unnormalized(run, norms[0], off, shares)
     dropouts = (_heavy_dropout(run, place) for place, layer in enumerate(run.layers) if layer.kind == "dropout")
-    yield from [symptom for symptom in dropouts if symptom is not None][:1]
+    heavy = [symptom for symptom in dropouts if symptom is not None]
+    if len(heavy) > 1:  # what one after the other leaves is their product
+        heavy[0] = replace(heavy[0], severity="alarm", evidence=f"{heavy[0].evidence} So do {len(heavy) - 1} others.")
+    yield from heavy[:1]
+
+
+def _gains_lost(run: Run, norms: list[Layer]) -> Iterator[Symptom]:
+    """Gains that go towards 0, faster than any usual decay takes them there."""
+    steps, places = np.array(run.timeline.steps), [run.place(layer.name) for layer in norms]
+    gains = run.timeline.of("weight_rms")[places] if places else np.empty((0, len(steps)))
+    gains = gains[gains[:, 0] > 0]
+    if not len(gains) or len(steps) < 2:
+        return
+    left = np.median(gains / gains[:, :1], axis=0)
+    lowest = int(np.nanargmin(left)) if np.isfinite(left).any() else 0
+    if not left[lowest] < LOST or -np.log(left[lowest]) < FAST * (steps[lowest] - steps[0]):
+        return
+    evidence = (
+        f"the gains of batch norms went down to {left[lowest]:.2g} of what they were, in {steps[lowest] - steps[0]} "
+        f"steps: what they give, and the gradient that they pass on, goes down with them{harm_of(run)}."
+    )
+    advice = "Look at the weight decay: gains and biases want none."
+    start = int(np.argmax(left < 1 / OFF))
+    size = -float(np.log10(left[lowest]))
+    yield Symptom(norms[0].name, evidence, advice, "alarm", size=size, since=int(steps[start]))
+
+
+def takes_the_batch(run: Run, layer: Layer) -> bool:
+    """Whether a batch norm gives what the statistics of the batch make of it, as far as can be told."""
+    share = _normalized(run, layer)
+    return share is not None and _is_usual(share)
+
+
+def _is_usual(share: float) -> bool:
+    return LOW < share < OFF
 
 
 def _normalized(run: Run, layer: Layer) -> float | None:
