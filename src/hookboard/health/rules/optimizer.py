@@ -4,6 +4,8 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
@@ -73,7 +75,7 @@ def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], l
         weights = _stepped_weights(look, layer)
         if not weights:
             continue
-        if any(_has_gradient(look, name) for name in weights):
+        if any(_has_gradient(look, name) for name in weights) or _comes_back(run, layer):
             others.append(layer)
             is_open = False
         elif look.of(layer.name, "output") is not None:
@@ -82,6 +84,25 @@ def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], l
             chains[-1].append(layer)
             is_open = True
     return chains, others
+
+
+def _comes_back(run: Run, layer: Layer) -> bool:
+    """Whether a gradient reached the layer before and may do so again: branches are left out at random, or take turns.
+
+    It is gone for good after two windows without any, and after more than twice the longest time without one before.
+    """
+    has = run.recent("weight_gradient_rms")[run.place(layer.name)] > 0
+    if not has.any():
+        return False
+    reached = np.flatnonzero(has)
+    longest = int(np.diff(reached).max(initial=1)) - 1
+    return len(has) - 1 - int(reached[-1]) <= max(2 * run.window, 2 * longest)
+
+
+def _gone_since(run: Run, layer: Layer) -> int | None:
+    """The step of the first look without a gradient behind the last one with it; None if there never was one."""
+    reached = np.flatnonzero(run.recent("weight_gradient_rms")[run.place(layer.name)] > 0)
+    return run.steps[int(reached[-1]) + 1] if len(reached) else None
 
 
 def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Symptom:
@@ -98,6 +119,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
         f"look behind {last} for detach() or no_grad(), and for a layer whose output does not depend on its input",
         severity,
         float(len(chain)),
+        _gone_since(run, chain[-1]),
     )
 
 
