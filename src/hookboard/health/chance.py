@@ -9,6 +9,19 @@ LEFT = 0.25
 ENORMOUS = 1e6
 """A loss so many times that of chance is harm, however far it has come down (a choice)."""
 
+HIGH = 5.0
+"""How many times that of chance a first loss must be to show that the initialization is wrong (a choice). In healthy
+trainings that begin so, it comes down within 32 steps (seen on the benchmark's tuning half)."""
+
+
+def starts_high(chance: float | None, start: float) -> bool:
+    """Whether the first losses are far above that of a model that knows nothing; False if that is not known.
+
+    >>> starts_high(2.3, 20.0), starts_high(2.3, 4.0), starts_high(None, 20.0)
+    (True, False, False)
+    """
+    return chance is not None and start > HIGH * chance
+
 
 def is_far_above(chance: float, reach: float, first: float, start: float, low: float) -> bool:
     """Whether a loss stays far above that of chance.

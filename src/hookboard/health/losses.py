@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from hookboard.health.chance import is_far_above
+from hookboard.health.chance import is_far_above, starts_high
 from hookboard.health.look import Loss
 from hookboard.health.spikes import SPIKE_HISTORY, Spike, first_spike, median
 
@@ -105,6 +105,8 @@ class LossCurve:
         """Whether there are several losses: for one batch, or of optimizers that step in turns."""
         self.spikes: deque[Spike] = deque(maxlen=SPIKES)
         """The last spikes; of neighbouring steps only the first."""
+        self.reached_chance: int | None = None
+        """After how many steps the last `BLOCK` losses lay at or below chance; None: not yet, or not known."""
         self._paired = False
         self._noise: list[float] = []
         self._every = 1
@@ -128,6 +130,8 @@ class LossCurve:
                 self.lowest = min(self.lowest, loss.value)
             if self.first_nonfinite is None and not math.isfinite(loss.value):
                 self.first_nonfinite = loss
+            if self.reached_chance is None and self.chance is not None and self.level(BLOCK) <= self.chance:
+                self.reached_chance = self.steps
             if self.steps % BLOCK == 0:
                 self._close_block()
 
@@ -147,10 +151,7 @@ class LossCurve:
 
     @property
     def noise(self) -> float:
-        """The deviation from step to step; NaN if there were too few steps.
-
-        It is the median over blocks of steps, so that neither a trend nor a few wild batches count.
-        """
+        """The deviation from step to step, the median over blocks; NaN if there were too few steps."""
         return median(self._noise)
 
     @property
@@ -207,6 +208,11 @@ class LossCurve:
         if not self.is_known or self.chance is None or self.reach is None:
             return False
         return is_far_above(self.chance, self.reach, self.first[0].value, self.start, self._low)
+
+    @property
+    def starts_high(self) -> bool:
+        """Whether the first losses were far above that of chance, and it took long to come down to it."""
+        return starts_high(self.chance, self.start) and (self.reached_chance or self.steps) > KNOWN_AFTER
 
     @property
     def is_boundless(self) -> bool:

@@ -47,8 +47,7 @@ FADES_EACH, SWELLS_EACH = -0.6, 0.3
 
 RECURRENT = 3.0
 """L2 norm of the recurrent weights of a unit from which a recurrent layer feeds back more than it can hold: PyTorch
-begins with 0.58, trained layers of the benchmark's tuning half reach 1.4. If it began so, it is an alarm whatever the
-loss does."""
+begins with 0.58, trained layers of the benchmark's tuning half reach 1.4."""
 
 BLOWN_UP = 10.0
 """RMS of the outputs of a recurrent layer, by itself and as a multiple of what goes in, from which it feeds back more
@@ -61,15 +60,12 @@ GROWN = 3.0
 """Powers of ten by which most layers together exceed their own scale of the first looks where nothing holds the model
 any more: an alarm whatever the loss does. Healthy trainings of the benchmark's tuning half reach 1.0."""
 
-CHANCE = 5.0
-"""How many times that of chance a first loss must be to show that the initialization is wrong (a choice)."""
-
 
 def _activation_scale(run: Run) -> Iterator[Symptom]:
     scales = scales_of(run)
     single = list(_out_of_line(run, scales, scales_of(run, at_start=True)))
     # One layer that is out of line moves all behind it.
-    chain = [] if single else [*_along_depth(run, scales), *_along_weights(run, scales)][:1]
+    chain = [] if single else [*_along_weights(run, scales), *_along_depth(run, scales)][:1]
     said: set[str] = set()
     for symptom in (*single, *chain, *_recurrent(run), *normalization(run), *_drifted(run)):
         if symptom.module not in said:
@@ -162,10 +158,9 @@ def _recurrent(run: Run) -> Iterator[Symptom]:
         advice = "Initialize the recurrent weights as orthogonal matrices, and clip gradients."
         first = run.first or run.now
         began = max(_norm(first, layer, name, "parameter_before") for name in names)
-        severity: Severity = "alarm" if layer.trainable and began >= RECURRENT else severity_of(run)
         # What the first step did is not there since the start.
         since = first.step + 1 if run.seen == 1 and began < RECURRENT else None
-        yield Symptom(layer.name, evidence, advice, severity, size=norm, since=since)
+        yield Symptom(layer.name, evidence, advice, severity_of(run), size=norm, since=since)
 
 
 def _blown_up(run: Run, layer: Layer) -> Iterator[Symptom]:
@@ -237,17 +232,12 @@ def _initial(run: Run, layer: Layer) -> str:
     return ", as it was initialized" if change < GAIN / 2 else f", after {first:.2g} at the first look"
 
 
-def _starts_high(run: Run) -> bool:
-    """Whether the first loss shows that the initialization is wrong: that of a model that knows nothing is chance."""
-    return run.losses.chance is not None and run.losses.start > CHANCE * run.losses.chance
-
-
 def _severity(run: Run) -> Severity:
-    return "alarm" if _starts_high(run) else severity_of(run)
+    return "alarm" if run.losses.starts_high else severity_of(run)
 
 
 def _harm(run: Run) -> str:
-    if _starts_high(run) and not run.losses.is_harmed:
+    if run.losses.starts_high and not run.losses.is_harmed:
         return f"; the first loss was {run.losses.start:.3g}, that of chance is {run.losses.chance:.3g}"
     return harm_of(run)
 
