@@ -47,6 +47,10 @@ no gap in it (a choice)."""
 TARGETS = frozenset({"y", "label", "labels", "target", "targets"})
 """Names of tensors of a batch that do not go into the model."""
 
+VALUES = 64
+"""Values that an input must have for it to be wrong that all are equal (a choice: one number for each sample may be a
+constant by design)."""
+
 COLUMNS = 4
 """Columns that an input needs for one of them to be out of line (a choice)."""
 
@@ -58,7 +62,7 @@ def _input_scale(run: Run) -> Iterator[Symptom]:
     for site, reading in run.now.readings.items():
         if site.role != "input" or reading.is_empty:
             continue
-        says = (_nonfinite, _wild, _range, _constant) if _is_input(site) else (_nonfinite,)
+        says = (_nonfinite, _same, _wild, _range, _constant) if _is_input(site) else (_nonfinite,)
         found = next((said for say in says if (said := say(run, reading))), None)
         if found is not None:
             evidence, advice, severity, size = found
@@ -85,6 +89,13 @@ def _nonfinite(run: Run, reading: Reading) -> Said | None:
     share = count / (count + reading.moments.count)
     evidence = f"{100 * share:.2g} % of its values are NaN or infinite"
     return evidence, "Look for missing values in the data, and for a division by 0 in its preparation.", "alarm", 3.0
+
+
+def _same(run: Run, reading: Reading) -> Said | None:
+    if reading.moments.count < VALUES or reading.moments.deviation:
+        return None
+    evidence = f"all {reading.moments.count:.0f} values of the input are {reading.moments.mean:.3g}"
+    return evidence, "Look at how the data is read and prepared: every sample is the same.", "alarm", 3.0
 
 
 def _range(run: Run, reading: Reading) -> Said | None:

@@ -49,6 +49,10 @@ ROUNDING = 1e-12
 DEEP = -3.0
 """Where GELU and SiLU give almost nothing."""
 
+FAINT = 0.02
+"""Spread over the samples, as a share of the RMS, of what goes into a layer, under which a unit is on or off for nearly
+all samples, by chance (a choice: so small a share of its range decides)."""
+
 CONSTANT = 1e-5
 """Spread over the samples, as a share of the RMS, under which a layer is given a constant: something before it is
 dead, and half of its own units are negative by chance. Rounding of float32 leaves 1e-7."""
@@ -108,8 +112,10 @@ def _usual(run: Run, behind: Iterable[Dead], dead: Dead) -> list[float]:
 
 
 def _is_given_a_constant(run: Run, dead: Dead) -> bool:
-    """Whether the pre-activations of a dead layer are the same for all samples: then the cause lies before it."""
+    """Whether a dead layer gives, or is given, all but the same for all samples: then the cause lies before it."""
     place = run.place(dead.source.name)
+    if place and run.recent("sample_spread")[place - 1, -1] < FAINT:
+        return True
     rms, spread = (run.recent(quantity)[place, -1] for quantity in ("activation_rms", "sample_spread"))
     return (dead.source is not dead.at and rms == 0) or bool(spread < CONSTANT)
 
