@@ -10,7 +10,7 @@ from hookboard.health.layers import Layer
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run
-from hookboard.health.verdict import Symptom
+from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 
 _COUNT, _ZEROS = map(FIELDS.index, ("count", "zeros"))
@@ -20,6 +20,9 @@ ADVICE = "Initialize its weights with random numbers, and look for weights that 
 
 HALF = 0.5
 """Share of units with a twin above which it is an alarm: the layer is worth less than half of its size (a choice)."""
+
+FEWEST = 4
+"""Units that a layer must have for a constant weight to be an alarm whatever the loss does (a choice)."""
 
 ALIKE = 1e-5
 """Two units have the same weights if no number of theirs differs by more than this share of its size: about 100
@@ -65,7 +68,11 @@ def _constant_at_first(run: Run, name: str, units: int) -> float | None:
 
 def _constant_symptom(run: Run, layer: Layer, name: str, value: float) -> Symptom:
     evidence = f"all elements of {name} were {value:.3g} at the start: its units begin as one, and take long to part"
-    return Symptom(layer.name, f"{evidence}{harm_of(run)}.", ADVICE, severity_of(run), size=HALF)
+    shape = layer.shapes[name]
+    # Nobody fills weights of units with several inputs like this on purpose; a filter for each channel may be a mean.
+    is_hard = layer.kind in ("linear", "conv", "recurrent") and shape[1] > 1 and shape[0] >= FEWEST
+    severity: Severity = "alarm" if is_hard else severity_of(run)
+    return Symptom(layer.name, f"{evidence}{harm_of(run)}.", ADVICE, severity, size=HALF)
 
 
 def _twins(weights: np.ndarray, gradients: np.ndarray) -> int:
