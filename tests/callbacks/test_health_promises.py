@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from oracle import rows_of_channels
 from torch import nn
-from toys import ALWAYS, Toy, batches, fit, hooked, mlp, trainer
+from toys import ALWAYS, Toy, batches, events, fit, hooked, mlp, trainer
 
 from hookboard import HealthMonitor, HookboardWarning, Rule, health
 from hookboard.callbacks.black_box import BlackBox
@@ -415,3 +415,19 @@ def test_what_the_built_in_rules_read_of_a_reading_is_measured():
         text = path.read_text()
         assert "moments.abs_mean" not in text, path
         assert '"abs_mean"' not in text, path
+
+
+@pytest.mark.large
+def test_after_ten_thousand_steps_the_last_verdict_is_complete(tmp_path):
+    model = Toy(mlp())
+    torch.nn.init.constant_(model.net[0].bias, -100.0)  # kills all units
+    fit(tmp_path, model, batches(*[4] * 10), HealthMonitor(), max_epochs=1000, log_every_n_steps=100)
+    found = events(tmp_path)
+    *_, last = found.Tensors("health/verdict/text_summary")
+    said = last.tensor_proto.string_val[0].decode()
+    assert last.step == 9999
+    assert "8 of 8 units" in said
+    assert "at 101 steps from 0 to 9999, every 100th step" in said
+    assert (
+        sum(tag.startswith("health/") for kind in ("scalars", "images", "tensors") for tag in found.Tags()[kind]) <= 24
+    )

@@ -269,3 +269,26 @@ def test_weights_that_are_nan_are_not_lost_in_rounding():
     still = looks.reading("fc1.weight", "parameter_update", [looks.row(90, 0.0, 0.0, zeros=90, nonfinite=10)])
     made = training(change=lambda step: {("fc1.weight", "parameter_update"): still})
     assert symptoms(NOT_UPDATED, made) == []
+
+
+def deep(frozen, trained=("fc0", "fc1", "fc2", "fc3", "head")):
+    """A chain of linear layers, those in `frozen` not trained; and what is seen of them in a training."""
+    layers = {name: linear(name) for name in trained}
+    return {name: replace(layer, trainable=frozenset()) if name in frozen else layer for name, layer in layers.items()}
+
+
+def frozen_ones(frozen, **options):
+    layers = deep(frozen)
+    held = [weight for name, layer in layers.items() if name not in frozen for weight in layer.weights]
+    return symptoms(NOT_UPDATED, training(held=held, layers=layers, **options), layers)
+
+
+def test_a_frozen_layer_between_trained_ones_is_a_note():
+    found = frozen_ones(["fc1"])
+    assert places(found) == [("fc1", "note")]
+    assert "4 layers before and behind are trained" in found[0].evidence
+
+
+@pytest.mark.parametrize("frozen", [["fc0"], ["head"], ["fc1", "fc2"]], ids=["first", "last", "two of five"])
+def test_a_frozen_end_or_a_large_frozen_part_is_no_matter(frozen):
+    assert frozen_ones(frozen) == []

@@ -17,6 +17,10 @@ BACKBONE = 0.5
 """If the weights that no optimizer holds are those of this share of the layers, from the first one on, they are taken
 for a backbone that is not to be trained: a note (a choice)."""
 
+FEW = 0.25
+"""Frozen layers between trained ones are worth a note if they are no larger a share of all layers than this (a choice:
+where adapters are trained, most layers are frozen)."""
+
 PATIENCE = 4
 """Windows after which a layer that never ran is taken for forgotten (a choice)."""
 
@@ -146,6 +150,7 @@ def not_updated(run: Run) -> Iterator[Symptom]:
         yield from _without_any_rate(run)
         return
     yield from _in_no_optimizer(run, look)
+    yield from _frozen_between(run, look)
     still = {layer.name: why for layer in run.layers if (why := _why_still(run, look, layer))}
     stepped = [layer for layer in run.layers if _stepped_weights(look, layer)]
     advice = "look at the learning rate of its group of parameters, and at the type of its weights"
@@ -187,6 +192,24 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
         )
         advice = "give its parameters to the optimizer, or set requires_grad to False"
         yield Symptom(layer.name, evidence, advice, "note" if is_backbone else "alarm")
+
+
+def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
+    """A few frozen layers between others of their kind that are trained: a backbone, or what has adapters, is none."""
+    main = [layer for layer in run.layers if layer.has_matrix and run.has_run(layer)]
+    frozen = [layer for layer in main if _is_frozen(look, layer)]
+    if not frozen or len(frozen) > FEW * len(main):
+        return
+    first, at = frozen[0], main.index(frozen[0])
+    sides = ({layer.kind for layer in part if layer not in frozen} for part in (main[:at], main[at:]))
+    if all(first.kind in kinds for kinds in sides):
+        several = f", and those of {len(frozen) - 1} more" if len(frozen) > 1 else ""
+        evidence = f"its weights are frozen{several}; {len(main) - len(frozen)} layers before and behind are trained"
+        yield Symptom(first.name, evidence, "set requires_grad to True, unless it is meant to be so")
+
+
+def _is_frozen(look: Look, layer: Layer) -> bool:
+    return not _main_weights(layer, layer.trainable - look.frozen)
 
 
 def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
