@@ -3,11 +3,25 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from health import looks
-from health.trainings import LAYERS, WEIGHTS, falling, judged, linear, places, risen, stuck, symptoms, training
+from health.trainings import LAYERS, WEIGHTS, falling, judged, linear, places, risen, seen, stuck, symptoms, training
 
 from hookboard.health.rules import RULES
-from hookboard.health.rules.updates import FAR_ABOVE, FAR_BELOW, LARGE, SMALL
+from hookboard.health.rules.updates import (
+    FAR_ABOVE,
+    FAR_BELOW,
+    FULL,
+    GREW,
+    GROWN,
+    LARGE,
+    LEAP,
+    OVERWRITES,
+    SAME,
+    SMALL,
+    SURELY_GREW,
+    SURELY_SAME,
+)
 
 TOO_SMALL, TOO_LARGE = RULES["update_too_small"], RULES["update_too_large"]
 
@@ -149,3 +163,153 @@ def test_what_is_left_beside_nan_is_no_small_step():
         return part
 
     assert symptoms(TOO_SMALL, training(100, spoiled, losses=stuck(100))) == []
+
+
+def test_steps_that_became_tiny_are_too_small_since_then_though_the_loss_shows_it_later():
+    def change(step):
+        # At step 39 nothing was measured.
+        nothing = {(w, "parameter_update"): None for w in WEIGHTS} if step == 39 else {}
+        return moved(0.9 * SMALL if step >= 40 else 1e-3) | nothing
+
+    found = symptoms(TOO_SMALL, training(100, change, losses=stuck(100)))
+    assert [(s.module, s.since) for s in found] == [("", 40)]
+    found = symptoms(TOO_SMALL, training(100, lambda step: moved(0.9 * SMALL), losses=stuck(100)))
+    assert [(s.module, s.since) for s in found] == [("", 0)]
+
+
+def sized(*sizes: float, begin: float = 0.1):
+    """Weights that are so many times as large as at the beginning, each for 10 steps; the last one to the end."""
+
+    def change(step):
+        size = begin * sizes[min(step // 10, len(sizes) - 1)]
+        return {(w, "parameter"): exactly(w, "parameter", size) for w in WEIGHTS}
+
+    return change
+
+
+@pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
+def test_weights_that_have_grown_out_of_proportion_are_an_alarm_though_the_loss_is_well(times, fires):
+    found = symptoms(TOO_LARGE, training(60, sized(1, 2, 10, times * GROWN)))
+    assert places(found) == ([("", "alarm")] if fires else [])
+    assert [s.since for s in found] == ([20] if fires else [])
+
+
+@pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
+def test_weights_that_began_near_0_may_grow(times, fires):
+    # The L2 norm of the eight weights of a unit.
+    made = training(60, sized(1, 2 * GROWN, begin=times * FULL / 8**0.5))
+    assert bool(symptoms(TOO_LARGE, made)) is fires
+
+
+def test_one_layer_that_has_grown_is_no_growth_of_the_model():
+    one = ("fc1.weight", "fc1.bias")
+    made = training(60, lambda step: {key: r for key, r in sized(1, 99)(step).items() if key[0] in one})
+    assert symptoms(TOO_LARGE, made) == []
+
+
+def test_weights_that_have_grown_between_two_columns_of_the_run_have_grown_now():
+    # Behind 256 looks only every second one is a column.
+    grown = {(w, "parameter"): exactly(w, "parameter", 9.0) for w in WEIGHTS}
+    usual = {(w, "parameter"): exactly(w, "parameter", 0.1) for w in WEIGHTS}
+    made = training(260, lambda step: grown if step == 259 else usual)
+    run = seen(made)
+    assert run.timeline.steps[-1] < 259
+    assert [s.since for s in TOO_LARGE.judge(run)] == [259]
+
+
+@pytest.mark.parametrize(("ratio", "fires"), [(0.95, False), (1.05, True)])
+def test_a_first_step_that_overwrites_the_weights_is_an_alarm_though_the_loss_falls(ratio, fires):
+    made = training(60, lambda step: moved(ratio * OVERWRITES if step == 0 else 1e-3))
+    found = symptoms(TOO_LARGE, made)
+    assert [(s.module, s.since) for s in found] == ([("", 0)] if fires else [])
+
+
+def leapt(ratio=1.05, leap=1.05, edit=lambda look: look):
+    """What is said of a loss that begins at 3, above chance, and leaps behind a first step of this size."""
+    losses = [3.0, leap * LEAP * 3.0, *falling(58)]
+    return symptoms(
+        TOO_LARGE, training(60, lambda step: moved(ratio * LARGE if step == 0 else 1e-3), losses, edit=edit)
+    )
+
+
+def test_a_loss_that_leaps_behind_a_large_first_step_is_an_alarm_though_it_comes_back():
+    assert [(s.module, s.severity, s.since) for s in leapt()] == [("", "alarm", 0)]
+
+
+def test_a_loss_that_leaps_less_or_behind_a_smaller_step_is_well():
+    assert leapt(leap=0.95) == []
+    assert leapt(ratio=0.95) == []
+
+
+def test_a_loss_that_leaps_and_stays_below_twice_chance_is_well():
+    losses = [0.1, 4.0, *falling(58)]  # chance is 2.08
+    assert symptoms(TOO_LARGE, training(60, lambda step: moved(0.2 if step == 0 else 1e-3), losses)) == []
+
+
+def test_of_several_losses_none_leaps():
+    def edit(look):
+        return replace(look, losses=[replace(loss, backwards=2) for loss in look.losses])
+
+    assert leapt(edit=edit) == []
+
+
+def summed(times, cosine, losses, first=0.01, edit=lambda look: look):
+    """What is said of gradients that grow so many times, with this cosine from look to look."""
+    one = np.random.default_rng(0).normal(size=8)
+    one /= np.linalg.norm(one)
+    other = np.random.default_rng(1).normal(size=8)
+    other -= other @ one * one
+    turned = cosine * one + (1 - cosine**2) ** 0.5 * other / np.linalg.norm(other)
+
+    def change(step):
+        size = first * (1 + (times - 1) * step / (len(losses) - 1)) if first or not step else 0.01
+        rows = [looks.row(100, float(size * mean), size) for mean in (turned if step % 2 else one)]
+        return {(w, "parameter_grad"): looks.reading(w, "parameter_grad", rows) for w in WEIGHTS}
+
+    return symptoms(TOO_LARGE, training(len(losses), change, losses, edit=edit))
+
+
+def test_gradients_that_add_up_are_an_alarm_where_the_loss_does_not_fall():
+    (symptom,) = summed(1.05 * SURELY_GREW, SURELY_SAME + 0.01, stuck(60))
+    assert (symptom.module, symptom.severity) == ("", "alarm")
+    # They exceed three times the first ones then.
+    assert symptom.since == 28
+
+
+def test_gradients_that_grow_less_or_agree_less_are_well():
+    assert summed(0.95 * SURELY_GREW, SURELY_SAME + 0.01, stuck(60)) == []
+    assert summed(1.05 * SURELY_GREW, SURELY_SAME - 0.01, stuck(60)) == []
+
+
+def test_gradients_that_add_up_are_well_while_the_loss_falls():
+    assert summed(2 * SURELY_GREW, 1.0, falling(60)) == []
+
+
+def test_gradients_of_several_losses_are_not_taken_for_a_sum():
+    def edit(look):
+        return replace(look, losses=[replace(loss, backwards=2) for loss in look.losses])
+
+    assert summed(2 * SURELY_GREW, 1.0, stuck(60), edit=edit) == []
+
+
+def test_gradients_that_began_at_0_tell_nothing():
+    assert summed(2 * SURELY_GREW, 1.0, stuck(60), first=0.0) == []
+
+
+@pytest.mark.parametrize(("grew", "same", "fires"), [(1.05, 0.01, True), (0.95, 0.01, False), (1.05, -0.01, False)])
+def test_where_the_loss_shows_harm_less_is_enough_for_a_sum(grew, same, fires):
+    found = summed(grew * GREW, SAME + same, risen(60))
+    assert ["they add up" in s.evidence for s in found] == ([True] if fires else [])
+
+
+def test_a_layer_that_comes_during_the_fit_is_no_fault():
+    """Its rows begin with NaN."""
+    layers = {**LAYERS, "late": linear("late"), "bn": replace(linear("bn"), type="BatchNorm1d", kind="norm")}
+    run = seen(training(20))
+    run.follow(layers)
+    held = [weight for layer in layers.values() for weight in layer.weights]
+    gain = {("bn.weight", "parameter_before"): exactly("bn.weight", "parameter_before", 1.0)}
+    for look in training(80, lambda step: gain, losses=falling(100)[20:], layers=layers, held=held):
+        run.see(replace(look, step=look.step + 20))
+        for rule in RULES.values():
+            assert list(rule.judge(run)) == [], rule.name

@@ -106,7 +106,7 @@ def _small_since(run: Run) -> int:
     for step, level in zip(reversed(run.timeline.steps), levels[::-1], strict=True):
         if level >= SMALL:
             break
-        since = step
+        since = step if level < SMALL else since  # NaN tells nothing
     return since
 
 
@@ -178,7 +178,7 @@ def _grown_model(run: Run, growth: float) -> Symptom:
     advice = "lower the learning rate, and look at the options of the optimizer"
     sizes = run.timeline.of("weight_rms")[[i for i, layer in enumerate(run.layers) if _began_full(run, layer)]]
     grew = _medians(sizes / sizes[:, :1]) > GREW
-    return Symptom("", evidence, advice, "alarm", growth, run.timeline.steps[int(np.argmax(grew))])
+    return Symptom("", evidence, advice, "alarm", growth, _first_step(run, grew))
 
 
 def _growth(run: Run) -> float:
@@ -203,16 +203,20 @@ def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
     if not layers or run.losses.is_mixed or run.losses.is_falling:
         return
     now, first = (_medians(part)[0] for part in _ends(run, "weight_gradient_rms", layers))
-    if not now > grew * first or not (agreement := agreement_of(run)) > same:
+    if not 0 < grew * first < now or not (agreement := agreement_of(run)) > same:
         return
-    gradients, steps = _medians(run.timeline.of("weight_gradient_rms")[layers]), run.timeline.steps
+    gradients = _medians(run.timeline.of("weight_gradient_rms")[layers])
     evidence = (
         f"gradients of neighbouring looks are all but the same (cosine {agreement:.2f}) and {now / first:.2g} times as "
         f"large as at the start: they add up{_harm(run)}"
     )
     advice = "look whether zero_grad() is called before each backward pass"
-    start = int(np.argmax(gradients > GREW * first))
-    yield Symptom("", evidence, advice, "alarm", float(now / first), steps[start])
+    yield Symptom("", evidence, advice, "alarm", now / first, _first_step(run, gradients > GREW * first))
+
+
+def _first_step(run: Run, is_so: np.ndarray) -> int:
+    """The step of the first column where it is so; the latest one if that look is not among the columns."""
+    return run.timeline.steps[int(np.argmax(is_so))] if is_so.any() else run.now.step
 
 
 def _ends(run: Run, quantity: str, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -223,7 +227,7 @@ def _ends(run: Run, quantity: str, layers: list[int]) -> tuple[np.ndarray, np.nd
 def _leapt(run: Run) -> bool:
     """Whether the loss leapt behind a large first step."""
     first = [loss.value for loss in run.losses.first]
-    if not run.first_move > LARGE or not first:
+    if not run.first_move > LARGE or not first or run.losses.is_mixed:
         return False
     return max(first) > LEAP * max(abs(first[0]), run.losses.chance or 0.0)
 
