@@ -1,14 +1,17 @@
 """`train_eval_gap`: what fires, and what looks alike and is well."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from health.trainings import LAYERS, seen, training
+from health import runs
+from health.looks import reading, row
+from health.trainings import LAYERS, places, seen, training
 
-from hookboard.health import Judge
+from hookboard.health import Judge, Layer
 from hookboard.health.rules import RULES
-from hookboard.health.rules.evaluation import BEGINS, GAP
+from hookboard.health.rules.evaluation import ALIKE, BATCHES, BEGINS, GAP, OTHER_DATA
 from hookboard.measure import FIELDS
 
 GAP_RULE = RULES["train_eval_gap"]
@@ -46,7 +49,7 @@ def test_validation_that_is_like_training_is_well():
 
 def test_the_layer_where_the_gap_begins_is_named():
     verdicts = judged(EVERYWHERE, EVERYWHERE)
-    assert [(v.severity, v.module, v.since) for v in verdicts] == [("alarm", "fc1", 40)]
+    assert [(v.severity, v.module, v.since) for v in verdicts] == [("alarm", "fc1", 39)]
 
 
 def test_one_evaluation_is_a_note():
@@ -88,3 +91,94 @@ def test_an_evaluation_before_training_tells_nothing():
 
 def test_no_evaluation_tells_nothing():
     assert list(GAP_RULE.judge(seen(training(60)))) == []
+
+
+def test_the_last_evaluation_is_judged_though_no_step_is_measured_behind_it():
+    judge = Judge([GAP_RULE], LAYERS, 3)
+    *made, last = training(60)
+    for one in made:
+        judge.see(one)
+    judge.see(last)
+    judge.see_evaluation(evaluation(last, EVERYWHERE))
+    judge.see_evaluation(evaluation(last, EVERYWHERE))
+    assert [(v.severity, v.module, v.until) for v in judge.verdicts] == [("alarm", "fc1", 59)]
+
+
+@pytest.mark.parametrize(("times", "severity"), [(0.97, "note"), (1.03, "alarm")])
+def test_data_that_differ_where_they_come_in_are_an_alarm_though_a_norm_hides_it_behind(times, severity):
+    shifts = {"fc0": times * OTHER_DATA}
+    assert [(v.severity, v.module) for v in judged(shifts, shifts)] == [(severity, "fc0")]
+    assert [v.severity for v in judged(shifts)] == ["note"]
+    assert [v.severity for v in judged({"fc0": 0.97 * OTHER_DATA}, shifts)] == ["note"]
+
+
+def test_data_that_differ_are_found_in_layers_that_were_replaced_too():
+    judge = Judge([GAP_RULE], LAYERS, 3)
+    made = training(60)
+    for number, one in enumerate(made):
+        judge.see(replace(one, readings=made[0].readings))
+        if number in (39, 59):
+            judge.see_evaluation(evaluation(replace(one, readings=made[0].readings), {"fc0": 2 * OTHER_DATA}))
+            judge.run.follow({name: replace(layer) for name, layer in LAYERS.items()})
+    assert [v.severity for v in judge.verdicts] == ["alarm"]
+
+
+NORM = Layer("bn", "BatchNorm1d", "norm", ("bn.weight",), frozenset({"bn.weight"}), {"bn.weight": (8,)})
+
+
+def batches(course, looks=BATCHES, norm=NORM, gives=0.8, last="linear", is_mixed=False):
+    """What is said of a model whose answers have these means, in deviations, from look to look."""
+    layers = [runs.linear("fc"), norm, runs.linear("head", kind=last)]
+
+    def seen(number):
+        return [
+            runs.outputs("fc", runs.noise(8)),
+            runs.outputs("bn", [row(100, 0.1, gives)] * 8),
+            reading("bn.weight", "parameter", [row(8, 0.8, 0.0)]),
+            runs.outputs("head", [row(100, course(number), 1.0)] * 8),
+        ]
+
+    run = runs.run_of(layers, seen, looks, runs.falling)
+    run.losses.is_mixed = is_mixed
+    return list(GAP_RULE.judge(run))
+
+
+def turns(number, times=1.03):
+    """Answers that go to and fro: their second differences are four times as large, over the root of 6."""
+    return times * ALIKE * math.sqrt(6) / 4 * (-1) ** number
+
+
+def test_batches_whose_samples_are_alike_are_an_alarm_at_the_first_batch_norm():
+    (symptom,) = batches(turns)
+    assert places([symptom]) == [("bn", "alarm")]
+    assert "the channels of head move by 0.98 of their deviation" in symptom.evidence
+
+
+def test_batches_that_move_the_answers_less_are_well():
+    assert batches(lambda number: turns(number, 0.97)) == []
+
+
+def test_answers_that_move_steadily_are_being_learnt():
+    assert batches(lambda number: 5.0 * number) == []
+
+
+def test_batches_may_be_alike_where_no_norm_takes_their_statistics():
+    assert batches(turns, norm=replace(NORM, type="LayerNorm")) == []
+    assert batches(turns, norm=replace(NORM, trainable=frozenset())) == []
+    assert batches(turns, gives=1.6) == []  # in evaluation mode
+
+
+def test_answers_of_the_first_looks_of_a_norm_or_under_several_losses_tell_nothing_of_batches():
+    assert batches(turns, looks=BATCHES - 1) == []
+    assert batches(turns, last="norm") == []
+    assert batches(turns, is_mixed=True) == []
+
+
+def test_answers_that_never_differ_within_a_batch_tell_nothing_of_batches():
+    layers = [NORM, runs.linear("head")]
+    read = [runs.outputs("bn", [row(100, 0.1, 0.8)] * 8), reading("bn.weight", "parameter", [row(8, 0.8, 0.0)])]
+
+    def seen(number):
+        return [*read, runs.outputs("head", [row(100, float(number**2), 0.0)] * 8)]
+
+    assert list(GAP_RULE.judge(runs.run_of(layers, seen, BATCHES))) == []

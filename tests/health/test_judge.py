@@ -341,3 +341,66 @@ def test_the_alarm_of_an_effect_does_not_wait_for_a_cause_that_only_flickers():
     cut = at(*range(5, 20), name="no_gradient", severity="alarm")
     dead = at(6, 8, 10, 12, name="dead_units", severity="alarm")
     assert spans(judged(cut, dead, steps=13)) == [("alarm", 5, None)]
+
+
+def asked_at(name: str, of_evaluations: bool, asked: list[tuple[str, int]], *steps: int) -> Rule:
+    """A rule that notes when it is asked, and sees a symptom at these steps."""
+
+    def judge(run):
+        asked.append((name, run.now.step))
+        if run.now.step in steps:
+            yield Symptom("fc0", f"odd {len(asked)}", "look")
+
+    return Rule(name, judge, at_once=True, of_evaluations=of_evaluations)
+
+
+def test_when_an_evaluation_ends_the_rules_that_judge_it_are_asked_and_no_others():
+    asked = []
+    judge = judged(asked_at("steps", False, asked), asked_at("both", True, asked), steps=2)
+    judge.see_evaluation(Look(7, 0, {}))
+    assert asked == [("steps", 0), ("both", 0), ("steps", 1), ("both", 1), ("both", 1)]
+
+
+def test_an_evaluation_before_the_first_step_is_not_judged():
+    asked = []
+    judge = Judge([asked_at("both", True, asked, 0)], LAYERS, WINDOW)
+    judge.see_evaluation(Look(0, 0, {}))
+    assert judge.verdicts == ()
+    assert asked == []
+
+
+def test_evaluations_do_not_end_what_other_rules_have_seen():
+    judge = judged(at(*range(17, 20)), asked_at("both", True, []))
+    for _ in range(2 * WINDOW):
+        judge.see_evaluation(Look(20, 0, {}))
+    assert spans(judge) == [("note", 17, None)]
+
+
+def test_what_an_evaluation_no_longer_shows_has_ended():
+    def judge(run):
+        if run.evaluation is None:
+            yield Symptom("fc0", "odd", "look")
+
+    run = judged(Rule("both", judge, at_once=True, of_evaluations=True))
+    assert spans(run) == [("note", 0, None)]
+    run.see_evaluation(Look(20, 0, {}))
+    assert spans(run) == [("note", 0, 19)]
+
+
+def test_verdicts_are_made_anew_after_an_evaluation():
+    judge = judged(asked_at("both", True, [], 19))
+    before = judge.verdicts
+    judge.see_evaluation(Look(20, 0, {}))
+    assert [v.evidence for v in before] != [v.evidence for v in judge.verdicts]
+
+
+def test_a_rule_that_raises_at_an_evaluation_is_switched_off():
+    def judge(run):
+        if run.evaluation is not None:
+            raise ZeroDivisionError("odd")
+        return []
+
+    run = judged(Rule("both", judge, of_evaluations=True))
+    with pytest.warns(HookboardWarning, match="the rule 'both' of HealthMonitor is switched off"):
+        run.see_evaluation(Look(20, 0, {}))
+    run.see_evaluation(Look(20, 0, {}))

@@ -57,7 +57,7 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     gaps, first = run.comparisons[-1].gaps, found[0]
     largest = max(gaps, key=lambda gap: gap.size)
     # Where the data differ, norms may hide it from the layers behind.
-    at_entrance = first.layer is gaps[0].layer and min(gap.size for gap in found) > OTHER_DATA
+    at_entrance = first.layer.name == gaps[0].layer.name and min(gap.size for gap in found) > OTHER_DATA
     is_alarm = len(found) > 1 and (gaps[-1].size > GAP / 2 or at_entrance)
     evidence = (
         f"in validation its outputs have an RMS of {first.evaluation:.2g}, in training {first.training:.2g}, and its "
