@@ -1,10 +1,13 @@
 """Batch norms that do not normalize, and dropout that leaves hardly anything."""
 
+import math
+
 import pytest
 from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, nothing, outputs, run_of, symptoms, without_weights
 
 from hookboard.health import Layer
+from hookboard.health.rules.normalization import FAST, LOST
 from hookboard.health.rules.scale import ACTIVATION_SCALE
 
 
@@ -24,7 +27,7 @@ def test_a_batch_norm_whose_channels_deviate_by_its_gain_is_healthy():
 
 
 @pytest.mark.parametrize(
-    ("share", "severity"), [(1.3, None), (1.7, "note"), (0.5, "note"), (3.0, "alarm"), (0.2, "alarm")]
+    ("share", "severity"), [(1.05, None), (1.15, "note"), (0.7, None), (0.64, "note"), (3.0, "alarm"), (0.2, "alarm")]
 )
 def test_a_batch_norm_that_uses_other_statistics_is_found_by_what_it_gives(share, severity):
     found = normed([0.8 * share] * 8)
@@ -46,3 +49,99 @@ def test_a_dropout_that_drops_nearly_all_is_worth_a_note(zeros, fires):
     dropped = [row(100, 0.0, 1.0, zeros=zeros) for _ in range(8)] if zeros < 100 else nothing(8)
     found = symptoms(ACTIVATION_SCALE, run_of(layers, lambda n: [outputs("fc", noise(8)), outputs("drop", dropped)]))
     assert [(s.module, s.severity) for s in found] == ([("drop", "note")] if fires else [])
+
+
+@pytest.mark.parametrize(("losses", "severity"), [(falling, "note"), (harmed, "alarm")])
+def test_of_two_dropouts_that_drop_nearly_all_the_loss_need_not_show_harm(losses, severity):
+    layers = [linear("fc"), *(without_weights(f"drop{i}", "dropout", "Dropout") for i in range(2))]
+
+    def found(second):
+        zeros = {"drop0": 92, "drop1": second}
+        drops = [outputs(name, [row(1000, 0.0, 1.0, zeros=10 * z) for _ in range(8)]) for name, z in zeros.items()]
+        read = [outputs("fc", noise(8, count=1000)), *drops]
+        return symptoms(ACTIVATION_SCALE, run_of(layers, lambda n: read, losses=losses))
+
+    # The second one is given 80 values of 1000.
+    assert [(s.module, s.severity) for s in found(99.1)] == [("drop0", severity)]
+    (symptom,) = found(99.3)
+    assert (symptom.module, symptom.severity) == ("drop0", "alarm")
+    assert symptom.evidence.endswith("So do 1 others.")
+
+
+def norms(count):
+    """Batch norms behind each other; what they give is what the latest gain says, unless a test says otherwise."""
+    return [
+        Layer(
+            f"bn{i}", "BatchNorm2d", "norm", (f"bn{i}.weight",), frozenset({f"bn{i}.weight"}), {f"bn{i}.weight": (8,)}
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("off", "fires"), [(1, False), (2, True), (4, True)])
+def test_other_statistics_are_those_of_half_of_the_norms_at_least(off, fires):
+    given = norms(4)
+
+    def seen(n):
+        for i, norm in enumerate(given):
+            yield outputs(norm.name, [row(100, 0.1, 0.8 * (1.2 if i >= 4 - off else 1.0)) for _ in range(8)])
+            yield reading(norm.weights[0], "parameter", [row(8, 0.8, 0.0)])
+
+    found = symptoms(ACTIVATION_SCALE, run_of(given, seen, losses=falling))
+    # It may be the first one of all whose statistics are nearest by chance.
+    assert [(s.module, s.severity) for s in found] == ([("bn0", "note")] if fires else [])
+
+
+def gained(*courses, every=10, losses=falling):
+    """What is said of norms whose gains have these courses over ten looks; None where they are not measured."""
+    given = norms(len(courses))
+
+    def seen(n):
+        for norm, course in zip(given, courses, strict=True):
+            yield outputs(norm.name, [row(100, 0.1, 0.8) for _ in range(8)])
+            yield reading(norm.weights[0], "parameter_before", [row(8, 0.8, 0.0)])
+            if (gain := course(n)) is not None:
+                yield reading(norm.weights[0], "parameter", [row(8, gain, 0.0, zeros=0 if gain else 8)])
+
+    return symptoms(ACTIVATION_SCALE, run_of(given, seen, count=10, losses=losses, every=every))
+
+
+def lost(left=0.95 * LOST, begin=0.8):
+    """Gains that go down to this share from the fourth look to the last."""
+    return lambda n: begin * left ** (max(n - 3, 0) / 6)
+
+
+def kept(n):
+    return 0.8
+
+
+def test_gains_that_go_towards_0_are_an_alarm_since_they_began_to():
+    (symptom,) = gained(lost(), lost(), kept)
+    assert (symptom.module, symptom.severity, symptom.since) == ("bn0", "alarm", 40)
+    assert "went down to 0.19 of what they were, in 90 steps" in symptom.evidence
+
+
+def test_gains_of_which_more_is_left_or_of_fewer_norms_are_well():
+    assert gained(lost(1.05 * LOST), losses=harmed) == []
+    assert gained(lost(), kept, kept, losses=harmed) == []
+
+
+def test_gains_that_go_down_slowly_are_the_doing_of_a_usual_decay():
+    # To 0.19 in as many steps as a decay of 1 % in each step takes, or a few less.
+    steps = -math.log(0.95 * LOST) / FAST / 9
+    assert gained(lost(), every=math.ceil(steps)) == []
+    assert [s.module for s in gained(lost(), every=math.floor(steps))] == ["bn0"]
+
+
+def test_gains_may_come_to_0_exactly_and_begin_there():
+    assert [(s.module, s.severity) for s in gained(lambda n: 0.8 if n < 5 else 0.0)] == [("bn0", "alarm")]
+    assert gained(lambda n: 0.0) == []
+    assert gained(lambda n: 0.0 if n < 2 else 0.8) == []
+
+
+def test_gains_that_are_not_measured_at_every_look_hide_nothing():
+    seldom = lost()
+    assert [s.module for s in gained(lost(), lambda n: None if n else seldom(n))] == ["bn0"]
+    # A norm that came later has no first gain.
+    assert gained(lambda n: seldom(n) if n else None) == []
+    assert gained(lambda n: None) == []

@@ -1,5 +1,6 @@
 """Layers that are to keep a scale and do not: norms with other statistics or lost gains, and heavy dropout."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from hookboard.health.layers import Layer
 from hookboard.health.rules.shared import harm_of, severity_of
-from hookboard.health.run import Run
+from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 
@@ -57,9 +58,10 @@ def _gains_lost(run: Run, norms: list[Layer]) -> Iterator[Symptom]:
     gains = gains[gains[:, 0] > 0]
     if not len(gains) or len(steps) < 2:
         return
-    left = np.median(gains / gains[:, :1], axis=0)
-    lowest = int(np.nanargmin(left)) if np.isfinite(left).any() else 0
-    if not left[lowest] < LOST or -np.log(left[lowest]) < FAST * (steps[lowest] - steps[0]):
+    left = np.array([median_of(column) for column in (gains / gains[:, :1]).T])
+    lowest = int(np.nanargmin(left))  # in the first column it is 1
+    fell = -math.log(left[lowest]) if left[lowest] else math.inf
+    if not left[lowest] < LOST or fell < FAST * (steps[lowest] - steps[0]):
         return
     evidence = (
         f"the gains of batch norms went down to {left[lowest]:.2g} of what they were, in {steps[lowest] - steps[0]} "
@@ -67,8 +69,7 @@ def _gains_lost(run: Run, norms: list[Layer]) -> Iterator[Symptom]:
     )
     advice = "Look at the weight decay: gains and biases want none."
     start = int(np.argmax(left < 1 / OFF))
-    size = -float(np.log10(left[lowest]))
-    yield Symptom(norms[0].name, evidence, advice, "alarm", size=size, since=int(steps[start]))
+    yield Symptom(norms[0].name, evidence, advice, "alarm", size=fell / math.log(10), since=int(steps[start]))
 
 
 def takes_the_batch(run: Run, layer: Layer) -> bool:
