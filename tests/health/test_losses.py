@@ -187,3 +187,23 @@ def test_a_loss_that_began_far_above_chance_and_stays_there_is_harm(values, reac
 
 def test_the_start_of_a_loss_is_the_very_first_one():
     assert "after 4.6 at the start" in curve([4.6, 90.0, 60.0, *[32.0] * 60]).harm
+
+
+@pytest.mark.parametrize(("high", "fires"), [(32, False), (33, True)])
+def test_a_first_loss_far_above_chance_starts_high_if_it_takes_more_than_32_steps_to_come_down(high, fires):
+    # The median of eight losses comes down with the fifth of them.
+    losses = curve([*[20.0] * (high - 5), *[2.0] * 60], chance=2.3)
+    assert losses.reached_chance == high
+    assert losses.starts_high is fires
+
+
+def test_a_first_loss_that_has_not_come_down_yet_starts_high_behind_32_steps():
+    assert not curve([20.0] * 32, chance=2.3).starts_high
+    assert curve([20.0] * 33, chance=2.3).starts_high
+    assert curve([20.0] * 33, chance=2.3).reached_chance is None
+
+
+@pytest.mark.parametrize(("chance", "start"), [(2.3, 11.0), (None, 20.0), (2.3, math.nan)])
+def test_a_first_loss_that_is_near_chance_or_of_which_nothing_is_known_does_not_start_high(chance, start):
+    assert not curve([start] * 64, chance=chance).starts_high
+    assert not LossCurve().starts_high

@@ -79,17 +79,35 @@ def test_weights_of_all_layers_that_let_a_signal_fade_or_swell_are_the_matter_of
     assert [symptom.module for symptom in found] == ([""] if fires else [])
 
 
-@pytest.mark.parametrize(("times", "fires"), [(1.3, False), (9.0, True)])
-def test_a_first_loss_far_above_chance_makes_an_alarm_of_it(times, fires):
+def test_weights_of_the_whole_model_are_named_before_the_slope_that_they_make():
+    drawn = [reading for name in NAMES for reading in weights(name, rows=noise(8, scale=0.02))]
+    slope = [-0.4 * i for i in range(8)]
+    found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled(slope, first_weights=drawn)))
+    assert [(s.module, s.severity) for s in found] == [("", "alarm")]
+    # Where weights do not explain it, the slope is said.
+    usual = [reading for name in NAMES for reading in weights(name, rows=noise(8, scale=0.3))]
+    found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled(slope, first_weights=usual)))
+    assert [(s.module, s.severity) for s in found] == [("fc0", "note")]
+
+
+@pytest.mark.parametrize(
+    ("times", "falls", "fires"),
+    [
+        (9.0, 0.95, True),  # at chance behind 43 steps
+        (9.0, 0.9, False),  # behind 21
+        (4.5, 0.97, False),  # behind 50, and not so far above it
+    ],
+)
+def test_a_first_loss_far_above_chance_that_takes_long_to_come_down_makes_an_alarm_of_it(times, falls, fires):
     def losses(n):
-        return [math.log(8) * times * 0.9 ** (10 * n + i) for i in range(10)]
+        return [math.log(8) * times * falls ** (10 * n + i) for i in range(10)]
 
     (symptom,) = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, 2, 2, 2, 2]), losses=losses))
     assert (symptom.severity == "alarm") is fires
     assert ("that of chance is 2.08" in symptom.evidence) is fires
 
 
-def recurrent(norm, weight="weight_hh_l0", began=None):
+def recurrent(norm, weight="weight_hh_l0", began=None, losses=falling):
     """What is said of an LSTM whose weights have this norm for each unit, and perhaps another one at the start."""
     name = f"lstm.{weight}"
     layer = Layer("lstm", "LSTM", "recurrent", (name,), frozenset({name}), {name: (64, 16)})
@@ -99,13 +117,18 @@ def recurrent(norm, weight="weight_hh_l0", began=None):
         weights = [reading(name, role, [row(16, 0.0, size / 4) for _ in range(64)]) for role, size in norms.items()]
         return [outputs("lstm", noise(16)), *weights]
 
-    return [symptom.severity for symptom in symptoms(ACTIVATION_SCALE, run_of([layer], seen, losses=falling))]
+    return [symptom.severity for symptom in symptoms(ACTIVATION_SCALE, run_of([layer], seen, losses=losses))]
 
 
-@pytest.mark.parametrize(("norm", "severities"), [(0.6, []), (2.5, []), (3.5, ["alarm"])])
-def test_recurrent_weights_that_feed_back_more_than_they_get_from_the_start_are_an_alarm(norm, severities):
+@pytest.mark.parametrize(("norm", "severities"), [(0.6, []), (2.9, []), (3.1, ["note"])])
+def test_recurrent_weights_that_feed_back_more_than_they_get_from_the_start_are_worth_a_note(norm, severities):
     assert recurrent(norm) == severities
     assert recurrent(norm, "weight_ih_l0") == []
+
+
+def test_recurrent_weights_that_feed_back_too_much_are_an_alarm_where_the_loss_shows_harm():
+    assert recurrent(3.1, losses=harmed) == ["alarm"]
+    assert recurrent(2.9, losses=harmed) == []
 
 
 def test_recurrent_weights_that_have_grown_are_worth_a_note():
