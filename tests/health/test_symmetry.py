@@ -1,9 +1,10 @@
 """Units that are copies of each other."""
 
+import pytest
 from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, nothing, run_of, symptoms, weights
 
-from hookboard.health.rules.symmetry import SYMMETRIC_UNITS
+from hookboard.health.rules.symmetry import ALIKE, SYMMETRIC_UNITS
 
 
 def equal(units, value=0.1):
@@ -59,17 +60,39 @@ def test_frozen_weights_and_embeddings_are_no_matter():
     assert not symmetric(equal(8), equal(8, 0.01), linear("fc0", kind="embedding"))
 
 
-def constant_at_first(value, losses):
-    read = [*weights("fc0", rows=noise(8)), *weights("fc1", rows=noise(8))]
-    before = [reading("fc0.weight", "parameter_before", [row(64, value, 0.0)])]
-    return symptoms(SYMMETRIC_UNITS, run_of([linear("fc0")], lambda n: [*read, *before], losses=losses))
+def constant_at_first(value, losses, units=8, takes=8, kind="linear", deviation=0.0):
+    read = weights("fc0", rows=noise(units))
+    before = [reading("fc0.weight", "parameter_before", [row(8 * units, value, deviation)])]
+    layer = linear("fc0", units, takes, kind)
+    return symptoms(SYMMETRIC_UNITS, run_of([layer], lambda n: [*read, *before], losses=losses))
 
 
-def test_a_layer_that_began_with_one_value_is_worth_a_note_and_an_alarm_where_the_loss_shows_harm():
-    assert [s.severity for s in constant_at_first(0.03, falling)] == ["note"]
-    (symptom,) = constant_at_first(0.03, harmed)
+@pytest.mark.parametrize("losses", [falling, harmed])
+@pytest.mark.parametrize("kind", ["linear", "conv", "recurrent"])
+def test_a_layer_that_began_with_one_value_is_an_alarm_whatever_the_loss_does(kind, losses):
+    (symptom,) = constant_at_first(0.03, losses, kind=kind)
     assert symptom.severity == "alarm"
     assert symptom.evidence.startswith("all elements of fc0.weight were 0.03 at the start")
+
+
+@pytest.mark.parametrize(
+    ("units", "takes", "kind", "severity"),
+    [
+        (4, 2, "conv", "alarm"),
+        (3, 2, "conv", "note"),  # a few units
+        (4, 1, "conv", "note"),  # a filter for each channel, which may begin as a mean
+        (4, 2, "other", "note"),
+    ],
+)
+def test_a_constant_that_may_be_meant_is_an_alarm_only_where_the_loss_shows_harm(units, takes, kind, severity):
+    assert [s.severity for s in constant_at_first(0.03, falling, units, takes, kind)] == [severity]
+    assert [s.severity for s in constant_at_first(0.03, harmed, units, takes, kind)] == ["alarm"]
+
+
+def test_an_embedding_and_a_layer_whose_weights_differ_a_little_may_begin_so():
+    assert not constant_at_first(0.03, harmed, kind="embedding")
+    assert not constant_at_first(0.03, harmed, deviation=0.03 * 2 * ALIKE)
+    assert constant_at_first(0.03, harmed, deviation=0.03 * 0.5 * ALIKE)
 
 
 def test_a_layer_that_began_at_0_is_healthy_if_its_units_part():
