@@ -92,9 +92,11 @@ def _nonfinite(run: Run, reading: Reading) -> Said | None:
 
 
 def _same(run: Run, reading: Reading) -> Said | None:
-    if reading.moments.count < VALUES or reading.moments.deviation:
+    value = reading.moments.min
+    # Ones are a mask that lets everything through.
+    if reading.moments.count < VALUES or reading.moments.max > value or value == 1:
         return None
-    evidence = f"all {reading.moments.count:.0f} values of the input are {reading.moments.mean:.3g}"
+    evidence = f"all {reading.moments.count:.0f} values of the input are {value:.3g}"
     return evidence, "Look at how the data is read and prepared: every sample is the same.", "alarm", 3.0
 
 
