@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from health import looks
@@ -20,7 +21,7 @@ from health.trainings import (
     zeros,
 )
 
-from hookboard.health import Layer
+from hookboard.health import Layer, Run
 from hookboard.health.rules import RULES
 
 NO_GRADIENT, NOT_UPDATED = RULES["no_gradient"], RULES["not_updated"]
@@ -292,3 +293,53 @@ def test_a_frozen_layer_between_trained_ones_is_a_note():
 @pytest.mark.parametrize("frozen", [["fc0"], ["head"], ["fc1", "fc2"]], ids=["first", "last", "two of five"])
 def test_a_frozen_end_or_a_large_frozen_part_is_no_matter(frozen):
     assert frozen_ones(frozen) == []
+
+
+def skipped(*steps: int):
+    """No gradient at fc1 at these steps: a branch that is left out."""
+    slots = [("fc1", "grad_output"), *((weight, "parameter_grad") for weight in LAYERS["fc1"].weights)]
+    return lambda step: dict.fromkeys(slots) if step in steps else {}
+
+
+def test_a_branch_that_is_left_out_at_random_is_well():
+    steps = np.flatnonzero(np.random.default_rng(0).random(60) < 0.5)
+    made = training(60, skipped(*steps))
+    assert judged([NO_GRADIENT], made).verdicts == ()
+    run = looked(made)
+    assert all(found == [] for found in run)
+
+
+def looked(made):
+    """What the rule sees at each look."""
+    run = Run(LAYERS, WINDOW)
+    for one in made:
+        run.see(one)
+        yield list(NO_GRADIENT.judge(run))
+
+
+def test_a_layer_that_is_cut_for_good_is_an_alarm_since_the_cut_behind_two_windows():
+    *before, last = looked(training(20 + 2 * WINDOW + 1, skipped(*range(20, 99))))
+    assert not any(before)
+    assert [(s.module, s.severity, s.since) for s in last] == [("fc1", "alarm", 20)]
+
+
+def test_a_layer_that_was_without_a_gradient_before_must_be_so_for_more_than_twice_as_long():
+    gap = [*range(5, 10)]  # five looks
+    *before, last = looked(training(20 + 2 * 5 + 1, skipped(*gap, *range(20, 99))))
+    assert not any(before)
+    assert [(s.module, s.severity, s.since) for s in last] == [("fc1", "alarm", 20)]
+
+
+def test_a_layer_that_no_gradient_ever_reached_is_cut_at_once():
+    first, *_ = looked(training(1, skipped(0)))
+    assert [(s.module, s.severity, s.since) for s in first] == [("fc1", "alarm", None)]
+
+
+def test_a_cut_that_is_longer_ago_than_numbers_are_kept_still_has_its_step():
+    made = training(120, skipped(*range(20, 120)))
+    assert [(v.module, v.since, v.until) for v in judged([NO_GRADIENT], made).verdicts] == [("fc1", 20, None)]
+
+
+def test_a_gradient_that_came_only_at_the_first_look_is_gone_since_the_second():
+    *_, last = looked(training(2 * WINDOW + 2, skipped(*range(1, 99))))
+    assert [(s.module, s.since) for s in last] == [("fc1", 1)]
