@@ -17,7 +17,7 @@ from health.runs import (
 )
 
 from hookboard.health import Layer
-from hookboard.health.rules.units import DEAD_UNITS
+from hookboard.health.rules.units import DEAD_UNITS, FAINT
 
 UNITS = 8
 
@@ -266,3 +266,22 @@ def test_weights_that_are_nan_are_not_taken_for_pruned_ones():
     rows = [row(8)] * 2 + [row(0, 0.0, 0.0, nonfinite=8)] * 6
     run = run_of(CHAIN, lambda n: chain(partly_dead(2), fc1_weights=weights("fc1", rows=rows)), losses=falling)
     assert symptoms(DEAD_UNITS, run) == []
+
+
+def spread(share):
+    """Units whose deviation over the samples is this share of their RMS."""
+    return [row(100, mean=(1 - share**2) ** 0.5, deviation=share, low=0.0) for _ in range(UNITS)]
+
+
+@pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
+def test_units_that_are_given_next_to_a_constant_are_not_called_dead(times, fires):
+    # Each of them is on or off for all samples, by chance.
+    run = run_of(CHAIN, lambda n: chain(nothing(UNITS), act0=spread(times * FAINT)))
+    assert [symptom.module for symptom in symptoms(DEAD_UNITS, run)] == (["fc1"] if fires else [])
+
+
+def test_what_goes_into_the_first_layer_is_not_known():
+    # Counted backwards, the head stands right before it: what that gives says nothing of it.
+    faint = [row(100, mean=-1.0, deviation=0.5 * FAINT) for _ in range(3)]
+    read = [*chain(rectified(UNITS), act0=nothing(UNITS)), outputs("head", faint)]
+    assert [symptom.module for symptom in symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: read))] == ["fc0"]
