@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from health.looks import reading, row
 from health.trainings import WEIGHTS, WINDOW, falling, judged, of, places, stuck, symptoms, training
 
 from hookboard.health import Look, Loss, Run
 from hookboard.health.losses import STUCK_AFTER
 from hookboard.health.rules import RULES
-from hookboard.health.rules.learning import GRADIENT_SPIKE
+from hookboard.health.rules.learning import GRADIENT_SPIKE, SPEAKS, SPEAKS_UP
 
 SPIKE, NOT_LEARNING = RULES["spike"], RULES["not_learning"]
 
@@ -103,3 +104,26 @@ def test_a_wild_last_batch_of_an_epoch_is_no_spike(batch, fires):
         value = 3.0 if step == 60 + batch else 0.3 + 0.01 * (step % 3)
         run.see(Look(step, step % 10, {}, [Loss(step, step % 10, value)]))
     assert bool(list(SPIKE.judge(run))) is fires
+
+
+def answered(deviation: float, size: float):
+    """What is said of a loss at chance where the answers have this deviation over the samples, and this RMS."""
+    mean = (size**2 - deviation**2) ** 0.5
+
+    def change(step):
+        return {
+            ("head", "output"): reading("head", "output", [row(100, mean * (-1) ** i, deviation) for i in range(8)])
+        }
+
+    return places(symptoms(NOT_LEARNING, training(STUCK_AFTER, change, losses=stuck(STUCK_AFTER))))
+
+
+def test_small_answers_that_differ_by_a_share_of_their_size_speak():
+    small = SPEAKS / 2
+    assert answered(small, size=small / (1.03 * SPEAKS_UP)) == [("", "alarm")]
+    assert answered(small, size=small / (0.97 * SPEAKS_UP)) == []
+
+
+def test_large_answers_that_differ_by_a_smaller_share_speak_too():
+    assert answered(1.03 * SPEAKS, size=2.0) == [("", "alarm")]
+    assert answered(0.97 * SPEAKS, size=2.0) == []
