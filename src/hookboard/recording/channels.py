@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -46,22 +46,38 @@ class ChannelBuffer:
                 return
             calls.append(rows)
             if len(calls) >= MOST_CALLS:
-                calls[:] = [self._merged(calls)]
+                calls[:] = self._merged([calls])
 
     def take(self) -> dict[int, ChannelRows | None]:
         """Empty the buffer; returns the merged rows of each owner, None where its calls had no channels in common."""
         with self._lock:
             calls, self._calls = self._calls, {}
             unlike, self._unlike = self._unlike, set()
-        return {owner: None if owner in unlike else self._merged(each) for owner, each in calls.items()}
+        merged = self._merged([each for owner, each in calls.items() if owner not in unlike])
+        return {owner: None if owner in unlike else next(merged) for owner in calls}
 
-    def _merged(self, calls: list[ChannelRows]) -> ChannelRows:
-        if len(calls) == 1:
-            return calls[0] if isinstance(calls[0], np.ndarray) else _on(self._device, calls[0])
-        channels = len(calls[0])
-        rows = torch.cat([_on(self._device, each) for each in calls])
-        owner = torch.arange(channels, device=self._device).repeat(len(calls))
-        return merge_rows(rows, owner, channels, ())
+    def _merged(self, sites: Sequence[list[ChannelRows]]) -> Iterator[ChannelRows]:
+        """The merged rows of the calls of each site; all sites in one merge, however many there are."""
+        several = [calls for calls in sites if len(calls) > 1]
+        parts = iter(self._merged_together(several) if several else ())
+        for calls in sites:
+            if len(calls) > 1:
+                yield next(parts)
+            else:
+                yield calls[0] if isinstance(calls[0], np.ndarray) else _on(self._device, calls[0])
+
+    def _merged_together(self, sites: Sequence[list[ChannelRows]]) -> Sequence[Tensor]:
+        rows = [each for calls in sites for each in calls]
+        counts = [len(calls[0]) for calls in sites]
+        owner, start = [], 0
+        for calls, channels in zip(sites, counts, strict=True):
+            owner += len(calls) * [np.arange(start, start + channels)]
+            start += channels
+        if self._device.type == "cpu":
+            block = torch.from_numpy(np.concatenate(rows))  # it takes tensors of the CPU too
+        else:
+            block = torch.cat([_on(self._device, each) for each in rows])
+        return merge_rows(block, _on(self._device, np.concatenate(owner)), start, ()).split(counts)
 
 
 def packed(rows_of: Mapping[Site, ChannelRows | None], layout: Layout, device: torch.device) -> Tensor:

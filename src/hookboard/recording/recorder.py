@@ -183,7 +183,8 @@ class Recorder:
         layout, host = self._exchange.bring(mine, self._packer(known, flags, met, taken))
         channels_of = _as_taken(taken, layout) if self._keeps_channels else _channels_in(host, layout)
         elements, rows = elements_in(host.rows).tolist(), host.rows.numpy()
-        rows[:, self._not_measured] = math.nan
+        for column in self._not_measured:  # one slice after the other: a list of columns would be copied
+            rows[:, column] = math.nan
         readings = []
         parts = zip(
             layout.items(),
@@ -199,7 +200,8 @@ class Recorder:
             elif count or site in measured:
                 dtype = extent.dtype if layout is mine else mine.get(site, extent).dtype or extent.dtype
                 if channels is not None:
-                    channels[:, self._not_measured] = math.nan
+                    for column in self._not_measured:
+                        channels[:, column] = math.nan
                 readings.append(self._reading(site, row, bins, channels if count else None, dtype))
         return readings, host.flags.bool().tolist()
 
@@ -228,14 +230,16 @@ class Recorder:
 
     def _taken_counts(self, local: list[Site], measured: Container[int]) -> dict[Site, Tensor]:
         """The bins of these sites, float64; NaN of those that were measured without a histogram."""
+        # What another rank has counted of such a site is not the whole; nobody asks where there are no ranks.
+        nothing = torch.full((BINS,), math.nan, dtype=torch.float64, device=self._rows.device)
         bins = {}
         for index, site in enumerate(local):
             counts = self._counts.get(index)
             if counts is not None:
                 bins[site] = counts.double()
                 counts.zero_()
-            elif index in measured:  # another rank may have one, which is not the whole
-                bins[site] = torch.full((BINS,), math.nan, dtype=torch.float64, device=self._rows.device)
+            elif index in measured and self._exchange.is_collective:
+                bins[site] = nothing
         return bins
 
     def _reading(
