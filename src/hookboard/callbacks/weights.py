@@ -1,8 +1,8 @@
 """What is measured of weights around an optimizer step: gradients before it, values and updates after it."""
 
-from collections.abc import Callable, Collection, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -13,12 +13,17 @@ from hookboard.sites import Role, Site
 Part = Callable[[Tensor], Tensor]
 """Which part of a weight is measured, and of its gradient."""
 
+_site = functools.lru_cache(maxsize=1 << 14)(Site)
+"""A site costs more to make than to look up, and each due step asks for four of every weight."""
+
 
 def measure_gradients(recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part) -> None:
     """Measure the gradients of the weights that this optimizer is about to update."""
-    for name, weight in stepped_by(optimizer, weights).items():
-        if weight.grad is not None:
-            recorder.open(Site(name, "parameter_grad"))(part(weight.grad))
+    recorder.observe_all(
+        (_site(name, "parameter_grad"), part(grad), None)
+        for name, weight in stepped_by(optimizer, weights).items()
+        if (grad := weight.grad) is not None
+    )
 
 
 def keep_before(before: dict[str, Tensor], optimizer: Optimizer, weights: Mapping[str, Weight], part: Part) -> None:
@@ -45,16 +50,16 @@ def measure_weights(
         roles: `parameter`, and `parameter_update` for the updates.
         part: the part of each weight that is measured, the same as in `before`.
     """
+    recorder.observe_all(_of_weights(weights, before, roles, part))
+
+
+def _of_weights(
+    weights: Mapping[str, Weight], before: Mapping[str, Tensor], roles: Collection[Role], part: Part
+) -> Iterator[tuple[Site, Tensor, Tensor | None]]:
     for name, weight in weights.items():
         after = part(weight.in_use)
         if "parameter" in roles:
-            recorder.open(Site(name, "parameter"))(after)
+            yield _site(name, "parameter"), after, None
         if "parameter_update" in roles and name in before:
-            recorder.open(Site(name, "parameter_before"))(before[name])
-            recorder.open(Site(name, "parameter_update"))(_difference(after, before[name]))
-
-
-def _difference(after: Tensor, before: Tensor) -> Tensor:
-    """In float32 at least: two neighbouring half-precision weights differ by less than their type resolves."""
-    wide = torch.promote_types(after.dtype, torch.float32)
-    return after.to(wide) - before.to(wide)
+            yield _site(name, "parameter_before"), before[name], None
+            yield _site(name, "parameter_update"), after, before[name]

@@ -1,11 +1,11 @@
 """From a tensor to a row: numbers such as count, mean and deviation that merge exactly, and the statistics from them.
 
-`measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too. Nothing else in
-this folder is given tensors of a model.
+`measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too, and
+`measure_all` does either for many tensors at once. Nothing else in this folder is given tensors of a model.
 """
 
 from hookboard.measure.bins import BINS
-from hookboard.measure.channels import MOST_CHANNELS, ChannelRows, measure_channels
+from hookboard.measure.channels import MOST_CHANNELS, ChannelRows, can_measure_together, measure_all, measure_channels
 from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram
 from hookboard.measure.merge import merge_rows
@@ -29,10 +29,12 @@ __all__ = [
     "Row",
     "Statistic",
     "as_list",
+    "can_measure_together",
     "elements_in",
     "forget_scratch",
     "histogram",
     "measure",
+    "measure_all",
     "measure_channels",
     "merge_rows",
     "plan",

@@ -284,7 +284,7 @@ static void add_part(Columns columns, const Part *part, size_t left, int with_ab
 {
     Sums sums;
     int64_t again[BESIDE];
-    if (part->apart < LANES && part->stride >= LANES)
+    if (part->apart == part->width && part->apart < LANES && part->stride >= LANES)
         sum_up_narrow(&sums, part, left, with_abs_sum);
     else
         sum_up(&sums, part, with_abs_sum);
@@ -324,11 +324,12 @@ static void merge_columns(double *row, Columns columns, size_t channels)
     }
 }
 
-/* The rows of values of shape (outer, channels, inner), and the row of all of them. */
+/* The rows of values of shape (outer, channels, inner), and the row of all of them. The values of a channel may lie
+   farther apart from those of the next than `inner`, where `outer` is 1. */
 static void rows_of(double *all, double (*rows)[WIDTH], const float *x, size_t outer, size_t channels, size_t inner,
-                    int with_abs_sum)
+                    size_t apart, int with_abs_sum)
 {
-    Part part = {.stride = channels * inner, .apart = inner};
+    Part part = {.stride = channels * apart, .apart = apart};
     size_t together = inner < LANES ? CHUNK / LANES : inner < CHUNK ? CHUNK / inner : 1;
     for (size_t c = 0; c < channels; c += BESIDE) {
         Columns columns;
@@ -341,8 +342,8 @@ static void rows_of(double *all, double (*rows)[WIDTH], const float *x, size_t o
             part.rows = outer - o < together ? outer - o : together;
             for (size_t i = 0; i < inner; i += CHUNK) {
                 part.width = inner - i < CHUNK ? inner - i : CHUNK;
-                part.x = x + o * part.stride + c * inner + i;
-                add_part(columns, &part, part.stride - c * inner, with_abs_sum);
+                part.x = x + o * part.stride + c * apart + i;
+                add_part(columns, &part, part.stride - c * apart, with_abs_sum);
             }
         }
         merge_columns(block, columns, part.channels);
@@ -362,19 +363,24 @@ static PyObject *as_list(const double *row)
                          row[9]);
 }
 
+/* The row of values that are one after the other. */
+static void row_of(double *row, const float *x, size_t count, int with_abs_sum)
+{
+    for (size_t i = 0; i < count; i += CHUNK)
+        add_chunk(row, x + i, count - i < CHUNK ? count - i : CHUNK, with_abs_sum);
+    finish(row);
+}
+
 static PyObject *measure(PyObject *module, PyObject *args)
 {
     Py_ssize_t address, count;
     int with_abs_sum;
     if (!PyArg_ParseTuple(args, "nnp", &address, &count, &with_abs_sum))
         return NULL;
-    const float *x = (const float *)address;
     double row[WIDTH];
     memcpy(row, EMPTY, sizeof row);
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < count; i += CHUNK)
-        add_chunk(row, x + i, (size_t)(count - i < CHUNK ? count - i : CHUNK), with_abs_sum);
-    finish(row);
+    row_of(row, (const float *)address, (size_t)count, with_abs_sum);
     Py_END_ALLOW_THREADS
     return as_list(row);
 }
@@ -392,9 +398,96 @@ static PyObject *measure_channels(PyObject *module, PyObject *args)
     double (*into)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(rows);
     memcpy(row, EMPTY, sizeof row);
     Py_BEGIN_ALLOW_THREADS
-    rows_of(row, into, (const float *)address, (size_t)outer, (size_t)channels, (size_t)inner, with_abs_sum);
+    rows_of(row, into, (const float *)address, (size_t)outer, (size_t)channels, (size_t)inner, (size_t)inner,
+            with_abs_sum);
     Py_END_ALLOW_THREADS
     return Py_BuildValue("NN", as_list(row), rows);
+}
+
+/* A tensor of several that are measured in one call: values of shape (outer, channels, inner), where `channels` is 0 if
+   only the row of all is wanted. The runs of `inner` values begin `apart` values apart. What lies at `minus`, without
+   gaps, is subtracted first, unless that is 0; then there are no channels. */
+typedef struct {
+    Py_ssize_t address, minus, outer, channels, inner, apart;
+} Job;
+
+static int read_job(PyObject *list, Py_ssize_t i, Job *job)
+{
+    PyObject *item = PyList_GetItem(list, i);
+    return item && PyArg_ParseTuple(item, "nnnnnn", &job->address, &job->minus, &job->outer, &job->channels,
+                                    &job->inner, &job->apart);
+}
+
+/* The row of the differences of a job, or of values with gaps. */
+FOR_EACH_PROCESSOR
+static void row_of_runs(double *row, const Job *job, int with_abs_sum)
+{
+    const float *minus = (const float *)job->minus;
+    float chunk[CHUNK];
+    Py_ssize_t used = 0;
+    for (Py_ssize_t o = 0; o < job->outer; o++) {
+        const float *x = (const float *)job->address + o * job->apart;
+        for (Py_ssize_t i = 0, here; i < job->inner; i += here) {
+            here = job->inner - i < CHUNK - used ? job->inner - i : CHUNK - used;
+            for (Py_ssize_t k = 0; k < here; k++)
+                chunk[used + k] = minus ? x[i + k] - minus[i + k] : x[i + k];
+            used += here;
+            if (used == CHUNK) {
+                add_chunk(row, chunk, CHUNK, with_abs_sum);
+                used = 0;
+            }
+        }
+        minus = minus ? minus + job->inner : NULL;
+    }
+    if (used)
+        add_chunk(row, chunk, (size_t)used, with_abs_sum);
+    finish(row);
+}
+
+static void do_job(double *row, double (*into)[WIDTH], const Job *job, int with_abs_sum)
+{
+    const float *x = (const float *)job->address;
+    memcpy(row, EMPTY, sizeof EMPTY);
+    if (job->channels)
+        rows_of(row, into, x, (size_t)job->outer, (size_t)job->channels, (size_t)job->inner, (size_t)job->apart,
+                with_abs_sum);
+    else if (job->minus || job->outer > 1)
+        row_of_runs(row, job, with_abs_sum);
+    else
+        row_of(row, x, (size_t)job->inner, with_abs_sum);
+}
+
+static PyObject *measure_all(PyObject *module, PyObject *args)
+{
+    PyObject *list, *all = NULL, *each = NULL;
+    int with_abs_sum;
+    if (!PyArg_ParseTuple(args, "Op", &list, &with_abs_sum))
+        return NULL;
+    Py_ssize_t count = PyList_Size(list), channels = 0;
+    Job *jobs = count < 0 ? NULL : PyMem_Malloc((size_t)count * sizeof *jobs);
+    if (!jobs)
+        return count < 0 ? NULL : PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!read_job(list, i, jobs + i))
+            goto done;
+        channels += jobs[i].channels;
+    }
+    all = PyByteArray_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof EMPTY);
+    each = all ? PyByteArray_FromStringAndSize(NULL, channels * (Py_ssize_t)sizeof EMPTY) : NULL;
+    if (!each)
+        goto done;
+    double (*row)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(all);
+    double (*into)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(each);
+    Py_BEGIN_ALLOW_THREADS
+    for (Job *job = jobs; job < jobs + count; row++, into += job->channels, job++)
+        do_job(*row, into, job, with_abs_sum);
+    Py_END_ALLOW_THREADS
+done:
+    PyMem_Free(jobs);
+    if (each)
+        return Py_BuildValue("NN", all, each);
+    Py_XDECREF(all);
+    return NULL;
 }
 
 static inline uint32_t bin_of(const float *value)
@@ -437,6 +530,9 @@ static PyMethodDef methods[] = {
     {"measure_channels", measure_channels, METH_VARARGS,
      "measure_channels(address, outer, channels, inner, with_abs_mean): the row of float32 values of shape (outer, "
      "channels, inner), and the memory of the rows of the channels."},
+    {"measure_all", measure_all, METH_VARARGS,
+     "measure_all([(address, minus, outer, channels, inner, apart), ...], with_abs_mean): the memory of the rows of "
+     "several tensors, and that of the rows of their channels, see Job."},
     {"count_into", count_into, METH_VARARGS, "count_into(counts, address, count): count float32 values into bins."},
     {NULL, NULL, 0, NULL},
 };

@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,20 +25,53 @@ def can_read(tensor: Tensor) -> bool:
     Only plain tensors pass. A subclass may have no memory of its own, a tensor inside `torch.func` has none, a view
     may mean the negative of what lies there, and FSDP frees the memory of tensors that still exist.
     """
+    return (
+        _is_plain(tensor)
+        and (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
+        and _is_in_memory(tensor, tensor.numel())
+    )
+
+
+def can_read_together(tensor: Tensor, minus: Tensor | None = None) -> bool:
+    """Whether `rows_of_all` may read the tensor. There may also be gaps between its first dimension's parts.
+
+    Args:
+        tensor: the tensor.
+        minus: what is to be subtracted from it; it must have no gaps.
+    """
+    if minus is not None and not (minus.is_contiguous() and can_read(minus) and minus.shape == tensor.shape):
+        return False
+    if not _is_plain(tensor):
+        return False
+    if tensor.is_contiguous():
+        return _is_in_memory(tensor, tensor.numel())
+    # The parts of a slice such as weight[::4]: each without gaps, the next behind it.
+    inner = tensor.numel() // max(len(tensor), 1) if tensor.dim() else 0
+    return (
+        inner > 0
+        and tensor.stride(0) >= inner
+        and tensor[0].is_contiguous()
+        and _is_in_memory(tensor, (len(tensor) - 1) * tensor.stride(0) + inner)
+    )
+
+
+def _is_plain(tensor: Tensor) -> bool:
     kind = type(tensor)
-    if not (
+    return (
         _native is not None
         and (kind is Tensor or kind is nn.Parameter)
         and tensor.dtype is torch.float32
         and tensor.is_cpu
         and tensor.layout is torch.strided
         and not tensor.is_nested
-        and (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
         and not tensor.is_neg()
-    ):
-        return False
+    )
+
+
+def _is_in_memory(tensor: Tensor, values: int) -> bool:
+    """Whether so many values from its first one on lie in memory."""
     try:
-        needed = 4 * (tensor.storage_offset() + tensor.numel())
+        needed = 4 * (tensor.storage_offset() + values)
         return tensor.untyped_storage().nbytes() >= needed and tensor.data_ptr() != 0
     except RuntimeError:  # a tensor inside torch.func
         return False
@@ -59,13 +93,53 @@ def rows_of_channels(tensor: Tensor, dim: int, *, with_abs_mean: bool) -> tuple[
     Returns:
         The row of the whole tensor, and those of the channels, shape (channels, WIDTH), float64.
     """
+    outer, channels, inner = _extents(tensor, dim)
+    row, rows = _native.measure_channels(tensor.data_ptr(), outer, channels, inner, with_abs_mean)
+    return row, np.frombuffer(rows).reshape(channels, WIDTH)
+
+
+def rows_of_all(
+    tensors: Sequence[tuple[Tensor, int | None, Tensor | None]], *, with_abs_mean: bool
+) -> list[tuple[list[float], np.ndarray | None]]:
+    """The rows of tensors that `can_read_together` has passed, and of their channels; `abs_mean` may be left 0.
+
+    Args:
+        tensors: each with the dimension of its channels, which is the first where it has gaps, and None if they are not
+            wanted; and with what is subtracted from it first: None for nothing, as it must be where it has channels.
+        with_abs_mean: whether to fill that column.
+
+    Returns:
+        For each tensor what `row_of` or `rows_of_channels` returns, None in place of the rows of channels that are not
+        wanted.
+    """
+    jobs = [_job(*each) for each in tensors]
+    of_all, of_channels = _native.measure_all(jobs, with_abs_mean)
+    rows, channels = (np.frombuffer(memory).reshape(-1, WIDTH) for memory in (of_all, of_channels))
+    start, found = 0, []
+    for row, (_, dim, _), (_, _, _, count, _, _) in zip(rows.tolist(), tensors, jobs, strict=True):
+        found.append((row, None if dim is None else channels[start : start + count]))
+        start += count
+    return found
+
+
+def _job(tensor: Tensor, dim: int | None, minus: Tensor | None) -> tuple[int, int, int, int, int, int]:
+    """What `measure_all` of the kernel takes for a tensor."""
+    if tensor.is_contiguous():
+        outer, channels, inner = (1, 0, tensor.numel()) if dim is None else _extents(tensor, dim)
+        apart = inner
+    else:
+        inner, apart = tensor.numel() // len(tensor), tensor.stride(0)
+        outer, channels = (len(tensor), 0) if dim is None else (1, len(tensor))
+    return tensor.data_ptr(), 0 if minus is None else minus.data_ptr(), outer, channels, inner, apart
+
+
+def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:
+    """The shape (outer, channels, inner) of the tensor in memory, where `dim` is that of the channels."""
     shape: tuple[int, ...] = tensor.shape
     channels = shape[dim]
     if not tensor.is_contiguous():  # channels last: in memory they are the last dimension
         shape, dim = (shape[0], shape[2], shape[3], shape[1]), (0, 3, 1, 2)[dim]
-    outer, inner = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
-    row, rows = _native.measure_channels(tensor.data_ptr(), outer, channels, inner, with_abs_mean)
-    return row, np.frombuffer(rows).reshape(channels, WIDTH)
+    return math.prod(shape[:dim]), channels, math.prod(shape[dim + 1 :])
 
 
 def count_into(counts: Tensor, tensor: Tensor) -> None:

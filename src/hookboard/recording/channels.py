@@ -38,15 +38,18 @@ class ChannelBuffer:
                 the site has none until the next `take`.
         """
         with self._lock:
-            calls = self._calls.setdefault(owner, [])
+            if owner in self._unlike:
+                return
+            calls = self._calls.get(owner)
             if rows is None or (calls and calls[0].shape != rows.shape):
                 self._unlike.add(owner)
-            if rows is None or owner in self._unlike:
-                calls.clear()
-                return
-            calls.append(rows)
-            if len(calls) >= MOST_CALLS:
-                calls[:] = self._merged([calls])
+                self._calls[owner] = []
+            elif calls is None:
+                self._calls[owner] = [rows]
+            else:
+                calls.append(rows)
+                if len(calls) >= MOST_CALLS:
+                    calls[:] = self._merged([calls])
 
     def take(self) -> dict[int, ChannelRows | None]:
         """Empty the buffer; returns the merged rows of each owner, None where its calls had no channels in common."""
@@ -77,7 +80,8 @@ class ChannelBuffer:
             block = torch.from_numpy(np.concatenate(rows))  # it takes tensors of the CPU too
         else:
             block = torch.cat([_on(self._device, each) for each in rows])
-        return merge_rows(block, _on(self._device, np.concatenate(owner)), start, ()).split(counts)
+        merged = merge_rows(block, _on(self._device, np.concatenate(owner)), start, ())
+        return list(torch.split(merged, counts))
 
 
 def packed(rows_of: Mapping[Site, ChannelRows | None], layout: Layout, device: torch.device) -> Tensor:

@@ -1,8 +1,9 @@
 """`Recorder`: measures the tensors of all sites of a step, and gives a reading for each site."""
 
+import functools
 import math
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,18 +18,27 @@ from hookboard.measure import (
     Moments,
     Plan,
     Row,
+    can_measure_together,
     elements_in,
     histogram,
     measure,
+    measure_all,
     measure_channels,
 )
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
 from hookboard.recording.channels import ChannelBuffer, packed
 from hookboard.recording.exchange import Exchange, Extent, Layout, Packet
+from hookboard.recording.parts import as_taken, bins_in, channels_in, difference, in_order, unscaled
 from hookboard.recording.reading import Reading
 from hookboard.recording.rows import RowBuffer
 from hookboard.sites import ROLES, Role, Site, Stage
+
+MOST_WAITING = 1 << 20
+"""After so many values those that wait are measured: some of them are copies, made for this."""
+
+Waiting = tuple[int, Site, Tensor, int | None, Tensor | None]
+"""What is measured together with others: the number of the site, the site, and what `measure_all` takes."""
 
 
 class Recorder:
@@ -66,6 +76,7 @@ class Recorder:
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._plan.wanted]
         self._rows = RowBuffer(plan.own, device)
         self._observers: dict[Site, Callable[[Tensor], None]] = {}
+        self._index: dict[Site, int] = {}
         self._opening = threading.Lock()
         self._histogram = histogram
         self._channels = channels
@@ -74,7 +85,7 @@ class Recorder:
         self._extents: Layout = {}
         self._counts: dict[int, Tensor | None] = {}
         self._met: set[int] = set()
-        self._ranks = ranks
+        self._rank = 0 if ranks is None else ranks.rank
         self._is_merged = sync or ranks is None
         self._exchange = Exchange(ranks if sync else None, plan.own)
         self._off: set[Site] = set()
@@ -85,52 +96,95 @@ class Recorder:
         If measuring fails, that function gives one warning, and from then on does nothing.
         """
         with self._opening:
-            if site not in self._observers:
-                self._observers[site] = self._add(site)
-            return self._observers[site]
+            observe = self._observers.get(site)
+            if observe is None:
+                index = self._index[site] = len(self._index)
+                self._extents[site] = Extent()
+                observe = self._observers[site] = functools.partial(self._observe, index, site)
+            return observe
 
-    def _add(self, site: Site) -> Callable[[Tensor], None]:
-        index = len(self._observers)
-        self._extents[site] = Extent()
-        traits = ROLES[site.role]
-        rank = 0 if self._ranks is None else self._ranks.rank
+    def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
+        """Measure tensors that nothing changes meanwhile, such as weights: many in one call, which costs far less.
 
-        def observe(tensor: Tensor) -> None:
-            if self._off and site in self._off:
-                return
+        If measuring one of them fails, there is one warning, and from then on its site is left out.
+
+        Args:
+            tensors: the site, the tensor, and what is subtracted from it first, in float32 at least; None for nothing.
+        """
+        waiting: list[Waiting] = []
+        values = 0
+        for site, tensor, minus in tensors:
+            index = self._index.get(site)
+            if index is None:
+                self.open(site)
+                index = self._index[site]
             try:
-                tensor = tensor.detach() if tensor.requires_grad else tensor
-                part = own_part(tensor, is_replicated=traits.of_parameter, rank=rank, is_merged=self._is_merged)
-                if part is None:
-                    return
-                if index not in self._met:
-                    self._meet(index, site, part)
-                # The part of a DTensor may hold some of the channels only, which the ranks could not tell apart.
-                dim = None if self._channels is None or part is not tensor else self._channels(site, part)
-                if traits.is_gradient and self.scale is not None:
-                    part = unscaled(part, self.scale)
-                self._rows.append(index, self._measured(index, site, part, dim))
+                found = self._prepared(index, site, tensor)
+                if found is None:
+                    continue
+                part, dim = found
+                is_alone = self._plan.own or self._counts[index] is not None
+                if is_alone or not can_measure_together(part, dim, minus):
+                    self.open(site)(tensor if minus is None else difference(tensor, minus))
+                    continue
             except Exception as error:
-                self._off.add(site)
-                warn_switched_off(f"{site.role} of {site.path!r}", error)
+                self._switch_off(site, error)
+                continue
+            waiting.append((index, site, part, dim, minus))
+            values += part.numel()
+            if values > MOST_WAITING:
+                self._measure_waiting(waiting)
+                waiting, values = [], 0
+        self._measure_waiting(waiting)
 
-        return observe
+    def _measure_waiting(self, waiting: Sequence[Waiting]) -> None:
+        rows = measure_all([(part, dim, minus) for _, _, part, dim, minus in waiting], self._plan) if waiting else ()
+        for (index, site, part, _, _), (row, channels) in zip(waiting, rows, strict=True):
+            self._keep(index, site, part, row, channels)
 
-    def _measured(self, index: int, site: Site, tensor: Tensor, dim: int | None) -> Row:
-        """The row of a tensor; the rows of its channels are kept here."""
+    def _observe(self, index: int, site: Site, tensor: Tensor) -> None:
+        try:
+            found = self._prepared(index, site, tensor)
+            if found is not None:
+                part, dim = found
+                self._keep(index, site, part, *self._measured(index, site, part, dim))
+        except Exception as error:
+            self._switch_off(site, error)
+
+    def _switch_off(self, site: Site, error: Exception) -> None:
+        self._off.add(site)
+        warn_switched_off(f"{site.role} of {site.path!r}", error)
+
+    def _prepared(self, index: int, site: Site, tensor: Tensor) -> tuple[Tensor, int | None] | None:
+        """What is to be measured of a tensor, and the dimension of its channels; None if nothing is."""
+        if self._off and site in self._off:
+            return None
+        traits = ROLES[site.role]
+        tensor = tensor.detach() if tensor.requires_grad else tensor
+        part = own_part(tensor, is_replicated=traits.of_parameter, rank=self._rank, is_merged=self._is_merged)
+        if part is None:
+            return None
+        if index not in self._met:
+            self._meet(index, site, part)
+        # The part of a DTensor may hold some of the channels only, which the ranks could not tell apart.
+        dim = None if self._channels is None or part is not tensor else self._channels(site, part)
+        if traits.is_gradient and self.scale is not None:
+            part = unscaled(part, self.scale)
+        return part, dim
+
+    def _measured(self, index: int, site: Site, tensor: Tensor, dim: int | None) -> tuple[Row, ChannelRows | None]:
+        """The row of a tensor, and those of its channels."""
         counts, moments_only = self._counts[index], ROLES[site.role].moments_only
-        if self._channels is None:
-            return measure(tensor, self._plan, counts=counts, moments_only=moments_only)
-        rows = None
         if dim is None:
-            row = measure(tensor, self._plan, counts=counts, moments_only=moments_only)
-        else:
-            row, rows = measure_channels(tensor, dim, self._plan, counts=counts, moments_only=moments_only)
-        if tensor.numel():
-            self._channel_rows.append(index, rows)
-            if rows is not None and self._extents[site].channels != len(rows):
-                self._extents[site] = self._extents[site]._replace(channels=len(rows))
-        return row
+            return measure(tensor, self._plan, counts=counts, moments_only=moments_only), None
+        return measure_channels(tensor, dim, self._plan, counts=counts, moments_only=moments_only)
+
+    def _keep(self, index: int, site: Site, tensor: Tensor, row: Row, channels: ChannelRows | None) -> None:
+        if self._channels is not None and tensor.numel():
+            self._channel_rows.append(index, channels)
+            if channels is not None and self._extents[site].channels != len(channels):
+                self._extents[site] = self._extents[site]._replace(channels=len(channels))
+        self._rows.append(index, row)
 
     def _meet(self, index: int, site: Site, tensor: Tensor) -> None:
         """Note a site's first tensor of this step; at the very first, decide whether the site has a histogram."""
@@ -181,7 +235,7 @@ class Recorder:
         met, self._met = self._met, set()
         taken = self._channel_rows.take()
         layout, host = self._exchange.bring(mine, self._packer(known, flags, met, taken))
-        channels_of = _as_taken(taken, layout) if self._keeps_channels else _channels_in(host, layout)
+        channels_of = as_taken(taken, layout) if self._keeps_channels else channels_in(host, layout)
         elements, rows = elements_in(host.rows).tolist(), host.rows.numpy()
         for column in self._not_measured:  # one slice after the other: a list of columns would be copied
             rows[:, column] = math.nan
@@ -191,7 +245,7 @@ class Recorder:
             elements,
             rows.tolist(),
             channels_of,
-            _bins_in(host, layout),
+            bins_in(host, layout),
             strict=True,
         )
         for (site, extent), count, row, channels, bins in parts:
@@ -219,7 +273,7 @@ class Recorder:
         def pack(layout: Layout, status: Tensor) -> Packet:
             counted = [bins.get(site, none) for site, extent in layout.items() if extent.has_bins]
             return Packet(
-                rows=_in_order(merged, local, list(layout)),
+                rows=in_order(merged, local, list(layout)),
                 channels=packed(channels, {} if self._keeps_channels else layout, merged.device),
                 bins=torch.stack(counted) if counted else merged.new_zeros(0, BINS),
                 flags=flags.to(merged),
@@ -254,42 +308,3 @@ class Recorder:
         drawn = None if bins is None else histogram(bins, moments.min, moments.max)
         statistics = self._plan.values(moments, row[WIDTH:])
         return Reading(site, moments, statistics, drawn, self.stage, channels=channels, dtype=dtype)
-
-
-def _as_taken(taken: Mapping[int, ChannelRows | None], layout: Layout) -> Iterator[np.ndarray | None]:
-    """The rows of the channels of each site, where they need no packet."""
-    for index in range(len(layout)):
-        rows = taken.get(index)
-        yield None if rows is None else np.asarray(rows)
-
-
-def _channels_in(packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
-    """The rows of the channels of each site; None of those that do not have all of them."""
-    rows, start = packet.channels.numpy(), 0
-    for extent in layout.values():
-        own = rows[start : start + extent.channels]
-        start += extent.channels
-        # A reading that is kept does not keep the packet.
-        yield own.copy() if extent.channels and not math.isnan(own[0, 0]) else None
-
-
-def _bins_in(packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
-    """The counts of each site; None of those that do not have all of them."""
-    counted = iter(packet.bins.numpy())
-    for extent in layout.values():
-        bins = next(counted) if extent.has_bins else None
-        yield None if bins is None or math.isnan(bins[0]) else bins
-
-
-def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
-    """A gradient without the scale, in float32 at least: half precision, which needs the scale, would lose it."""
-    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale
-
-
-def _in_order(rows: Tensor, given: list[Site], wanted: list[Site]) -> Tensor:
-    """The rows of the given sites, and behind them the empty one, as those of the wanted sites."""
-    if given == wanted:
-        return rows[:-1]
-    place = {site: index for index, site in enumerate(given)}
-    order = torch.tensor([place.get(site, len(given)) for site in wanted], dtype=torch.long, device=rows.device)
-    return rows[order]
