@@ -14,7 +14,8 @@ from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 
 _COUNT, _ZEROS = map(FIELDS.index, ("count", "zeros"))
-_COMPARED = list(map(FIELDS.index, ("mean", "deviation", "min", "max")))
+_COMPARED = list(map(FIELDS.index, ("mean", "min", "max", "deviation")))
+_EXTREMES = slice(FIELDS.index("min"), FIELDS.index("max") + 1)
 
 ADVICE = "Initialize its weights with random numbers, and look for weights that are copied or set to a constant."
 
@@ -80,22 +81,35 @@ def _twins(weights: np.ndarray, gradients: np.ndarray) -> int:
 
     Units without any weight count only where the whole layer has none: single ones are pruned.
     """
-    if not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):
+    found = _close(weights)
+    if len(found) < 2 or not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):
         return 0
     is_zero = weights[:, _ZEROS] >= weights[:, _COUNT]
-    counted = ~is_zero | (gradients[:, _COMPARED].any(axis=1)) | is_zero.all()
-    # Nearly all units differ in their means already.
-    mean = weights[:, _COMPARED[0]]
-    order = np.argsort(mean)
-    close = np.flatnonzero(np.diff(mean[order]) <= 2 * ALIKE * np.abs(weights[:, _COMPARED]).max())
-    near = np.zeros(len(mean), dtype=bool)
-    near[order[close]] = near[order[close + 1]] = True
-    counted &= near
-    if counted.sum() < 2:
+    found = found[~is_zero[found] | gradients[found][:, _COMPARED].any(axis=1) | is_zero.all()]
+    if len(found) < 2:
         return 0
-    both = [_rounded(weights[counted][:, _COMPARED], ALIKE), _rounded(gradients[counted][:, _COMPARED], ALIKE_GRADIENT)]
+    both = [_rounded(weights[found][:, _COMPARED], ALIKE), _rounded(gradients[found][:, _COMPARED], ALIKE_GRADIENT)]
     equal = Counter(row.tobytes() for row in np.hstack(both) + 0.0)  # -0.0 is 0.0
     return sum(size for size in equal.values() if size > 1)
+
+
+def _close(rows: np.ndarray) -> np.ndarray:
+    """The units that may have a twin: each number of theirs is close to that of another unit. Nearly all differ soon.
+
+    Twins differ by less than two roundings of the largest number there is.
+    """
+    apart = 2 * ALIKE * np.abs(rows[:, _EXTREMES]).max()
+    found = np.arange(len(rows))
+    for column in _COMPARED:
+        values = rows[found, column]
+        order = np.argsort(values)
+        close = np.flatnonzero(np.diff(values[order]) <= apart)
+        is_near = np.zeros(len(found), dtype=bool)
+        is_near[order[close]] = is_near[order[close + 1]] = True
+        found = found[is_near]
+        if len(found) < 2:
+            break
+    return found
 
 
 def _rounded(rows: np.ndarray, share: float) -> np.ndarray:
