@@ -79,6 +79,8 @@ def update_too_small(run: Run) -> Iterator[Symptom]:
             yield _small_model(run, look, usual)
         return
     for name, ratio in moving.items():
+        if ratio >= SMALL:
+            continue
         others = median_of(other for key, other in moving.items() if key != name)
         if ratio < min(FAR_BELOW * others, SMALL):
             evidence = f"a step moves its weights by {ratio:.1g} of their size; usual here: {others:.1g}{_harm(run)}"
