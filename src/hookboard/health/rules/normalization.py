@@ -89,10 +89,11 @@ def _normalized(run: Run, layer: Layer) -> float | None:
     if output is None or output.channels is None or gain is None or not gain.moments.rms:
         return None
     deviation = output.channels[:, _DEVIATION]
-    alive = deviation[deviation > CONSTANT * deviation.max()]
+    least = CONSTANT * deviation.max()
+    alive = deviation if deviation.min() > least else deviation[deviation > least]
     if output.moments.nonfinite or len(alive) < len(deviation) / 2:
         return None
-    return float(np.sqrt(np.mean(alive**2))) / gain.moments.rms
+    return math.sqrt(float(alive @ alive) / len(alive)) / gain.moments.rms
 
 
 def _unnormalized(run: Run, layer: Layer, off: list[Layer], shares: dict[str, float]) -> Symptom:
