@@ -50,9 +50,10 @@ def _collapsed(run: Run) -> Iterator[Symptom]:
     if course[-1] < FAINT and course[:-1].max() >= CLEAR:
         yield _at_the_end(run, [run.layers[place] for place in seen], course)
         return
+    at_first = run.timeline.of("sample_spread", 1)[:, 0]
     for before, place in pairwise(seen):
         # What is given to a layer may be constant by design, unless it was not so at first.
-        is_new = run.timeline.of("sample_spread", 1)[place, 0] >= DIFFERENT
+        is_new = at_first[place] >= DIFFERENT
         if run.layers[place].kind != "embedding" and spread[place] < SAME and spread[before] >= DIFFERENT and is_new:
             evidence = (
                 f"its output differs between samples by {spread[place]:.1g} of its RMS; the layer before differs by "
