@@ -44,8 +44,8 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
     rms = run.timeline.of("activation_rms", 1)[:, 0] if at_start else run.recent("activation_rms")[:, -1]
     layers, log, gains, weights = [], [], [], []
     before = math.nan
-    for layer, value in zip(run.layers, rms, strict=True):
-        if not np.isfinite(value) or was_zero(run, layer):
+    for layer, value in zip(run.layers, rms.tolist(), strict=True):
+        if not math.isfinite(value) or was_zero(run, layer):
             continue
         if layer.kind in ("linear", "conv") and value > 0:
             layers.append(layer)
