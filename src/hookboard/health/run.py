@@ -11,10 +11,11 @@ from hookboard.health.comparison import Comparison, compared
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.losses import LossCurve
-from hookboard.health.quantities import QUANTITIES, is_spoiled
+from hookboard.health.quantities import QUANTITIES, column_of
+from hookboard.health.recent import RECENT, Recent
 from hookboard.health.silence import Silence, silent_in
 from hookboard.health.spikes import median
-from hookboard.health.timeline import SPOILED, Timeline, in_order
+from hookboard.health.timeline import SPOILED, Timeline
 from hookboard.measure import FIELDS
 from hookboard.messages import unknown
 from hookboard.sites import Role
@@ -28,9 +29,6 @@ GROWN_LOSS = 10.0
 
 GROWN_OUTPUTS = 1e4
 """Outputs this many times as large as at first have blown up (a choice)."""
-
-RECENT = 64
-"""How many looks there are numbers of."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,9 @@ class Run:
         """The first look with NaN or Inf somewhere, while it lasts; None if all is finite now."""
         self.steps: deque[int] = deque(maxlen=RECENT)
         """The optimizer steps of the columns of `recent`."""
-        self._columns: deque[dict[str, np.ndarray]] = deque(maxlen=RECENT)
-        self._stacked: dict[str, np.ndarray] = {}
+        self.began_at_zero: dict[str, bool] = {}
+        """Whether the weights of a layer were 0 before the first measured step, as far as somebody has asked."""
+        self._recent = Recent()
         self._ran: dict[str, None] = {}
         self._defined = list(layers)
         self._answers = ""
@@ -114,20 +113,12 @@ class Run:
         if not look.overflowed:
             is_finite = not any(reading.moments.nonfinite for reading in look.readings.values())
             self.first_nonfinite = None if is_finite else self.first_nonfinite or look
-        column = {
-            name: np.array([quantity(look, layer) for layer in self.layers], dtype=np.float64)
-            for name, quantity in QUANTITIES.items()
-        }
+        column = column_of(look, self.layers)
         self.steps.append(look.step)
-        self._columns.append(column)
-        self._stacked.clear()
-        spoiled = {
-            f"{SPOILED}{name}": np.array([is_spoiled(look, layer, name) for layer in self.layers])
-            for name in QUANTITIES
-        }
-        self.timeline.add(look.step, {**column, **spoiled})
+        self._recent.add(column.values)
+        self.timeline.add(look.step, {**column.values, **{SPOILED + name: v for name, v in column.spoiled.items()}})
         if is_first:
-            ratios = zip(self.layers, column["update_ratio"], strict=True)
+            ratios = zip(self.layers, column.values["update_ratio"], strict=True)
             self.first_move = median_of(ratio for layer, ratio in ratios if layer.has_matrix)
         self.seen += 1
 
@@ -152,26 +143,26 @@ class Run:
         }
         self.layers = [layers[name] for name in names]
         self._defined = list(layers)
+        self.began_at_zero.clear()
         self._reorder(place)
 
     def _reorder(self, place: Sequence[int]) -> None:
         """Take the rows of all columns in another order; behind the last row stands that of a new layer."""
         self._places = {layer.name: i for i, layer in enumerate(self.layers)}
-        for column in self._columns:
-            column.update({quantity: in_order(values, place) for quantity, values in column.items()})
+        self._recent.reorder(place)
         self.timeline.reorder(place)
 
     def recent(self, quantity: str) -> np.ndarray:
         """A quantity of the latest looks, shape (layers, at most 64), float64; NaN where there was nothing.
+
+        It is valid until the next look.
 
         Raises:
             ValueError: there is no such quantity.
         """
         if quantity not in QUANTITIES:
             raise unknown("quantity", quantity, QUANTITIES)
-        if quantity not in self._stacked:
-            self._stacked[quantity] = np.stack([column[quantity] for column in self._columns], axis=1)
-        return self._stacked[quantity]
+        return self._recent.of(quantity)
 
     def has_run(self, layer: Layer) -> bool:
         """Whether the layer gave an output at any look."""

@@ -38,6 +38,7 @@ class Silence:
         """Over how many values (samples and places) it lasts."""
         self.ended = np.zeros(units, dtype=np.int64)
         """The longest silence that ended, in looks."""
+        self._was_silent = False  # whether any unit was silent at the last look
 
     def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray) -> None:
         """Add a look.
@@ -47,6 +48,8 @@ class Silence:
             samples: how many values each unit gave, shape (units,). Where there are none, nothing is known.
             is_silent: whether all of them were silent, shape (units,).
         """
+        if not (is_silent.any() or self._was_silent):
+            return  # as in most layers at most looks
         back = ~is_silent & (samples > 0) & (self.looks > 0)
         if back.any():
             self.ended[back] = np.maximum(self.ended[back], self.looks[back])
@@ -56,6 +59,7 @@ class Silence:
             self.since[silent & (self.looks == 0)] = step
             self.looks += silent
             self.samples += silent * samples
+        self._was_silent = bool(self.looks.any())
 
     def lasting(self, looks: int, samples: int) -> np.ndarray:
         """Which units have been silent for so many looks and values, shape (units,).
@@ -63,6 +67,8 @@ class Silence:
         A unit that was silent before and came back, alone or with most of its layer, must be silent for more than
         twice as long.
         """
+        if not self._was_silent and looks > 0:
+            return np.zeros(len(self.looks), dtype=bool)
         lasts = (self.looks >= looks) & (self.samples >= samples)
         if self.ended.any() and lasts.any():
             usual = np.sort(self.ended)[int(USUAL * len(self.ended))]

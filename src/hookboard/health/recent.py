@@ -1,0 +1,45 @@
+"""`Recent`: the quantities of the latest looks, in one block of memory."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hookboard.health.quantities import QUANTITIES
+from hookboard.health.timeline import in_order
+
+RECENT = 64
+"""How many looks there are numbers of."""
+
+
+class Recent:
+    """All quantities of the latest looks.
+
+    They stand in a block of twice the length. When it is full, the later half moves to its beginning: so what is asked
+    for is a part of the block, and nothing is put together anew at each look.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, np.ndarray] = {}
+        self._end = 0
+
+    def add(self, column: Mapping[str, np.ndarray]) -> None:
+        """Add a look: quantity to one number for each layer, shape (layers,)."""
+        if self._end == 2 * RECENT:
+            for block in self._blocks.values():
+                block[:, : RECENT - 1] = block[:, RECENT + 1 :]
+            self._end = RECENT - 1
+        for quantity, values in column.items():
+            if quantity not in self._blocks:
+                self._blocks[quantity] = np.full((len(values), 2 * RECENT), np.nan)
+            self._blocks[quantity][:, self._end] = values
+        self._end += 1
+
+    def of(self, quantity: str) -> np.ndarray:
+        """Shape (layers, at most `RECENT`), float64; valid until the next look."""
+        return self._blocks[quantity][:, max(0, self._end - RECENT) : self._end]
+
+    def reorder(self, place: Sequence[int]) -> None:
+        """Take the layers in another order, see `Timeline.reorder`."""
+        for quantity in QUANTITIES if self._end else ():
+            block = self._blocks[quantity]
+            self._blocks[quantity] = np.stack([in_order(block[:, i], place) for i in range(2 * RECENT)], axis=1)
