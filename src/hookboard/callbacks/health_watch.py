@@ -165,11 +165,13 @@ def steps_of(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, S
 
     A weight that is frozen now (`requires_grad` is False) is left out: the optimizer holds it and does nothing with it.
     """
-    rates = {id(p): float(group.get("lr", 0.0)) for group in optimizer.param_groups for p in group["params"]}
     kind, is_adaptive = type(optimizer).__name__, not isinstance(optimizer, SGD)
+    stepped = {}
+    for group in optimizer.param_groups:
+        stepped.update(dict.fromkeys(map(id, group["params"]), Stepped(kind, float(group.get("lr", 0.0)), is_adaptive)))
     return {
-        name: Stepped(kind, rates[id(parameter)], is_adaptive)
+        name: stepped[id(parameter)]
         for name, weight in weights.items()
         for parameter in weight.parameters
-        if id(parameter) in rates and parameter.requires_grad
+        if id(parameter) in stepped and parameter.requires_grad
     }

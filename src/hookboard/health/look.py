@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from hookboard.recording import Reading
-from hookboard.sites import Role, Site
+from hookboard.sites import ROLES, Role, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,11 @@ class Look:
 
     def of(self, name: str, role: Role) -> Reading | None:
         """The reading of a module or parameter: of several tensors the first. None if there is none."""
-        return self._first.get((name, role))
+        return self._first[role].get(name)
 
     @functools.cached_property
-    def _first(self) -> dict[tuple[str, Role], Reading]:
-        return {(site.name, site.role): reading for site, reading in reversed(list(self.readings.items()))}
+    def _first(self) -> dict[Role, dict[str, Reading]]:
+        first: dict[Role, dict[str, Reading]] = {role: {} for role in ROLES}
+        for site, reading in reversed(list(self.readings.items())):
+            first[site.role][site.name] = reading
+        return first

@@ -211,7 +211,7 @@ class Run:
         known = [name for name in look.stepped if name in self.peak_rate]
         rates = [(self.peak_rate[name], look.stepped[name].rate) for name in known]
         if self.seen > self.window and rates:
-            usual, now = (float(np.median(part)) for part in zip(*rates, strict=True))
+            usual, now = (median(part) for part in zip(*rates, strict=True))
             if now > RATE_JUMP * usual > 0:
                 self.rate_jumps.append(RateJump(before.step + 1, look.step, usual, now))
         for name, stepped in look.stepped.items():

@@ -32,13 +32,14 @@ from hookboard.recording.exchange import Exchange, Extent, Layout, Packet
 from hookboard.recording.parts import as_taken, bins_in, channels_in, difference, in_order, unscaled
 from hookboard.recording.reading import Reading
 from hookboard.recording.rows import RowBuffer
-from hookboard.sites import ROLES, Role, Site, Stage
+from hookboard.recording.slot import Slot, no_counts, take_bins
+from hookboard.sites import Role, Site, Stage
 
 MOST_WAITING = 1 << 20
 """After so many values those that wait are measured: some of them are copies, made for this."""
 
-Waiting = tuple[int, Site, Tensor, int | None, Tensor | None]
-"""What is measured together with others: the number of the site, the site, and what `measure_all` takes."""
+Waiting = tuple[Slot, Tensor, int | None, Tensor | None]
+"""What is measured together with others: the site's slot, and what `measure_all` takes."""
 
 
 class Recorder:
@@ -75,15 +76,13 @@ class Recorder:
         self._plan = plan.with_histogram() if histogram else plan
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._plan.wanted]
         self._rows = RowBuffer(plan.own, device)
-        self._observers: dict[Site, Callable[[Tensor], None]] = {}
-        self._index: dict[Site, int] = {}
+        self._slots: dict[Site, Slot] = {}
         self._opening = threading.Lock()
         self._histogram = histogram
         self._channels = channels
         self._channel_rows = ChannelBuffer(device)
         self._keeps_channels = device.type == "cpu" and (ranks is None or not sync)
         self._extents: Layout = {}
-        self._counts: dict[int, Tensor | None] = {}
         self._met: set[int] = set()
         self._rank = 0 if ranks is None else ranks.rank
         self._is_merged = sync or ranks is None
@@ -95,13 +94,16 @@ class Recorder:
 
         If measuring fails, that function gives one warning, and from then on does nothing.
         """
+        return (self._slots.get(site) or self._add(site)).observe
+
+    def _add(self, site: Site) -> Slot:
         with self._opening:
-            observe = self._observers.get(site)
-            if observe is None:
-                index = self._index[site] = len(self._index)
-                self._extents[site] = Extent()
-                observe = self._observers[site] = functools.partial(self._observe, index, site)
-            return observe
+            if site not in self._slots:
+                slot = Slot(len(self._slots), site)
+                slot.observe = functools.partial(self._observe, slot)
+                self._slots[site] = slot
+                self._extents[site] = slot.extent
+            return self._slots[site]
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
         """Measure tensors that nothing changes meanwhile, such as weights: many in one call, which costs far less.
@@ -114,23 +116,19 @@ class Recorder:
         waiting: list[Waiting] = []
         values = 0
         for site, tensor, minus in tensors:
-            index = self._index.get(site)
-            if index is None:
-                self.open(site)
-                index = self._index[site]
+            slot = self._slots.get(site) or self._add(site)
             try:
-                found = self._prepared(index, site, tensor)
+                found = self._prepared(slot, tensor)
                 if found is None:
                     continue
                 part, dim = found
-                is_alone = self._plan.own or self._counts[index] is not None
-                if is_alone or not can_measure_together(part, dim, minus):
-                    self.open(site)(tensor if minus is None else difference(tensor, minus))
+                if self._plan.own or slot.counts is not None or not can_measure_together(part, dim, minus):
+                    slot.observe(tensor if minus is None else difference(tensor, minus))
                     continue
             except Exception as error:
                 self._switch_off(site, error)
                 continue
-            waiting.append((index, site, part, dim, minus))
+            waiting.append((slot, part, dim, minus))
             values += part.numel()
             if values > MOST_WAITING:
                 self._measure_waiting(waiting)
@@ -138,71 +136,71 @@ class Recorder:
         self._measure_waiting(waiting)
 
     def _measure_waiting(self, waiting: Sequence[Waiting]) -> None:
-        rows = measure_all([(part, dim, minus) for _, _, part, dim, minus in waiting], self._plan) if waiting else ()
-        for (index, site, part, _, _), (row, channels) in zip(waiting, rows, strict=True):
-            self._keep(index, site, part, row, channels)
+        rows = measure_all([(part, dim, minus) for _, part, dim, minus in waiting], self._plan) if waiting else ()
+        for (slot, part, _, _), (row, channels) in zip(waiting, rows, strict=True):
+            self._keep(slot, part, row, channels)
 
-    def _observe(self, index: int, site: Site, tensor: Tensor) -> None:
+    def _observe(self, slot: Slot, tensor: Tensor) -> None:
         try:
-            found = self._prepared(index, site, tensor)
+            found = self._prepared(slot, tensor)
             if found is not None:
                 part, dim = found
-                self._keep(index, site, part, *self._measured(index, site, part, dim))
+                self._keep(slot, part, *self._measured(slot, part, dim))
         except Exception as error:
-            self._switch_off(site, error)
+            self._switch_off(slot.site, error)
 
     def _switch_off(self, site: Site, error: Exception) -> None:
         self._off.add(site)
         warn_switched_off(f"{site.role} of {site.path!r}", error)
 
-    def _prepared(self, index: int, site: Site, tensor: Tensor) -> tuple[Tensor, int | None] | None:
+    def _prepared(self, slot: Slot, tensor: Tensor) -> tuple[Tensor, int | None] | None:
         """What is to be measured of a tensor, and the dimension of its channels; None if nothing is."""
-        if self._off and site in self._off:
+        if self._off and slot.site in self._off:
             return None
-        traits = ROLES[site.role]
+        traits = slot.traits
         tensor = tensor.detach() if tensor.requires_grad else tensor
         part = own_part(tensor, is_replicated=traits.of_parameter, rank=self._rank, is_merged=self._is_merged)
         if part is None:
             return None
-        if index not in self._met:
-            self._meet(index, site, part)
+        if slot.index not in self._met:
+            self._meet(slot, part)
         # The part of a DTensor may hold some of the channels only, which the ranks could not tell apart.
-        dim = None if self._channels is None or part is not tensor else self._channels(site, part)
+        dim = None if self._channels is None or part is not tensor else self._channels(slot.site, part)
         if traits.is_gradient and self.scale is not None:
             part = unscaled(part, self.scale)
         return part, dim
 
-    def _measured(self, index: int, site: Site, tensor: Tensor, dim: int | None) -> tuple[Row, ChannelRows | None]:
+    def _measured(self, slot: Slot, tensor: Tensor, dim: int | None) -> tuple[Row, ChannelRows | None]:
         """The row of a tensor, and those of its channels."""
-        counts, moments_only = self._counts[index], ROLES[site.role].moments_only
+        moments_only = slot.traits.moments_only
         if dim is None:
-            return measure(tensor, self._plan, counts=counts, moments_only=moments_only), None
-        return measure_channels(tensor, dim, self._plan, counts=counts, moments_only=moments_only)
+            return measure(tensor, self._plan, counts=slot.counts, moments_only=moments_only), None
+        return measure_channels(tensor, dim, self._plan, counts=slot.counts, moments_only=moments_only)
 
-    def _keep(self, index: int, site: Site, tensor: Tensor, row: Row, channels: ChannelRows | None) -> None:
+    def _keep(self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None) -> None:
         if self._channels is not None and tensor.numel():
-            self._channel_rows.append(index, channels)
-            if channels is not None and self._extents[site].channels != len(channels):
-                self._extents[site] = self._extents[site]._replace(channels=len(channels))
-        self._rows.append(index, row)
+            self._channel_rows.append(slot.index, channels)
+            if channels is not None and slot.extent.channels != len(channels):
+                self._resize(slot, slot.extent._replace(channels=len(channels)))
+        self._rows.append(slot.index, row)
 
-    def _meet(self, index: int, site: Site, tensor: Tensor) -> None:
+    def _meet(self, slot: Slot, tensor: Tensor) -> None:
         """Note a site's first tensor of this step; at the very first, decide whether the site has a histogram."""
-        with self._opening:
-            if index not in self._counts:
-                has_bins = not ROLES[site.role].moments_only and self._wants_histogram(site, tensor)
-                self._counts[index] = self._no_counts() if has_bins else None
-                self._extents[site] = self._extents[site]._replace(has_bins=has_bins)
-            if self._extents[site].dtype is not tensor.dtype:
-                self._extents[site] = self._extents[site]._replace(dtype=tensor.dtype)
-            self._met.add(index)
+        if not slot.is_decided or slot.extent.dtype is not tensor.dtype:
+            with self._opening:
+                if not slot.is_decided:
+                    has_bins = not slot.traits.moments_only and self._wants_histogram(slot.site, tensor)
+                    slot.counts = no_counts(self._rows.device) if has_bins else None
+                    slot.is_decided = True
+                    self._resize(slot, slot.extent._replace(has_bins=has_bins))
+                self._resize(slot, slot.extent._replace(dtype=tensor.dtype))
+        self._met.add(slot.index)
+
+    def _resize(self, slot: Slot, extent: Extent) -> None:
+        slot.extent = self._extents[slot.site] = extent
 
     def _wants_histogram(self, site: Site, tensor: Tensor) -> bool:
         return self._histogram if isinstance(self._histogram, bool) else self._histogram(site, tensor)
-
-    def _no_counts(self) -> Tensor:
-        with torch.inference_mode(False):
-            return torch.zeros(BINS, dtype=torch.long, device=self._rows.device)
 
     def give_up(self) -> bool:
         """Stop measuring on this rank; returns whether it must still take part in the next flush."""
@@ -229,8 +227,7 @@ class Recorder:
         flags = torch.zeros(0, device="cpu") if flags is None else flags
         owners, mine = self._rows.owners, dict(self._extents)
         known = list(mine)
-        measured = {known[index] for index in owners}
-        if not (measured or len(flags) or self._exchange.is_collective):
+        if not (owners or len(flags) or self._exchange.is_collective):
             return [], []
         met, self._met = self._met, set()
         taken = self._channel_rows.take()
@@ -251,7 +248,7 @@ class Recorder:
         for (site, extent), count, row, channels, bins in parts:
             if math.isnan(count):  # it failed, here or on another rank: the rest is not the whole
                 self._off.add(site)
-            elif count or site in measured:
+            elif count or (site in self._slots and self._slots[site].index in owners):
                 dtype = extent.dtype if layout is mine else mine.get(site, extent).dtype or extent.dtype
                 if channels is not None:
                     for column in self._not_measured:
@@ -267,7 +264,9 @@ class Recorder:
         if self._off:
             merged[[index for index, site in enumerate(local) if site in self._off]] = math.nan
         channels = {} if self._keeps_channels else {local[index]: rows for index, rows in taken.items()}
-        bins = self._taken_counts(local, measured) if self._histogram else {}
+        # What another rank has counted of a site is not the whole; nobody asks where there are no ranks.
+        partly = measured if self._exchange.is_collective else ()
+        bins = take_bins([self._slots[site] for site in local], partly, merged.device) if self._histogram else {}
         none = merged.new_zeros(BINS)
 
         def pack(layout: Layout, status: Tensor) -> Packet:
@@ -281,20 +280,6 @@ class Recorder:
             )
 
         return pack
-
-    def _taken_counts(self, local: list[Site], measured: Container[int]) -> dict[Site, Tensor]:
-        """The bins of these sites, float64; NaN of those that were measured without a histogram."""
-        # What another rank has counted of such a site is not the whole; nobody asks where there are no ranks.
-        nothing = torch.full((BINS,), math.nan, dtype=torch.float64, device=self._rows.device)
-        bins = {}
-        for index, site in enumerate(local):
-            counts = self._counts.get(index)
-            if counts is not None:
-                bins[site] = counts.double()
-                counts.zero_()
-            elif index in measured and self._exchange.is_collective:
-                bins[site] = nothing
-        return bins
 
     def _reading(
         self,

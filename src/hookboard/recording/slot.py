@@ -1,0 +1,61 @@
+"""`Slot`: what a recorder knows of one site; and the bins of all of them."""
+
+import math
+from collections.abc import Callable, Container, Sequence
+
+import torch
+from torch import Tensor
+
+from hookboard.measure import BINS
+from hookboard.recording.exchange import Extent
+from hookboard.sites import ROLES, Site
+
+
+class Slot:
+    """One site of a recorder. It is asked for every tensor, so that what belongs to a site is found in one place.
+
+    Args:
+        index: its number, in the order in which sites came.
+        site: the site.
+    """
+
+    __slots__ = ("counts", "extent", "index", "is_decided", "observe", "site", "traits")
+
+    observe: Callable[[Tensor], None]
+    """Measures a tensor of the site."""
+
+    def __init__(self, index: int, site: Site) -> None:
+        self.index = index
+        self.site = site
+        self.traits = ROLES[site.role]
+        self.extent = Extent()
+        """What a packet holds of it."""
+        self.counts: Tensor | None = None
+        """The bins of the running step; None without a histogram."""
+        self.is_decided = False
+        """Whether it is known if there is a histogram."""
+
+
+def no_counts(device: torch.device) -> Tensor:
+    """Bins that nothing is counted in yet, shape (BINS,), int64."""
+    with torch.inference_mode(False):
+        return torch.zeros(BINS, dtype=torch.long, device=device)
+
+
+def take_bins(slots: Sequence[Slot], partly: Container[int], device: torch.device) -> dict[Site, Tensor]:
+    """The bins of the sites that have a histogram, float64, which are emptied.
+
+    Args:
+        slots: of all sites.
+        partly: the numbers of those whose bins are NaN if they have no histogram.
+        device: where these are wanted.
+    """
+    nothing = torch.full((BINS,), math.nan, dtype=torch.float64, device=device)
+    bins = {}
+    for slot in slots:
+        if slot.counts is not None:
+            bins[slot.site] = slot.counts.double()
+            slot.counts.zero_()
+        elif slot.index in partly:
+            bins[slot.site] = nothing
+    return bins
