@@ -69,6 +69,8 @@ def own_part(tensor: Tensor, *, is_replicated: bool, rank: int, is_merged: bool)
     Raises:
         RuntimeError: a DTensor holds partial sums, and the other ranks do not take part.
     """
+    if type(tensor) is Tensor:  # nearly all are; to ask for the others costs more than all that follows here
+        return None if is_replicated and rank else tensor
     if not isinstance(tensor, DTensor):
         return None if is_replicated and rank else waited(tensor)
     mesh, placements = tensor.device_mesh, tensor.placements

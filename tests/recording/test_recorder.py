@@ -1,3 +1,4 @@
+import pytest
 import torch
 from oracle import assert_true, normal
 
@@ -113,3 +114,46 @@ def test_a_default_device_of_the_user_does_not_reach_the_rows():
         mine.open(A)(values)
         ((reading,), _) = mine.flush()
     assert_true(reading.statistics, [values])
+
+
+def test_tensors_that_are_given_together_are_measured_like_single_ones():
+    mine, single = recorder(), recorder()
+    given = {
+        Site("a", "parameter"): normal(10, 4),
+        Site("b", "parameter"): normal(100, 4)[::3],
+        Site("c", "parameter"): normal(5, dtype=torch.float64),
+        Site("d", "parameter"): normal(4, 5).t(),
+    }
+    mine.observe_all((site, tensor, None) for site, tensor in given.items())
+    for site, tensor in given.items():
+        single.open(site)(tensor)
+    for reading, other in zip(mine.flush()[0], single.flush()[0], strict=True):
+        assert reading.site == other.site
+        assert_true(reading.statistics, [given[reading.site]])
+
+
+def test_more_values_than_may_wait_are_measured_in_several_calls(monkeypatch):
+    monkeypatch.setattr("hookboard.recording.recorder.MOST_WAITING", 10)
+    mine = recorder()
+    mine.observe_all((Site(str(i), "parameter"), normal(7, mean=i), None) for i in range(5))
+    for i, reading in enumerate(mine.flush()[0]):
+        assert_true(reading.statistics, [normal(7, mean=i)])
+
+
+def test_a_difference_is_taken_in_float32_at_least():
+    mine = recorder()
+    after, before = (normal(50, mean=mean, dtype=torch.bfloat16) for mean in (1.0, 1.5))
+    mine.observe_all([(A, after, before), (B, after.float(), before.float())])
+    for reading in mine.flush()[0]:
+        assert_true(reading.statistics, [after.float() - before.float()])
+
+
+def test_a_site_that_fails_leaves_those_that_are_given_with_it():
+    mine = recorder()
+    good, bad = normal(10), torch.empty(3, device="meta")
+    with pytest.warns(UserWarning, match="output of 'b'"):
+        mine.observe_all([(A, good, None), (B, bad, None)])
+    mine.observe_all([(B, bad, None)])
+    readings = {reading.site: reading for reading in mine.flush()[0]}
+    assert_true(readings[A].statistics, [good])
+    assert B not in readings

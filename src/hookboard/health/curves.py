@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hookboard.health.run import Run
+from hookboard.health.spikes import median
 from hookboard.health.verdict import Verdict
 from hookboard.writers import Layout
 
@@ -60,7 +61,7 @@ def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, fl
     if not len(places):
         return None
     logs = np.log10(np.maximum(values[places], np.finfo(np.float64).tiny))
-    place = int(places[np.argmax(np.abs(logs - np.median(logs)))])
+    place = int(places[np.argmax(np.abs(logs - median(logs)))])
     if quantity == "dead_fraction":
         place = int(places[np.argmax(values[places])])
     else:

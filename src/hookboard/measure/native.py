@@ -45,14 +45,15 @@ def can_read_together(tensor: Tensor, minus: Tensor | None = None) -> bool:
         return False
     if tensor.is_contiguous():
         return _is_in_memory(tensor, tensor.numel())
-    # The parts of a slice such as weight[::4]: each without gaps, the next behind it.
-    inner = tensor.numel() // max(len(tensor), 1) if tensor.dim() else 0
-    return (
-        inner > 0
-        and tensor.stride(0) >= inner
-        and tensor[0].is_contiguous()
-        and _is_in_memory(tensor, (len(tensor) - 1) * tensor.stride(0) + inner)
-    )
+    if not tensor.numel():
+        return False
+    # A slice such as weight[::4]: parts without gaps, the next one behind the last.
+    inner = left = tensor.numel() // len(tensor)
+    for size, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True):
+        left //= size
+        if size > 1 and stride != left:
+            return False
+    return tensor.stride(0) >= inner and _is_in_memory(tensor, (len(tensor) - 1) * tensor.stride(0) + inner)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -1,0 +1,96 @@
+"""The quantities of a look, against float64 over the raw tensors; and the block that keeps the latest of them."""
+
+import math
+
+import numpy as np
+import torch
+from oracle import normal
+
+from hookboard.health import Layer, Look
+from hookboard.health.quantities import QUANTITIES, column_of
+from hookboard.health.recent import RECENT, Recent
+from hookboard.measure import plan
+from hookboard.recording import Recorder
+from hookboard.sites import Site
+
+LAYERS = [
+    Layer("a", "Linear", "linear", ("a.weight", "a.bias")),
+    Layer("b", "ReLU", "rectifier"),
+    Layer("c", "Linear", "linear", ("c.weight",)),
+    Layer("d", "Linear", "linear"),
+]
+
+
+def look_of(tensors):
+    recorder = Recorder(plan(["rms", "zero_fraction"]), torch.device("cpu"), channels=lambda site, tensor: 1)
+    for (name, role), tensor in tensors.items():
+        recorder.open(Site(name, role))(tensor)
+    return Look(0, 0, {reading.site: reading for reading in recorder.flush()[0]})
+
+
+def rms(*tensors):
+    return torch.cat([tensor.double().flatten() for tensor in tensors]).square().mean().sqrt().item()
+
+
+def test_quantities_are_those_of_the_raw_tensors():
+    out, rectified, grad = normal(9, 6, mean=2.0), normal(9, 6).relu(), normal(9, 6, std=1e-3)
+    rectified[:, 1] = 0.0
+    weight, bias = normal(6, 5), normal(6, 1, mean=3.0)
+    moved, kept = normal(6, 5, std=1e-3), torch.zeros(6, 1)
+    tensors = {("a", "output"): out, ("b", "output"): rectified, ("a", "grad_output"): grad}
+    tensors |= {("a.weight", role): weight for role in ("parameter", "parameter_before", "parameter_grad")}
+    tensors |= {("a.bias", role): bias for role in ("parameter", "parameter_before")}
+    tensors |= {("a.weight", "parameter_update"): moved, ("a.bias", "parameter_update"): kept}
+    tensors |= {("c.weight", "parameter"): weight, ("c.weight", "parameter_before"): weight}  # in no optimizer
+    found = column_of(look_of(tensors), LAYERS)
+    within = (
+        out.double().var(0, correction=0).sum() / (out.double().var(0, correction=0) + out.double().mean(0) ** 2).sum()
+    )
+    nan = math.nan
+    true = {
+        "activation_rms": [rms(out), rms(rectified), nan, nan],
+        "gradient_rms": [rms(grad), nan, nan, nan],
+        "weight_rms": [rms(weight, bias), nan, rms(weight), nan],
+        "weight_gradient_rms": [rms(weight), nan, nan, nan],
+        "update_ratio": [rms(moved, kept) / rms(weight, bias), nan, nan, nan],
+        "dead_fraction": [0.0, 1 / 6, nan, nan],
+    }
+    for name, values in true.items():
+        np.testing.assert_allclose(found.values[name], values, rtol=1e-9, err_msg=name)
+    np.testing.assert_allclose(found.values["sample_spread"][0], within.sqrt(), rtol=1e-9)
+    assert found.values.keys() == found.spoiled.keys() == QUANTITIES.keys()
+    assert not any(spoiled.any() for spoiled in found.spoiled.values())
+
+
+def test_weights_that_began_at_zero_have_moved_without_bounds():
+    tensors = {("c.weight", "parameter_before"): torch.zeros(4, 4), ("c.weight", "parameter_update"): normal(4, 4)}
+    assert column_of(look_of(tensors), LAYERS).values["update_ratio"][2] == math.inf
+    tensors["c.weight", "parameter_update"] = torch.zeros(4, 4)
+    assert math.isnan(column_of(look_of(tensors), LAYERS).values["update_ratio"][2])
+
+
+def test_what_held_nan_is_spoiled_and_a_mask_of_minus_infinity_is_not():
+    bad, masked = normal(9, 6), normal(9, 6)
+    bad[2, 2], masked[3, 3] = math.nan, -math.inf
+    tensors = {("a", "output"): bad, ("b", "output"): masked, ("c", "output"): torch.full((3, 2), -math.inf)}
+    tensors |= {("c.weight", "parameter_before"): normal(2, 2), ("c.weight", "parameter_update"): bad}
+    spoiled = column_of(look_of(tensors), LAYERS).spoiled
+    assert spoiled["activation_rms"].tolist() == [True, False, True, False]
+    assert spoiled["update_ratio"].tolist() == [False, False, True, False]
+    assert not spoiled["weight_rms"].any()
+
+
+def test_the_latest_looks_are_kept_in_their_order():
+    recent = Recent()
+    for step in range(5 * RECENT + 3):
+        recent.add({name: np.array([step, -step], dtype=float) for name in QUANTITIES})
+        steps = list(range(max(0, step + 1 - RECENT), step + 1))
+        assert recent.of("weight_rms").tolist() == [steps, [-step for step in steps]]
+
+
+def test_layers_in_another_order_keep_their_numbers():
+    recent = Recent()
+    for step in range(3):
+        recent.add({name: np.array([step, 10.0 + step]) for name in QUANTITIES})
+    recent.reorder([1, 2, 0])
+    np.testing.assert_equal(recent.of("gradient_rms"), [[10, 11, 12], [math.nan] * 3, [0, 1, 2]])

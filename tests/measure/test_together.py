@@ -1,0 +1,92 @@
+"""Many tensors measured in one call: each row is that of its values alone, also of slices and of differences."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracle import normal, row_of, rows_of_channels
+from ways import ALL
+
+from hookboard.measure import can_measure_together, measure_all
+
+pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
+
+
+def with_holes(*shape):
+    tensor = normal(*shape)
+    tensor.view(-1)[::7] = 0.0
+    tensor.view(-1)[3], tensor.view(-1)[11], tensor.view(-1)[-2] = math.nan, math.inf, -math.inf
+    return tensor
+
+
+TENSORS = {
+    "a vector": (normal(50), None),
+    "larger than a chunk": (normal(5000), None),
+    "a scalar": (torch.tensor(3.0), None),
+    "not finite here and there": (with_holes(30, 40), 0),
+    "units in the first dimension": (normal(70, 3, 3, 3), 0),
+    "units in the second dimension": (normal(8, 33, 5), 1),
+    "units in the last dimension": (normal(90, 17), -1),
+    "every third unit, wide": (normal(100, 300)[::3], 0),
+    "every third unit, narrow": (normal(100, 5)[::3], 0),
+    "every third unit, one value each": (normal(100, 1)[::3], 0),
+    "every third unit, without its channels": (normal(100, 3, 7)[::3], None),
+    "every third unit, not finite": (with_holes(100, 9)[::2], 0),
+    "a unit larger than a chunk": (normal(6, 5000)[::2], 0),
+    "more units than are worked on at once": (normal(1000, 20)[::4], 0),
+}
+
+
+def close(measured, true):
+    return np.allclose(np.asarray(measured), np.asarray(true), rtol=1e-7, atol=1e-14, equal_nan=True)
+
+
+def test_the_row_of_each_tensor_is_that_of_its_values():
+    given = [(tensor, dim, None) for tensor, dim in TENSORS.values()]
+    assert all(can_measure_together(*each) for each in given)
+    for (name, (tensor, dim)), (row, channels) in zip(TENSORS.items(), measure_all(given, ALL), strict=True):
+        assert close(row, np.array(row_of(tensor.reshape(-1).double().numpy()), dtype=np.float64)), name
+        assert (channels is None) == (dim is None), name
+        if dim is not None:
+            assert close(channels, rows_of_channels([tensor], dim)), name
+
+
+@pytest.mark.parametrize("tensor", [t for t, _ in TENSORS.values()], ids=TENSORS)
+def test_a_difference_is_that_of_float32(tensor):
+    minus = normal(*tensor.shape, mean=0.5)
+    assert can_measure_together(tensor, None, minus)
+    ((row, _),) = measure_all([(tensor, None, minus)], ALL)
+    assert close(row, np.array(row_of((tensor - minus).reshape(-1).double().numpy()), dtype=np.float64))
+
+
+def test_equal_tensors_differ_by_nothing():
+    tensor = normal(100, 9)[::2]
+    ((row, _),) = measure_all([(tensor, None, tensor.clone())], ALL)
+    assert row[:5] == [450.0, 0.0, 0.0, 0.0, 450.0]
+
+
+def freed(tensor):
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+ALONE = {
+    "float64": (normal(3, dtype=torch.float64), None, None),
+    "transposed": (normal(3, 4).t(), None, None),
+    "gaps in a unit": (normal(4, 6)[:, ::2], 0, None),
+    "expanded": (normal(1, 3).expand(4, 3), 0, None),
+    "turned back to front by strides that overlap": (torch.as_strided(normal(9), (3, 3), (2, 1)), 0, None),
+    "freed": (freed(normal(4, 4)), None, None),
+    "a slice of what was freed": (freed(normal(4, 4)[::2]), 0, None),
+    "units that are not the first dimension of a slice": (normal(8, 5)[::2], 1, None),
+    "another shape to subtract": (normal(3, 4), None, normal(4, 3)),
+    "gaps in what is subtracted": (normal(3, 4), None, normal(6, 4)[::2]),
+    "another type to subtract": (normal(3), None, normal(3, dtype=torch.float64)),
+    "channels of a difference": (normal(3, 4), 0, normal(3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_the_kernel_cannot_read_is_measured_alone(name):
+    assert not can_measure_together(*ALONE[name])  # pytest would print an argument, and read freed memory for it
