@@ -71,10 +71,10 @@ class Look:
 
     def of(self, name: str, role: Role) -> Reading | None:
         """The reading of a module or parameter: of several tensors the first. None if there is none."""
-        return self._first[role].get(name)
+        return self._by_role[role].get(name)
 
     @functools.cached_property
-    def _first(self) -> dict[Role, dict[str, Reading]]:
+    def _by_role(self) -> dict[Role, dict[str, Reading]]:
         first: dict[Role, dict[str, Reading]] = {role: {} for role in ROLES}
         for site, reading in reversed(list(self.readings.items())):
             first[site.role][site.name] = reading
