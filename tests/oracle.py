@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,3 +68,58 @@ def row_of(values: np.ndarray) -> list[float]:
     if not x.size:
         return [0.0, 0.0, 0.0, 0.0, 0.0, *found, math.inf, -math.inf]
     return [x.size, x.mean(), x.std(), np.abs(x).mean(), (x == 0).sum(), *found, x.min(), x.max()]
+
+
+def derived(tensors: Iterable[Tensor], dim: int = 1, ends: tuple[float, float] | None = None) -> dict[str, float]:
+    """The built-in statistics that need more than moments, of all tensors together; without those that do not apply.
+
+    Quantiles are exact here.
+    """
+    tensors = [t.detach() for t in tensors]
+    dtype = tensors[0].dtype
+    everything = np.concatenate([t.double().numpy(force=True).ravel() for t in tensors])
+    x = everything[np.isfinite(everything)].astype(np.longdouble)
+    size = np.abs(x[x != 0])
+    away = (x - x.mean()) / (size.max() if size.size else 1) if x.size else x
+    is_flat = not x.size or x.min() == x.max()
+    numbers = {
+        "kurtosis": math.nan if is_flat else np.mean(away**4) / np.mean(away**2) ** 2,
+        "p01": np.quantile(x, 0.01) if x.size else math.nan,
+        "p50": np.quantile(x, 0.50) if x.size else math.nan,
+        "p99": np.quantile(x, 0.99) if x.size else math.nan,
+        "fp16_underflow_fraction": np.mean(size < 2.0**-14) if size.size else math.nan,
+    }
+    if tensors[0].dim() > 1:
+        columns = np.concatenate([t.movedim(dim, 0).reshape(t.shape[dim], -1).double() for t in tensors], axis=1)
+        seen = np.isfinite(columns).any(axis=1)
+        numbers["dead_fraction"] = np.mean((columns[seen] == 0).all(axis=1)) if seen.any() else math.nan
+    if dtype.is_floating_point:
+        largest = math.inf if not size.size else float(np.log2(torch.finfo(dtype).max) - np.log2(size.max()))
+        numbers["headroom"] = largest if x.size else math.nan
+        if dtype is not torch.float64:
+            numbers["underflow_fraction"] = np.mean(size < torch.finfo(dtype).tiny) if size.size else math.nan
+    if ends is not None:
+        numbers["saturated_fraction"] = np.mean((x <= ends[0]) | (x >= ends[1])) if x.size else math.nan
+    return {name: float(number) for name, number in numbers.items()}
+
+
+def assert_derived(measured: dict[str, float], tensors: Iterable[Tensor], dim: int = 1, **options: Any) -> None:
+    """Each derived statistic that applies is there and equals the truth; quantiles to half the width of a bin."""
+    tensors = list(tensors)
+    expected = derived(tensors, dim, **options)
+    assert measured.keys() == expected.keys()
+    for name, true in expected.items():
+        value = measured[name]
+        near = 2.0**-131
+        if name in ("p01", "p50", "p99") and not math.isnan(true):
+            near += max(abs(other) for other in _between(tensors, int(name[1:]) / 100)) / 32
+        rel = 0.0 if name.startswith("p") else 1e-6
+        close = math.isclose(value, true, rel_tol=rel, abs_tol=near)
+        assert close or (math.isnan(value) and math.isnan(true)), f"{name}: measured {value!r}, true {true!r}"
+
+
+def _between(tensors: list[Tensor], share: float) -> list[float]:
+    """The two values that a quantile lies between."""
+    x = torch.cat([t.double().flatten() for t in tensors])
+    x = x[x.isfinite()]
+    return [torch.quantile(x, share, interpolation=how).item() for how in ("lower", "higher")]

@@ -6,16 +6,19 @@
 
 from hookboard.measure.bins import BINS
 from hookboard.measure.channels import MOST_CHANNELS, ChannelRows, can_measure_together, measure_all, measure_channels
+from hookboard.measure.columns import Columns
+from hookboard.measure.derived import DERIVED, dead_share
 from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram
 from hookboard.measure.merge import merge_rows
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
 from hookboard.measure.scratch import forget_scratch
-from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, plan
+from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, plan, width_of
 
 __all__ = [
     "BINS",
     "DEFAULT",
+    "DERIVED",
     "EMPTY",
     "FIELDS",
     "FORMULAS",
@@ -23,6 +26,7 @@ __all__ = [
     "REQUESTABLE",
     "WIDTH",
     "ChannelRows",
+    "Columns",
     "Histogram",
     "Moments",
     "Plan",
@@ -30,6 +34,7 @@ __all__ = [
     "Statistic",
     "as_list",
     "can_measure_together",
+    "dead_share",
     "elements_in",
     "forget_scratch",
     "histogram",
@@ -38,4 +43,5 @@ __all__ = [
     "measure_channels",
     "merge_rows",
     "plan",
+    "width_of",
 ]

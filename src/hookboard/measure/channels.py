@@ -28,7 +28,7 @@ def measure_channels(
     Args:
         tensor: detached; of any shape, dtype, layout, subclass and device.
         dim: the dimension whose indices are the channels.
-        plan: what to measure. The user's statistics are measured of the whole tensor only.
+        plan: what to measure. What stands behind the moments is measured of the whole tensor only.
         counts: as in `measure`, of the whole tensor.
         moments_only: as in `measure`.
 
@@ -56,13 +56,13 @@ def measure_channels(
     moments_only = moments_only or not tensor.numel()
     if is_readable:
         row, channels = native.rows_of_channels(tensor, dim, with_abs_mean="abs_mean" in plan.wanted)
-        if not plan.own and (counts is None or moments_only):
+        if not plan.more and (counts is None or moments_only):
             return row, channels
         values = values_of(tensor)
     else:
         values = values_of(tensor)
         row, channels = _rows(tensor.resolve_neg(), dim, plan.wanted)
-    return measure_rest(row, tensor, values, plan, counts, moments_only), channels
+    return measure_rest(row, tensor, values, plan, counts, moments_only, dim), channels
 
 
 def measure_all(

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hookboard.measure.bins import as_single, bins_of
-from hookboard.measure.merge import merge, unit_of
-from hookboard.measure.row import EMPTY
+from hookboard.measure.merge import merge
+from hookboard.measure.row import EMPTY, unit_of
 from hookboard.measure.values import Values
 
 BLOCK = 1 << 26

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hookboard.measure import cpu, device, native
-from hookboard.measure.row import Row
+from hookboard.measure.row import WIDTH, Row
 from hookboard.measure.statistics import Plan, measure_own
 from hookboard.measure.values import Values, values_of
 
@@ -18,11 +18,11 @@ def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments
         tensor: detached; of any shape, dtype, layout, subclass and device.
         plan: what to measure.
         counts: the bins of its values are added to this, shape (BINS,), int64, contiguous, on the tensor's device.
-        moments_only: leave out `counts` and the user's statistics, which are then NaN. An empty tensor is always
+        moments_only: leave out `counts` and all that is not moments, which is then NaN. An empty tensor is always
             measured like this.
 
     Returns:
-        `plan.width` numbers: the columns of `FIELDS`, followed by the user's statistics. Floats on the CPU;
+        `plan.width` numbers: the columns of `FIELDS`, followed by those of `plan.more`. Floats on the CPU;
         elsewhere a float64 tensor on the device, which the host has not waited for. Only sparse tensors with
         duplicates and subclasses that wrap other tensors make it wait.
 
@@ -39,8 +39,8 @@ def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments
     if native.can_read(tensor):
         moments_only = moments_only or not tensor.numel()
         row = native.row_of(tensor, with_abs_mean="abs_mean" in plan.wanted)
-        if plan.own:
-            row += _own(tensor, plan, moments_only)
+        if plan.more:
+            row += _more(tensor, None, row, plan, None, moments_only)
         if counts is not None and not moments_only:
             native.count_into(counts, tensor)
         return row
@@ -61,7 +61,13 @@ def row_on_device(tensor: Tensor, values: Values, plan: Plan, counts: Tensor | N
 
 
 def measure_rest(
-    row: Row, tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool
+    row: Row,
+    tensor: Tensor,
+    values: Values,
+    plan: Plan,
+    counts: Tensor | None,
+    moments_only: bool,
+    dim: int | None = None,
 ) -> Row:
     """What `measure` does when it has the moments.
 
@@ -71,27 +77,43 @@ def measure_rest(
         values: what is in it.
         plan: what to measure.
         counts: the bins are added to this.
-        moments_only: leave out `counts` and the user's statistics.
+        moments_only: leave out `counts` and all that is not moments.
+        dim: the dimension of its channels; None if it has none.
 
     Returns:
-        The row with the user's statistics.
+        The row with what stands behind the moments.
     """
     if isinstance(row, list):
-        if plan.own:
-            row += _own(tensor, plan, moments_only)
+        if plan.more:
+            row += _more(tensor, values, row, plan, dim, moments_only)
         count_into = cpu.count_into
     else:
-        if plan.own:
-            own = row.new_full((len(plan.own),), math.nan) if moments_only else measure_own(plan.own, tensor)
-            row = torch.cat([row, own])
+        if plan.more:
+            nothing = row.new_full((plan.width - WIDTH,), math.nan)
+            row = torch.cat([row, nothing if moments_only else _measured(tensor, values, row, plan, dim)])
         count_into = device.count_into
     if counts is not None and not moments_only:
         count_into(counts, values)
     return row
 
 
-def _own(tensor: Tensor, plan: Plan, moments_only: bool) -> list[float]:
+def _more(
+    tensor: Tensor, values: Values | None, row: list[float], plan: Plan, dim: int | None, moments_only: bool
+) -> list[float]:
+    """What stands behind the moments of a tensor on the CPU."""
     if moments_only:
-        return [math.nan] * len(plan.own)
-    numbers: list[float] = measure_own(plan.own, tensor).tolist()
+        return [math.nan] * (plan.width - WIDTH)
+    moments = torch.tensor(row, dtype=torch.float64, device="cpu")
+    numbers: list[float] = _measured(tensor, values, moments, plan, dim).tolist()
     return numbers
+
+
+def _measured(tensor: Tensor, values: Values | None, row: Tensor, plan: Plan, dim: int | None) -> Tensor:
+    """The same, shape (width_of(plan.more),), float64, on its device."""
+    parts = []
+    if plan.columns:
+        values = values_of(tensor) if values is None else values
+        parts = [columns.measure(tensor, values, row, dim) for columns in plan.columns]
+    if plan.own:
+        parts.append(measure_own(plan.own, tensor))
+    return torch.cat(parts)

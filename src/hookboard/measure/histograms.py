@@ -1,5 +1,6 @@
-"""`Histogram`, made from counts in fixed bins. Such counts merge by addition, for any range of values."""
+"""What counts in fixed bins tell: a `Histogram`, quantiles. Such counts merge by addition, for any range of values."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,3 +70,46 @@ def histogram(counts: np.ndarray, low: float, high: float, resolution: int = 64)
     kept = np.flatnonzero(np.diff(share, prepend=-1) > 0)
     kept = np.union1d(kept[kept < len(ordered)], [0])
     return Histogram(np.append(edges[kept], edges[-1]), np.add.reduceat(ordered, kept))
+
+
+def quantile(counts: np.ndarray, low: float, high: float, share: float) -> float:
+    """A quantile of the values behind the counts, as `torch.quantile` has it, with linear interpolation.
+
+    Each of the two values that it lies between is taken as the middle of its bin, or as 0 in the two bins next to 0.
+    So it is off by at most half the width of their bins: 1/32 of the larger one's magnitude, or 6e-40 near 0. Beyond
+    the range of float32 it only lies between `low` and `high`.
+
+    Args:
+        counts: shape (BINS,), as `measure` left them.
+        low: the smallest finite value.
+        high: the largest finite value.
+        share: from 0 to 1.
+
+    Returns:
+        NaN if no value was counted.
+    """
+    ends = np.cumsum(counts[_ORDER])
+    if not ends[-1]:
+        return math.nan
+    place = share * (float(ends[-1]) - 1)
+    rank = math.floor(place)
+    lower, upper = (_middle(np.searchsorted(ends, each, side="right").item(), low, high) for each in (rank, rank + 1))
+    return lower + (place - rank) * (upper - lower) if place > rank else lower
+
+
+def _middle(place: int, low: float, high: float) -> float:
+    """The middle of a bin by its place in the order, or what of it lies between the smallest and the largest value."""
+    is_next_to_zero = place in (len(_ORDER) // 2 - 1, len(_ORDER) // 2)
+    middle = 0.0 if is_next_to_zero or place == len(_ORDER) else (_EDGES[place] + _EDGES[place + 1]).item() / 2
+    return min(max(middle, low), high)
+
+
+def count_below(counts: np.ndarray, limit: float) -> float:
+    """How many of the finite values are smaller in magnitude than a limit at an edge of a bin, such as a power of two.
+
+    Args:
+        counts: shape (BINS,), as `measure` left them.
+        limit: from the smallest normal number of float32 on.
+    """
+    bins = int(np.float32(limit).view(np.uint32)) >> SHIFT
+    return float(counts[:bins].sum() + counts[BINS // 2 : BINS // 2 + bins].sum())

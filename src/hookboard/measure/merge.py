@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hookboard.measure.row import WIDTH, elements_in
+from hookboard.measure.columns import Columns
+from hookboard.measure.row import WIDTH, elements_in, unit_of
 from hookboard.measure.statistics import Statistic
 
 
@@ -43,36 +44,33 @@ def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
     return merged
 
 
-def unit_of(low: Tensor, high: Tensor) -> Tensor:
-    """A power of two of the size of the larger magnitude, by which division is exact; 1 where that is 0 or not finite.
+def merge_rows(rows: Tensor, owner: Tensor, owners: int, more: Sequence[Columns | Statistic]) -> Tensor:
+    """Merge the rows of each owner, including what stands behind the moments.
 
     Args:
-        low: the smallest value, of any shape, floating point.
-        high: the largest value, of the same shape and dtype.
-    """
-    size = torch.maximum(low.abs(), high.abs())
-    mantissa = torch.frexp(size).mantissa
-    return torch.where((size > 0) & (size < math.inf), size / (2 * mantissa), 1)
-
-
-def merge_rows(rows: Tensor, owner: Tensor, owners: int, own: Sequence[Statistic]) -> Tensor:
-    """Merge the rows of each owner, including the user's statistics, whose columns follow the moments.
-
-    Args:
-        rows: shape (n, WIDTH + len(own)), float64; a row of no values changes nothing.
+        rows: shape (n, WIDTH + width_of(more)), float64; a row of no values changes nothing.
         owner: shape (n,), int64: the index of the result that each row belongs to.
         owners: how many results there are.
-        own: the user's statistics.
+        more: what stands behind the moments, the user's statistics last.
 
     Returns:
-        Shape (owners, WIDTH + len(own)).
+        Shape (owners, WIDTH + width_of(more)).
     """
     merged = merge(rows[:, :WIDTH], owner, owners)
-    if not own:
+    if not more:
         return merged
-    elements = elements_in(rows)
-    owner = owner.where(elements != 0, owners)  # the numbers that belong to no values go into a row of their own
-    return torch.cat([merged, merge_own(own, rows[:, WIDTH:], elements, owner, owners + 1)[:owners]], dim=1)
+    parts, start = [merged], WIDTH
+    for columns in more:
+        if isinstance(columns, Columns):
+            numbers = rows[:, start : start + columns.width]
+            parts.append(columns.merge(numbers, rows[:, :WIDTH], owner, merged))
+            start += columns.width
+    own = [statistic for statistic in more if isinstance(statistic, Statistic)]
+    if own:
+        elements = elements_in(rows)
+        owner = owner.where(elements != 0, owners)  # the numbers that belong to no values go into a row of their own
+        parts.append(merge_own(own, rows[:, start:], elements, owner, owners + 1)[:owners])
+    return torch.cat(parts, dim=1)
 
 
 def merge_own(own: Sequence[Statistic], numbers: Tensor, weights: Tensor, owner: Tensor, owners: int) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 FIELDS = ("count", "mean", "deviation", "abs_mean", "zeros", "nan", "posinf", "neginf", "min", "max")
@@ -73,3 +74,15 @@ class Moments:
 def elements_in(rows: Tensor) -> Tensor:
     """How many values each row describes, finite or not; from shape (..., at least WIDTH) to (...)."""
     return rows[..., 0] + rows[..., 5:8].sum(-1)
+
+
+def unit_of(low: Tensor, high: Tensor) -> Tensor:
+    """A power of two of the size of the larger magnitude, by which division is exact; 1 where that is 0 or not finite.
+
+    Args:
+        low: the smallest value, of any shape, floating point.
+        high: the largest value, of the same shape and dtype.
+    """
+    size = torch.maximum(low.abs(), high.abs())
+    mantissa = torch.frexp(size).mantissa
+    return torch.where((size > 0) & (size < math.inf), size / (2 * mantissa), 1)

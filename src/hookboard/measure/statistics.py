@@ -4,12 +4,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hookboard.dotted import object_at
+from hookboard.measure.columns import AtEnds, Columns
+from hookboard.measure.derived import DERIVED, ENDS, Merged
 from hookboard.measure.row import WIDTH, Moments
 from hookboard.messages import unknown
 
@@ -54,7 +58,7 @@ FORMULAS: dict[str, Formula] = {
     "nan_count": _formula("", lambda m: m.nan, of_any=False),
     "inf_count": _formula("", lambda m: m.posinf + m.neginf, of_any=False),
 }
-"""Every built-in statistic by name; the README has the formulas."""
+"""Every built-in statistic by name that the row alone gives; `DERIVED` has the others, the README the formulas."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class Statistic:
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise ValueError(f"Statistic name {self.name!r}: use letters, digits and underscores, as in 'near_zero'.")
-        if self.name in FORMULAS:
+        if _is_built_in(self.name):
             raise ValueError(f"Statistic name {self.name!r} is taken by a built-in statistic.")
         if self.merge not in IDENTITY:
             raise unknown("merge rule", self.merge, list(IDENTITY))
@@ -107,32 +111,65 @@ class Plan:
     Args:
         names: the built-in ones, in the given order.
         own: the user's own ones.
-        wanted: the columns of the row that the built-in ones need.
+        wanted: what the built-in ones need: columns of the row, and `bins` or `channels`.
+        columns: what they need beside the row.
     """
 
     names: tuple[str, ...]
     own: tuple[Statistic, ...]
     wanted: frozenset[str]
+    columns: tuple[Columns, ...] = ()
+
+    @cached_property
+    def more(self) -> tuple[Columns | Statistic, ...]:
+        """What stands behind the moments in a row, in this order."""
+        return *self.columns, *self.own
 
     @property
     def width(self) -> int:
-        """How many numbers a row has: the moments, and one for each of the user's statistics."""
-        return WIDTH + len(self.own)
+        """How many numbers a row has."""
+        return WIDTH + width_of(self.more)
 
     def with_histogram(self) -> "Plan":
         """The same plan, which also fills the columns that a histogram is written with."""
         return replace(self, wanted=self.wanted | {"mean", "deviation"})
 
-    def values(self, moments: Moments, own: Sequence[float]) -> dict[str, float]:
-        """Every statistic by name.
+    def between(self, ends: tuple[float, float] | None) -> "Plan":
+        """The same plan for a site whose values are at an end from these two on; None if it has no ends."""
+        if ends is None or ENDS not in self.columns:
+            return self
+        return replace(self, columns=tuple(AtEnds(ends) if each is ENDS else each for each in self.columns))
+
+    def values(
+        self,
+        moments: Moments,
+        more: Sequence[float],
+        *,
+        bins: np.ndarray | None = None,
+        channels: np.ndarray | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> dict[str, float]:
+        """Every statistic by name; those that the site does not have are left out.
 
         Args:
             moments: of a merged row.
-            own: the merged numbers of the user's statistics, in their order.
+            more: what stands behind them.
+            bins: the counts of the values, shape (BINS,); None if there are none.
+            channels: the row of each channel, shape (channels, WIDTH); None if there are none.
+            dtype: of the tensors; None if unknown.
         """
-        values = {name: FORMULAS[name].value(moments) for name in self.names}
+        numbers, start = {}, 0
+        for columns in self.columns:
+            numbers[columns] = list(more[start : start + columns.width])
+            start += columns.width
+        merged = Merged(moments, bins, channels, dtype, numbers)
+        values = {}
+        for name in self.names:
+            value = FORMULAS[name].value(moments) if name in FORMULAS else DERIVED[name].value(merged)
+            if value is not None:
+                values[name] = value
         if self.own:
-            values.update({statistic.name: value for statistic, value in zip(self.own, own, strict=True)})
+            values.update({statistic.name: value for statistic, value in zip(self.own, more[start:], strict=True)})
         return values
 
 
@@ -148,9 +185,15 @@ def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Se
     """
     given = as_list(statistics)
     own = [s if isinstance(s, Statistic) else _at_path(s, also_valid) for s in given if not _is_built_in(s)]
-    names = tuple(dict.fromkeys(s for s in given if isinstance(s, str) and s in FORMULAS))
-    wanted = frozenset[str]().union(*(FORMULAS[name].needs for name in names))
-    return Plan(names, tuple(own), wanted)
+    names = tuple(dict.fromkeys(s for s in given if isinstance(s, str) and _is_built_in(s)))
+    wanted = frozenset[str]().union(*((FORMULAS.get(name) or DERIVED[name]).needs for name in names))
+    columns = dict.fromkeys(DERIVED[name].columns for name in names if name in DERIVED)
+    return Plan(names, tuple(own), wanted, tuple(each for each in columns if each is not None))
+
+
+def width_of(more: Sequence[Columns | Statistic]) -> int:
+    """How many numbers stand behind the moments."""
+    return sum(each.width if isinstance(each, Columns) else 1 for each in more)
 
 
 def as_list(statistics: str | Statistic | Sequence[str | Statistic]) -> list[str | Statistic]:
@@ -159,14 +202,14 @@ def as_list(statistics: str | Statistic | Sequence[str | Statistic]) -> list[str
 
 
 def _is_built_in(statistic: str | Statistic) -> bool:
-    return isinstance(statistic, str) and statistic in FORMULAS
+    return isinstance(statistic, str) and (statistic in FORMULAS or statistic in DERIVED)
 
 
 def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
     if not isinstance(path, str):
         raise ValueError(f"statistic {path!r}: wrap your function, as in hookboard.Statistic('my_name', function).")
     if "." not in path:
-        raise unknown("statistic", path, [*FORMULAS, *also_valid])
+        raise unknown("statistic", path, [*FORMULAS, *DERIVED, *also_valid])
     return object_at(path, Statistic, "statistic")
 
 

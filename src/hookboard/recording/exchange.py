@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hookboard.measure import Statistic, merge_rows
+from hookboard.measure import Columns, Statistic, merge_rows
 from hookboard.ranks import Ranks
 from hookboard.sites import Site
 
@@ -66,13 +66,13 @@ class Packet:
         flat = torch.cat([part.flatten() for part in parts]).cpu()
         return Packet(*[a.view_as(b) for a, b in zip(flat.split([p.numel() for p in parts]), parts, strict=True)])
 
-    def over(self, ranks: Ranks, own: tuple[Statistic, ...]) -> "Packet":
+    def over(self, ranks: Ranks, more: Sequence[Columns | Statistic]) -> "Packet":
         """The same merged over all ranks, in one collective."""
         mine = [self.rows.flatten(), self.channels.flatten(), self.flags, self.status]
         each, bins = ranks.gather_and_sum(torch.cat(mine), self.bins.flatten())
         rows, channels, flags, status = each.split([part.numel() for part in mine], dim=1)
         return Packet(
-            rows=_over_ranks(rows, self.rows, own),
+            rows=_over_ranks(rows, self.rows, more),
             channels=_over_ranks(channels, self.channels, ()),
             bins=bins.view_as(self.bins),
             flags=flags.amax(0),
@@ -80,10 +80,10 @@ class Packet:
         )
 
 
-def _over_ranks(each: Tensor, mine: Tensor, own: tuple[Statistic, ...]) -> Tensor:
+def _over_ranks(each: Tensor, mine: Tensor, more: Sequence[Columns | Statistic]) -> Tensor:
     """The rows of all ranks merged, shape (n, width); from shape (ranks, n * width) and the rows of this rank."""
     owner = torch.arange(len(mine), device=mine.device).repeat(len(each))
-    return merge_rows(each.reshape(-1, mine.shape[1]), owner, len(mine), own)
+    return merge_rows(each.reshape(-1, mine.shape[1]), owner, len(mine), more)
 
 
 class Exchange:
@@ -91,12 +91,12 @@ class Exchange:
 
     Args:
         ranks: the processes that merge what they measured; None if nothing is merged.
-        own: the user's statistics, whose columns follow the moments in a row.
+        more: what stands behind the moments in a row.
     """
 
-    def __init__(self, ranks: Ranks | None, own: tuple[Statistic, ...]) -> None:
+    def __init__(self, ranks: Ranks | None, more: Sequence[Columns | Statistic]) -> None:
         self._ranks = ranks
-        self._own = own
+        self._more = more
         self._agreed: Layout = {}
         self._has_given_up = self._is_told = False
 
@@ -132,7 +132,7 @@ class Exchange:
         while True:
             is_new = any(site not in self._agreed or not self._agreed[site].holds(mine[site]) for site in mine)
             status = torch.tensor([math.nan if self._has_given_up else is_new], dtype=torch.float64, device="cpu")
-            host = pack(self._agreed, status).over(self._ranks, self._own).to_host()
+            host = pack(self._agreed, status).over(self._ranks, self._more).to_host()
             if math.isnan(host.status):
                 self._has_given_up = self._is_told = True
                 raise RuntimeError("another rank has stopped measuring")

@@ -43,9 +43,7 @@ Waiting = tuple[Slot, Tensor, int | None, Tensor | None]
 
 
 class Recorder:
-    """Measures the tensors of any number of sites and merges what belongs to one step.
-
-    Tensors may come from several threads.
+    """Measures the tensors of any number of sites, in any thread, and merges what belongs to one step.
 
     Args:
         plan: the statistics to measure.
@@ -54,6 +52,7 @@ class Recorder:
         histogram: whether to count histograms too; or a function that says so for a site when its first tensor comes.
         channels: is asked for each tensor which of its dimensions holds the channels, whose rows are then measured too;
             None for none. Left out: no channels.
+        ends: tells from which values on a site is at an end of its range; None for a site without ends, or for all.
         ranks: the processes that train this model together; None if there is only one.
         sync: whether the ranks merge what they measured. Then every rank must call each flush.
     """
@@ -69,24 +68,27 @@ class Recorder:
         stage: Stage = "train",
         histogram: bool | Callable[[Site, Tensor], bool] = False,
         channels: Callable[[Site, Tensor], int | None] | None = None,
+        ends: Callable[[Site], tuple[float, float] | None] | None = None,
         ranks: Ranks | None = None,
         sync: bool = True,
     ) -> None:
         self.stage: Stage = stage
         self._plan = plan.with_histogram() if histogram else plan
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._plan.wanted]
-        self._rows = RowBuffer(plan.own, device)
+        self._rows = RowBuffer(plan.more, device)
         self._slots: dict[Site, Slot] = {}
         self._opening = threading.Lock()
         self._histogram = histogram
+        self._has_bins = bool(histogram) or "bins" in plan.wanted
         self._channels = channels
+        self._ends = ends
         self._channel_rows = ChannelBuffer(device)
         self._keeps_channels = device.type == "cpu" and (ranks is None or not sync)
         self._extents: Layout = {}
         self._met: set[int] = set()
         self._rank = 0 if ranks is None else ranks.rank
         self._is_merged = sync or ranks is None
-        self._exchange = Exchange(ranks if sync else None, plan.own)
+        self._exchange = Exchange(ranks if sync else None, plan.more)
         self._off: set[Site] = set()
 
     def open(self, site: Site) -> Callable[[Tensor], None]:
@@ -99,7 +101,8 @@ class Recorder:
     def _add(self, site: Site) -> Slot:
         with self._opening:
             if site not in self._slots:
-                slot = Slot(len(self._slots), site)
+                plan = self._plan if self._ends is None else self._plan.between(self._ends(site))
+                slot = Slot(len(self._slots), site, plan)
                 slot.observe = functools.partial(self._observe, slot)
                 self._slots[site] = slot
                 self._extents[site] = slot.extent
@@ -122,7 +125,7 @@ class Recorder:
                 if found is None:
                     continue
                 part, dim = found
-                if self._plan.own or slot.counts is not None or not can_measure_together(part, dim, minus):
+                if slot.plan.more or slot.counts is not None or not can_measure_together(part, dim, minus):
                     slot.observe(tensor if minus is None else difference(tensor, minus))
                     continue
             except Exception as error:
@@ -174,8 +177,8 @@ class Recorder:
         """The row of a tensor, and those of its channels."""
         moments_only = slot.traits.moments_only
         if dim is None:
-            return measure(tensor, self._plan, counts=slot.counts, moments_only=moments_only), None
-        return measure_channels(tensor, dim, self._plan, counts=slot.counts, moments_only=moments_only)
+            return measure(tensor, slot.plan, counts=slot.counts, moments_only=moments_only), None
+        return measure_channels(tensor, dim, slot.plan, counts=slot.counts, moments_only=moments_only)
 
     def _keep(self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None) -> None:
         if self._channels is not None and tensor.numel():
@@ -189,7 +192,7 @@ class Recorder:
         if not slot.is_decided or slot.extent.dtype is not tensor.dtype:
             with self._opening:
                 if not slot.is_decided:
-                    has_bins = not slot.traits.moments_only and self._wants_histogram(slot.site, tensor)
+                    has_bins = not slot.traits.moments_only and self._wants_bins(slot.site, tensor)
                     slot.counts = no_counts(self._rows.device) if has_bins else None
                     slot.is_decided = True
                     self._resize(slot, slot.extent._replace(has_bins=has_bins))
@@ -199,8 +202,10 @@ class Recorder:
     def _resize(self, slot: Slot, extent: Extent) -> None:
         slot.extent = self._extents[slot.site] = extent
 
-    def _wants_histogram(self, site: Site, tensor: Tensor) -> bool:
-        return self._histogram if isinstance(self._histogram, bool) else self._histogram(site, tensor)
+    def _wants_bins(self, site: Site, tensor: Tensor) -> bool:
+        if "bins" in self._plan.wanted or isinstance(self._histogram, bool):
+            return self._has_bins
+        return self._histogram(site, tensor)
 
     def give_up(self) -> bool:
         """Stop measuring on this rank; returns whether it must still take part in the next flush."""
@@ -266,7 +271,7 @@ class Recorder:
         channels = {} if self._keeps_channels else {local[index]: rows for index, rows in taken.items()}
         # What another rank has counted of a site is not the whole; nobody asks where there are no ranks.
         partly = measured if self._exchange.is_collective else ()
-        bins = take_bins([self._slots[site] for site in local], partly, merged.device) if self._histogram else {}
+        bins = take_bins([self._slots[site] for site in local], partly, merged.device) if self._has_bins else {}
         none = merged.new_zeros(BINS)
 
         def pack(layout: Layout, status: Tensor) -> Packet:
@@ -290,6 +295,6 @@ class Recorder:
         dtype: torch.dtype | None,
     ) -> Reading:
         moments = Moments(*row[:WIDTH])
-        drawn = None if bins is None else histogram(bins, moments.min, moments.max)
-        statistics = self._plan.values(moments, row[WIDTH:])
+        drawn = histogram(bins, moments.min, moments.max) if bins is not None and self._histogram else None
+        statistics = self._plan.values(moments, row[WIDTH:], bins=bins, channels=channels, dtype=dtype)
         return Reading(site, moments, statistics, drawn, self.stage, channels=channels, dtype=dtype)

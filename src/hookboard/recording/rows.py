@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import EMPTY, Row, Statistic, merge_rows
+from hookboard.measure import EMPTY, Columns, Row, Statistic, merge_rows, width_of
 
 MOST_ROWS = 4096
 """How many rows are kept at most before those of each owner are merged, as in a long validation loop."""
@@ -18,13 +18,13 @@ class RowBuffer:
     """Rows in the order they came. Several threads may append.
 
     Args:
-        own: the user's statistics, whose columns follow the moments.
+        more: what stands behind the moments in a row.
         device: where the rows are merged.
     """
 
-    def __init__(self, own: Sequence[Statistic], device: torch.device) -> None:
+    def __init__(self, more: Sequence[Columns | Statistic], device: torch.device) -> None:
         self.device = device
-        self._own = own
+        self._more = more
         self._rows: list[tuple[int, Row]] = []
         self._most = MOST_ROWS
         self._merging = threading.Lock()
@@ -43,7 +43,7 @@ class RowBuffer:
 
         Args:
             owner: the index of the site that the row belongs to.
-            row: WIDTH + len(own) numbers.
+            row: WIDTH + width_of(more) numbers.
         """
         self._rows.append((owner, row))  # needs no lock: it is one step for the interpreter
         if len(self._rows) >= self._most:
@@ -56,8 +56,8 @@ class RowBuffer:
             owners: how many owners there are.
 
         Returns:
-            The merged row of each, shape (owners, WIDTH + len(own)), float64, on the device. An owner without rows gets
-            the row of an empty tensor.
+            The merged row of each, shape (owners, WIDTH + width_of(more)), float64, on the device. An owner without
+            rows gets the row of an empty tensor.
         """
         with self._merging:
             rows = list(self._rows)
@@ -78,13 +78,13 @@ class RowBuffer:
     def _merged(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
         row_of = dict(rows)
         if len(row_of) == len(rows):  # there is nothing to merge
-            nothing = [*EMPTY, *[math.nan] * len(self._own)]
+            nothing = [*EMPTY, *[math.nan] * width_of(self._more)]
             return self._block([row_of.get(owner, nothing) for owner in range(owners)])
         owner = self._on_device(torch.tensor([owner for owner, _ in rows], device="cpu"))
-        return merge_rows(self._block([row for _, row in rows]), owner, owners, self._own)
+        return merge_rows(self._block([row for _, row in rows]), owner, owners, self._more)
 
     def _block(self, rows: list[Row]) -> Tensor:
-        """Shape (n, WIDTH + len(own)). Rows are tensors where they were measured on another device than the CPU."""
+        """One matrix of the rows, which are tensors where they were measured on another device than the CPU."""
         if any(isinstance(row, Tensor) for row in rows):
             return torch.stack([self._on_device(row if isinstance(row, Tensor) else _tensor(row)) for row in rows])
         return self._on_device(_tensor(rows))

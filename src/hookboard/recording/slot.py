@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Sequence
 import torch
 from torch import Tensor
 
-from hookboard.measure import BINS
+from hookboard.measure import BINS, Plan
 from hookboard.recording.exchange import Extent
 from hookboard.sites import ROLES, Site
 
@@ -17,16 +17,18 @@ class Slot:
     Args:
         index: its number, in the order in which sites came.
         site: the site.
+        plan: its statistics.
     """
 
-    __slots__ = ("counts", "extent", "index", "is_decided", "observe", "site", "traits")
+    __slots__ = ("counts", "extent", "index", "is_decided", "observe", "plan", "site", "traits")
 
     observe: Callable[[Tensor], None]
     """Measures a tensor of the site."""
 
-    def __init__(self, index: int, site: Site) -> None:
+    def __init__(self, index: int, site: Site, plan: Plan) -> None:
         self.index = index
         self.site = site
+        self.plan = plan
         self.traits = ROLES[site.role]
         self.extent = Extent()
         """What a packet holds of it."""
