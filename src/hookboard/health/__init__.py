@@ -10,6 +10,7 @@ from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
 from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of
 from hookboard.health.page import Page
+from hookboard.health.ranges import ends_of
 from hookboard.health.report import closing, ended_by, news
 from hookboard.health.rule import Rule, check_stop_on, rules_of
 from hookboard.health.rules import RULES
@@ -37,6 +38,7 @@ __all__ = [
     "check_stop_on",
     "closing",
     "ended_by",
+    "ends_of",
     "first_of",
     "layers_of",
     "news",

@@ -12,7 +12,7 @@ import numpy as np
 
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
-from hookboard.measure import FIELDS
+from hookboard.measure import FIELDS, dead_share
 from hookboard.recording import Reading
 from hookboard.sites import Role
 
@@ -27,7 +27,7 @@ QUANTITIES: dict[str, str] = {
 }
 """Every quantity by name."""
 
-_COUNT, _MEAN, _DEVIATION, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "zeros"))
+_MEAN, _DEVIATION = map(FIELDS.index, ("mean", "deviation"))
 
 _TAKEN = attrgetter("count", "mean", "deviation", "nan", "posinf", "neginf")
 _NOTHING = (0.0, math.nan, math.nan, 0.0, 0.0, 0.0)
@@ -127,9 +127,7 @@ def _dead_fraction(reading: Reading | None) -> float:
         return math.nan
     if reading.moments.count and reading.moments.zeros == 0:
         return 0.0  # as in most layers; nothing else needs to be looked at
-    channels = reading.channels
-    seen = channels[:, _COUNT] > 0
-    return float(np.mean(channels[seen, _ZEROS] == channels[seen, _COUNT])) if seen.any() else math.nan
+    return dead_share(reading.channels)
 
 
 def _sample_spread(reading: Reading | None) -> float:

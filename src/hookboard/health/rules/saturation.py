@@ -6,6 +6,7 @@ import numpy as np
 
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
+from hookboard.health.ranges import END, RANGES
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, severity_of, source_of
 from hookboard.health.run import Run
@@ -14,10 +15,6 @@ from hookboard.measure import FIELDS
 from hookboard.recording import Reading
 
 _MIN, _MAX = map(FIELDS.index, ("min", "max"))
-
-END = 0.97
-"""How far from the middle of its range to the end an output is saturated: tanh beyond 2.1, where it passes 6 % of the
-gradient (Karpathy)."""
 
 SHARE = 0.5
 """Share of saturated outputs from which it is a symptom (DeepDiagnosis)."""
@@ -45,14 +42,6 @@ FORGETS = -4.0
 
 GATE = -0.5
 """Mean of the biases of a recurrent layer under which one gate in four has such a bias (-4 / 4, with a margin)."""
-
-_RANGES = {
-    "Tanh": (-1.0, 1.0),
-    "Sigmoid": (0.0, 1.0),
-    "Hardtanh": (-1.0, 1.0),
-    "Hardsigmoid": (0.0, 1.0),
-    "Softsign": (-1.0, 1.0),
-}
 
 
 def _saturated(run: Run) -> Iterator[Symptom]:
@@ -109,8 +98,8 @@ def _share_at(look: Look | None, layer: Layer) -> float | None:
 
 
 def _range(layer: Layer, reading: Reading) -> tuple[float, float]:
-    if layer.type in _RANGES and abs(reading.moments.max) <= 1 and abs(reading.moments.min) <= 1:
-        return _RANGES[layer.type]
+    if layer.type in RANGES and abs(reading.moments.max) <= 1 and abs(reading.moments.min) <= 1:
+        return RANGES[layer.type]
     if layer.type == "Hardtanh":
         return reading.moments.min, reading.moments.max
     return (-1.0 if reading.moments.min < 0 else 0.0), 1.0
