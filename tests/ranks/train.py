@@ -33,7 +33,7 @@ from hookboard import (
     ParameterLogger,
     Statistic,
 )
-from hookboard.measure.statistics import FORMULAS
+from hookboard.measure import DERIVED, FORMULAS
 
 SIZES = {0: [3, 4, 2], 1: [5, 1, 6]}
 """Rows of each rank's batches."""
@@ -178,7 +178,8 @@ class Batches(IterableDataset):
 def main(strategy: str, how: str, devices: int, file: str) -> None:
     warnings.simplefilter("ignore")
     sync = how != "alone"
-    statistics = [*FORMULAS, NEAR_ZERO]
+    of_channels = {"dead_fraction", "effective_rank"} if how == "sharded" else set()
+    statistics = [name for name in (*FORMULAS, *DERIVED) if name not in of_channels] + [NEAR_ZERO]
     options = {"statistics": statistics, "histogram": True, "sync_dist": sync}
     callbacks: list[Any] = [
         ActivationLogger(roles=["output", "input"], stages=["train", "validate"], **options),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.callbacks.course import is_due
+from hookboard.callbacks.facts import facts_of, without_curves
 from hookboard.callbacks.life import Life
 from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.site_watch import SiteWatch, gaps_of
@@ -125,11 +126,13 @@ class SiteLogger(Life[V]):
 
     def _recorder(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> Recorder:
         """What measures the tensors of one stage."""
+        resolved = self._plan()
         return Recorder(
-            self._plan(),
+            resolved,
             pl_module.device,
             stage=watch.stage,
             histogram=self.histogram,
+            **facts_of(pl_module, resolved),
             ranks=Ranks() if trainer.world_size > 1 else None,
             sync=self.sync_dist,
         )
@@ -228,6 +231,8 @@ class SiteLogger(Life[V]):
         if not watch.gaps_are_named:
             watch.gaps_are_named = True
             self._name_gaps(trainer, watch, readings)
+            for line in without_curves(self._names, self.readings, names_in(trainer.lightning_module)):
+                inform(f"{self._name}: {line} (this is said once).")
 
     def _name_gaps(self, trainer: Trainer, watch: V, readings: Sequence[Reading]) -> None:
         """Give one warning that names all selected sites without a reading, grouped by cause."""

@@ -4,7 +4,7 @@
 `judge.py` asks them and makes verdicts of what lasts. To add a rule, see `rules/__init__.py`.
 """
 
-from hookboard.health.channels import ChannelDims, NeedsHistogram
+from hookboard.health.channels import ChannelDims, DefinedDims, NeedsHistogram
 from hookboard.health.judge import Judge
 from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
@@ -20,6 +20,7 @@ from hookboard.health.verdict import Severity, Symptom, Verdict
 __all__ = [
     "RULES",
     "ChannelDims",
+    "DefinedDims",
     "Judge",
     "Layer",
     "Look",

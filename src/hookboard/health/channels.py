@@ -40,17 +40,62 @@ class ChannelDims:
         if site.role not in ("output", "input") or tensor.dim() < 2:
             return None
         layer = self._layers.get(site.name)
-        kind = "other" if layer is None else layer.kind
-        if kind in ("linear", "embedding", "recurrent", "attention"):
-            self._is_last = True
-        elif kind == "norm":
-            self._is_last = layer is not None and layer.type in NORMS_OF_THE_LAST
-        elif kind == "conv":
-            self._is_last = False
-        if kind == "conv" and layer is not None and layer.shapes:
-            spatial = len(next(iter(layer.shapes.values()))) - 2
-            return tensor.dim() - spatial - 1
-        return tensor.dim() - 1 if self._is_last else 1
+        self._is_last = _stands_last(layer, self._is_last)
+        return _dim(layer, tensor, self._is_last)
+
+
+class DefinedDims:
+    """Tells the dimension of channels of each tensor, in whatever order it is asked, of any part of the layers.
+
+    A layer without weights is taken to follow the layer that the model defines before it, a module with layers inside
+    to end with the last of them.
+
+    Args:
+        layers: all layers of the model by name, in the order in which it defines them.
+
+    Example:
+        >>> import torch
+        >>> layers = {"fc": Layer("fc", "Linear", "linear"), "gelu": Layer("gelu", "GELU", "smooth")}
+        >>> DefinedDims(layers)(Site("gelu", "grad_output"), torch.zeros(2, 7, 16))
+        2
+    """
+
+    def __init__(self, layers: Mapping[str, Layer]) -> None:
+        self._layers = layers
+        self._stands_last: dict[str, bool] = {}
+        is_last = False
+        for name, layer in layers.items():
+            is_last = _stands_last(layer, is_last)
+            parts = name.split(".")
+            for depth in range(len(parts) + 1):
+                self._stands_last[".".join(parts[:depth])] = is_last
+
+    def __call__(self, site: Site, tensor: Tensor) -> int | None:
+        """The dimension; None if the tensor has no channels."""
+        if tensor.dim() < 2 or ROLES[site.role].moments_only:
+            return None
+        if ROLES[site.role].of_parameter:
+            return 0
+        return _dim(self._layers.get(site.name), tensor, self._stands_last.get(site.name, False))
+
+
+def _stands_last(layer: Layer | None, before: bool) -> bool:
+    """Whether a layer has its channels in the last dimension, by what held before it."""
+    if layer is None:
+        return before
+    if layer.kind in ("linear", "embedding", "recurrent", "attention"):
+        return True
+    if layer.kind == "norm":
+        return layer.type in NORMS_OF_THE_LAST
+    return before and layer.kind != "conv"
+
+
+def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:
+    """The dimension of the channels of a tensor with two dimensions or more."""
+    if layer is not None and layer.kind == "conv" and layer.shapes:
+        spatial = len(next(iter(layer.shapes.values()))) - 2
+        return tensor.dim() - spatial - 1
+    return tensor.dim() - 1 if is_last else 1
 
 
 def _of_batch(tensor: Tensor) -> int | None:

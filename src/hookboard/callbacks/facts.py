@@ -1,0 +1,52 @@
+"""What statistics must know of the model beside its tensors, and the line about those that a site does not have."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from hookboard.health import DefinedDims, ends_of, layers_of
+from hookboard.measure import DERIVED, Plan
+from hookboard.parameters import weights_of
+from hookboard.patterns import folded
+from hookboard.recording import Reading
+from hookboard.selection import named_submodules
+from hookboard.sites import Role, Site
+
+
+def facts_of(model: nn.Module, plan: Plan) -> dict[str, Any]:
+    """What a recorder needs for the statistics of a plan: `channels` and `ends`, where they ask for them."""
+    facts: dict[str, Callable[..., Any]] = {}
+    modules = {"": model, **dict(named_submodules(model))}
+    if "channels" in plan.wanted:
+        facts["channels"] = DefinedDims(layers_of(modules, weights_of(modules)))
+    if "saturated_fraction" in plan.names:
+
+        def ends(site: Site) -> tuple[float, float] | None:
+            return ends_of(modules[site.name]) if site.role == "output" and site.name in modules else None
+
+        facts["ends"] = ends
+    return facts
+
+
+def without_curves(
+    names_of: Callable[[Role], Sequence[str]], readings: Sequence[Reading], among: Iterable[str]
+) -> Iterator[str]:
+    """A line for each statistic that was asked for and that some readings do not have.
+
+    That most modules are no bounded activation needs no line, unless none is.
+
+    Args:
+        names_of: the statistics that are logged for a role.
+        readings: of all sites that were measured.
+        among: all names of the model.
+    """
+    among, lacking = list(among), dict[str, list[Reading]]()
+    for reading in readings:
+        for name in names_of(reading.site.role):
+            if name not in reading.statistics:
+                lacking.setdefault(name, []).append(reading)
+    for name, without in lacking.items():
+        if name != "saturated_fraction" or len(without) == len(readings):
+            names = folded(dict.fromkeys(reading.site.name for reading in without), among)
+            yield f"no {name} of {names}: {DERIVED[name].why_not}"

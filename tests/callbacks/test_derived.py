@@ -1,0 +1,160 @@
+"""Kurtosis, quantiles, shares of channels and values, and headroom, as they are logged, against raw tensors."""
+
+import pytest
+import torch
+from oracle import assert_derived, normal
+from torch import nn
+from toys import EachStep, Raw, Toy, batches, events, fit, mlp, scalars
+
+from hookboard import ActivationLogger, GradientLogger, ParameterLogger
+from hookboard.measure import DERIVED
+
+ALL = tuple(DERIVED)
+TANH, SIGMOID = (-0.97, 0.97), (0.015, 0.985)
+
+
+def pictures(*sizes):
+    return [normal(size, 3, 6, 6) for size in sizes]
+
+
+def convolutions():
+    """Every other unit of the first ReLU is dead, the last two layers reach the ends of their ranges."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3))
+    with torch.no_grad():
+        net[0].bias[::2] = -100
+        net[2].weight *= 30
+    return nn.Sequential(*net, nn.Sigmoid())
+
+
+def tokens():
+    """Its channels stand in the last dimension."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.LayerNorm(6), nn.Tanh())
+
+
+def assert_logged(folder, model, data, dim=1, ends=None, **options):
+    """Activations and their gradients at every step equal the oracle's, in memory and in the event file."""
+    raw = Raw()
+    loggers = [logger(statistics=ALL, every_n_steps=1) for logger in (ActivationLogger, GradientLogger)]
+    kept = [EachStep(logger) for logger in loggers]
+    fit(folder, model, data, raw, *loggers, *kept, **options)
+    written = scalars(folder)
+    checked = 0
+    for step, tensors in enumerate(raw.steps[:-1]):
+        for reading in (reading for each in kept for reading in each.readings[step]):
+            site = reading.site
+            true = tensors[site.role, site.name]
+            here = (ends or {}).get(site.name) if site.role == "output" else None
+            assert_derived(reading.statistics, true, dim if true[0].dim() > 2 else 1, ends=here)
+            for name, value in reading.statistics.items():
+                assert written[site.scalar_tag(name)][step] == pytest.approx(value, rel=1e-6, nan_ok=True)
+            checked += 1
+    assert checked
+
+
+ENDS = {"net.3": TANH, "net.6": SIGMOID}
+
+
+def test_of_a_convolutional_net_they_are_those_of_the_raw_tensors(tmp_path):
+    assert_logged(tmp_path, Toy(convolutions()), pictures(3, 3, 3), ends=ENDS)
+
+
+def test_over_micro_batches_of_unequal_size_they_are_those_of_all_together(tmp_path):
+    data = pictures(3, 1, 4, 2)
+    assert_logged(tmp_path, Toy(convolutions()), data, ends=ENDS, accumulate_grad_batches=2)
+
+
+def test_of_tokens_the_channels_are_the_last_dimension(tmp_path):
+    assert_logged(tmp_path, Toy(tokens()), [normal(2, 7, 4)] * 2, dim=-1, ends={"net.3": TANH})
+
+
+def test_half_precision_is_measured_against_its_own_limits(tmp_path):
+    data = [batch.bfloat16() for batch in batches(4, 4)]
+    assert_logged(tmp_path, Toy(mlp().bfloat16()), data)
+
+
+@pytest.mark.compiles
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_compiled_they_are_those_of_the_eager_run(tmp_path):
+    def measured(model):
+        loggers = [logger(statistics=ALL, every_n_steps=1) for logger in (ActivationLogger, GradientLogger)]
+        fit(None, model, pictures(3), *loggers, logger=True, default_root_dir=tmp_path)
+        return {r.site: r.statistics for logger in loggers for r in logger.readings}
+
+    model = Toy(convolutions())
+    model.net.compile(backend="aot_eager")
+    compiled, eager = measured(model), measured(Toy(convolutions()))
+    torch.compiler.reset()
+    assert compiled.keys() == eager.keys()
+    for site, values in eager.items():
+        assert compiled[site] == pytest.approx(values, rel=1e-5, nan_ok=True)
+
+
+def test_a_quantile_puts_no_histogram_on_tensorboard(tmp_path):
+    logger = ActivationLogger(statistics="p50")
+    fit(tmp_path, Toy(mlp()), batches(4), logger)
+    assert all(reading.histogram is None for reading in logger.readings)
+    assert not events(tmp_path).Tags()["histograms"]
+    assert "activation_p50/net.0" in scalars(tmp_path)
+
+
+def test_quantiles_and_histograms_stand_side_by_side(tmp_path):
+    logger = ActivationLogger(statistics="p50", histogram=True)
+    fit(tmp_path, Toy(mlp()), batches(4), logger)
+    assert "activations/net.0" in events(tmp_path).Tags()["histograms"]
+    assert "p50" in logger.readings[0].statistics
+
+
+def test_of_a_parameter_a_dead_unit_has_nothing_but_zeros_for_weights(tmp_path):
+    class Kept(Toy):
+        def on_train_batch_end(self, *args):
+            self.kept = {name: p.detach().clone() for name, p in self.named_parameters()}
+
+    model = Kept(mlp())
+    with torch.no_grad():
+        model.net[2].weight[1] = 0
+    model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=0.0)
+    logger = ParameterLogger(statistics=ALL)
+    fit(tmp_path, model, batches(4), logger)
+    found = {reading.site.name: reading.statistics for reading in logger.readings}
+    assert found["net.2.weight"]["dead_fraction"] == pytest.approx(1 / 3)
+    for name, values in found.items():
+        assert_derived(values, [model.kept[name]], 0)
+
+
+def test_what_a_site_does_not_have_is_said_in_one_line(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        fit(tmp_path, Toy(mlp().double()), [b.double() for b in batches(4, 4)], ActivationLogger(statistics=ALL))
+    lines = [record.getMessage() for record in caplog.records if "ActivationLogger: no" in record.getMessage()]
+    assert len(lines) == 2
+    assert any("no saturated_fraction of" in line and "no bounded activation" in line for line in lines)
+    assert any("no underflow_fraction of" in line and "float64" in line for line in lines)
+
+
+def test_where_one_layer_is_bounded_nothing_is_said_of_the_others(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        fit(tmp_path, Toy(tokens()), batches(4), ActivationLogger(statistics="saturated_fraction"))
+    assert not [record for record in caplog.records if "saturated" in record.getMessage()]
+    assert {tag for tag in scalars(tmp_path) if "saturated" in tag} == {"activation_saturated_fraction/net.3"}
+
+
+def test_the_ends_of_a_hardtanh_are_its_own(tmp_path):
+    net = nn.Sequential(nn.Linear(4, 50), nn.Hardtanh(-0.2, 0.6))
+    raw, logger = Raw(), ActivationLogger("net.1", statistics="saturated_fraction")
+    fit(tmp_path, Toy(net), batches(30), raw, logger)
+    (true,) = raw.steps[0]["output", "net.1"]
+    expected = ((true.double() <= 0.2 - 0.97 * 0.4) | (true.double() >= 0.2 + 0.97 * 0.4)).double().mean()
+    assert logger.readings[0].statistics == {"saturated_fraction": pytest.approx(expected.item())}
+
+
+def test_the_run_is_bit_for_bit_the_same(tmp_path):
+    def trained(*watching):
+        torch.manual_seed(1)
+        model = Toy(convolutions())
+        fit(tmp_path, model, pictures(3, 3), *watching)
+        return [*model.parameters(), torch.rand(3)]
+
+    loggers = [logger(statistics=ALL) for logger in (ActivationLogger, GradientLogger, ParameterLogger)]
+    for one, other in zip(trained(), trained(*loggers), strict=True):
+        assert torch.equal(one, other)
