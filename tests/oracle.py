@@ -92,6 +92,7 @@ def derived(tensors: Iterable[Tensor], dim: int = 1, ends: tuple[float, float] |
     if tensors[0].dim() > 1:
         columns = np.concatenate([t.movedim(dim, 0).reshape(t.shape[dim], -1).double() for t in tensors], axis=1)
         seen = np.isfinite(columns).any(axis=1)
+        numbers["effective_rank"] = _effective_rank(columns)
         numbers["dead_fraction"] = np.mean((columns[seen] == 0).all(axis=1)) if seen.any() else math.nan
     if dtype.is_floating_point:
         largest = math.inf if not size.size else float(np.log2(torch.finfo(dtype).max) - np.log2(size.max()))
@@ -101,6 +102,22 @@ def derived(tensors: Iterable[Tensor], dim: int = 1, ends: tuple[float, float] |
     if ends is not None:
         numbers["saturated_fraction"] = np.mean((x <= ends[0]) | (x >= ends[1])) if x.size else math.nan
     return {name: float(number) for name, number in numbers.items()}
+
+
+def _effective_rank(columns: np.ndarray) -> float:
+    """From the singular values of the centred data, of channels by samples."""
+    if not np.isfinite(columns).any():
+        return math.nan
+    columns = columns[:, np.isfinite(columns).all(axis=0)]
+    if not columns.size:
+        return math.nan
+    size = np.abs(columns).max() or 1.0
+    columns = columns / size
+    powers = np.linalg.svd(columns - columns.mean(axis=1, keepdims=True), compute_uv=False) ** 2
+    if powers.sum() < 1e-26:
+        return 0.0
+    shares = powers[powers > 0] / powers.sum()
+    return float(np.exp(-np.sum(shares * np.log(shares))))
 
 
 def assert_derived(measured: dict[str, float], tensors: Iterable[Tensor], dim: int = 1, **options: Any) -> None:

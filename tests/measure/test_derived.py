@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from oracle import assert_derived, normal
+from oracle import assert_derived, derived, normal
 from ways import as_row, every_way, no_counts, on_cpu
 
 from hookboard import Statistic
-from hookboard.measure import DERIVED, EMPTY, WIDTH, Moments, measure_channels, merge_rows, plan
+from hookboard.measure import DERIVED, WIDTH, Moments, measure_channels, merge_rows, plan
 from hookboard.measure.channels import rows_of_channels
 
 EVERYTHING = plan(list(DERIVED))
@@ -121,8 +121,8 @@ def test_a_channel_with_nan_is_not_dead():
 
 
 def test_without_channels_bins_or_a_dtype_there_is_no_such_statistic():
-    values = EVERYTHING.values(Moments(*EMPTY), [math.nan] * (EVERYTHING.width - WIDTH))
-    assert values.keys() == {"kurtosis", "saturated_fraction"}
+    values = EVERYTHING.values(moments_of(normal(5)), [math.nan] * (EVERYTHING.width - WIDTH))
+    assert values.keys() == {"kurtosis"}
 
 
 def test_float64_and_integers_have_no_underflow_and_integers_no_headroom():
@@ -158,3 +158,57 @@ def test_an_unknown_name_is_an_error_that_lists_them_too():
 
 def moments_of(x):
     return Moments(*on_cpu(x)[:WIDTH])
+
+
+def rank_of(parts, dim=1):
+    """The effective rank of several tensors, each measured by itself."""
+    resolved = plan("effective_rank")
+    rows = torch.stack([as_row(measure_channels(part, dim, resolved)[0]) for part in parts])
+    merged = merge_rows(rows, torch.zeros(len(rows), dtype=torch.long), 1, resolved.more)[0].tolist()
+    return resolved.values(Moments(*merged[:WIDTH]), merged[WIDTH:])
+
+
+MATRICES = {
+    "two dimensions": ([normal(200, 10)], 1),
+    "several calls": ([normal(100, 10), normal(3, 10, mean=5), torch.empty(0, 10), normal(50, 10, std=10)], 1),
+    "pictures": ([normal(2, 6, 5, 4)], 1),
+    "tokens": ([normal(3, 7, 12)], -1),
+    "one channel": ([normal(50, 1)], 1),
+    "one sample": ([normal(1, 9)], 1),
+    "few samples": ([normal(5, 40)], 1),
+    "all equal": ([torch.full((20, 5), 0.1), torch.full((7, 5), 0.1)], 1),
+    "not finite": ([torch.where(normal(99, 4) > 2, math.nan, normal(99, 4))], 1),
+    "nothing finite": ([torch.full((3, 4), math.inf)], 1),
+    "only in part finite": ([torch.tensor([[1.0, math.nan], [math.nan, 2.0]])], 1),
+    "huge": ([normal(100, 5) * 1e37, normal(100, 5)], 1),
+    "limits of float64": ([normal(100, 5, dtype=torch.float64) * 1e300, normal(10, 5, dtype=torch.float64) * 1e299], 1),
+    "tiny": ([normal(100, 5, dtype=torch.float64) * 1e-300], 1),
+    "half": ([normal(100, 5, dtype=torch.bfloat16)], 1),
+    "far from zero": ([normal(100, 5, mean=1e3), normal(100, 5, mean=1e3)], 1),
+    "of low rank": ([normal(250, 3) @ normal(3, 30)], 1),
+}
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_the_effective_rank_is_that_of_the_singular_values_of_all_rows(kind):
+    parts, dim = MATRICES[kind]
+    expected = derived([part.double() for part in parts], dim)["effective_rank"]
+    assert rank_of(parts, dim)["effective_rank"] == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+
+def test_the_effective_rank_of_a_wide_layer_is_that_of_a_sample_within_bounds():
+    wide = normal(3000, 500)
+    assert 45 < rank_of([wide])["effective_rank"] <= 64
+    assert rank_of([wide[:, :1] @ torch.ones(1, 500)])["effective_rank"] == pytest.approx(1, abs=1e-6)
+    assert rank_of([wide]) == rank_of([wide])
+
+
+def test_calls_with_other_numbers_of_channels_have_no_effective_rank():
+    assert rank_of([normal(10, 4), normal(10, 5)]) == {}
+    assert rank_of([normal(10)]) == {}
+
+
+def test_a_sample_takes_no_random_number():
+    before = torch.get_rng_state()
+    rank_of([normal(3000, 500)])
+    assert torch.equal(torch.get_rng_state(), before)

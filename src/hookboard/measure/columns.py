@@ -1,6 +1,7 @@
 """Numbers that are measured of the whole tensor and stand behind the row's own columns, each kind with its merge."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 from hookboard.measure.row import unit_of
 from hookboard.measure.values import Values
 
-BLOCK = 1 << 22
-"""Values that are worked on at once: bounds the memory of the temporaries."""
+BLOCK_ON_CPU, BLOCK_ELSEWHERE = 1 << 16, 1 << 24
+"""Values that are worked on at once: they stay in the cache; they bound the memory of the temporaries."""
 
 
 class Columns(ABC):
@@ -56,14 +57,17 @@ class Tails(Columns):
 
     def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
         """The two roots, in the unit of the values."""
-        unit, count, mean = unit_of(row[8], row[9]), row[0].clamp(min=1), row[1]
-        sums = values.zeros * torch.stack([(-mean / unit) ** 3, (-mean / unit) ** 4])
-        for block in values.numbers.split(BLOCK):
-            wide = block.double()
-            away = ((wide - mean) / unit).where(wide.isfinite(), 0)
+        unit = unit_of(row[8], row[9])
+        mean = row[1] / unit
+        may_have_others = not row.is_cpu or row[5:8].any().item()  # of a device the host would have to wait
+        cubes, fourths = values.zeros * -(mean**3), values.zeros * mean**4
+        for block in _blocks(values):
+            away = block.to(torch.float64, copy=True).div_(unit).sub_(mean)
+            if may_have_others:
+                away = away.where(away.isfinite(), 0)
             square = away.square()
-            sums = sums + torch.stack([torch.dot(square, away), torch.dot(square, square)])
-        return _roots(sums / count) * unit
+            cubes, fourths = cubes + torch.dot(square, away), fourths + torch.dot(square, square)
+        return _roots(torch.stack([cubes, fourths]) / row[0].clamp(min=1)) * unit
 
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
         """As Chan's formula does it for the variance."""
@@ -78,6 +82,11 @@ class Tails(Columns):
         sums = rows[:, :1] * torch.stack([cubes, fourths], dim=1)
         means = sums.new_zeros(len(merged), 2).index_add_(0, owner, sums) / merged[:, :1].clamp(min=1)
         return _roots(means) * unit[:, None]
+
+
+def _blocks(values: Values) -> Sequence[Tensor]:
+    blocks: Sequence[Tensor] = values.numbers.split(BLOCK_ON_CPU if values.numbers.is_cpu else BLOCK_ELSEWHERE)
+    return blocks
 
 
 def _roots(moments: Tensor) -> Tensor:
@@ -103,10 +112,12 @@ class AtEnds(Columns):
         if self.ends is None:
             return row.new_full((1,), torch.nan)
         low, high = self.ends
-        found = row.new_full((1,), float(values.zeros if low >= 0 or high <= 0 else 0))
-        for block in values.numbers.split(BLOCK):
+        found = -row[6:8].sum(0, keepdim=True)  # infinities lie beyond the ends
+        if low >= 0 or high <= 0:
+            found += values.zeros
+        for block in _blocks(values):
             wide = block.double()  # in half precision the ends would be rounded to other values
-            found = found + (((wide <= low) | (wide >= high)) & wide.isfinite()).sum()
+            found += torch.count_nonzero(wide <= low) + torch.count_nonzero(wide >= high)
         return found
 
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:

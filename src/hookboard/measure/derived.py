@@ -11,6 +11,7 @@ import torch
 from hookboard.measure.columns import AtEnds, Columns, Tails
 from hookboard.measure.histograms import count_below, quantile
 from hookboard.measure.row import FIELDS, Moments
+from hookboard.measure.spectrum import Covariance, effective_rank
 
 _COUNT, _ZEROS, _NAN, _NEGINF = map(FIELDS.index, ("count", "zeros", "nan", "neginf"))
 
@@ -115,6 +116,14 @@ def _headroom(merged: Merged) -> float | None:
     return math.log2(torch.finfo(merged.dtype).max) - math.log2(largest) if largest else math.inf
 
 
+def _effective_rank(merged: Merged) -> float | None:
+    numbers = merged.numbers[COVARIANCE]
+    if not merged.moments.count:
+        return math.nan
+    return None if math.isnan(numbers[0]) else effective_rank(numbers)
+
+
+COVARIANCE = Covariance()
 TAILS = Tails()
 ENDS = AtEnds()
 """Stands for the ends of any site; `Plan.between` gives them."""
@@ -139,5 +148,6 @@ DERIVED: dict[str, Derived] = {
     ),
     "fp16_underflow_fraction": Derived(frozenset({"zeros", "bins"}), _underflow(torch.float16), why_not=_BINS),
     "headroom": Derived(frozenset(), _headroom, why_not="its dtype has no limit that values come near"),
+    "effective_rank": Derived(frozenset({"channels"}), _effective_rank, COVARIANCE, why_not=_CHANNELS),
 }
 """Each such statistic by name; the README has the formulas."""

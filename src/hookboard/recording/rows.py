@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import EMPTY, Columns, Row, Statistic, merge_rows, width_of
+from hookboard.measure import EMPTY, WIDTH, Columns, Row, Statistic, merge_rows, width_of
 
 MOST_ROWS = 4096
-"""How many rows are kept at most before those of each owner are merged, as in a long validation loop."""
+"""How many rows are kept at most before those of each owner are merged, as in a long validation loop. Of wider
+rows it is as many as take the same memory."""
 
 
 class RowBuffer:
@@ -26,7 +27,8 @@ class RowBuffer:
         self.device = device
         self._more = more
         self._rows: list[tuple[int, Row]] = []
-        self._most = MOST_ROWS
+        self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
+        self._most = self._least
         self._merging = threading.Lock()
 
     def __len__(self) -> int:
@@ -73,7 +75,7 @@ class RowBuffer:
             merged = self._merged(rows, owners[-1] + 1)
             each = merged.tolist() if merged.is_cpu else merged.unbind()
             self._rows[: len(rows)] = [(owner, each[owner]) for owner in owners]
-            self._most = max(MOST_ROWS, 2 * len(owners))
+            self._most = max(self._least, 2 * len(owners))
 
     def _merged(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
         row_of = dict(rows)
