@@ -13,6 +13,7 @@ Role = Literal[
     "parameter_grad",
     "parameter_before",
     "parameter_update",
+    "parameter_state",
 ]
 
 Stage = Literal["train", "validate", "test", "predict"]
@@ -28,7 +29,7 @@ class RoleTraits:
         is_gradient: whether its tensors are gradients, which come in the backward pass.
         of_parameter: whether its tensors are those of a parameter. Otherwise they come with each call of a module.
         moments_only: whether only its moments are measured, without a histogram and the user's own statistics. It is
-            then used only for the norm of an update.
+            then used only for the norm of an update, or of what an optimizer keeps (`index` is the statistic's name).
     """
 
     kind: str
@@ -46,6 +47,7 @@ ROLES: dict[Role, RoleTraits] = {
     "parameter_grad": RoleTraits("parameter_gradient", is_gradient=True, of_parameter=True),
     "parameter_before": RoleTraits("parameter", of_parameter=True, moments_only=True),
     "parameter_update": RoleTraits("parameter", of_parameter=True, moments_only=True),
+    "parameter_state": RoleTraits("parameter", of_parameter=True, moments_only=True),
 }
 """All roles, with their properties."""
 

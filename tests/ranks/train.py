@@ -255,11 +255,11 @@ class ReplacesOnRankOne(Callback):
 class Faulty(ParameterLogger):
     """Breaks on rank 1 in the second step."""
 
-    def _measure_after_step(self, watch: Any) -> None:
+    def _measure_after_step(self, trainer: Trainer, watch: Any) -> None:
         self.steps = getattr(self, "steps", 0) + 1
         if self.steps == 2 and torch.distributed.get_rank() == 1:
             raise RuntimeError("broken on purpose")
-        super()._measure_after_step(watch)
+        super()._measure_after_step(trainer, watch)
 
 
 def fails_on_rank_one(x: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""What statistics must know of the model beside its tensors, and the line about those that a site does not have."""
+"""What statistics must know of the model beside its tensors, and those that a site does not have."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from hookboard.health import DefinedDims, ends_of, layers_of
-from hookboard.measure import DERIVED, Plan
+from hookboard.measure import Plan
 from hookboard.parameters import weights_of
 from hookboard.patterns import folded
 from hookboard.recording import Reading
@@ -31,10 +31,10 @@ def facts_of(model: nn.Module, plan: Plan) -> dict[str, Any]:
 
 def without_curves(
     names_of: Callable[[Role], Sequence[str]], readings: Sequence[Reading], among: Iterable[str]
-) -> Iterator[str]:
-    """A line for each statistic that was asked for and that some readings do not have.
+) -> Iterator[tuple[str, str]]:
+    """Each statistic that was asked for and that some readings do not have, with the names of their sites in one line.
 
-    That most modules are no bounded activation needs no line, unless none is.
+    That most modules are no bounded activation is not worth a line, unless none is.
 
     Args:
         names_of: the statistics that are logged for a role.
@@ -49,4 +49,4 @@ def without_curves(
     for name, without in lacking.items():
         if name != "saturated_fraction" or len(without) == len(readings):
             names = folded(dict.fromkeys(reading.site.name for reading in without), among)
-            yield f"no {name} of {names}: {DERIVED[name].why_not}"
+            yield name, names

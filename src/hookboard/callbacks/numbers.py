@@ -24,7 +24,7 @@ from hookboard.callbacks.trainer import (
 from hookboard.callbacks.watch import Watch, listed_gaps, names_in
 from hookboard.callbacks.weights import keep_before, measure_gradients, measure_weights
 from hookboard.hooks import Taps, forget_graphs
-from hookboard.measure import Plan, Statistic, forget_scratch, plan
+from hookboard.measure import DERIVED, Plan, Statistic, forget_scratch, plan
 from hookboard.messages import chosen
 from hookboard.parameters import Weight, weights_of
 from hookboard.ranks import Ranks
@@ -84,6 +84,10 @@ class SiteLogger(Life[V]):
         """The names of the statistics that are logged for a role."""
         resolved = self._plan()
         return [*resolved.names, *(statistic.name for statistic in resolved.own)]
+
+    def _why_not_there(self, statistic: str) -> str:
+        """Why some sites may not have a statistic; "" if every site has it."""
+        return DERIVED[statistic].why_not if statistic in DERIVED else ""
 
     def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
         """The weights of these modules that are measured."""
@@ -179,10 +183,14 @@ class SiteLogger(Life[V]):
     def _end_batch(self, trainer: Trainer, watch: V) -> None:
         if watch.stage == "train" and not is_accumulating(trainer):
             with self._shielded(watch, "after the optimizer step"):
-                measure_weights(watch.recorder, watch.weights, watch.before, self._roles(), self._part)
+                self._measure_after_step(trainer, watch)
                 watch.before.clear()
             if watch.stage in self._live:  # after a fault too, where other ranks wait
                 self._log(trainer, watch)
+
+    def _measure_after_step(self, trainer: Trainer, watch: V) -> None:
+        """Measure what can be seen of weights once all optimizers of the batch have stepped."""
+        measure_weights(watch.recorder, watch.weights, watch.before, self._roles(), self._part)
 
     def _end_loop(self, trainer: Trainer, watch: V) -> None:
         self._log(trainer, watch)
@@ -231,8 +239,8 @@ class SiteLogger(Life[V]):
         if not watch.gaps_are_named:
             watch.gaps_are_named = True
             self._name_gaps(trainer, watch, readings)
-            for line in without_curves(self._names, self.readings, names_in(trainer.lightning_module)):
-                inform(f"{self._name}: {line} (this is said once).")
+            for name, sites in without_curves(self._names, self.readings, names_in(trainer.lightning_module)):
+                inform(f"{self._name}: no {name} of {sites}: {self._why_not_there(name)} (this is said once).")
 
     def _name_gaps(self, trainer: Trainer, watch: V, readings: Sequence[Reading]) -> None:
         """Give one warning that names all selected sites without a reading, grouped by cause."""

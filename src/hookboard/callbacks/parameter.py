@@ -2,11 +2,22 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
+from torch.optim import Optimizer
 
 from hookboard.callbacks.numbers import SiteLogger
+from hookboard.callbacks.optimizer_state import (
+    NEEDS,
+    STATES,
+    SURPRISE,
+    WHY_NOT,
+    after_next_step,
+    joined,
+    measure_states,
+    measure_surprise,
+)
 from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.callbacks.watch import Selection
 from hookboard.measure import FORMULAS, Plan, Statistic, as_list, plan
@@ -14,7 +25,12 @@ from hookboard.recording import Reading
 from hookboard.selection import select
 from hookboard.sites import Role
 
-UPDATES = ("update_norm", "update_ratio")
+USUAL = ("update_norm", "update_ratio")
+
+UPDATES = (*USUAL, "unchanged_fraction")
+
+FURTHER = (*UPDATES, *STATES, SURPRISE)
+"""The statistics that only parameters have."""
 
 
 class ParameterLogger(SiteLogger[SiteWatch]):
@@ -59,26 +75,49 @@ class ParameterLogger(SiteLogger[SiteWatch]):
         *,
         types: str | type | Sequence[str | type] | None = None,
         every_n_steps: int | None = None,
-        statistics: str | Sequence[str | Statistic] = ("mean", "std", "abs_max", *UPDATES),
+        statistics: str | Sequence[str | Statistic] = ("mean", "std", "abs_max", *USUAL),
         histogram: bool = False,
         sync_dist: bool = True,
     ) -> None:
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
 
-    @property
-    def _updates(self) -> list[str]:
-        return [name for name in UPDATES if name in as_list(self.statistics)]
+    def _asked(self, among: Collection[str]) -> list[str]:
+        given = as_list(self.statistics)
+        return [name for name in among if name in given]
 
     def _plan(self) -> Plan:
-        plain = plan([s for s in as_list(self.statistics) if s not in UPDATES], also_valid=UPDATES)
-        needed = FORMULAS["l2"].needs if self._updates else frozenset()
+        plain = plan([s for s in as_list(self.statistics) if s not in FURTHER], also_valid=FURTHER)
+        needed = FORMULAS["l2"].needs if self._asked(USUAL) else frozenset()
+        needed |= FORMULAS["zero_fraction"].needs if self._asked(["unchanged_fraction"]) else frozenset()
+        needed |= NEEDS if self._asked((*STATES, SURPRISE)) else frozenset()
         return dataclasses.replace(plain, wanted=plain.wanted | needed)
 
     def _names(self, role: Role) -> list[str]:
-        return self._updates if role == "parameter_update" else super()._names(role)
+        if role == "parameter_update":
+            return self._asked(UPDATES)
+        return [*super()._names(role), *self._asked((*STATES, SURPRISE))]
+
+    def _why_not_there(self, statistic: str) -> str:
+        return super()._why_not_there(statistic) or WHY_NOT
 
     def _roles(self) -> list[Role]:
-        return ["parameter", "parameter_update"] if self._updates else ["parameter"]
+        return ["parameter", "parameter_update"] if self._asked(UPDATES) else ["parameter"]
+
+    def _before_optimizer_step(self, pl_module: LightningModule, watch: SiteWatch, optimizer: Optimizer) -> None:
+        super()._before_optimizer_step(pl_module, watch, optimizer)
+        if self._asked([SURPRISE]):
+
+            def measure() -> None:
+                with self._shielded(watch, "after the optimizer step"):
+                    measure_surprise(watch.recorder, optimizer, watch.weights)
+
+            # At the end of the batch the gradients may be gone.
+            watch.until_batch_end.callback(after_next_step(optimizer, measure))
+
+    def _measure_after_step(self, trainer: Trainer, watch: SiteWatch) -> None:
+        super()._measure_after_step(trainer, watch)
+        if asked := self._asked(STATES):
+            measure_states(watch.recorder, trainer.optimizers, watch.weights, asked)
 
     def _select(self, pl_module: LightningModule) -> Selection:
         return Selection(owners=select(pl_module, self.modules, self.types, owning="parameters"))
@@ -88,11 +127,15 @@ class ParameterLogger(SiteLogger[SiteWatch]):
             r.site.name: FORMULAS["l2"].value(r.moments) for r in readings if r.site.role == "parameter_before"
         }
         finished = []
-        for reading in readings:
+        for reading in joined(readings):
             if reading.site.role == "parameter_update":
                 norm = FORMULAS["l2"].value(reading.moments)
-                values = {"update_norm": norm, "update_ratio": _ratio(norm, norm_before[reading.site.name])}
-                reading = dataclasses.replace(reading, statistics={name: values[name] for name in self._updates})
+                values = {
+                    "update_norm": norm,
+                    "update_ratio": _ratio(norm, norm_before[reading.site.name]),
+                    "unchanged_fraction": FORMULAS["zero_fraction"].value(reading.moments),
+                }
+                reading = dataclasses.replace(reading, statistics={name: values[name] for name in self._asked(UPDATES)})
             if reading.site.role != "parameter_before":
                 finished.append(reading)
         return finished

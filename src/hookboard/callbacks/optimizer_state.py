@@ -1,0 +1,112 @@
+"""What is measured of an optimizer's own state: its moments, and how far a gradient is from what they expect."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from hookboard.measure import FORMULAS
+from hookboard.parameters import Weight
+from hookboard.recording import Reading, Recorder
+from hookboard.sites import Site
+
+STATES = {"exp_avg_rms": "exp_avg", "exp_avg_sq_rms": "exp_avg_sq", "momentum_buffer_rms": "momentum_buffer"}
+"""The RMS of what the optimizers of torch keep for each parameter, by the name of the statistic."""
+
+SURPRISE = "rms_t"
+"""How large a gradient is, as the second moment of the optimizer expects it."""
+
+NEEDS = FORMULAS["rms"].needs
+
+WHY_NOT = "its optimizer keeps no such state of it"
+
+
+def measure_states(
+    recorder: Recorder, optimizers: Iterable[Optimizer], weights: Mapping[str, Weight], statistics: Collection[str]
+) -> None:
+    """Measure what the optimizers keep of these weights now.
+
+    Args:
+        recorder: measures.
+        optimizers: all optimizers of the fit.
+        weights: the watched weights by name.
+        statistics: names from `STATES`.
+    """
+    for optimizer in optimizers:
+        for name, parameter, _ in _held(optimizer, weights):
+            state = optimizer.state.get(parameter, {})
+            for statistic in statistics:
+                kept = state.get(STATES[statistic])
+                if isinstance(kept, Tensor):
+                    recorder.open(Site(name, "parameter_state", statistic))(kept)
+
+
+def measure_surprise(recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight]) -> None:
+    """Measure `g / sqrt(max(v, eps²))` of the weights that have a second moment. Their gradients must still be there.
+
+    Args:
+        recorder: measures.
+        optimizer: has just stepped.
+        weights: the watched weights by name.
+    """
+    for name, parameter, group in _held(optimizer, weights):
+        gradient, expected = parameter.grad, _second_moment(optimizer.state.get(parameter, {}), group)
+        if gradient is None or expected is None:
+            continue
+        gradient = gradient.detach()
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        surprise = gradient.to(wide) / expected.clamp(min=group["eps"] ** 2).sqrt()
+        recorder.open(Site(name, "parameter_state", SURPRISE))(surprise)
+
+
+def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[], None]:
+    """Have something done once, right after the optimizer has stepped; returns what takes that back."""
+    is_done = False
+
+    def hook(*given: Any) -> None:
+        nonlocal is_done
+        if not is_done:
+            is_done = True
+            do()
+
+    return optimizer.register_step_post_hook(hook).remove
+
+
+def joined(readings: Iterable[Reading]) -> Iterator[Reading]:
+    """The readings, with those of an optimizer's state among the statistics of their parameter."""
+    readings = list(readings)
+    found: dict[str, dict[str, float]] = {}
+    for reading in readings:
+        if reading.site.role == "parameter_state" and not reading.is_empty:
+            value = FORMULAS["rms"].value(reading.moments)
+            found.setdefault(reading.site.name, {})[reading.site.index] = value
+    for reading in readings:
+        if reading.site.role == "parameter":
+            values = {**reading.statistics, **found.get(reading.site.name, {})}
+            reading = dataclasses.replace(reading, statistics=values)
+        if reading.site.role != "parameter_state":
+            yield reading
+
+
+def _second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor | None:
+    """The second moment without its bias towards the 0 that it began with; None if the optimizer keeps none."""
+    kept, step = state.get("exp_avg_sq"), state.get("step")
+    if not isinstance(kept, Tensor) or step is None or "betas" not in group or "eps" not in group:
+        return None
+    steps = torch.as_tensor(step, dtype=torch.float64).to(kept.device)
+    wide = torch.promote_types(kept.dtype, torch.float32)
+    moment: Tensor = kept.to(wide) / (1 - group["betas"][1] ** steps).to(wide)
+    return moment
+
+
+def _held(optimizer: Optimizer, weights: Mapping[str, Weight]) -> Iterator[tuple[str, Parameter, dict[str, Any]]]:
+    """Name, parameter and group of each weight that the optimizer holds and no parametrization computes."""
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    for name, weight in weights.items():
+        if not weight.is_computed and id(weight.parameters[0]) in groups:
+            yield name, weight.parameters[0], groups[id(weight.parameters[0])]
