@@ -3,11 +3,14 @@
 import inspect
 import re
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 import hookboard
 from hookboard import callbacks
+from hookboard.callbacks.parameter import FURTHER
+from hookboard.measure import DERIVED, FORMULAS
 
 CALLBACKS = callbacks.__all__
 
@@ -41,3 +44,12 @@ def test_what_raises_and_an_example_are_documented(name):
     text = inspect.getdoc(getattr(hookboard, name))
     assert "Raises:\n" in text
     assert "Example:\n    >>> " in text
+
+
+@pytest.mark.parametrize("name", ["ActivationLogger", "GradientLogger", "ParameterLogger"])
+def test_every_statistic_is_in_the_docstrings_and_in_the_readme(name):
+    own = FURTHER if name == "ParameterLogger" else ()
+    readme = Path("README.md").read_text()
+    for statistic in (*FORMULAS, *DERIVED, *own):
+        assert re.search(rf"\b{statistic}\b", documented(name)["statistics"])
+        assert re.search(rf"^\| [^|]*`{statistic}`", readme, re.MULTILINE)

@@ -102,6 +102,31 @@ def test_rms_t_is_there_where_the_gradients_are_gone_at_the_end_of_the_batch(tmp
     assert logged(logger)["net.2.weight"] == {"rms_t": pytest.approx(true, rel=1e-5)}
 
 
+def test_of_several_steps_in_one_batch_rms_t_is_that_of_all_of_them(tmp_path):
+    class Twice(Toy):
+        automatic_optimization = False
+        given = ()
+
+        def training_step(self, batch):
+            optimizer = self.optimizers()
+            for part in batch.split(2):
+                optimizer.zero_grad()
+                self.manual_backward(self.loss(self.net(part)))
+                optimizer.step()
+                self.given = [*self.given, self.net[2].weight.grad.double()]
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), eps=1e-5)
+
+    model, logger = Twice(mlp()), ParameterLogger("net.2", statistics="rms_t")
+    fit(tmp_path, model, batches(4), logger)
+    parts = []
+    for steps in (1, 2):
+        expected = moments_by_hand(model.given[:steps], 0.999, 2) / (1 - 0.999**steps)
+        parts.append(model.given[steps - 1] / expected.clamp(min=1e-10).sqrt())
+    assert logged(logger)["net.2.weight"] == {"rms_t": pytest.approx(rms(torch.stack(parts)), rel=1e-5)}
+
+
 def test_the_momentum_of_sgd_is_logged(tmp_path):
     model = Keeps(mlp(), torch.optim.SGD, lr=0.01, momentum=0.9)
     logger = ParameterLogger(statistics="momentum_buffer_rms")

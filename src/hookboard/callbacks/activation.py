@@ -26,6 +26,9 @@ class ActivationLogger(SiteLogger[SiteWatch]):
     name. Tags of stages other than training begin with the stage: `validate_activation_std/<module>`. If a module is
     replaced during the fit, the new one is watched from the next logged step on, and a warning says so.
 
+    `saturated_fraction` is there for outputs of Tanh, Sigmoid, Hardtanh, Hardsigmoid and Softsign; `dead_fraction` and
+    `effective_rank` for tensors with at most 4096 channels. One line names what has no curve.
+
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
             name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
@@ -34,8 +37,11 @@ class ActivationLogger(SiteLogger[SiteWatch]):
         roles: Which tensors are measured, one name or several. Here `output` (what a module returns) and `input`
             (what it takes).
         every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
-        statistics: Names from `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count
-            nan_count inf_count`, and your own: a `hookboard.Statistic` or the dotted path of one.
+        statistics: Names from `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count nan_count
+            inf_count kurtosis p01 p50 p99 dead_fraction saturated_fraction underflow_fraction fp16_underflow_fraction
+            headroom effective_rank`, and your own: a `hookboard.Statistic` or the dotted path of one. Those from
+            `kurtosis` on cost more, and only where they are asked for. `p01 p50 p99` (quantiles) are off by at most
+            half the width of a bin, 1/32 of the value.
         histogram: Whether to log histograms too. They cost more than all statistics together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.

@@ -39,7 +39,15 @@ class ParameterLogger(SiteLogger[SiteWatch]):
     Statistics are taken of the parameter after the optimizer step. `update_norm` is the L2 norm of its change in that
     step, `||after - before||`, including the effects of learning rate, clipping and weight decay. `update_ratio` is
     `update_norm / ||before||`. A common rule of thumb is about 1e-3 in a healthy run. It is infinite for a parameter
-    that was all zero. Both need a copy of the watched parameters during a logged step.
+    that was all zero. `unchanged_fraction` is the share of its elements that are the same after the step as before. All
+    three need a copy of the watched parameters during a logged step.
+
+    `exp_avg_rms`, `exp_avg_sq_rms` (Adam's first and second moment) and `momentum_buffer_rms` (SGD's momentum) are the
+    RMS of what the optimizer keeps after the step. `rms_t` is `sqrt(mean(g² / max(v, eps²)))` of each parameter, with
+    the gradient `g` that the optimizer was given and its second moment `v` without the bias of its start: about 1 as
+    long as gradients are as large as before (Wortsman et al., "Stable and low-precision training for large-scale
+    vision-language models", 2023, saw spikes of the loss follow values above 2.3). Where an optimizer keeps no such
+    state there is no curve, and one line says so.
 
     For a pruned weight (`torch.nn.utils.prune`) the weight in use is logged, `weight_orig * weight_mask`, under the
     name `weight`. A weight that a parametrization computes (spectral norm) is logged, and its originals too. Tags are
@@ -53,9 +61,12 @@ class ParameterLogger(SiteLogger[SiteWatch]):
             those types. Their own parameters are logged, not those of their submodules.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
         every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
-        statistics: Names from `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count
-            nan_count inf_count`, and your own: a `hookboard.Statistic` or the dotted path of one. Here
-            also `update_norm` and `update_ratio`.
+        statistics: Names from `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count nan_count
+            inf_count kurtosis p01 p50 p99 dead_fraction saturated_fraction underflow_fraction fp16_underflow_fraction
+            headroom effective_rank`, and your own: a `hookboard.Statistic` or the dotted path of one. Those from
+            `kurtosis` on cost more, and only where they are asked for. `p01 p50 p99` (quantiles) are off by at most
+            half the width of a bin, 1/32 of the value. Here also `update_norm`, `update_ratio`, `unchanged_fraction`,
+            `exp_avg_rms`, `exp_avg_sq_rms`, `momentum_buffer_rms` and `rms_t`.
         histogram: Whether to log histograms too. They cost more than all statistics together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
