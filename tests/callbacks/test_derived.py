@@ -77,6 +77,10 @@ def test_half_precision_is_measured_against_its_own_limits(tmp_path):
     assert_logged(tmp_path, Toy(mlp().bfloat16()), data)
 
 
+def test_under_autocast_what_is_measured_is_not_rounded(tmp_path):
+    assert_logged(tmp_path, Toy(tokens()), [normal(2, 7, 4)] * 2, -1, {"net.3": TANH}, precision="bf16-mixed")
+
+
 @pytest.mark.compiles
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_compiled_they_are_those_of_the_eager_run(tmp_path):
@@ -131,7 +135,7 @@ def test_what_a_site_does_not_have_is_said_in_one_line(tmp_path, caplog):
         fit(tmp_path, Toy(mlp().double()), [b.double() for b in batches(4, 4)], ActivationLogger(statistics=ALL))
     lines = [record.getMessage() for record in caplog.records if "ActivationLogger: no" in record.getMessage()]
     assert len(lines) == 2
-    assert any("no saturated_fraction of" in line and "no bounded activation" in line for line in lines)
+    assert any("no saturated_fraction of" in line and "only outputs of bounded activations" in line for line in lines)
     assert any("no underflow_fraction of" in line and "float64" in line for line in lines)
 
 

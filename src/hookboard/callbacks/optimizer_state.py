@@ -22,7 +22,7 @@ SURPRISE = "rms_t"
 
 NEEDS = FORMULAS["rms"].needs
 
-WHY_NOT = "its optimizer keeps no such state of it"
+WHY_NOT = "the optimizer keeps no such state of it, or none yet"
 
 
 def measure_states(

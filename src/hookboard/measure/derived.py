@@ -141,7 +141,7 @@ DERIVED: dict[str, Derived] = {
         frozenset(),
         _saturated_fraction,
         ENDS,
-        why_not="it is the output of no bounded activation such as Tanh or Sigmoid",
+        why_not="only outputs of bounded activations, such as Tanh and Sigmoid, have it",
     ),
     "underflow_fraction": Derived(
         frozenset({"zeros", "bins"}), _underflow(None), why_not="its dtype is float64, complex or no float"
