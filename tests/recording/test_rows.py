@@ -5,7 +5,7 @@ import torch
 from oracle import assert_true, normal
 
 from hookboard import Statistic
-from hookboard.measure import FORMULAS, Moments, measure, plan
+from hookboard.measure import FORMULAS, WIDTH, Moments, measure, plan
 from hookboard.recording.rows import MOST_ROWS, RowBuffer
 
 CPU = torch.device("cpu")
@@ -45,6 +45,14 @@ def test_rows_of_nothing_stay_nothing(filled):
 def test_memory_is_bounded_however_many_calls_there_are(filled):
     _, _, memory = filled
     assert memory < MOST_ROWS
+
+
+def test_of_wide_rows_fewer_are_kept():
+    wide = plan("effective_rank")
+    buffer, row = RowBuffer(wide.more, CPU), measure(torch.ones(1), wide)
+    for _ in range(100):
+        buffer.append(0, row)
+    assert len(buffer) * wide.width < MOST_ROWS * WIDTH
 
 
 def test_no_row_is_lost_while_several_threads_append(monkeypatch):

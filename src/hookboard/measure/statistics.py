@@ -3,8 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -113,17 +112,21 @@ class Plan:
         own: the user's own ones.
         wanted: what the built-in ones need: columns of the row, and `bins` or `channels`.
         columns: what they need beside the row.
+        more: what stands behind the moments in a row, in this order: `columns`, then `own`.
+        has_derived: whether moments are not enough for one of the built-in ones.
     """
 
     names: tuple[str, ...]
     own: tuple[Statistic, ...]
     wanted: frozenset[str]
     columns: tuple[Columns, ...] = ()
+    more: tuple[Columns | Statistic, ...] = field(init=False)
+    has_derived: bool = field(init=False)
 
-    @cached_property
-    def more(self) -> tuple[Columns | Statistic, ...]:
-        """What stands behind the moments in a row, in this order."""
-        return *self.columns, *self.own
+    def __post_init__(self) -> None:
+        # Both are read for each tensor or site.
+        object.__setattr__(self, "more", (*self.columns, *self.own))
+        object.__setattr__(self, "has_derived", any(name in DERIVED for name in self.names))
 
     @property
     def width(self) -> int:
@@ -158,18 +161,25 @@ class Plan:
             channels: the row of each channel, shape (channels, WIDTH); None if there are none.
             dtype: of the tensors; None if unknown.
         """
-        numbers, start = {}, 0
-        for columns in self.columns:
-            numbers[columns] = list(more[start : start + columns.width])
-            start += columns.width
-        merged = Merged(moments, bins, channels, dtype, numbers)
+        if self.has_derived:
+            numbers, start = {}, 0
+            for columns in self.columns:
+                numbers[columns] = list(more[start : start + columns.width])
+                start += columns.width
+            values = self._known(Merged(moments, bins, channels, dtype, numbers))
+        else:
+            values = {name: FORMULAS[name].value(moments) for name in self.names}
+        if self.own:
+            own = more[len(more) - len(self.own) :]
+            values.update({statistic.name: value for statistic, value in zip(self.own, own, strict=True)})
+        return values
+
+    def _known(self, merged: Merged) -> dict[str, float]:
         values = {}
         for name in self.names:
-            value = FORMULAS[name].value(moments) if name in FORMULAS else DERIVED[name].value(merged)
+            value = FORMULAS[name].value(merged.moments) if name in FORMULAS else DERIVED[name].value(merged)
             if value is not None:
                 values[name] = value
-        if self.own:
-            values.update({statistic.name: value for statistic, value in zip(self.own, more[start:], strict=True)})
         return values
 
 
