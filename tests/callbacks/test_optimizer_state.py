@@ -210,6 +210,22 @@ def test_no_hook_is_left_on_the_optimizer_and_the_run_is_the_same(tmp_path):
         assert torch.equal(one, other)
 
 
+def test_an_optimizer_that_takes_no_hooks_has_no_rms_t_and_all_else(tmp_path):
+    class Bare:
+        """What Lightning asks of an optimizer that is none of torch's."""
+
+        def __init__(self, inner):
+            self.param_groups, self.defaults, self.state = inner.param_groups, inner.defaults, inner.state
+            self.step, self.state_dict, self.load_state_dict = inner.step, inner.state_dict, inner.load_state_dict
+            self.zero_grad = inner.zero_grad
+
+    model = Keeps(mlp(), lambda parameters: Bare(torch.optim.AdamW(parameters)))
+    logger = ParameterLogger("net.0", statistics=["rms_t", "exp_avg_rms"])
+    fit(tmp_path, model, batches(4), logger)
+    assert all(values.keys() == {"exp_avg_rms"} for values in logged(logger).values())
+    assert logger.readings
+
+
 def test_an_error_in_measuring_the_state_does_not_stop_the_training(tmp_path, monkeypatch):
     def broken(*given):
         raise RuntimeError("on purpose")

@@ -65,7 +65,10 @@ def measure_surprise(recorder: Recorder, optimizer: Optimizer, weights: Mapping[
 
 
 def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[], None]:
-    """Have something done once, right after the optimizer has stepped; returns what takes that back."""
+    """Have something done once, right after the optimizer has stepped; returns what takes that back.
+
+    Nothing is done for an optimizer that takes no hooks: Lightning knows others than those of torch.
+    """
     is_done = False
 
     def hook(*given: Any) -> None:
@@ -74,6 +77,8 @@ def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[]
             is_done = True
             do()
 
+    if not isinstance(optimizer, Optimizer):
+        return lambda: None
     return optimizer.register_step_post_hook(hook).remove
 
 
