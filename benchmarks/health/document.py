@@ -9,7 +9,10 @@ from pathlib import Path
 
 HEALTH = Path(__file__).parents[2] / "src" / "hookboard" / "health"
 
-FILES = [HEALTH / "losses.py", HEALTH / "silence.py", *sorted((HEALTH / "rules").glob("*.py"))]
+SEEN = ("losses", "chance", "spikes", "silence", "comparison", "run")
+"""What is made of a run before any rule judges it."""
+
+FILES = [*(HEALTH / f"{name}.py" for name in SEEN), *sorted((HEALTH / "rules").glob("*.py"))]
 
 
 def thresholds() -> str:
