@@ -10,7 +10,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from toys import ALWAYS, RecordsLoss, Toy, batches, fit, hooked, mlp
 
-from hookboard import HealthMonitor, HookboardWarning, Rule
+from hookboard import HealthMonitor, HookboardWarning, Rule, Symptom
 from hookboard.sites import Site
 
 
@@ -98,6 +98,16 @@ def test_a_validation_loop_is_looked_at():
     fit(None, Toy(mlp()), batches(4, 4, 4), HealthMonitor(rules=rule), limit_val_batches=2, val_check_interval=1)
     assert seen[0] is None
     assert Site("net.0", "output") in seen[-1].readings
+
+
+def test_the_verdicts_behind_the_last_step_of_a_fit_know_its_last_evaluation():
+    def judge(run):
+        return [Symptom("net.0", "odd", "look")] if run.evaluation is not None else []
+
+    rules = [Rule("steps", judge, at_once=True), Rule("both", judge, at_once=True, of_evaluations=True)]
+    monitor = HealthMonitor(rules=rules)
+    fit(None, Toy(mlp()), batches(4, 4, 4), monitor, limit_val_batches=2, num_sanity_val_steps=0)
+    assert [verdict.rule for verdict in monitor.verdicts] == ["both"]
 
 
 def test_a_symptom_becomes_a_verdict_when_it_has_lasted_for_the_window():

@@ -292,6 +292,12 @@ def test_bad_data_is_the_last_thing_to_blame():
     assert of_two(data, dead) == [("alarm", "dead_units", "fc0"), ("note", "not_learning", "")]
 
 
+def test_a_gap_between_training_and_validation_explains_a_loss_that_does_not_fall():
+    data = at(*EVERY, name="not_learning", module="", severity="alarm")
+    gap = at(*EVERY, name="train_eval_gap", at_once=True, severity="alarm")
+    assert of_two(data, gap) == [("alarm", "train_eval_gap", "fc0"), ("note", "not_learning", "")]
+
+
 def test_what_explodes_before_nan_is_the_cause():
     grows = at(*range(5, 20), name="exploding_gradient", severity="alarm")
     nan = at(*range(9, 20), name="nonfinite", at_once=True, severity="alarm")

@@ -1,5 +1,7 @@
 """Units that are copies of each other."""
 
+from dataclasses import replace
+
 import pytest
 from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, nothing, run_of, symptoms, weights
@@ -87,6 +89,14 @@ def test_a_layer_that_began_with_one_value_is_an_alarm_whatever_the_loss_does(ki
 def test_a_constant_that_may_be_meant_is_an_alarm_only_where_the_loss_shows_harm(units, takes, kind, severity):
     assert [s.severity for s in constant_at_first(0.03, falling, units, takes, kind)] == [severity]
     assert [s.severity for s in constant_at_first(0.03, harmed, units, takes, kind)] == ["alarm"]
+
+
+def test_a_constant_weight_of_one_dimension_is_a_note():
+    # Several of its parameters are measured as one.
+    layer = replace(linear("fc0"), shapes={"fc0.weight": (8,)}, weights=("fc0.weight",))
+    before = [reading("fc0.weight", "parameter_before", [row(64, 0.03, 0.0)])]
+    run = run_of([layer], lambda n: [*weights("fc0", rows=noise(8)), *before], losses=falling)
+    assert [s.severity for s in symptoms(SYMMETRIC_UNITS, run)] == ["note"]
 
 
 def test_an_embedding_and_a_layer_whose_weights_differ_a_little_may_begin_so():

@@ -71,7 +71,8 @@ def _constant_symptom(run: Run, layer: Layer, name: str, value: float) -> Sympto
     evidence = f"all elements of {name} were {value:.3g} at the start: its units begin as one, and take long to part"
     shape = layer.shapes[name]
     # Nobody fills weights of units with several inputs like this on purpose; a filter for each channel may be a mean.
-    is_hard = layer.kind in ("linear", "conv", "recurrent") and shape[1] > 1 and shape[0] >= FEWEST
+    is_matrix = len(shape) > 1 and shape[1] > 1 and shape[0] >= FEWEST
+    is_hard = is_matrix and layer.kind in ("linear", "conv", "recurrent")
     severity: Severity = "alarm" if is_hard else severity_of(run)
     return Symptom(layer.name, f"{evidence}{harm_of(run)}.", ADVICE, severity, size=HALF)
 
