@@ -57,6 +57,11 @@ def test_pruned_units_are_no_twins():
     assert not symmetric(nothing(6) + noise(2), nothing(6) + noise(2, scale=0.01))
 
 
+def test_a_layer_with_units_whose_weights_are_all_nan_tells_nothing():
+    empty = [0.0, 0.0, 0.0, 0.0, 0.0, 8.0, 0.0, 0.0, float("inf"), -float("inf")]  # a row without a finite value
+    assert not symmetric([*equal(2), *[empty] * 6], [*equal(2), *[empty] * 6])
+
+
 def test_frozen_weights_and_embeddings_are_no_matter():
     assert not symmetric(equal(8), equal(8, 0.01), linear("fc0", trainable=False))
     assert not symmetric(equal(8), equal(8, 0.01), linear("fc0", kind="embedding"))

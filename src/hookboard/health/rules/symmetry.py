@@ -82,6 +82,8 @@ def _twins(weights: np.ndarray, gradients: np.ndarray) -> int:
 
     Units without any weight count only where the whole layer has none: single ones are pruned.
     """
+    if not np.isfinite(weights[:, _EXTREMES]).all():
+        return 0
     found = _close(weights)
     if len(found) < 2 or not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):
         return 0
