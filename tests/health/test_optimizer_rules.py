@@ -104,6 +104,36 @@ def test_a_layer_that_never_ran_and_is_no_expert_was_forgotten():
     assert places(seen_for(4 * WINDOW + 1)) == [("extra", "alarm")]
 
 
+def changing(*weights: str):
+    """Weights without a gradient at any look, which are others at every look."""
+    found = {(w, "parameter"): of(w, "parameter", 0.1) for w in weights}
+    return {**found, **dict.fromkeys((w, "parameter_grad") for w in weights)}
+
+
+def test_a_layer_that_runs_and_is_trained_only_between_looks_is_no_alarm():
+    layers = {**LAYERS, "extra": linear("extra")}
+    gone = dict.fromkeys([("extra", "output"), ("extra", "grad_output")])
+    held = [*WEIGHTS, "extra.weight"]
+
+    def change(step):
+        return {**gone, **changing("extra.weight")}
+
+    made = training(4 * WINDOW + 1, change, layers=layers, held=held)
+    assert places(symptoms(NO_GRADIENT, made, layers)) == [("extra", "note")]
+
+
+def test_a_layer_whose_loss_is_added_only_between_looks_is_well():
+    def change(step):
+        return {**cut_behind("fc0"), **changing(*LAYERS["fc0"].weights)}
+
+    assert symptoms(NO_GRADIENT, training(change=change)) == []
+
+
+def test_a_weight_that_a_parametrization_computes_has_no_gradient_of_its_own():
+    computed = {**LAYERS, "fc0": replace(LAYERS["fc0"], computed=LAYERS["fc0"].trainable)}
+    assert symptoms(NO_GRADIENT, training(change=lambda step: cut_behind("fc0"), layers=computed), computed) == []
+
+
 def test_one_of_several_experts_was_not_forgotten():
     layers = {**LAYERS, "experts.0": linear("experts.0"), "experts.1": linear("experts.1")}
     gone = dict.fromkeys(

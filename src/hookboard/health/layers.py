@@ -59,6 +59,7 @@ class Layer:
         weights: the dotted names of the weights that it owns itself.
         trainable: those of them that may be trained (`requires_grad`).
         shapes: the shape of each weight, by its dotted name.
+        computed: those of the weights that a parametrization computes; they have no gradient of their own.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Layer:
     weights: tuple[str, ...] = ()
     trainable: frozenset[str] = frozenset()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    computed: frozenset[str] = frozenset()
 
     @property
     def has_matrix(self) -> bool:
@@ -96,7 +98,9 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -
     for name, module in modules.items():
         names = tuple(owned.get(id(module), ()))
         shapes = {weight: tuple(weights[weight].parameters[0].shape) for weight in names}
-        layers[name] = Layer(name, type(module).__name__, kind_of(module), names, _trainable(names, weights), shapes)
+        computed = frozenset(weight for weight in names if weights[weight].is_computed)
+        trainable = _trainable(names, weights)
+        layers[name] = Layer(name, type(module).__name__, kind_of(module), names, trainable, shapes, computed)
     return layers
 
 

@@ -57,7 +57,8 @@ def _never_ran(run: Run, layer: Layer, weights: list[str]) -> Iterator[Symptom]:
     what = f"did not run at the last {len(run.looks)}" if run.has_run(layer) else f"never ran at {run.seen}"
     evidence = f"the layer {what} looks, and no gradient reached its {_weights(len(weights))}, which an optimizer holds"
     advice = "call it, or leave it out; an expert that is never picked wants a loss that balances experts"
-    is_forgotten = not run.has_run(layer) and not _is_one_of_several(run, layer) and run.seen > PATIENCE * run.window
+    is_new = not run.has_run(layer) and not _is_one_of_several(run, layer)
+    is_forgotten = is_new and run.seen > PATIENCE * run.window and not _is_trained_between(run, run.now, weights)
     yield Symptom(layer.name, evidence, advice, "alarm" if is_forgotten else "note")
 
 
@@ -79,7 +80,8 @@ def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], l
         weights = _stepped_weights(look, layer)
         if not weights:
             continue
-        if any(_has_gradient(look, name) for name in weights) or _comes_back(run, layer):
+        is_reached = any(_has_gradient(look, name) for name in weights)
+        if is_reached or _comes_back(run, layer) or _is_trained_between(run, look, weights):
             others.append(layer)
             is_open = False
         elif look.of(layer.name, "output") is not None:
@@ -88,6 +90,15 @@ def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], l
             chains[-1].append(layer)
             is_open = True
     return chains, others
+
+
+def _is_trained_between(run: Run, look: Look, weights: Iterable[str]) -> bool:
+    """Whether weights without any gradient at this look are others than at a look before.
+
+    Tasks take turns, and that of a layer may come between looks. Without a gradient no optimizer changes a weight, not
+    even by decay; a gradient of zeros tells nothing.
+    """
+    return any(look.of(name, "parameter_grad") is None and _has_moved(run, name, unknown=False) for name in weights)
 
 
 def _comes_back(run: Run, layer: Layer) -> bool:
@@ -222,11 +233,11 @@ def _is_reached(look: Look, layer: Layer) -> bool:
     return _reaches(look.of(layer.name, "grad_output")) or any(_has_gradient(look, name) for name in layer.weights)
 
 
-def _has_moved(run: Run, weight: str) -> bool:
-    """Whether a weight is another than at a look before, or nobody knows: an optimizer of a GAN may have its turn."""
+def _has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
+    """Whether a weight is another than at a look before, `unknown` if not seen: in a GAN optimizers take turns."""
     readings = [look.of(weight, "parameter") for look in run.looks]
     known = [(m.mean, m.deviation, m.min, m.max) for m in (r.moments for r in readings if r is not None)]
-    return len(known) < 2 or any(numbers != known[-1] for numbers in known)
+    return unknown if len(known) < 2 else any(numbers != known[-1] for numbers in known)
 
 
 def _why_still(run: Run, look: Look, layer: Layer) -> str:
@@ -249,11 +260,11 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
 
 
 def _stepped_weights(look: Look, layer: Layer) -> list[str]:
-    """Its trainable weights that an optimizer stepped at this look.
+    """Its trainable weights with gradients of their own that an optimizer stepped at this look.
 
     A large embedding of which only some rows were measured is left out: the tokens of the batch may be in none of them.
     """
-    stepped = [name for name in layer.weights if name in layer.trainable and name in look.stepped]
+    stepped = [name for name in layer.weights if name in layer.trainable - layer.computed and name in look.stepped]
     return [name for name in stepped if layer.kind != "embedding" or _is_whole(look, name, layer.shapes.get(name, ()))]
 
 
