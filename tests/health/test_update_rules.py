@@ -313,3 +313,16 @@ def test_a_layer_that_comes_during_the_fit_is_no_fault():
         run.see(replace(look, step=look.step + 20))
         for rule in RULES.values():
             assert list(rule.judge(run)) == [], rule.name
+
+
+def growing(step: int):
+    """Gradients of all weights that are the same from look to look, but for their size."""
+    names = [weight for layer in LAYERS.values() for weight in layer.weights]
+    rows = [looks.row(mean=0.01 * (step + 1) * (-1) ** unit, deviation=0.001) for unit in range(8)]
+    return {(name, "parameter_grad"): looks.reading(name, "parameter_grad", rows) for name in names}
+
+
+@pytest.mark.parametrize(("count", "fires"), [(20, False), (40, True)])
+def test_gradients_that_add_up_are_said_only_once_it_is_known_that_the_loss_does_not_fall(count, fires):
+    flat = [1.0 + 0.001 * (i % 2) for i in range(count)]
+    assert bool(symptoms(TOO_LARGE, training(count, growing, losses=flat))) is fires

@@ -202,7 +202,7 @@ def _began_full(run: Run, layer: Layer) -> bool:
 def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
     """Steps that follow the sum of many gradients, each of them of a usual size."""
     layers = [i for i, layer in enumerate(run.layers) if layer.has_matrix]
-    if not layers or run.losses.is_mixed or run.losses.is_falling:
+    if not layers or not run.losses.is_known or run.losses.is_falling:
         return
     now, first = (_medians(part)[0] for part in _ends(run, "weight_gradient_rms", layers))
     if not 0 < grew * first < now or not (agreement := agreement_of(run)) > same:
