@@ -207,3 +207,18 @@ def test_a_first_loss_that_has_not_come_down_yet_starts_high_behind_32_steps():
 def test_a_first_loss_that_is_near_chance_or_of_which_nothing_is_known_does_not_start_high(chance, start):
     assert not curve([start] * 64, chance=chance).starts_high
     assert not LossCurve().starts_high
+
+
+@pytest.mark.parametrize(("reach", "fires"), [(1.0, False), (30.0, True)])
+def test_a_loss_that_no_cross_entropy_can_begin_with_is_not_held_against_chance(reach, fires):
+    losses = LossCurve()
+    losses.chance, losses.reach = math.log(3), reach
+    losses.extend(Loss(i, i, value) for i, value in enumerate([*np.linspace(20, 5, 40), *level(160, 5, 0.03)]))
+    assert losses.is_stuck is fires
+
+
+@pytest.mark.parametrize(("first", "fires"), [(0, True), (5000, False)])
+def test_a_loss_that_stays_where_it_was_when_the_training_was_resumed_is_not_stuck(first, fires):
+    losses = LossCurve()
+    losses.extend(Loss(first + i, i, value) for i, value in enumerate(level(300, 0.7, 0.01)))
+    assert losses.is_stuck is fires

@@ -9,6 +9,9 @@ LEFT = 0.25
 ENORMOUS = 1e6
 """A loss so many times that of chance is harm, however far it has come down (a choice)."""
 
+ROUNDING = 1.02
+"""A first loss above that of chance by this factor, and by what the answers differ, is another loss (a choice)."""
+
 HIGH = 5.0
 """How many times that of chance a first loss must be to show that the initialization is wrong (a choice). In healthy
 trainings that begin so, it comes down within 32 steps (seen on the benchmark's tuning half)."""
@@ -21,6 +24,15 @@ def starts_high(chance: float | None, start: float) -> bool:
     (True, False, False)
     """
     return chance is not None and start > HIGH * chance
+
+
+def is_another(chance: float, reach: float | None, first: float) -> bool:
+    """Whether the first loss exceeds what a mean cross entropy can be with these answers: it is another loss.
+
+    >>> is_another(chance=2.3, reach=1.0, first=20.0), is_another(chance=2.3, reach=0.0, first=2.303)
+    (True, False)
+    """
+    return reach is not None and not first <= ROUNDING * chance + reach
 
 
 def is_far_above(chance: float, reach: float, first: float, start: float, low: float) -> bool:
@@ -41,6 +53,6 @@ def is_far_above(chance: float, reach: float, first: float, start: float, low: f
     >>> is_far_above(chance=2.3, reach=1.0, first=400.0, start=400.0, low=300.0)
     False
     """
-    if not first <= chance + reach:
+    if is_another(chance, reach, first):
         return False
     return low > FAR_ABOVE * chance and (low > LEFT * start or low > ENORMOUS * chance)

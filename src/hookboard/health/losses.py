@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from hookboard.health.chance import is_far_above, starts_high
+from hookboard.health.chance import is_another, is_far_above, starts_high
 from hookboard.health.look import Loss
 from hookboard.health.spikes import SPIKE_HISTORY, Spike, first_spike, median
 
@@ -137,8 +137,7 @@ class LossCurve:
 
     def last(self, count: int) -> np.ndarray:
         """The values of the last steps, at most `count`, float64."""
-        kept = list(self.recent)[-count:] if count else []
-        return np.array([loss.value for loss in kept], dtype=np.float64)
+        return np.array([loss.value for loss in list(self.recent)[-count:]] if count else [], dtype=np.float64)
 
     def level(self, count: int = 16) -> float:
         """The median of the last losses; NaN if there is none."""
@@ -224,14 +223,15 @@ class LossCurve:
         """Whether the loss is still where it started, or at chance, and does not fall.
 
         Chance is that of equally frequent classes, or whatever a classifier reaches that answers all samples alike. One
-        that starts far below chance was trained before: that its loss stays there is no harm.
+        that starts far below chance, or not at step 0, was trained before: that its loss stays there is no harm.
         """
-        if not self.is_known or self.steps < STUCK_AFTER or not self.is_finite or self.is_falling:
+        was_resumed = bool(self.first) and self.first[0].step > 0
+        if was_resumed or not self.is_known or self.steps < STUCK_AFTER or not self.is_finite or self.is_falling:
             return False
-        if self.chance is None:
+        if self.chance is None or is_another(self.chance, self.reach, self.first[0].value):
             if self.noise > UNCLEAR * abs(self.start):
                 return False
-            return self.start - self.level() <= max(STUCK * abs(self.start), self.noise)
+            return bool(self.start - self.level() <= max(STUCK * abs(self.start), self.noise))
         is_alike = bool(self.spreads) and self.spreads[-1] < ALIKE and self.level() > LITTLE * self.chance
         is_at_chance = is_alike or self.level() >= (1 - STUCK) * self.chance
         return self.start >= TRAINED * self.chance and is_at_chance
