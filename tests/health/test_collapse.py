@@ -1,7 +1,7 @@
 """Layers that answer all samples alike."""
 
 import pytest
-from health.looks import row
+from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms
 
 from hookboard.health import Layer
@@ -32,6 +32,12 @@ def test_it_is_an_alarm_where_the_loss_shows_harm():
 def test_it_is_an_alarm_by_itself_where_nothing_is_left_after_the_first_steps(end, count, severity):
     (symptom,) = symptoms(COLLAPSED, run_of(CHAIN, lambda n: answers([1] * 7 + [end]), count=count, losses=falling))
     assert symptom.severity == severity
+
+
+def test_numbers_to_be_hit_may_differ_by_a_thousandth_of_their_size():
+    gradient = reading("fc7", "grad_output", [row(100, 0.01, 0.01), row(100, 0.02, 0.01)])
+    run = run_of(CHAIN, lambda n: [*answers([1] * 7 + [5e-4]), gradient], losses=falling)
+    assert [symptom.severity for symptom in symptoms(COLLAPSED, run)] == ["note"]
 
 
 def test_the_layer_is_named_that_loses_what_tells_samples_apart():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from health import looks
 from health.looks import reading, row
 from health.trainings import WEIGHTS, WINDOW, falling, judged, of, places, stuck, symptoms, training
 
@@ -127,3 +128,11 @@ def test_small_answers_that_differ_by_a_share_of_their_size_speak():
 def test_large_answers_that_differ_by_a_smaller_share_speak_too():
     assert answered(1.03 * SPEAKS, size=2.0) == [("", "alarm")]
     assert answered(0.97 * SPEAKS, size=2.0) == []
+
+
+@pytest.mark.parametrize(("third", "is_classifier"), [(-0.02, True), (0.02, False)])
+def test_outputs_whose_gradients_do_not_add_up_to_0_are_no_classifiers(third, is_classifier):
+    rows = [looks.row(mean=mean, deviation=0.01) for mean in (0.01, 0.01, third)]
+    gradient = {("head", "grad_output"): looks.reading("head", "grad_output", rows)}
+    run = judged([], training(3, lambda step: gradient)).run
+    assert (run.losses.chance is not None) is is_classifier

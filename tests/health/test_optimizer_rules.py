@@ -260,6 +260,14 @@ def test_updates_lost_in_rounding_name_the_type():
     assert "bfloat16" in found[0].evidence
 
 
+@pytest.mark.parametrize(("left", "fires"), [(1e-7, False), (1e-3, True)])
+def test_a_layer_that_has_moved_and_has_hardly_any_gradient_left_is_done(left, fires):
+    names = LAYERS["fc1"].weights
+    little = {(name, "parameter_grad"): of(name, "parameter_grad", left) for name in names}
+    made = training(12, lambda step: {**still(*names), **little} if step > 2 else {})
+    assert bool(symptoms(NOT_UPDATED, made)) is fires
+
+
 def test_a_matrix_that_does_not_move_counts_and_a_bias_alone_does_not():
     assert places(symptoms(NOT_UPDATED, training(change=lambda step: still("fc1.weight")))) == [("fc1", "alarm")]
     assert symptoms(NOT_UPDATED, training(change=lambda step: still("fc1.bias"))) == []

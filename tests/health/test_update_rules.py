@@ -326,3 +326,10 @@ def growing(step: int):
 def test_gradients_that_add_up_are_said_only_once_it_is_known_that_the_loss_does_not_fall(count, fires):
     flat = [1.0 + 0.001 * (i % 2) for i in range(count)]
     assert bool(symptoms(TOO_LARGE, training(count, growing, losses=flat))) is fires
+
+
+@pytest.mark.parametrize(("names", "fires"), [(["head"], False), (["fc1", "head"], True)])
+def test_a_single_layer_may_leave_its_initialization_in_one_step(names, fires):
+    layers = {name: LAYERS[name] for name in names}
+    made = training(40, lambda step: moved(2.0, *names) if step == 0 else {}, layers=layers)
+    assert bool(symptoms(TOO_LARGE, made, layers)) is fires

@@ -30,6 +30,10 @@ GROWN_LOSS = 10.0
 GROWN_OUTPUTS = 1e4
 """Outputs this many times as large as at first have blown up (a choice)."""
 
+BALANCED = 1e-3
+"""The mean of the gradient of the model's outputs, as a share of its RMS, above which no softmax follows them, so that
+they are no classifier's (a choice: behind a softmax it is 0 but for rounding)."""
+
 
 @dataclass(frozen=True)
 class RateJump:
@@ -226,7 +230,8 @@ class Run:
         channels = None if last is None else last.channels
         is_classifier = channels is not None and len(channels) > 1
         if is_first:
-            self.losses.chance = math.log(len(channels)) if is_classifier and channels is not None else None
+            known = is_classifier and channels is not None and _may_follow_softmax(look, self._answers)
+            self.losses.chance = math.log(len(channels)) if known and channels is not None else None
             self.losses.reach = None if last is None else last.moments.max - last.moments.min
         if is_classifier and channels is not None:
             deviation = channels[:, FIELDS.index("deviation")]
@@ -263,6 +268,14 @@ class Run:
         places = [before.index(name) for name in order]
         self.layers = [known[name] for name in order]
         self._reorder(places)
+
+
+def _may_follow_softmax(look: Look, name: str) -> bool:
+    """Whether the loss may take a softmax of these outputs: then their gradients add up to 0 for each sample."""
+    gradient = look.of(name, "grad_output")
+    if gradient is None or not gradient.moments.count:
+        return True
+    return abs(gradient.moments.mean) <= BALANCED * gradient.moments.rms
 
 
 def median_of(values: Iterable[float]) -> float:

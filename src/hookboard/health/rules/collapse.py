@@ -82,7 +82,9 @@ def _at_the_end(run: Run, layers: list[Layer], course: np.ndarray) -> Symptom:
         evidence += f"; it is lost in this layer, behind which it is {course[top + worst + 1]:.1g}"
     else:
         evidence += f"; it fades over {len(steps)} layers"
-    is_hard = course[-1] < EXACTLY or (course[-1] < SAME and run.losses.is_known)
+    # Numbers to be hit may differ by a thousandth of their size.
+    is_classifier = run.losses.chance is not None
+    is_hard = course[-1] < EXACTLY or (course[-1] < SAME and run.losses.is_known and is_classifier)
     severity: Severity = "alarm" if is_hard else severity_of(run)
     name = layers[top + worst + 1].name if is_sudden else ""
     advice = ADVICE if is_sudden else "Look for missing shortcuts, a rate that is too high, and how weights begin."

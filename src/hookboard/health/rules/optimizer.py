@@ -1,17 +1,16 @@
 """Rules about what reaches the weights: `no_gradient` and `not_updated`."""
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
+from hookboard.health.rules.reached import has_gradient, has_moved, is_done, main_weights, reaches, stepped_weights
 from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity, Symptom
-from hookboard.recording import Reading
 
 BACKBONE = 0.5
 """If the weights that no optimizer holds are those of this share of the layers, from the first one on, they are taken
@@ -41,8 +40,8 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
     for chain in chains:
         yield _cut(run, look, chain, others)
     for layer in run.layers if others else ():
-        weights = _stepped_weights(look, layer)
-        without = [name for name in weights if not _has_gradient(look, name)]
+        weights = stepped_weights(look, layer)
+        without = [name for name in weights if not has_gradient(look, name)]
         if without and len(without) == len(weights):
             yield from _never_ran(run, layer, weights)
         elif without:
@@ -77,10 +76,10 @@ def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], l
     others: list[Layer] = []
     is_open = False
     for layer in run.layers:
-        weights = _stepped_weights(look, layer)
+        weights = stepped_weights(look, layer)
         if not weights:
             continue
-        is_reached = any(_has_gradient(look, name) for name in weights)
+        is_reached = any(has_gradient(look, name) for name in weights)
         if is_reached or _comes_back(run, layer) or _is_trained_between(run, look, weights):
             others.append(layer)
             is_open = False
@@ -98,7 +97,7 @@ def _is_trained_between(run: Run, look: Look, weights: Iterable[str]) -> bool:
     Tasks take turns, and that of a layer may come between looks. Without a gradient no optimizer changes a weight, not
     even by decay; a gradient of zeros tells nothing.
     """
-    return any(look.of(name, "parameter_grad") is None and _has_moved(run, name, unknown=False) for name in weights)
+    return any(look.of(name, "parameter_grad") is None and has_moved(run, name, unknown=False) for name in weights)
 
 
 def _comes_back(run: Run, layer: Layer) -> bool:
@@ -140,13 +139,13 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
 
 def _behind_without_gradient(run: Run, look: Look, layer: Layer) -> str:
     """The last of the layers without weights right behind this one that get no gradient either."""
-    if _reaches(look.of(layer.name, "grad_output")):
+    if reaches(look.of(layer.name, "grad_output")):
         return layer.name
     name = layer.name
     for other in run.layers[run.place(layer.name) + 1 :]:
         if look.of(other.name, "output") is None:
             continue
-        if other.weights or _reaches(look.of(other.name, "grad_output")):
+        if other.weights or reaches(look.of(other.name, "grad_output")):
             break
         name = other.name
     return name
@@ -163,7 +162,7 @@ def not_updated(run: Run) -> Iterator[Symptom]:
     yield from _in_no_optimizer(run, look)
     yield from _frozen_between(run, look)
     still = {layer.name: why for layer in run.layers if (why := _why_still(run, look, layer))}
-    stepped = [layer for layer in run.layers if _stepped_weights(look, layer)]
+    stepped = [layer for layer in run.layers if stepped_weights(look, layer)]
     advice = "look at the learning rate of its group of parameters, and at the type of its weights"
     if len(stepped) > 2 and len(still) > WHOLE * len(stepped):
         why = next(iter(still.values()))
@@ -220,29 +219,22 @@ def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
 
 
 def _is_frozen(look: Look, layer: Layer) -> bool:
-    return not _main_weights(layer, layer.trainable - look.frozen)
+    return not main_weights(layer, layer.trainable - look.frozen)
 
 
 def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
-    names = _main_weights(layer, layer.trainable - look.frozen)
-    return any(name not in run.peak_rate and not _has_moved(run, name) for name in names)
+    names = main_weights(layer, layer.trainable - look.frozen)
+    return any(name not in run.peak_rate and not has_moved(run, name) for name in names)
 
 
 def _is_reached(look: Look, layer: Layer) -> bool:
     """Whether a gradient comes to the layer: that of a weight is measured only if an optimizer holds it."""
-    return _reaches(look.of(layer.name, "grad_output")) or any(_has_gradient(look, name) for name in layer.weights)
-
-
-def _has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
-    """Whether a weight is another than at a look before, `unknown` if not seen: in a GAN optimizers take turns."""
-    readings = [look.of(weight, "parameter") for look in run.looks]
-    known = [(m.mean, m.deviation, m.min, m.max) for m in (r.moments for r in readings if r is not None)]
-    return unknown if len(known) < 2 else any(numbers != known[-1] for numbers in known)
+    return reaches(look.of(layer.name, "grad_output")) or any(has_gradient(look, name) for name in layer.weights)
 
 
 def _why_still(run: Run, look: Look, layer: Layer) -> str:
     """Why a layer's weights do not move though a gradient reaches them; "" if they move or have no gradient."""
-    weights = _main_weights(layer, [name for name in _stepped_weights(look, layer) if _has_gradient(look, name)])
+    weights = main_weights(layer, [name for name in stepped_weights(look, layer) if has_gradient(look, name)])
     updates = [look.of(name, "parameter_update") for name in weights]
     if not weights or any(update is None or update.moments.rms != 0 or not update.moments.count for update in updates):
         return ""
@@ -254,37 +246,11 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
         # A rate that was not 0 before has come to the end of its schedule.
         was_zero = not any(run.peak_rate[name] for name in weights)
         return f"its learning rate is 0, that of others up to {max(others):.2g}" if others and was_zero else ""
+    if is_done(run, layer):
+        return ""
     parameter = look.of(weights[0], "parameter")
     kind = "" if parameter is None or parameter.dtype is None else f" to {str(parameter.dtype).removeprefix('torch.')}"
     return f"at a learning rate of {max(rates):.2g} its updates are lost in rounding{kind}, or clipped away"
-
-
-def _stepped_weights(look: Look, layer: Layer) -> list[str]:
-    """Its trainable weights with gradients of their own that an optimizer stepped at this look.
-
-    A large embedding of which only some rows were measured is left out: the tokens of the batch may be in none of them.
-    """
-    stepped = [name for name in layer.weights if name in layer.trainable - layer.computed and name in look.stepped]
-    return [name for name in stepped if layer.kind != "embedding" or _is_whole(look, name, layer.shapes.get(name, ()))]
-
-
-def _is_whole(look: Look, name: str, shape: Sequence[int]) -> bool:
-    reading = look.of(name, "parameter")
-    return reading is None or reading.moments.count + reading.moments.nonfinite >= math.prod(shape)
-
-
-def _main_weights(layer: Layer, names: Iterable[str]) -> list[str]:
-    """Of some of its weights those with two or more dimensions; all of them if there is none."""
-    names = list(names)
-    return [name for name in names if len(layer.shapes.get(name, ())) > 1] or names
-
-
-def _has_gradient(look: Look, weight: str) -> bool:
-    return _reaches(look.of(weight, "parameter_grad"))
-
-
-def _reaches(gradient: Reading | None) -> bool:
-    return gradient is not None and (gradient.moments.rms > 0 or gradient.moments.nonfinite > 0)
 
 
 def _gradient_rms(look: Look, layer: Layer) -> float:

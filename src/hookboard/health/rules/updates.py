@@ -120,7 +120,10 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
     of all proportion.
     """
     growth = _growth(run)
-    if not (run.losses.is_harmed or run.first_move > OVERWRITES or _leapt(run) or growth > GROWN):
+    # The initialization of a single layer is worth nothing: it may go wherever the targets are.
+    is_deep = sum(layer.has_matrix for layer in run.layers if run.has_run(layer)) > 1
+    is_lost = is_deep and (run.first_move > OVERWRITES or growth > GROWN)
+    if not (run.losses.is_harmed or is_lost or _leapt(run)):
         yield from _summed(run, SURELY_SAME, SURELY_GREW)
         return
     jump = next((jump for jump in run.rate_jumps if run.losses.is_worse_since(jump.step - 1)), None)

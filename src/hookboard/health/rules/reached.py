@@ -1,0 +1,56 @@
+"""Which weights of a layer an optimizer steps, a gradient reaches, and have moved."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from hookboard.health.layers import Layer
+from hookboard.health.look import Look
+from hookboard.health.run import Run
+from hookboard.recording import Reading
+
+DONE = 1e-4
+"""Share of its first gradient below which a layer that has moved has nothing more to learn (a choice)."""
+
+
+def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
+    """Whether a weight is another than at a look before, `unknown` if not seen: in a GAN optimizers take turns."""
+    readings = [look.of(weight, "parameter") for look in run.looks]
+    known = [(m.mean, m.deviation, m.min, m.max) for m in (r.moments for r in readings if r is not None)]
+    return unknown if len(known) < 2 else any(numbers != known[-1] for numbers in known)
+
+
+def is_done(run: Run, layer: Layer) -> bool:
+    """Whether a layer has moved, and hardly any gradient is left of that at first: there is nothing more to learn."""
+    place = run.place(layer.name)
+    first, now = run.timeline.of("weight_gradient_rms", 1)[place, 0], run.recent("weight_gradient_rms")[place, -1]
+    return bool(now < DONE * first and (run.timeline.of("update_ratio")[place] > 0).any())
+
+
+def stepped_weights(look: Look, layer: Layer) -> list[str]:
+    """Its trainable weights with gradients of their own that an optimizer stepped at this look.
+
+    A large embedding of which only some rows were measured is left out: the tokens of the batch may be in none of them.
+    """
+    stepped = [name for name in layer.weights if name in layer.trainable - layer.computed and name in look.stepped]
+    return [name for name in stepped if layer.kind != "embedding" or _is_whole(look, name, layer.shapes.get(name, ()))]
+
+
+def _is_whole(look: Look, name: str, shape: Sequence[int]) -> bool:
+    reading = look.of(name, "parameter")
+    return reading is None or reading.moments.count + reading.moments.nonfinite >= math.prod(shape)
+
+
+def main_weights(layer: Layer, names: Iterable[str]) -> list[str]:
+    """Of some of its weights those with two or more dimensions; all of them if there is none."""
+    names = list(names)
+    return [name for name in names if len(layer.shapes.get(name, ())) > 1] or names
+
+
+def has_gradient(look: Look, weight: str) -> bool:
+    """Whether a gradient that is not all 0 has reached a weight."""
+    return reaches(look.of(weight, "parameter_grad"))
+
+
+def reaches(gradient: Reading | None) -> bool:
+    """Whether a gradient is there and not all 0."""
+    return gradient is not None and (gradient.moments.rms > 0 or gradient.moments.nonfinite > 0)
