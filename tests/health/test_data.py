@@ -149,3 +149,10 @@ def test_an_input_of_columns_that_differ_is_no_constant():
 def test_targets_that_are_all_equal_are_no_matter():
     given = dataclasses.replace(reading("", "input", constant(0.0, VALUES)), site=Site("", "input", "1"))
     assert not symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
+
+
+@pytest.mark.parametrize(("left", "severity"), [(0, "note"), (5, "alarm")])
+def test_missing_values_that_the_model_replaces_are_a_note(left, severity):
+    given = [batch([row(90, nonfinite=10)] * 3), outputs("fc", [row(100, nonfinite=left)] * 4)]
+    (symptom,) = symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: given, losses=falling))
+    assert symptom.severity == severity

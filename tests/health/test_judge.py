@@ -1,10 +1,11 @@
 """The judge's bookkeeping: what lasts, since when, until when, what comes back; and which verdict stands first."""
 
+import numpy as np
 import pytest
 from health import looks
 from health.trainings import LAYERS, WINDOW, linear
 
-from hookboard.health import Judge, Look, Rule, Stepped, Symptom
+from hookboard.health import Judge, Layer, Look, Rule, Run, Stepped, Symptom
 from hookboard.messages import HookboardWarning
 
 
@@ -410,3 +411,11 @@ def test_a_rule_that_raises_at_an_evaluation_is_switched_off():
     with pytest.warns(HookboardWarning, match="the rule 'both' of HealthMonitor is switched off"):
         run.see_evaluation(Look(20, 0, {}))
     run.see_evaluation(Look(20, 0, {}))
+
+
+def test_a_layer_that_was_replaced_by_another_kind_has_no_history():
+    run = Run(looks.layers(linear("fc"), linear("head")), WINDOW)
+    run.see(looks.look(0, [looks.reading(name, "output", [looks.row()]) for name in ("fc", "head")]))
+    run.follow(looks.layers(Layer("fc", "BatchNorm1d", "norm"), linear("head")))
+    assert np.isnan(run.recent("activation_rms")[:, 0]).tolist() == [True, False]
+    assert np.isnan(run.timeline.of("activation_rms")[:, 0]).tolist() == [True, False]

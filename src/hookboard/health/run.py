@@ -140,7 +140,9 @@ class Run:
         """
         known = {layer.name: (row, layer) for row, layer in enumerate(self.layers)}
         names = [*(name for name in known if name in layers), *(name for name in layers if name not in known)]
-        place = [known[name][0] if name in known else len(known) for name in names]
+        # What was replaced by another kind begins anew: what the old one gave is no history of the new one.
+        same = {name for name, (_, old) in known.items() if name in layers and _is_alike(old, layers[name])}
+        place = [known[name][0] if name in same else len(known) for name in names]
         self._ran = {name: None for name in self._ran if name in layers}
         self.silence = {
             name: silence for name, silence in self.silence.items() if name in layers and layers[name] == known[name][1]
@@ -268,6 +270,10 @@ class Run:
         places = [before.index(name) for name in order]
         self.layers = [known[name] for name in order]
         self._reorder(places)
+
+
+def _is_alike(one: Layer, other: Layer) -> bool:
+    return (one.type, one.shapes) == (other.type, other.shapes)
 
 
 def _may_follow_softmax(look: Look, name: str) -> bool:

@@ -88,7 +88,16 @@ def _nonfinite(run: Run, reading: Reading) -> Said | None:
         return None
     share = count / (count + reading.moments.count)
     evidence = f"{100 * share:.2g} % of its values are NaN or infinite"
-    return evidence, "Look for missing values in the data, and for a division by 0 in its preparation.", "alarm", 3.0
+    advice = "Look for missing values in the data, and for a division by 0 in its preparation."
+    if not _is_replaced_inside(run):
+        return evidence, advice, "alarm", 3.0
+    return f"{evidence}, and the model gives finite values all the same", advice, severity_of(run), 3.0
+
+
+def _is_replaced_inside(run: Run) -> bool:
+    """Whether the model replaces what is not finite, as for missing values: all outputs and the loss are finite."""
+    outputs = [reading for site, reading in run.now.readings.items() if site.role == "output"]
+    return bool(outputs) and run.losses.is_finite and not any(reading.moments.nonfinite for reading in outputs)
 
 
 def _same(run: Run, reading: Reading) -> Said | None:
