@@ -34,7 +34,10 @@ RNG = np.random.default_rng(0)
 def usual(layers: Mapping[str, Layer] = LAYERS) -> list[Reading]:
     """The readings of a healthy step: activations 1, gradients 0.01, weights 0.1, updates 1e-4, eight channels."""
     outputs = [of(name, "output", 1.0, mean=0.5) for name in layers]
-    gradients = [of(name, "grad_output", 0.01) for name in reversed(layers)]
+    head, *others = reversed(layers)
+    # Behind a softmax the gradients of each sample add up to 0.
+    balanced = reading(head, "grad_output", [row(100, mean, 0.01) for mean in [0.003, -0.003] * 4])
+    gradients = [balanced, *(of(name, "grad_output", 0.01) for name in others)]
     weights = [
         one
         for layer in layers.values()

@@ -9,7 +9,7 @@ from hookboard.health.look import Look
 from hookboard.health.ranges import END, RANGES
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, severity_of, source_of
-from hookboard.health.run import Run
+from hookboard.health.run import BALANCED, Run
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 from hookboard.recording import Reading
@@ -22,10 +22,6 @@ SHARE = 0.5
 FULL, CHAIN = 0.55, 3
 """Share that half of the hidden layers, of so many at least, must reach from the first look on to be an alarm whatever
 the loss does. Healthy trainings of the benchmark's tuning half reach 0.47 in one layer."""
-
-BALANCED = 1e-3
-"""The mean of the gradient of a softmax, as a share of its RMS, under which each sample's adds up to 0: behind it the
-loss takes a softmax of its own. Where the loss takes the logarithm of its answers it is 1 / sqrt(classes)."""
 
 NEAR = 0.1
 """How close to the loss of chance the first loss must be to be a cross entropy, as a share (a choice)."""

@@ -46,9 +46,7 @@ def _symmetric_units(run: Run) -> Iterator[Symptom]:
 def _in_layer(run: Run, layer: Layer) -> Symptom | None:
     if layer.kind in ("embedding", "norm"):
         return None
-    # A bias has one number for each unit: those that a sign of the gradient moved are alike by chance.
-    names = sorted(layer.trainable)
-    for name in [name for name in names if len(layer.shapes[name]) > 1] or names:
+    for name in sorted(layer.trainable):
         weight, gradient = run.now.of(name, "parameter"), run.now.of(name, "parameter_grad")
         if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
             continue

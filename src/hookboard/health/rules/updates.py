@@ -232,9 +232,10 @@ def _ends(run: Run, quantity: str, layers: list[int]) -> tuple[np.ndarray, np.nd
 def _leapt(run: Run) -> bool:
     """Whether the loss leapt behind a large first step."""
     first = [loss.value for loss in run.losses.first]
-    if not run.first_move > LARGE or not first or run.losses.is_mixed:
+    chance = run.losses.chance
+    if chance is None or not run.first_move > LARGE or not first or run.losses.is_mixed:
         return False
-    return max(first) > LEAP * max(abs(first[0]), run.losses.chance or 0.0)
+    return max(first) > LEAP * max(abs(first[0]), chance)
 
 
 def _medians(values: np.ndarray) -> np.ndarray:
