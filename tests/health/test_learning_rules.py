@@ -136,3 +136,25 @@ def test_outputs_whose_gradients_do_not_add_up_to_0_are_no_classifiers(third, is
     gradient = {("head", "grad_output"): looks.reading("head", "grad_output", rows)}
     run = judged([], training(3, lambda step: gradient)).run
     assert (run.losses.chance is not None) is is_classifier
+
+
+def unbalanced(step):
+    """No softmax follows these outputs, so that chance is not known."""
+    return {("head", "grad_output"): of("head", "grad_output", 0.01, mean=0.01)}
+
+
+@pytest.mark.parametrize("rule", ["not_learning", "update_too_small"])
+def test_a_loss_that_stays_may_be_that_of_a_trained_model_where_chance_is_not_known(rule):
+    small = {(w, "parameter_update"): of(w, "parameter_update", 1e-6) for w in WEIGHTS}
+    change = (lambda step: unbalanced(step) | small) if rule == "update_too_small" else unbalanced
+    made = training(STUCK_AFTER, change, losses=stuck(STUCK_AFTER))
+    assert places(symptoms(RULES[rule], made)) == [("", "note")]
+
+
+@pytest.mark.parametrize(("outputs", "severity"), [(1.0, "note"), (1e5, "alarm")])
+def test_a_loss_far_below_0_is_an_alarm_if_the_outputs_went_along(outputs, severity):
+    def change(step):
+        return unbalanced(step) | {("head", "output"): of("head", "output", outputs if step else 1.0)}
+
+    losses = [2.3] * 4 + list(np.linspace(2.3, -1000.0, 56))
+    assert places(symptoms(NOT_LEARNING, training(60, change, losses=losses))) == [("", severity)]

@@ -13,7 +13,7 @@ from hookboard.health.rules.evaluation import SETTLED, begin_of
 from hookboard.health.rules.updates import SMALL
 from hookboard.health.run import Run, median_of
 from hookboard.health.spikes import Spike
-from hookboard.health.verdict import Symptom
+from hookboard.health.verdict import Severity, Symptom
 
 GRADIENT_SPIKE = 10.0
 """A gradient is a spike if it is this many times the usual one, and as many robust deviations of its logarithm above
@@ -113,7 +113,9 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     first = losses.first[0].step if losses.first else run.now.step
     if losses.is_boundless:
         evidence = f"the loss fell from {losses.start:.3g} to {losses.lowest:.3g}: it has no lower bound"
-        yield Symptom("", evidence, "look at the sign of the loss", "alarm", since=first)
+        # A likelihood may be far below 0 as well; what has no bound takes the outputs along.
+        severity: Severity = "alarm" if run.has_blown_up else "note"
+        yield Symptom("", evidence, "look at the sign of the loss", severity, since=first)
         return
     if not losses.is_stuck:
         return
@@ -128,7 +130,8 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
     evidence = f"{losses.harm}{chance}, while a step moves the weights by {moved:.1g} of their size{agree}"
     advice = "no layer is sick: look whether inputs and labels belong together, and at the loss function"
-    yield Symptom("", evidence, advice, "alarm", since=first)
+    # Without chance nobody can tell it from a model that was trained before, and is trained on.
+    yield Symptom("", evidence, advice, "note" if losses.chance is None else "alarm", since=first)
 
 
 def _speaks(run: Run) -> bool:

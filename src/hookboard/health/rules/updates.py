@@ -96,7 +96,8 @@ def _small_model(run: Run, look: Look, usual: float) -> Symptom:
         f"a learning rate of {max(rates):.2g} in {optimizer}{_harm(run)}"
     )
     advice = "raise the learning rate, and look whether gradients are clipped or an epsilon outweighs them"
-    severity: Severity = "alarm" if run.losses.is_stuck else "note"
+    # Without chance nobody can tell a loss that stays from that of a model that was trained before.
+    severity: Severity = "alarm" if run.losses.is_stuck and run.losses.chance is not None else "note"
     return Symptom("", evidence, advice, severity, SMALL / usual, _small_since(run))
 
 
