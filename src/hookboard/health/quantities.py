@@ -1,6 +1,6 @@
 """One number for each layer at each look: what rules compare and heat maps show.
 
-All layers of a look are computed at once: a call for each layer and quantity takes ten times as long.
+All layers of a look are computed at once: a call for each layer and quantity takes far longer.
 """
 
 import math

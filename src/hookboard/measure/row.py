@@ -51,11 +51,6 @@ class Moments:
         return self.nan + self.posinf + self.neginf
 
     @property
-    def m2(self) -> float:
-        """The sum of squared differences from the mean; inf where float64 cannot hold it."""
-        return self.deviation * self.deviation * self.count
-
-    @property
     def abs_sum(self) -> float:
         """The sum of absolute values."""
         return self.abs_mean * self.count
