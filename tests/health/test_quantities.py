@@ -25,7 +25,7 @@ def look_of(tensors):
     recorder = Recorder(plan(["rms", "zero_fraction"]), torch.device("cpu"), channels=lambda site, tensor: 1)
     for (name, role), tensor in tensors.items():
         recorder.open(Site(name, role))(tensor)
-    return Look(0, 0, {reading.site: reading for reading in recorder.flush()[0]})
+    return Look(0, 0, {reading.site: reading for reading in recorder.flush()[0].values()})
 
 
 def rms(*tensors):

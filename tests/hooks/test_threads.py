@@ -63,7 +63,7 @@ def readings():
     taps.settle()
     found, _ = recorder.flush()
     taps.detach()
-    return {(reading.site.name, reading.site.role): reading for reading in found}, [x for xs in inputs for x in xs]
+    return {(reading.site.name, reading.site.role): reading for reading in found.values()}, [x for xs in inputs for x in xs]
 
 
 FACTORS = {

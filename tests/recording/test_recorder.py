@@ -20,7 +20,7 @@ def test_all_tensors_of_a_site_make_one_reading():
     for part in parts:
         mine.open(A)(part)
     mine.open(B)(normal(10))
-    readings = {reading.site: reading for reading in mine.flush()[0]}
+    readings = {reading.site: reading for reading in mine.flush()[0].values()}
     assert_true(readings[A].statistics, parts)
     assert_true(readings[B].statistics, [normal(10)])
 
@@ -29,9 +29,9 @@ def test_a_flush_forgets_what_it_returned():
     mine = recorder(histogram=True)
     mine.open(A)(normal(10))
     mine.flush()
-    assert mine.flush() == ([], [])
+    assert mine.flush() == ({}, [])
     mine.open(A)(normal(20))
-    ((reading,), _) = mine.flush()
+    (reading,) = mine.flush()[0].values()
     assert_true(reading.statistics, [normal(20)])
     assert reading.histogram.counts.sum() == 20
 
@@ -41,7 +41,7 @@ def test_more_calls_than_the_buffer_was_made_for_are_kept():
     parts = list(normal(1000, 3))
     for part in parts:
         mine.open(A)(part)
-    ((reading,), _) = mine.flush()
+    (reading,) = mine.flush()[0].values()
     assert_true(reading.statistics, parts)
 
 
@@ -51,7 +51,7 @@ def test_a_statistic_of_ones_own_stands_beside_the_built_in_ones():
     parts = [normal(10), normal(1000)]
     for part in parts:
         mine.open(A)(part)
-    ((reading,), _) = mine.flush()
+    (reading,) = mine.flush()[0].values()
     whole = torch.cat(parts)
     assert reading.statistics.keys() == {"max", "near_zero"}
     assert abs(reading.statistics["near_zero"] - (whole.abs() < 0.5).double().mean().item()) < 1e-12
@@ -60,7 +60,7 @@ def test_a_statistic_of_ones_own_stands_beside_the_built_in_ones():
 def test_columns_that_were_not_asked_for_are_not_a_number():
     mine = recorder("max")
     mine.open(A)(normal(10))
-    ((reading,), _) = mine.flush()
+    (reading,) = mine.flush()[0].values()
     assert reading.moments.mean != reading.moments.mean
     assert reading.moments.count == 10
 
@@ -75,7 +75,7 @@ def test_a_graph_is_neither_built_nor_kept():
 def test_an_empty_tensor_gives_an_empty_reading():
     mine = recorder()
     mine.open(A)(torch.empty(0, 3))
-    ((reading,), _) = mine.flush()
+    (reading,) = mine.flush()[0].values()
     assert reading.is_empty
 
 
@@ -101,7 +101,7 @@ def test_ranks_exchange_once_for_each_flush_unless_a_site_is_new():
         for site in sites:
             mine.open(site)(normal(10))
         before = ranks.exchanges
-        assert [reading.site for reading in mine.flush()[0]] == sites
+        assert [reading.site for reading in mine.flush()[0].values()] == sites
         exchanges.append(ranks.exchanges - before)
     assert exchanges == [2, 1, 2, 1, 1]
     assert ranks.agreements == 2
@@ -112,7 +112,7 @@ def test_a_default_device_of_the_user_does_not_reach_the_rows():
     with torch.device("meta"):
         mine = recorder()
         mine.open(A)(values)
-        ((reading,), _) = mine.flush()
+        (reading,) = mine.flush()[0].values()
     assert_true(reading.statistics, [values])
 
 
@@ -127,7 +127,7 @@ def test_tensors_that_are_given_together_are_measured_like_single_ones():
     mine.observe_all((site, tensor, None) for site, tensor in given.items())
     for site, tensor in given.items():
         single.open(site)(tensor)
-    for reading, other in zip(mine.flush()[0], single.flush()[0], strict=True):
+    for reading, other in zip(mine.flush()[0].values(), single.flush()[0].values(), strict=True):
         assert reading.site == other.site
         assert_true(reading.statistics, [given[reading.site]])
 
@@ -136,7 +136,7 @@ def test_more_values_than_may_wait_are_measured_in_several_calls(monkeypatch):
     monkeypatch.setattr("hookboard.recording.recorder.MOST_WAITING", 10)
     mine = recorder()
     mine.observe_all((Site(str(i), "parameter"), normal(7, mean=i), None) for i in range(5))
-    for i, reading in enumerate(mine.flush()[0]):
+    for i, reading in enumerate(mine.flush()[0].values()):
         assert_true(reading.statistics, [normal(7, mean=i)])
 
 
@@ -144,7 +144,7 @@ def test_a_difference_is_taken_in_float32_at_least():
     mine = recorder()
     after, before = (normal(50, mean=mean, dtype=torch.bfloat16) for mean in (1.0, 1.5))
     mine.observe_all([(A, after, before), (B, after.float(), before.float())])
-    for reading in mine.flush()[0]:
+    for reading in mine.flush()[0].values():
         assert_true(reading.statistics, [after.float() - before.float()])
 
 
@@ -154,6 +154,6 @@ def test_a_site_that_fails_leaves_those_that_are_given_with_it():
     with pytest.warns(UserWarning, match="output of 'b'"):
         mine.observe_all([(A, good, None), (B, bad, None)])
     mine.observe_all([(B, bad, None)])
-    readings = {reading.site: reading for reading in mine.flush()[0]}
+    readings = {reading.site: reading for reading in mine.flush()[0].values()}
     assert_true(readings[A].statistics, [good])
     assert B not in readings

@@ -256,7 +256,8 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             watch.stepped |= steps_of(each, watch.weights)
 
     def _log(self, trainer: Trainer, watch: HealthWatch) -> None:
-        self.readings = tuple(reading for reading in self._flush(trainer, watch) if not reading.is_empty)
+        readings = self._flush(trainer, watch).filled()
+        self._readings = readings.values()
         watch.gaps_are_named = True
         losses, events = watch.since_last_look(self._has_ranks(trainer)) if watch.stage == "train" else ([], [])
         training, step = self._live.get("train"), logged_step(trainer)
@@ -264,9 +265,9 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             try:
                 self._tell(watch, events)
                 if watch.stage == "train":
-                    self._verdicts = watch.judged(step, self.readings, losses)
+                    self._verdicts = watch.judged(step, readings, losses)
                 else:
-                    training.judge.see_evaluation(Look(step, 0, {r.site: r for r in self.readings}))
+                    training.judge.see_evaluation(Look(step, 0, readings))
                     self._verdicts = training.judge.verdicts
             except Exception as error:  # the other ranks go on measuring, so this one must
                 training.judge = None

@@ -18,7 +18,7 @@ from hookboard.health import Judge, Layer, Look, Loss, Nonfinite, Stepped, Verdi
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import Weight
 from hookboard.ranks import Ranks
-from hookboard.recording import Reading
+from hookboard.recording import Readings
 
 MOST_VALUES = 1 << 16
 """Of a weight with more values only every k-th unit is measured, so that the cost does not follow its size."""
@@ -50,7 +50,7 @@ class HealthWatch(SiteWatch):
     told: int = field(default=0, kw_only=True)
     is_ending: bool = field(default=False, kw_only=True)
 
-    def judged(self, step: int, readings: Sequence[Reading], losses: Sequence[Loss]) -> tuple[Verdict, ...]:
+    def judged(self, step: int, readings: Readings, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
         """Take a look, judge the run, and tell what the judge says.
 
         Args:
@@ -63,11 +63,10 @@ class HealthWatch(SiteWatch):
         """
         assert self.judge is not None
         assert self.reporter is not None
-        overflowed = any(reading.overflowed for reading in readings)
-        by_site = {reading.site: reading for reading in readings}
         frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
         is_scaled = self.scaling is not None
-        self.judge.see(Look(step, self.batch_idx, by_site, losses, self.stepped, overflowed, frozen, is_scaled))
+        overflowed = is_scaled and any(reading.overflowed for reading in readings.values())
+        self.judge.see(Look(step, self.batch_idx, readings, losses, self.stepped, overflowed, frozen, is_scaled))
         verdicts = self.judge.verdicts
         self.reporter.after_look(verdicts)
         return verdicts

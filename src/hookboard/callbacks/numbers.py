@@ -1,7 +1,7 @@
 """The base of callbacks that log numbers: it measures the due steps, writes the readings, and names what is missing."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from lightning.pytorch import LightningModule, Trainer
@@ -28,7 +28,7 @@ from hookboard.measure import DERIVED, Plan, Statistic, forget_scratch, plan
 from hookboard.messages import chosen
 from hookboard.parameters import Weight, weights_of
 from hookboard.ranks import Ranks
-from hookboard.recording import Reading, Recorder
+from hookboard.recording import Reading, Readings, Recorder
 from hookboard.sites import ROLES, Role, Site, Stage
 from hookboard.writers import entry_of
 
@@ -39,9 +39,6 @@ class SiteLogger(Life[V]):
     """Base of callbacks that log readings: one flush of the recorder for each due step and each evaluation loop."""
 
     verb = "measures"
-
-    readings: tuple[Reading, ...]
-    """The merged readings of the last due step or evaluation loop, whichever was later."""
 
     def __init__(
         self,
@@ -62,9 +59,14 @@ class SiteLogger(Life[V]):
         self.histogram = histogram
         self.sync_dist = sync_dist
         self.stages = stages
-        self.readings = ()
+        self._readings: Iterable[Reading] = ()
         self._plan()
         chosen("stages", stages, get_args(Stage))
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """The merged readings of the last due step or evaluation loop, whichever was later."""
+        return tuple(self._readings)
 
     # What a callback that measures has of its own.
 
@@ -104,7 +106,7 @@ class SiteLogger(Life[V]):
     # Its life.
 
     def _reset(self) -> None:
-        self.readings = ()
+        self._readings = ()
 
     def _stages(self, trainer: Trainer) -> list[Stage]:
         return chosen("stages", self.stages, get_args(Stage))
@@ -225,15 +227,15 @@ class SiteLogger(Life[V]):
         watch.weights = weights
         self._say_changed(watch, changed, pl_module)
 
-    def _flush(self, trainer: Trainer, watch: V) -> list[Reading]:
+    def _flush(self, trainer: Trainer, watch: V) -> Readings:
         """The readings of the step or loop."""
         if watch.scaling is None:
             return watch.recorder.flush()[0]
         return watch.scaling.flush(watch.recorder, trainer.lightning_module, trainer.optimizers, watch.weights)
 
     def _log(self, trainer: Trainer, watch: V) -> None:
-        readings = self._finish(self._flush(trainer, watch))
-        self.readings = tuple(reading for reading in readings if not reading.is_empty)
+        readings = self._finish(list(self._flush(trainer, watch).values()))
+        self._readings = tuple(reading for reading in readings if not reading.is_empty)
         if trainer.is_global_zero:
             watch.loggers.write(entry_of(self.readings, logged_step(trainer)))
         if not watch.gaps_are_named:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from hookboard.callbacks.trainer import warn
 from hookboard.parameters import Weight
 from hookboard.ranks import local
-from hookboard.recording import Reading, Recorder
+from hookboard.recording import Reading, Readings, Recorder
 from hookboard.selection import named_submodules
 from hookboard.sites import ROLES, Site
 from hookboard.torch_private import has_unscaled, scale_of
@@ -67,7 +67,7 @@ class Scaling:
 
     def flush(
         self, recorder: Recorder, model: LightningModule, optimizers: Sequence[Optimizer], weights: Mapping[str, Weight]
-    ) -> list[Reading]:
+    ) -> Readings:
         """Flush the recorder; readings of gradients that overflowed keep only their counts.
 
         Args:
@@ -78,13 +78,13 @@ class Scaling:
         """
         readings, (*raised, is_unknown) = recorder.flush(self._flags(optimizers, model.device))
         if is_unknown:
-            readings = self._without_unknown(readings)
+            readings = Readings.of(self._without_unknown(list(readings.values())))
         guilty = [optimizer for optimizer, flag in zip(optimizers, raised, strict=True) if flag]
         if not guilty:
             return readings
         modules = {"": model, **dict(named_submodules(model))}
         parameters = {name: weight.parameters[0] for name, weight in weights.items()}
-        return marked(readings, guilty, optimizers, modules, parameters)
+        return Readings.of(marked(list(readings.values()), guilty, optimizers, modules, parameters))
 
     def _without_unknown(self, readings: list[Reading]) -> list[Reading]:
         """NaN for the gradients of which nothing tells whether they carry the scale; one warning says so."""

@@ -4,8 +4,8 @@ import functools
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from hookboard.recording import Reading
-from hookboard.sites import ROLES, Role, Site
+from hookboard.recording import Reading, Readings
+from hookboard.sites import Role, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,10 @@ class Look:
 
     def of(self, name: str, role: Role) -> Reading | None:
         """The reading of a module or parameter: of several tensors the first. None if there is none."""
-        return self._by_role[role].get(name)
+        row = self.table.places.first(role).get(name)
+        return None if row is None else self.table.at(row)
 
     @functools.cached_property
-    def _by_role(self) -> dict[Role, dict[str, Reading]]:
-        first: dict[Role, dict[str, Reading]] = {role: {} for role in ROLES}
-        for site, reading in reversed(list(self.readings.items())):
-            first[site.role][site.name] = reading
-        return first
+    def table(self) -> Readings:
+        """The same readings as rows."""
+        return self.readings if isinstance(self.readings, Readings) else Readings.of(self.readings.values())

@@ -6,14 +6,12 @@ All layers of a look are computed at once: a call for each layer and quantity ta
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.measure import FIELDS, dead_share
-from hookboard.recording import Reading
 from hookboard.sites import Role
 
 QUANTITIES: dict[str, str] = {
@@ -27,10 +25,12 @@ QUANTITIES: dict[str, str] = {
 }
 """Every quantity by name."""
 
-_MEAN, _DEVIATION = map(FIELDS.index, ("mean", "deviation"))
+_COUNT, _MEAN, _DEVIATION, _ZEROS, _NAN, _POSINF, _NEGINF = map(
+    FIELDS.index, ("count", "mean", "deviation", "zeros", "nan", "posinf", "neginf")
+)
 
-_TAKEN = attrgetter("count", "mean", "deviation", "nan", "posinf", "neginf")
-_NOTHING = (0.0, math.nan, math.nan, 0.0, 0.0, 0.0)
+_NOTHING = (0.0, math.nan, math.nan, math.nan, math.nan, 0.0, 0.0, 0.0, math.nan, math.nan)
+"""The row of what was not measured."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,15 @@ class _Rows:
     All arrays have the shape (names,).
     """
 
-    def __init__(self, look: Look, names: Sequence[str], role: Role) -> None:
-        self.readings = [look.of(name, role) for name in names]
-        rows = [_NOTHING if reading is None else _TAKEN(reading.moments) for reading in self.readings]
-        self.count, self._mean, self._deviation, nan, posinf, neginf = np.array(rows).reshape(-1, 6).T
-        self.is_spoiled = (nan > 0) | (posinf > 0) | ((neginf > 0) & (self.count == 0))
+    def __init__(self, look: Look, names: tuple[str, ...], role: Role) -> None:
+        places = look.table.places.rows(role, names)
+        self.is_there = places >= 0
+        rows = np.full((len(names), len(FIELDS)), _NOTHING)
+        rows[self.is_there] = look.table.rows[places[self.is_there]]
+        self.count, self.zeros = rows[:, _COUNT], rows[:, _ZEROS]
+        self._mean, self._deviation = rows[:, _MEAN], rows[:, _DEVIATION]
+        self.is_spoiled = (rows[:, [_NAN, _POSINF]] > 0).any(axis=1) | ((rows[:, _NEGINF] > 0) & (self.count == 0))
+        self.channels = [None if place < 0 else look.table.channels[place] for place in places.tolist()]
 
     @property
     def rms(self) -> np.ndarray:
@@ -83,8 +87,8 @@ class _Rows:
 
 def column_of(look: Look, layers: Sequence[Layer]) -> Column:
     """All quantities of these layers at a look."""
-    names = [layer.name for layer in layers]
-    weights = [name for layer in layers for name in layer.weights]
+    names = tuple(layer.name for layer in layers)
+    weights = tuple(name for layer in layers for name in layer.weights)
     owner = np.array([i for i, layer in enumerate(layers) for _ in layer.weights], dtype=np.intp)
     output, gradient = _Rows(look, names, "output"), _Rows(look, names, "grad_output")
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -95,8 +99,8 @@ def column_of(look: Look, layers: Sequence[Layer]) -> Column:
             "weight_rms": _Rows(look, weights, "parameter").joint_rms(owner, len(layers)),
             "weight_gradient_rms": _Rows(look, weights, "parameter_grad").joint_rms(owner, len(layers)),
             "update_ratio": ratios,
-            "dead_fraction": np.array([_dead_fraction(reading) for reading in output.readings], dtype=np.float64),
-            "sample_spread": np.array([_sample_spread(reading) for reading in output.readings], dtype=np.float64),
+            "dead_fraction": _dead_fractions(output),
+            "sample_spread": np.array([_sample_spread(rows) for rows in output.channels], dtype=np.float64),
         }
     never = np.zeros(len(layers), dtype=bool)
     spoiled = {
@@ -111,29 +115,30 @@ def column_of(look: Look, layers: Sequence[Layer]) -> Column:
     return Column(values, spoiled)
 
 
-def _updates(look: Look, weights: Sequence[str], owner: np.ndarray, owners: int) -> tuple[np.ndarray, np.ndarray]:
+def _updates(look: Look, weights: tuple[str, ...], owner: np.ndarray, owners: int) -> tuple[np.ndarray, np.ndarray]:
     """The update ratio of each layer, and whether it is spoiled."""
     before, update = _Rows(look, weights, "parameter_before"), _Rows(look, weights, "parameter_update")
     is_spoiled = np.bincount(owner, before.is_spoiled | update.is_spoiled, owners) > 0
-    moved = np.array([reading is not None for reading in update.readings], dtype=bool)
-    before.count[~moved] = 0.0
+    before.count[~update.is_there] = 0.0
     whole, step = before.joint_rms(owner, owners), update.joint_rms(owner, owners)
     ratios = np.where(whole != 0, step / whole, np.where(step != 0, np.inf, np.nan))
     return ratios, is_spoiled
 
 
-def _dead_fraction(reading: Reading | None) -> float:
-    if reading is None or reading.channels is None:
-        return math.nan
-    if reading.moments.count and reading.moments.zeros == 0:
-        return 0.0  # as in most layers; nothing else needs to be looked at
-    return dead_share(reading.channels)
+def _dead_fractions(output: _Rows) -> np.ndarray:
+    # In most layers nothing is 0, and nothing else needs to be looked at.
+    has_none = (output.count > 0) & (output.zeros == 0)
+    shares = [
+        math.nan if channels is None else 0.0 if none else dead_share(channels)
+        for channels, none in zip(output.channels, has_none.tolist(), strict=True)
+    ]
+    return np.array(shares, dtype=np.float64)
 
 
-def _sample_spread(reading: Reading | None) -> float:
-    if reading is None or reading.channels is None:
+def _sample_spread(channels: np.ndarray | None) -> float:
+    if channels is None:
         return math.nan
-    deviation, mean = reading.channels[:, _DEVIATION], reading.channels[:, _MEAN]
+    deviation, mean = channels[:, _DEVIATION], channels[:, _MEAN]
     within, between = float(deviation @ deviation), float(mean @ mean)
     whole = within + between
     return math.sqrt(within / whole) if 0 < whole < math.inf else math.nan

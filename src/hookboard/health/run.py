@@ -36,6 +36,9 @@ they are no classifier's (a choice: behind a softmax those of each sample add up
 takes the logarithm of a softmax's answers it is 1 / sqrt(classes))."""
 
 
+_NONFINITE = [FIELDS.index(field) for field in ("nan", "posinf", "neginf")]
+
+
 @dataclass(frozen=True)
 class RateJump:
     """A learning rate far above all before.
@@ -116,7 +119,7 @@ class Run:
         self._listen(look)
         self._keep_rates(look)
         if not look.overflowed:
-            is_finite = not any(reading.moments.nonfinite for reading in look.readings.values())
+            is_finite = not look.table.rows[:, _NONFINITE].any()
             self.first_nonfinite = None if is_finite else self.first_nonfinite or look
         column = column_of(look, self.layers)
         self.steps.append(look.step)
@@ -255,7 +258,7 @@ class Run:
     def _put_in_order(self, look: Look) -> None:
         """Take the layers in the order of the first look; those that never ran stand last."""
         known = {layer.name: layer for layer in self.layers}
-        ran = dict.fromkeys(site.name for site in look.readings if site.role == "output" and site.name in known)
+        ran = dict.fromkeys(name for name in look.table.places.first("output") if name in known)
         if ran.keys() <= self._ran.keys():
             return
         order = list(self._ran) or list(ran)

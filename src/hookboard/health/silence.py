@@ -5,9 +5,9 @@ import numpy as np
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.measure import FIELDS
-from hookboard.recording import Reading
 
 _COUNT, _ZEROS, _MAX = map(FIELDS.index, ("count", "zeros", "max"))
+_NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)
 
 EXACT = frozenset({"rectifier", "dropout"})
 """Kinds whose units are silent where they give exactly 0."""
@@ -83,10 +83,10 @@ def silent_in(look: Look, layer: Layer) -> tuple[np.ndarray, np.ndarray] | None:
     """
     if layer.kind not in EXACT and layer.kind not in NEGATIVE:
         return None
-    reading: Reading | None = look.of(layer.name, "output")
-    if reading is None or reading.channels is None or reading.moments.nonfinite:
+    row = look.table.places.first("output").get(layer.name)
+    channels = None if row is None else look.table.channels[row]
+    if channels is None or look.table.rows[row, _NONFINITE].any():
         return None
-    channels = reading.channels
     samples = channels[:, _COUNT]
     is_zero = channels[:, _ZEROS] >= samples
     return samples, is_zero if layer.kind in EXACT else (channels[:, _MAX] <= 0) & ~is_zero

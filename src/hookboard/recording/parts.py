@@ -37,6 +37,13 @@ def bins_in(packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
         yield None if bins is None or math.isnan(bins[0]) else bins
 
 
+def dtypes_in(layout: Layout, mine: Layout) -> list[torch.dtype | None]:
+    """The dtype of each site in a layout of all ranks, of this rank's own tensors where it has any."""
+    if layout is mine:
+        return [extent.dtype for extent in layout.values()]
+    return [mine.get(site, extent).dtype or extent.dtype for site, extent in layout.items()]
+
+
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
     """A gradient without the scale, in float32 at least: half precision, which needs the scale, would lose it."""
     return gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale

@@ -29,8 +29,9 @@ from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
 from hookboard.recording.channels import ChannelBuffer, packed
 from hookboard.recording.exchange import Exchange, Extent, Layout, Packet
-from hookboard.recording.parts import as_taken, bins_in, channels_in, difference, in_order, unscaled
+from hookboard.recording.parts import as_taken, bins_in, channels_in, difference, dtypes_in, in_order, unscaled
 from hookboard.recording.reading import Reading
+from hookboard.recording.readings import Places, Readings
 from hookboard.recording.rows import RowBuffer
 from hookboard.recording.slot import Slot, no_counts, take_bins
 from hookboard.sites import Role, Site, Stage
@@ -90,6 +91,7 @@ class Recorder:
         self._is_merged = sync or ranks is None
         self._exchange = Exchange(ranks if sync else None, plan.more)
         self._off: set[Site] = set()
+        self._places = Places([])
 
     def open(self, site: Site) -> Callable[[Tensor], None]:
         """The function that measures a tensor of this site. The site is added at the first request.
@@ -215,7 +217,7 @@ class Recorder:
         """Whether measuring this role of this module or parameter has failed, on any rank."""
         return any((site.name, site.role) == (name, role) for site in self._off)
 
-    def flush(self, flags: Tensor | None = None) -> tuple[list[Reading], list[bool]]:
+    def flush(self, flags: Tensor | None = None) -> tuple[Readings, list[bool]]:
         """Merge what was measured since the last flush and forget it.
 
         Args:
@@ -233,33 +235,43 @@ class Recorder:
         owners, mine = self._rows.owners, dict(self._extents)
         known = list(mine)
         if not (owners or len(flags) or self._exchange.is_collective):
-            return [], []
+            return Readings.of([]), []
         met, self._met = self._met, set()
         taken = self._channel_rows.take()
         layout, host = self._exchange.bring(mine, self._packer(known, flags, met, taken))
-        channels_of = as_taken(taken, layout) if self._keeps_channels else channels_in(host, layout)
-        elements, rows = elements_in(host.rows).tolist(), host.rows.numpy()
+        channels = as_taken(taken, layout) if self._keeps_channels else channels_in(host, layout)
+        return self._table(layout, mine, host, list(channels), owners), host.flags.bool().tolist()
+
+    def _table(
+        self, layout: Layout, mine: Layout, host: Packet, channels: list[np.ndarray | None], owners: Container[int]
+    ) -> Readings:
+        """The readings of a packet: of every site that was measured here, or on another rank."""
+        rows, elements = host.rows.numpy(), elements_in(host.rows).numpy()
+        bins, dtypes = list(bins_in(host, layout)), dtypes_in(layout, mine)
         for column in self._not_measured:  # one slice after the other: a list of columns would be copied
             rows[:, column] = math.nan
-        readings = []
-        parts = zip(
-            layout.items(),
-            elements,
-            rows.tolist(),
-            channels_of,
-            bins_in(host, layout),
-            strict=True,
-        )
-        for (site, extent), count, row, channels, bins in parts:
-            if math.isnan(count):  # it failed, here or on another rank: the rest is not the whole
-                self._off.add(site)
-            elif count or (site in self._slots and self._slots[site].index in owners):
-                dtype = extent.dtype if layout is mine else mine.get(site, extent).dtype or extent.dtype
-                if channels is not None:
-                    for column in self._not_measured:
-                        channels[:, column] = math.nan
-                readings.append(self._reading(site, row, bins, channels if count else None, dtype))
-        return readings, host.flags.bool().tolist()
+            for part in channels:
+                if part is not None:
+                    part[:, column] = math.nan
+        sites = list(layout)
+        self._off.update(sites[row] for row in np.flatnonzero(np.isnan(elements)))  # the rest is not the whole
+        is_read = elements > 0
+        for row in np.flatnonzero(elements == 0):
+            slot, channels[row] = self._slots.get(sites[row]), None
+            is_read[row] = slot is not None and slot.index in owners
+        if not is_read.all():
+            kept = np.flatnonzero(is_read).tolist()
+            rows, sites = rows[kept], [sites[row] for row in kept]
+            channels, bins, dtypes = ([each[row] for row in kept] for each in (channels, bins, dtypes))
+        if self._places.sites != sites:
+            self._places = Places(sites)
+
+        def make(row: int, counted: np.ndarray | None = None) -> Reading:
+            return self._reading(sites[row], rows[row].tolist(), counted, channels[row], dtypes[row])
+
+        # What has bins is made now: a reading that is kept does not keep them.
+        made = {row: make(row, counted) for row, counted in enumerate(bins) if counted is not None}
+        return Readings(self._places, rows, channels, make, made)
 
     def _packer(
         self, local: list[Site], flags: Tensor, measured: Container[int], taken: Mapping[int, ChannelRows | None]

@@ -1,0 +1,115 @@
+"""`Readings`: what one flush gives, as a table of rows; a reading is made when somebody asks for it."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from hookboard.measure import FIELDS, WIDTH
+from hookboard.recording.reading import Reading
+from hookboard.sites import Role, Site
+
+_ROW = attrgetter(*FIELDS)
+
+
+class Places:
+    """Which row belongs to which site. Flushes with the same sites share it.
+
+    Args:
+        sites: of each row.
+    """
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self.sites = list(sites)
+        self._rows: dict[Site, int] = {site: row for row, site in enumerate(self.sites)}
+        self._first: dict[Role, dict[str, int]] = {}
+        for site, row in self._rows.items():
+            self._first.setdefault(site.role, {}).setdefault(site.name, row)
+        self._asked: dict[tuple[Role, tuple[str, ...]], np.ndarray] = {}
+
+    def row(self, site: Site) -> int | None:
+        """The row of a site; None if there is none."""
+        return self._rows.get(site)
+
+    def first(self, role: Role) -> Mapping[str, int]:
+        """The row of each module or parameter by name, in order; of several tensors the first."""
+        return self._first.get(role, {})
+
+    def rows(self, role: Role, names: tuple[str, ...]) -> np.ndarray:
+        """The rows of these modules or parameters, of several tensors the first; -1 where there is none."""
+        found = self._asked.get((role, names))
+        if found is None:
+            first = self.first(role)
+            found = self._asked[role, names] = np.array([first.get(name, -1) for name in names], dtype=np.intp)
+        return found
+
+
+class Readings(Mapping[Site, Reading]):
+    """The readings of one flush by site, in the order in which the sites were measured first.
+
+    Most are only looked at in `rows`: to make an object of each costs more than all else in a flush.
+
+    Args:
+        places: which row belongs to which site.
+        rows: shape (sites, WIDTH or more), float64; more is what stands behind the moments.
+        channels: the rows of the channels of each site, see `Reading.channels`.
+        make: makes the reading of a row.
+        made: those that are made already, by row.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        rows: np.ndarray,
+        channels: Sequence[np.ndarray | None],
+        make: Callable[[int], Reading],
+        made: Mapping[int, Reading] | None = None,
+    ) -> None:
+        self.places = places
+        """Which row belongs to which site."""
+        self.rows = rows[:, :WIDTH]
+        """The moments of each site, shape (sites, columns of `hookboard.measure.FIELDS`), float64."""
+        self.channels = channels
+        """The rows of the channels of each site; None where there are none."""
+        self._make = make
+        self._made = {} if made is None else dict(made)
+
+    @staticmethod
+    def of(readings: Iterable[Reading]) -> "Readings":
+        """The table of these readings."""
+        made = list(readings)
+        rows = np.array([_ROW(reading.moments) for reading in made], dtype=np.float64).reshape(-1, WIDTH)
+        places = Places([reading.site for reading in made])
+        return Readings(places, rows, [reading.channels for reading in made], made.__getitem__)
+
+    def at(self, row: int) -> Reading:
+        """The reading of a row."""
+        reading = self._made.get(row)
+        if reading is None:
+            reading = self._made[row] = self._make(row)
+        return reading
+
+    def filled(self) -> "Readings":
+        """Those that are not empty."""
+        is_filled = (self.rows[:, 0] > 0) | (self.rows[:, 5:8] > 0).any(axis=1)
+        if is_filled.all():
+            return self
+        kept = np.flatnonzero(is_filled).tolist()
+        places = Places([self.places.sites[row] for row in kept])
+        return Readings(places, self.rows[kept], [self.channels[row] for row in kept], lambda row: self.at(kept[row]))
+
+    def __getitem__(self, site: Site) -> Reading:
+        row = self.places.row(site)
+        if row is None:
+            raise KeyError(site)
+        return self.at(row)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.places.sites)
+
+    def __len__(self) -> int:
+        return len(self.places.sites)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Readings.of, (list(self.values()),)
