@@ -102,7 +102,7 @@ class Turns(Callback):
 
     def __init__(self, variants: Mapping[str, list[Callback]], rounds: int, steps: int) -> None:
         self.variants = variants
-        self.medians: dict[str, list[float]] = {name: [] for name in variants}
+        self.means: dict[str, list[float]] = {name: [] for name in variants}
         self.steps = steps
         shuffled = random.Random(0)
         turns = [shuffled.sample(list(variants), len(variants)) for _ in range(rounds + 1)]
@@ -122,7 +122,7 @@ class Turns(Callback):
     def _next_turn(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.name:
             seconds = [end - start for start, end in itertools.pairwise(self.starts)]
-            self.medians[self.name].append(statistics.median(seconds[1:]))
+            self.means[self.name].append(statistics.mean(seconds[1:]))
         for callback in self.active:
             callback.teardown(trainer, pl_module, "fit")
         self.active = []
@@ -208,8 +208,8 @@ def main() -> None:
         f"{lightning.__version__}, {platform.machine()}, {torch.get_num_threads()} threads; "
         f"{args.rounds} rounds of {args.steps} steps"
     )
-    bare = turns.medians["bare step"][1:]
-    for name, with_warm_up in turns.medians.items():
+    bare = turns.means["bare step"][1:]
+    for name, with_warm_up in turns.means.items():
         seconds = with_warm_up[1:]
         low, middle, high = statistics.quantiles([s / b for s, b in zip(seconds, bare, strict=True)], n=4)
         print(

@@ -26,7 +26,7 @@ def evaluation(like, shifts):
 
 def higher(one, by: float):
     rows = one.channels + by * (np.array(FIELDS) == "mean")
-    return replace(one, moments=replace(one.moments, mean=one.moments.mean + by), channels=rows)
+    return replace(one, moments=one.moments._replace(mean=one.moments.mean + by), channels=rows)
 
 
 def judged(*evaluations, edit=lambda look: look):

@@ -8,6 +8,8 @@ from health.trainings import LAYERS, WINDOW, linear
 from hookboard.health import Judge, Layer, Look, Rule, Run, Stepped, Symptom
 from hookboard.messages import HookboardWarning
 
+pytestmark = pytest.mark.usefixtures("at_every_look")
+
 
 def at(*steps: int, module: str = "fc0", name: str = "odd", at_once: bool = False, **options) -> Rule:
     """A rule that sees a symptom at these steps."""

@@ -18,7 +18,7 @@ NONFINITE, PRECISION = RULES["nonfinite"], RULES["precision"]
 
 def bad(name: str, role: str, nan: float = 0, posinf: float = 0, neginf: float = 0):
     one = of(name, role, 1.0)
-    return replace(one, moments=replace(one.moments, nan=nan, posinf=posinf, neginf=neginf))
+    return replace(one, moments=one.moments._replace(nan=nan, posinf=posinf, neginf=neginf))
 
 
 def all_bad_from(step: int, change: dict):

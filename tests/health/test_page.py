@@ -139,7 +139,7 @@ def test_layers_that_run_late_keep_what_was_not_finite():
 def test_a_mask_of_minus_infinity_keeps_its_numbers():
     judge = Judge([], layers(Layer("net.0", "Mask", "other")), 3)
     output = reading("net.0", "output", [row()])
-    judge.see(look(0, [replace(output, moments=replace(output.moments, neginf=5.0))]))
+    judge.see(look(0, [replace(output, moments=output.moments._replace(neginf=5.0))]))
     assert not judge.run.timeline.is_spoiled("activation_rms").any()
 
 

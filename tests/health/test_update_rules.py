@@ -82,6 +82,7 @@ def test_rates_that_fall_from_layer_to_layer_are_well():
     assert symptoms(TOO_SMALL, made) == []
 
 
+@pytest.mark.usefixtures("at_every_look")
 def test_large_steps_before_harm_are_an_alarm_since_they_began():
     made = training(60, lambda step: moved(1.1 * LARGE if step >= 20 else 1e-2), losses=risen(60))
     verdicts = judged([TOO_LARGE], made).verdicts

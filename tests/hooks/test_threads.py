@@ -61,9 +61,9 @@ def readings():
 
     in_threads(passes)
     taps.settle()
-    found, _ = recorder.flush()
+    found = recorder.flush()[0].values()
     taps.detach()
-    return {(reading.site.name, reading.site.role): reading for reading in found.values()}, [x for xs in inputs for x in xs]
+    return {(reading.site.name, reading.site.role): reading for reading in found}, [x for xs in inputs for x in xs]
 
 
 FACTORS = {

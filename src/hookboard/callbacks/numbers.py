@@ -22,7 +22,7 @@ from hookboard.callbacks.trainer import (
     warn,
 )
 from hookboard.callbacks.watch import Watch, listed_gaps, names_in
-from hookboard.callbacks.weights import keep_before, measure_gradients, measure_weights
+from hookboard.callbacks.weights import measure_gradients, measure_weights
 from hookboard.hooks import Taps, forget_graphs
 from hookboard.measure import DERIVED, Plan, Statistic, forget_scratch, plan
 from hookboard.messages import chosen
@@ -180,7 +180,7 @@ class SiteLogger(Life[V]):
             measure_gradients(watch.recorder, optimizer, watch.weights, self._part)
         watch.recorder.scale = None
         if "parameter_update" in roles:
-            keep_before(watch.before, optimizer, watch.weights, self._part)
+            watch.before.keep(optimizer, watch.weights, self._part)
 
     def _end_batch(self, trainer: Trainer, watch: V) -> None:
         if watch.stage == "train" and not is_accumulating(trainer):
@@ -192,7 +192,7 @@ class SiteLogger(Life[V]):
 
     def _measure_after_step(self, trainer: Trainer, watch: V) -> None:
         """Measure what can be seen of weights once all optimizers of the batch have stepped."""
-        measure_weights(watch.recorder, watch.weights, watch.before, self._roles(), self._part)
+        measure_weights(watch.recorder, watch.weights, watch.before.copies, self._roles(), self._part)
 
     def _end_loop(self, trainer: Trainer, watch: V) -> None:
         self._log(trainer, watch)

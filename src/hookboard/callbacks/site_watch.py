@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.watch import Watch
+from hookboard.callbacks.weights import Before
 from hookboard.hooks import Taps
 from hookboard.parameters import Weight, why_silent
 from hookboard.recording import Reading, Recorder
@@ -21,7 +20,7 @@ class SiteWatch(Watch):
         recorder: measures the tensors of all sites.
         taps: the hooks on modules.
         weights: the watched weights by name.
-        before: during a due step, copies of the weights before the optimizer stepped, by name.
+        before: during a due step, copies of the weights before the optimizers stepped.
         gaps_are_named: whether the warning about sites without a reading has been given.
         scaling: the scale of the GradScaler; None without one.
     """
@@ -29,7 +28,7 @@ class SiteWatch(Watch):
     recorder: Recorder = field(kw_only=True)
     taps: Taps = field(kw_only=True)
     weights: dict[str, Weight] = field(default_factory=dict, kw_only=True)
-    before: dict[str, Tensor] = field(default_factory=dict, kw_only=True)
+    before: Before = field(default_factory=Before, kw_only=True)
     gaps_are_named: bool = field(default=False, kw_only=True)
     scaling: Scaling | None = field(default=None, kw_only=True)
 

@@ -26,12 +26,33 @@ def measure_gradients(recorder: Recorder, optimizer: Optimizer, weights: Mapping
     )
 
 
-def keep_before(before: dict[str, Tensor], optimizer: Optimizer, weights: Mapping[str, Weight], part: Part) -> None:
-    """Copy into `before`, by name, the weights that this optimizer is about to update."""
-    for name, weight in stepped_by(optimizer, weights).items():
-        # Of several steps in one batch the first decides what "before" is.
-        if name not in before:
-            before[name] = part(weight.in_use).clone()
+class Before:
+    """Copies of weights from before the optimizers stepped, by name; their memory serves the next step again."""
+
+    def __init__(self) -> None:
+        self.copies: dict[str, Tensor] = {}
+        """Of the running step; those that no optimizer held are not there."""
+        self._spare: dict[str, Tensor] = {}
+
+    def keep(self, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part) -> None:
+        """Copy the weights that this optimizer is about to update."""
+        for name, weight in stepped_by(optimizer, weights).items():
+            # Of several steps in one batch the first decides what "before" is.
+            if name not in self.copies:
+                self.copies[name] = _copied(part(weight.in_use), self._spare.get(name))
+
+    def clear(self) -> None:
+        """End the step."""
+        # On the CPU fresh memory costs as much as the copy; a device has an allocator for that.
+        self._spare = {name: copy for name, copy in self.copies.items() if type(copy) is Tensor and copy.is_cpu}
+        self.copies = {}
+
+
+def _copied(tensor: Tensor, spare: Tensor | None) -> Tensor:
+    """A copy, in the memory of an earlier one of the same kind if there is one."""
+    if spare is None or type(tensor) is not Tensor or (tensor.shape, tensor.dtype) != (spare.shape, spare.dtype):
+        return tensor.clone()
+    return tensor.clone() if tensor.layout is not spare.layout or not tensor.is_cpu else spare.copy_(tensor)
 
 
 def measure_weights(

@@ -14,6 +14,13 @@ from hookboard.messages import warn_switched_off
 Key = tuple[str, str]
 """The name of a rule, and of a module."""
 
+ASK_EVERY = 4
+"""Where looks come at every step, rules are asked once in so many steps: what lasts is seen as well, at a quarter of
+the cost (a choice). Those that judge single steps are asked at each look."""
+
+ASKED_AT_FIRST = 4
+"""At the first looks, so many times the window, all rules are asked: much goes wrong there, and at once (a choice)."""
+
 
 @dataclass
 class Case:
@@ -49,15 +56,16 @@ class Case:
     is_hard: bool = False
     size: float = 0.0
 
-    def add(self, symptom: Symptom, step: int, window: int) -> None:
-        """Add the symptom of the latest look."""
+    def add(self, symptom: Symptom, step: int, window: int, looks: int = 1) -> None:
+        """Add the symptom of the latest look, which counts for those since the rule was asked before, if it lasts."""
         if symptom.since is not None:
             self.first = symptom.since
         self.symptom, self.last, self.missed = symptom, step, 0
-        self.seen += 1
+        self.seen += looks if self.seen else 1
         self.size = max(self.size, symptom.size)
         is_alarm = symptom.severity == "alarm"
-        self.alarms = max(self.alarms, 0) + 1 if is_alarm else min(self.alarms, 0) - 1
+        lasts = looks if (self.alarms > 0) == is_alarm and self.alarms else 1
+        self.alarms = max(self.alarms, 0) + lasts if is_alarm else min(self.alarms, 0) - lasts
         enough = 1 if self.at_once else window
         if abs(self.alarms) >= enough:
             self.is_alarm = is_alarm
@@ -96,13 +104,20 @@ class Judge:
         self._closed: dict[Key, Case] = {}
         self._verdicts: tuple[Verdict, ...] | None = None
         self._well = 0  # looks since the loss showed harm
+        self._asked: int | None = None  # the step of the look at which all rules were asked last
+        self._asked_of: dict[str, int] = {}  # how many looks there were when a rule was asked last
 
     def see(self, look: Look) -> None:
-        """Take a measured step, and judge the run."""
+        """Take a measured step, and judge the run, see `ASK_EVERY`."""
         self.run.see(look)
         self._verdicts = None
         self._well = 0 if self.run.losses.is_harmed else self._well + 1
-        self._ask(look.step, self._rules)
+        is_early = self.run.seen <= ASKED_AT_FIRST * self.run.window
+        if self._asked is None or is_early or not 0 <= look.step - self._asked < ASK_EVERY:
+            self._asked = look.step
+            self._ask(look.step, self._rules)
+        else:
+            self._ask(look.step, [rule for rule in self._rules if rule.at_once])
 
     def see_evaluation(self, look: Look) -> None:
         """Take an evaluation loop, and ask the rules that judge evaluations."""
@@ -179,7 +194,8 @@ class Judge:
 
     def _ask(self, step: int, rules: Sequence[Rule]) -> None:
         seen: set[Key] = set()
-        names = {rule.name for rule in rules}
+        looks = {rule.name: max(1, self.run.seen - self._asked_of.get(rule.name, 0)) for rule in rules}
+        self._asked_of.update(dict.fromkeys(looks, self.run.seen))
         for rule in list(rules):
             try:
                 symptoms = symptoms_of(rule, self.run)
@@ -190,15 +206,15 @@ class Judge:
             if symptoms and (exact := self._of_event(rule.name, symptoms[0])) is not None:
                 seen.add(exact)
                 case = self._open[exact]
-                case.last, case.missed, case.seen = step, 0, case.seen + 1
+                case.last, case.missed, case.seen = step, 0, case.seen + looks[rule.name]
                 continue
             for symptom in symptoms:
                 key = (rule.name, symptom.module)
                 if key not in seen:
                     seen.add(key)
-                    self._note(rule, symptom, step)
-        for key in [key for key in self._open if key not in seen and key[0] in names]:
-            self._miss(key)
+                    self._note(rule, symptom, step, looks[rule.name])
+        for key in [key for key in self._open if key not in seen and key[0] in looks]:
+            self._miss(key, looks[key[0]])
 
     def _of_event(self, rule: str, symptom: Symptom) -> Key | None:
         """The event from outside that a symptom belongs to, now with its place; None if there is none."""
@@ -210,13 +226,13 @@ class Judge:
             self._open[key] = case
         return key
 
-    def _note(self, rule: Rule, symptom: Symptom, step: int) -> None:
+    def _note(self, rule: Rule, symptom: Symptom, step: int, looks: int) -> None:
         key = (rule.name, symptom.module)
         case = self._open.get(key)
         if case is None:
             case = self._open[key] = Case(step, step, symptom, rule.at_once)
         was_said = case.is_said
-        case.add(symptom, step, self.run.window)
+        case.add(symptom, step, self.run.window, looks)
         losses = self.run.losses
         case.is_hard |= symptom.severity == "alarm" and not (losses.is_harmed and losses.is_finite)
         if case.is_said and not was_said:
@@ -224,9 +240,9 @@ class Judge:
             if earlier is not None and symptom.since is None:  # it has come back
                 case.first = earlier.first
 
-    def _miss(self, key: Key) -> None:
+    def _miss(self, key: Key, looks: int) -> None:
         case = self._open[key]
-        case.missed += 1
+        case.missed += looks if case.missed else 1
         case.seen = 0
         if not case.is_said:
             del self._open[key]

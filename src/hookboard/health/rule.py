@@ -19,9 +19,11 @@ class Rule:
 
     Args:
         name: Its name in verdicts: letters, digits and underscores.
-        judge: A function from a `Run` to the symptoms of the latest measured step. It is called after each of them. If
-            it raises, the rule is switched off with a warning, and training goes on.
-        at_once: Whether one symptom is enough for a verdict. Otherwise it must last for the monitor's `window`.
+        judge: A function from a `Run` to the symptoms of the latest measured step. It is called after each of them, but
+            where every step is measured, only once in 4 steps after the first ones. If it raises, the rule is switched
+            off with a warning, and training goes on.
+        at_once: Whether one symptom is enough for a verdict, and the rule is asked at every measured step. Otherwise a
+            symptom must last for the monitor's `window`.
         of_evaluations: Whether it is asked after each evaluation loop too. The last one of a fit has no measured step
             behind it.
 

@@ -1,7 +1,7 @@
 """The row: count, mean, deviation and so on of a set of numbers, in a form that merges exactly."""
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +30,10 @@ Row = list[float] | Tensor
 """Floats on the CPU; elsewhere a float64 tensor on the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
+class Moments(NamedTuple):
     """One merged row on the host. `FIELDS` describes the arguments; those that no statistic needs are NaN."""
 
-    count: float
+    count: float  # type: ignore[assignment]  # every tuple has a method of this name, which nobody needs here
     mean: float
     deviation: float
     abs_mean: float

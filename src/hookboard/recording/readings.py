@@ -1,16 +1,13 @@
 """`Readings`: what one flush gives, as a table of rows; a reading is made when somebody asks for it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from hookboard.measure import FIELDS, WIDTH
+from hookboard.measure import WIDTH
 from hookboard.recording.reading import Reading
 from hookboard.sites import Role, Site
-
-_ROW = attrgetter(*FIELDS)
 
 
 class Places:
@@ -79,7 +76,7 @@ class Readings(Mapping[Site, Reading]):
     def of(readings: Iterable[Reading]) -> "Readings":
         """The table of these readings."""
         made = list(readings)
-        rows = np.array([_ROW(reading.moments) for reading in made], dtype=np.float64).reshape(-1, WIDTH)
+        rows = np.array([reading.moments for reading in made], dtype=np.float64).reshape(-1, WIDTH)
         places = Places([reading.site for reading in made])
         return Readings(places, rows, [reading.channels for reading in made], made.__getitem__)
 
