@@ -40,16 +40,19 @@ class Silence:
         """The longest silence that ended, in looks."""
         self._was_silent = False  # whether any unit was silent at the last look
 
-    def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray) -> None:
+    def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray | None) -> None:
         """Add a look.
 
         Args:
             step: its optimizer step.
             samples: how many values each unit gave, shape (units,). Where there are none, nothing is known.
-            is_silent: whether all of them were silent, shape (units,).
+            is_silent: whether all of them were silent, shape (units,); None if no unit was, as in most layers at most
+                looks.
         """
-        if not (is_silent.any() or self._was_silent):
-            return  # as in most layers at most looks
+        if is_silent is None:
+            if not self._was_silent:
+                return
+            is_silent = np.zeros(len(samples), dtype=bool)
         back = ~is_silent & (samples > 0) & (self.looks > 0)
         if back.any():
             self.ended[back] = np.maximum(self.ended[back], self.looks[back])
@@ -76,10 +79,10 @@ class Silence:
         return lasts
 
 
-def silent_in(look: Look, layer: Layer) -> tuple[np.ndarray, np.ndarray] | None:
-    """How many values each unit of a layer gave, and whether all were silent; None if that cannot be told.
+def silent_in(look: Look, layer: Layer) -> tuple[np.ndarray, np.ndarray | None] | None:
+    """How many values each unit of a layer gave, and whether all were silent (None: no unit was).
 
-    Where an output is not finite, nothing can: its units are neither silent nor active.
+    None if that cannot be told: where an output is not finite, its units are neither silent nor active.
     """
     if layer.kind not in EXACT and layer.kind not in NEGATIVE:
         return None
@@ -88,5 +91,9 @@ def silent_in(look: Look, layer: Layer) -> tuple[np.ndarray, np.ndarray] | None:
     if channels is None or look.table.rows[row, _NONFINITE].any():
         return None
     samples = channels[:, _COUNT]
-    is_zero = channels[:, _ZEROS] >= samples
-    return samples, is_zero if layer.kind in EXACT else (channels[:, _MAX] <= 0) & ~is_zero
+    if layer.kind in EXACT:
+        return samples, None if look.table.rows[row, _ZEROS] == 0 < samples.min() else channels[:, _ZEROS] >= samples
+    highest = channels[:, _MAX]
+    if highest.min() > 0:
+        return samples, None
+    return samples, (highest <= 0) & (channels[:, _ZEROS] < samples)
