@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from boxes import Box, Keeps, assert_undisturbed, events_of, only_event
@@ -362,3 +363,43 @@ def test_the_place_is_known_before_anomaly_detection_raises():
     with pytest.raises(RuntimeError, match="nan values"), pytest.warns(UserWarning, match="Error detected"):
         fit(None, Toy(net), marked_at(1), box, detect_anomaly=True)
     assert box.box.events[0].module == "net.0"
+
+
+class DividesByDraw(Keeps):
+    """Divides by 0 where NumPy draws a large number."""
+
+    def training_step(self, batch):
+        self.net[0].is_bad = np.random.rand() > 0.9
+        return super().training_step(batch)
+
+
+class Divides(nn.Module):
+    is_bad = False
+
+    def forward(self, x):
+        return x / 0 if self.is_bad else x
+
+
+def test_a_nan_that_a_draw_from_numpy_decides_is_found_again():
+    np.random.seed(3)
+    draws = np.random.rand(40).reshape(20, 2)[:, 0]  # the step draws twice
+    first = int(np.flatnonzero(draws > 0.9)[0])
+    assert first > 1
+    np.random.seed(3)
+    event = events_of(DividesByDraw(nn.Sequential(Divides(), nn.Linear(4, 3))), batches(*[8] * 20))[0]
+    assert (event.module, event.step) == ("net.0", first)
+
+
+class DrawsLater(Keeps):
+    """Draws from NumPy only after its first steps."""
+
+    def training_step(self, batch):
+        if len(self.losses) > 2:
+            return super().training_step(batch)
+        loss = Toy.training_step(self, batch)
+        self.losses.append(loss.detach().clone())
+        return loss
+
+
+def test_a_step_that_begins_to_draw_from_numpy_is_undisturbed():
+    assert_undisturbed(lambda: DrawsLater(nn.Sequential(LogOfNegative(), nn.Linear(4, 3))), marked_at(4))

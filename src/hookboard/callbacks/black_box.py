@@ -26,8 +26,9 @@ MOST_EVENTS = 3
 MOST_SEARCHES = 10
 """How many batches are run again in one fit: under a GradScaler, some only to see that nothing is wrong."""
 
-LAYOUT_EVERY = 100
-"""After so many batches the parameters are listed anew, for models that change."""
+CHECKED_EVERY = 100
+"""At the first batch, and after so many more, the parameters are listed, for models that change; and it is looked
+whether the step draws numbers from NumPy, whose state is kept from then on: to read it takes 0.1 % of a small step."""
 
 
 P = ParamSpec("P")
@@ -81,6 +82,7 @@ class BlackBox:
         self._is_scaled = is_scaled
         self._searches = 0
         self._batches = 0
+        self._is_checked = self._draws_from_numpy = False
         self._was_bad = self._is_bad = False
         self._here: tuple[int, int] = (0, 0)
         self._batch: Any = None
@@ -103,18 +105,22 @@ class BlackBox:
         """
         self._here, self._backwards = (step, batch_idx), 0
         self._was_bad, self._is_bad = self._is_bad, False
-        if self._batches % LAYOUT_EVERY == 0:
+        self._is_checked = self._batches % CHECKED_EVERY == 0
+        if self._is_checked:
             self._sentinels = Sentinels(self._model)
         self._batches += 1
         if not self._exact:
             self._read_flag()
         elif self._may_search:
-            self._batch, self._random, self._versions = batch, RandomState(), _versions_in(batch)
+            self._batch, self._versions = batch, _versions_in(batch)
+            self._random = RandomState(with_numpy=self._is_checked or self._draws_from_numpy)
 
     @_shielded
     def before_backward(self, loss: Tensor) -> None:
         """Before each backward pass: look at the loss."""
         self._backwards += 1
+        if self._is_checked and self._random is not None:
+            self._draws_from_numpy |= self._random.numpy_has_moved
         if self._exact:
             loss = loss.detach()
             self._loss = float(loss if loss.numel() == 1 else loss.sum(dtype=torch.float64))

@@ -17,7 +17,7 @@ class LossMeter:
     """Keeps what each backward pass started from, on the device; the parts of one optimizer step are added up."""
 
     def __init__(self) -> None:
-        self._parts: deque[tuple[int, int, Tensor]] = deque(maxlen=MOST)
+        self._parts: deque[tuple[int, int, float | Tensor]] = deque(maxlen=MOST)
 
     def add(self, step: int, batch_idx: int, loss: Tensor) -> None:
         """Keep a loss.
@@ -30,15 +30,15 @@ class LossMeter:
         """
         if loss.numel() == 1:
             # A copy: the loss may be one number of a large tensor, or change later.
-            self._parts.append((step, batch_idx, loss.detach().reshape(()).clone()))
+            value = loss.item() if loss.is_cpu else loss.detach().reshape(()).clone()
+            self._parts.append((step, batch_idx, value))
 
     def take(self) -> list[Loss]:
         """The losses since the last call, in the order of steps; the host waits for the device once."""
         parts, self._parts = list(self._parts), deque(maxlen=MOST)
         if not parts:
             return []
-        device = parts[0][2].device
-        values = torch.stack([loss.to(device, torch.float64) for _, _, loss in parts]).tolist()
+        values = _on_host([value for _, _, value in parts])
         losses: dict[int, Loss] = {}
         for (step, batch_idx, _), value in zip(parts, values, strict=True):
             before = losses.get(step)
@@ -48,6 +48,14 @@ class LossMeter:
                 backwards = before.backwards + (batch_idx == before.batch_idx)
                 losses[step] = Loss(step, batch_idx, before.value + value, backwards)
         return list(losses.values())
+
+
+def _on_host(values: Sequence[float | Tensor]) -> list[float]:
+    """All as numbers; the host waits for the device once."""
+    waiting = [value for value in values if isinstance(value, Tensor)]
+    device = waiting[0].device if waiting else None
+    known = iter(torch.stack([value.to(device, torch.float64) for value in waiting]).tolist() if waiting else ())
+    return [next(known) if isinstance(value, Tensor) else value for value in values]
 
 
 def mean_over_ranks(ranks: Sequence[Sequence[Loss]]) -> list[Loss]:

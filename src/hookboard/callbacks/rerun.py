@@ -1,5 +1,6 @@
 """Runs `training_step` once more on the same batch, without a trace, to see where its values went wrong."""
 
+import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -21,12 +22,16 @@ class CannotRunAgainError(RuntimeError):
 
 
 class RandomState:
-    """The state of all global random generators when this object is made."""
+    """The state of all global random generators when this object is made.
 
-    def __init__(self) -> None:
+    Args:
+        with_numpy: whether to keep NumPy's too, which takes longer to read than all the others.
+    """
+
+    def __init__(self, *, with_numpy: bool = True) -> None:
         self._of_torch = torch.get_rng_state()
         self._of_cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-        self._of_numpy = np.random.get_state()
+        self._of_numpy = _state_of_numpy() if with_numpy else None
         self._of_python = random.getstate()
 
     def restore(self) -> None:
@@ -34,8 +39,18 @@ class RandomState:
         torch.set_rng_state(self._of_torch)
         if self._of_cuda is not None:
             torch.cuda.set_rng_state(self._of_cuda)
-        np.random.set_state(self._of_numpy)
+        if self._of_numpy is not None:
+            np.random.set_state(self._of_numpy)
         random.setstate(self._of_python)
+
+    @property
+    def numpy_has_moved(self) -> bool:
+        """Whether numbers were drawn from NumPy's generator since; False if its state was not kept."""
+        return self._of_numpy is not None and pickle.dumps(self._of_numpy) != pickle.dumps(_state_of_numpy())
+
+
+def _state_of_numpy() -> dict[str, Any]:
+    return np.random.get_state(legacy=False)
 
 
 @contextmanager
@@ -67,6 +82,7 @@ def step_again(
         until_end.enter_context(_without_logs(trainer, pl_module))
         until_end.enter_context(_alone(trainer))
         until_end.enter_context(trainer.precision_plugin.train_step_context())
+        until_end.callback(RandomState().restore)
         state.restore()
         if pl_module.automatic_optimization:
             yield lambda: _loss_in(_run(pl_module, batch, batch_idx))

@@ -48,7 +48,7 @@ class Sentinels:
 
         Nothing waits for the device.
         """
-        parts = [gradient.flatten() for gradient in _gradients(self._whole)]
+        parts = [gradient if gradient.ndim == 1 else gradient.flatten() for gradient in _gradients(self._whole)]
         parts += [gradient.flatten(1).select(1, 0) for gradient in _gradients(self._columns) if gradient.numel()]
         if not parts:
             return None
@@ -69,7 +69,7 @@ def _gradients(parameters: list[Parameter]) -> Iterator[Tensor]:
     for parameter in parameters:
         grad = parameter.grad
         if grad is not None and grad.layout is torch.strided:
-            grad = local(grad)
+            grad = grad if type(grad) is Tensor else local(grad)
             yield torch.view_as_real(grad) if grad.is_complex() else grad
 
 
