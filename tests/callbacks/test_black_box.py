@@ -381,11 +381,11 @@ class Divides(nn.Module):
 
 
 def test_a_nan_that_a_draw_from_numpy_decides_is_found_again():
-    np.random.seed(3)
+    np.random.seed(7)
     draws = np.random.rand(40).reshape(20, 2)[:, 0]  # the step draws twice
     first = int(np.flatnonzero(draws > 0.9)[0])
     assert first > 1
-    np.random.seed(3)
+    np.random.seed(7)
     event = events_of(DividesByDraw(nn.Sequential(Divides(), nn.Linear(4, 3))), batches(*[8] * 20))[0]
     assert (event.module, event.step) == ("net.0", first)
 
@@ -395,7 +395,7 @@ class DrawsLater(Keeps):
 
     def training_step(self, batch):
         if len(self.losses) > 2:
-            return super().training_step(batch)
+            np.random.rand()
         loss = Toy.training_step(self, batch)
         self.losses.append(loss.detach().clone())
         return loss

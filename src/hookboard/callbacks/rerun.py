@@ -82,7 +82,6 @@ def step_again(
         until_end.enter_context(_without_logs(trainer, pl_module))
         until_end.enter_context(_alone(trainer))
         until_end.enter_context(trainer.precision_plugin.train_step_context())
-        until_end.callback(RandomState().restore)
         state.restore()
         if pl_module.automatic_optimization:
             yield lambda: _loss_in(_run(pl_module, batch, batch_idx))
