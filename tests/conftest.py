@@ -9,9 +9,12 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; processes that tests start inherit it
 
 import gc
+import json
 import multiprocessing.process
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,6 +97,30 @@ def forget_compiled():
     counters.clear()
 
 
+@pytest.fixture(scope="session")
+def run_script(tmp_path_factory):
+    """What runs a script on some ranks and says how that ended, all in forks of one process: see warm.py."""
+    printed = tmp_path_factory.mktemp("printed")
+    warm = Path(__file__).with_name("warm.py")
+    environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, str(warm)], cwd=warm.parents[1], env=environment, **piped) as server:
+        runs = 0
+
+        def run(script, *arguments, ranks=1):
+            nonlocal runs
+            runs += 1
+            stdout, stderr = printed / f"{runs}.stdout", printed / f"{runs}.stderr"
+            job = {"command": [str(script), *map(str, arguments)], "stdout": str(stdout), "stderr": str(stderr)}
+            server.stdin.write(json.dumps({**job, "ranks": ranks}) + "\n")
+            server.stdin.flush()
+            status = int(server.stdout.readline())
+            return SimpleNamespace(returncode=status, stdout=stdout.read_text(), stderr=stderr.read_text())
+
+        yield run
+        server.stdin.close()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -101,4 +128,4 @@ def pytest_collection_modifyitems(items):
             item.add_marker("trains" if item.path.parent.name == "callbacks" else "unit")
         if item.get_closest_marker("spawns"):
             # With `--dist loadgroup` one worker runs them all, so that runs which tests share are made once.
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            item.add_marker(pytest.mark.xdist_group("spawns"))

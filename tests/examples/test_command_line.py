@@ -1,12 +1,8 @@
 """The examples as a person runs them, from the command line."""
 
-import json
 import math
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from toys import events, scalars
@@ -17,21 +13,9 @@ pytestmark = pytest.mark.spawns
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """What runs an example with these arguments and says how that ended, in a process for them all: see warm.py."""
-    folder = tmp_path_factory.mktemp("printed")
-    command = [sys.executable, str(Path(__file__).with_name("warm.py"))]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as warm:
-
-        def run(example, *arguments):
-            printed = [folder / "stdout", folder / "stderr"]
-            warm.stdin.write(json.dumps([f"examples/{example}.py", *map(str, printed), *arguments]) + "\n")
-            warm.stdin.flush()
-            status = int(warm.stdout.readline())
-            return SimpleNamespace(returncode=status, stdout=printed[0].read_text(), stderr=printed[1].read_text())
-
-        yield run
-        warm.stdin.close()
+def run(run_script):
+    """What runs an example with these arguments and says how that ended."""
+    return lambda example, *arguments: run_script(f"examples/{example}.py", *arguments)
 
 
 @pytest.fixture(scope="module")

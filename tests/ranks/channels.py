@@ -1,11 +1,11 @@
 """Records channels in two processes that share no model, and saves what each has read: python channels.py FOLDER."""
 
+import os
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from hookboard.measure import FORMULAS, plan
@@ -67,4 +67,4 @@ def run(rank: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    mp.spawn(run, (sys.argv[1],), nprocs=2)
+    run(int(os.environ["LOCAL_RANK"]), sys.argv[1])

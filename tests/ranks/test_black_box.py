@@ -1,8 +1,5 @@
 """A fault on one of two ranks: nobody waits for ever, and the place is known on all ranks that merge their events."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,13 +11,10 @@ SCRIPT = Path(__file__).with_name("spoil.py")
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved(run_script, tmp_path_factory):
     folder = tmp_path_factory.mktemp("spoiled")
     faults = ["forward", "backward", "batch", "collective"]
-    environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(SCRIPT.parents[1]), environment.get("PYTHONPATH", "")])
-    command = [sys.executable, str(SCRIPT), str(folder), *faults]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    done = run_script(SCRIPT, folder, *faults, ranks=2)
     assert done.returncode == 0, done.stderr
     return {f: [torch.load(folder / f"{f}.{rank}", weights_only=False) for rank in (0, 1)] for f in faults}
 

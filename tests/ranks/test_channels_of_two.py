@@ -1,8 +1,6 @@
 """Rows of channels that two processes merge are those of all their values."""
 
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,14 +16,10 @@ pytestmark = pytest.mark.spawns
 
 
 @pytest.fixture(scope="module")
-def read(tmp_path_factory):
+def read(run_script, tmp_path_factory):
     """What each of two ranks has read, by step and site."""
     folder = tmp_path_factory.mktemp("channels")
-    script = Path(__file__).with_name("channels.py")
-    environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder)], env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = run_script(Path(__file__).with_name("channels.py"), folder, ranks=2)
     assert done.returncode == 0, done.stderr
     return [torch.load(folder / str(rank), weights_only=False) for rank in range(2)]
 

@@ -1,7 +1,5 @@
 """The verdicts of two processes are those of one that sees all their data; and no fault makes one wait for ever."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -29,10 +27,8 @@ class Kept(NamedTuple):
     steps: int
 
 
-def trained(folder, devices, cases):
-    environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
-    command = [sys.executable, str(SCRIPT), str(folder), str(devices), *cases]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+def trained(run_script, folder, devices, cases):
+    done = run_script(SCRIPT, folder, devices, *cases, ranks=devices)
     assert done.returncode == 0, done.stderr
     return {
         case: [Kept(*torch.load(folder / f"{case}.{rank}", weights_only=False)) for rank in range(devices)]
@@ -41,13 +37,13 @@ def trained(folder, devices, cases):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    return {case: kept for case, (kept,) in trained(tmp_path_factory.mktemp("alone"), 1, SAME).items()}
+def alone(run_script, tmp_path_factory):
+    return {case: kept for case, (kept,) in trained(run_script, tmp_path_factory.mktemp("alone"), 1, SAME).items()}
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("together"), 2, CASES)
+def together(run_script, tmp_path_factory):
+    return trained(run_script, tmp_path_factory.mktemp("together"), 2, CASES)
 
 
 def said_of(kept):

@@ -1,8 +1,5 @@
 """Two real processes must log what one process logs on the data of both."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,11 +20,15 @@ class Kept(NamedTuple):
     validation: dict
 
 
-def start(folder, devices, *runs):
-    command = [sys.executable, str(SCRIPT), str(devices), str(folder), *runs]
-    environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module")
+def start(run_script):
+    """What makes runs of train.py on some devices, with a process for each if `ranks` is not given."""
+
+    def start(folder, devices, *runs, ranks=None):
+        done = run_script(SCRIPT, devices, folder, *runs, ranks=ranks or devices)
+        assert done.returncode == 0, done.stderr
+
+    return start
 
 
 def read_by(folder, run, ranks=2):
@@ -48,7 +49,7 @@ needs_fsdp = pytest.mark.skipif(not HAS_FSDP, reason="the FSDP2 of this torch do
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(start, tmp_path_factory):
     """The folder with all runs of one process."""
     folder = tmp_path_factory.mktemp("alone")
     start(folder, 1, "auto:sync", "auto:sharded", "auto:pictures", *(["fsdp:sharded"] if HAS_FSDP else []))
@@ -56,7 +57,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
+def together(start, tmp_path_factory):
     """The folder with all runs of two processes that one script starts."""
     folder = tmp_path_factory.mktemp("together")
     of_ddp = [
@@ -80,10 +81,10 @@ def together(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def spawned(tmp_path_factory):
+def spawned(start, tmp_path_factory):
     """The folder with the run of two processes that Lightning spawns."""
     folder = tmp_path_factory.mktemp("spawned")
-    start(folder, 2, f"{SPAWN}:sync")
+    start(folder, 2, f"{SPAWN}:sync", ranks=1)
     return folder
 
 
@@ -271,7 +272,7 @@ def test_a_module_that_one_rank_replaces_hangs_nobody_and_is_measured_on(togethe
 
 
 @pytest.fixture(scope="module")
-def headed(tmp_path_factory):
+def headed(start, tmp_path_factory):
     """The folder with runs of two processes whose classifier is `forward` of the LightningModule."""
     folder = tmp_path_factory.mktemp("headed")
     start(folder, 2, "ddp:headed", "ddp:collective")

@@ -1,8 +1,5 @@
 """What each kind of logger is given of one entry, with the real loggers, offline."""
 
-import json
-import sys
-
 import numpy as np
 import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -151,9 +148,8 @@ def test_mlflow_gets_metrics_images_and_files(tmp_path, monkeypatch):
 
 
 @pytest.mark.spawns
-def test_neither_wandb_nor_mlflow_is_imported_with_hookboard(tmp_path):
-    import subprocess
-
-    code = "import sys, json, hookboard; print(json.dumps([m for m in ('wandb', 'mlflow') if m in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert json.loads(done.stdout) == []
+def test_neither_wandb_nor_mlflow_is_imported_with_hookboard(run_script, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys, hookboard; print([m for m in ('wandb', 'mlflow') if m in sys.modules])")
+    done = run_script(script)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
