@@ -36,12 +36,15 @@ def truth(tensors: Iterable[Tensor]) -> dict[str, float]:
 
 
 def assert_true(measured: dict[str, float], tensors: Iterable[Tensor], rel: float = 1e-6) -> None:
-    """Each measured statistic equals the truth to `rel`.
+    """Each measured statistic equals the truth to `rel`."""
+    assert_equals(measured, truth(tensors), rel)
+
+
+def assert_equals(measured: dict[str, float], expected: dict[str, float], rel: float = 1e-6) -> None:
+    """Each measured statistic equals what `truth` gave to `rel`.
 
     A mean that cancels to nothing is known to float64's own precision of the numbers that went into it, not better.
     """
-    tensors = list(tensors)
-    expected = truth(tensors)
     assert measured, "nothing was measured"
     for name, value in measured.items():
         true = expected[name]

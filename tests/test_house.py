@@ -6,6 +6,7 @@ tests at the end show for each rule that it finds a fault where there is one.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -44,6 +45,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "hookboard"
 Sources = dict[str, str]
 """Path below the package to the text of that file."""
 
+parsed = cache(ast.parse)
+
 
 def in_the_house() -> Sources:
     return {path.relative_to(SOURCE).as_posix(): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
@@ -63,7 +66,7 @@ def floor_of(room: str) -> int:
 def imports(path: str, sources: Sources) -> Iterator[tuple[str, str, int]]:
     """Of each import from the package: the file that it reads, the name that it takes ("" for a module), the line."""
     package = ["hookboard", *path.split("/")[:-1]]
-    for node in ast.walk(ast.parse(sources[path])):
+    for node in ast.walk(parsed(sources[path])):
         if isinstance(node, ast.Import):
             wanted = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -93,7 +96,7 @@ def file_of(below: str, sources: Sources) -> str:
 
 def face(below: str, sources: Sources) -> set[str]:
     """The names that an `__init__.py` imports or defines."""
-    tree = ast.parse(sources.get(file_of(below, sources), ""))
+    tree = parsed(sources.get(file_of(below, sources), ""))
     taken = {
         alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
@@ -136,7 +139,7 @@ def imports_of_lightning(sources: Sources) -> list[str]:
     return [
         f"{path}:{node.lineno} imports lightning, of which {room_of(path)} knows nothing"
         for path, text in sources.items()
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed(text))
         if isinstance(node, (ast.Import, ast.ImportFrom)) and room_of(path) in WITHOUT_LIGHTNING
         if any(module.split(".")[0] == "lightning" for module in modules_of(node))
     ]
@@ -166,7 +169,7 @@ def circle_in(graph: dict[str, set[str]]) -> list[str]:
 def long_functions(sources: Sources) -> list[str]:
     faults = []
     for path, text in sources.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(text)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 lines = node.end_lineno - node.lineno + 1
                 if ast.get_docstring(node) is not None:
@@ -188,7 +191,7 @@ def is_private(name: str) -> bool:
 
 def private_names_of_others(sources: Sources) -> list[str]:
     """Underscored names that no file of the package defines: those of torch, of Lightning or of somebody else."""
-    trees = {path: ast.parse(text) for path, text in sources.items()}
+    trees = {path: parsed(text) for path, text in sources.items()}
     ours = {name for tree in trees.values() for name in defined(tree)} | PUBLIC_ALL_THE_SAME
     return [
         f"{path}:{line} uses {name}, which is private to another library; {' and '.join(OF_OTHERS)} may"

@@ -49,7 +49,7 @@ def fork(command, environment, stdout, stderr):
     os.environ.update(environment)
     for path, stream in ((stdout, 1), (stderr, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    signal.alarm(300)
+    signal.alarm(180)
     status = run(*command)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,3 @@
-import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -68,24 +67,30 @@ def watched(folder, model, **options):
     return [{reading.site: reading.statistics for reading in readings} for one in kept for readings in one.readings]
 
 
-@pytest.mark.parametrize("make", STYLES)
-def test_every_site_is_logged_on_every_due_step(tmp_path, make):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*nothing to measure")
-        found = watched(tmp_path, make())
-    expected = watched(tmp_path / "eager", plain())
-    assert len(found) == len(expected) == 8
-    for mine, theirs in zip(found, expected, strict=True):
+@pytest.fixture(scope="module", params=STYLES)
+def fitted_twice(request, tmp_path_factory):
+    """The values of two fits of one model."""
+    model, folder = request.param(), tmp_path_factory.mktemp("compiled")
+    return [watched(folder / name, model) for name in ("first", "second")]
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory):
+    return watched(tmp_path_factory.mktemp("eager"), plain())
+
+
+@pytest.mark.filterwarnings("error:.*nothing to measure")
+def test_every_site_is_logged_on_every_due_step(fitted_twice, eager):
+    found, _ = fitted_twice
+    assert len(found) == len(eager) == 8
+    for mine, theirs in zip(found, eager, strict=True):
         assert mine.keys() == theirs.keys()
         for site in theirs:
             assert mine[site] == pytest.approx(theirs[site], rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("make", STYLES)
-def test_a_second_fit_of_a_compiled_model_is_logged_too(tmp_path, make):
-    model = make()
-    watched(tmp_path / "first", model)
-    again = watched(tmp_path / "second", model)
+def test_a_second_fit_of_a_compiled_model_is_logged_too(fitted_twice):
+    _, again = fitted_twice
     assert len(again) == 8
     assert all(len(values) == 3 for values in again)
 
