@@ -1,8 +1,9 @@
 """Trains with a HealthMonitor on two ranks, or on one that sees the data of both, and saves what it says.
 
-python judged.py FOLDER DEVICES CASE ...
+python judged.py FOLDER DEVICES STRATEGY CASE ...
 
-CASE is one of `CASES`. Everything is in float64, so that both trainings are the same but for rounding.
+STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism: both ranks see all the data). CASE is
+one of `CASES`. Everything is in float64, so that both trainings are the same but for rounding.
 """
 
 import math
@@ -14,11 +15,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, IterableDataset
 
 from hookboard import HealthMonitor, HookboardWarning, Rule
 from hookboard.health import Page
+from hookboard.ranks import local
 
 EACH = 64
 CASES = (
@@ -38,6 +43,9 @@ CASES = (
     "fault on rank 1",
     "faults at each step on rank 1",
 )
+
+BARE = ("healthy", "dead")
+"""What is trained without a monitor, too."""
 
 
 def steps_of(case):
@@ -65,7 +73,7 @@ class Model(LightningModule):
             nn.ReLU(),
             Poison(),
             nn.Linear(16, 4),
-        )
+        ).double()
         with torch.no_grad():
             if case in ("dead", "stop", "broken page and stop"):
                 self.net[2].bias.fill_(-50.0)
@@ -76,6 +84,17 @@ class Model(LightningModule):
                 self.net[0].weight[0].zero_()
                 self.net[0].weight[0, 7] = 1.0
                 self.net[0].bias[0] = 0.0
+
+    def configure_model(self):
+        if not isinstance(self.trainer.strategy, ModelParallelStrategy):
+            return
+        tensor, data = self.device_mesh["tensor_parallel"], self.device_mesh["data_parallel"]
+        if tensor.size() > 1:
+            plan = {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(), "7": RowwiseParallel()}
+            parallelize_module(self.net, tensor, plan)
+        else:
+            for layer in (self.net[0], self.net[2], self.net[4], self.net[7], self.net):
+                fully_shard(layer, mesh=data)
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -103,13 +122,12 @@ def batch_of(case, step, rank):
 
 
 class Data(IterableDataset):
-    def __init__(self, case):
-        self.case = case
+    def __init__(self, case, is_whole):
+        self.case, self.is_whole = case, is_whole
 
     def __iter__(self):
-        is_alone = not dist.is_initialized()
         for step in range(steps_of(self.case)):
-            ranks = (0, 1) if is_alone else (dist.get_rank(),)
+            ranks = (0, 1) if self.is_whole else (dist.get_rank(),)
             parts = [batch_of(self.case, step, rank) for rank in ranks]
             yield tuple(torch.cat(each) for each in zip(*parts, strict=True))
 
@@ -144,8 +162,7 @@ def broken(*args):
     raise RuntimeError("broken on purpose")
 
 
-def train(case, devices):
-    looks = []
+def monitor_of(case, looks):
     keep = Rule("keep", lambda run: looks.append(run.now) or ())
     given = ["dead_units", "no_gradient", "not_updated", "nonfinite", "input_scale", "spike", "collapsed", keep]
     given += ["activation_scale", "vanishing_gradient", "exploding_gradient", "not_learning", "symmetric_units"]
@@ -158,33 +175,62 @@ def train(case, devices):
     monitor = Faulty(**options) if case.startswith("fault") else HealthMonitor(**options)
     if case.startswith("fault"):
         monitor.guilty, monitor.is_always = int(case[-1]), case.startswith("faults")
+    return monitor
+
+
+def fit(model, devices, strategy, *callbacks):
+    strategies = {
+        "fsdp": lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
+        "tensor": lambda: ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2),
+    }
     trainer = Trainer(
         accelerator="cpu",
         devices=devices,
-        strategy="ddp" if devices == 2 else "auto",
-        precision="64-true",
+        strategy=strategies.get(strategy, lambda: strategy)(),
         max_epochs=1,
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=False,
-        callbacks=[monitor],
+        use_distributed_sampler=False,
+        callbacks=list(callbacks),
     )
+    data = Data(model.case, is_whole=devices == 1 or strategy == "tensor")
+    trainer.fit(model, DataLoader(data, batch_size=None))
+    return trainer.global_step
+
+
+def train(case, devices, strategy):
+    """The verdicts, the looks, the warnings, the number of steps, and the weights of this rank, bit by bit."""
+    looks, model = [], Model(case)
+    monitor = monitor_of(case, looks)
     page = BrokenPage() if case.startswith("broken page") else nullcontext()
     with warnings.catch_warnings(record=True) as said, page:
         warnings.simplefilter("always", HookboardWarning)
-        trainer.fit(Model(case), DataLoader(Data(case), batch_size=None))
+        steps = fit(model, devices, strategy, monitor)
     texts = [str(warning.message) for warning in said if warning.category is HookboardWarning]
-    return monitor.verdicts, looks, texts, trainer.global_step
+    return monitor.verdicts, looks, texts, steps, bits_of(model)
 
 
-def main(folder, devices, *cases):
+def bits_of(model):
+    return {name: local(value).detach().view(torch.int64).clone() for name, value in model.named_parameters()}
+
+
+def train_bare(case, devices, strategy):
+    """The weights of this rank after the same training without a monitor, bit by bit."""
+    model = Model(case)
+    fit(model, devices, strategy)
+    return bits_of(model)
+
+
+def main(folder, devices, strategy, *cases):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     for case in cases:
         print(case, file=sys.stderr, flush=True)
-        kept = train(case, int(devices))
-        torch.save(kept, Path(folder) / f"{case}.{dist.get_rank() if dist.is_initialized() else 0}")
+        kept = train(case, int(devices), strategy)
+        bare = train_bare(case, int(devices), strategy) if case in BARE else None
+        torch.save((*kept, bare), Path(folder) / f"{case}.{dist.get_rank() if dist.is_initialized() else 0}")
 
 
 if __name__ == "__main__":

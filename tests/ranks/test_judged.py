@@ -9,13 +9,16 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from judged import CASES
+from judged import BARE, CASES
 
 pytestmark = pytest.mark.spawns
 
 SCRIPT = Path(__file__).with_name("judged.py")
 ONE_OF_TWO = [case for case in CASES if case.startswith("fault")]
 SAME = [case for case in CASES if case not in ONE_OF_TWO]
+
+HAS_FSDP = hasattr(torch.cpu.Stream, "record_event")
+needs_fsdp = pytest.mark.skipif(not HAS_FSDP, reason="the FSDP2 of this torch does not run on CPUs")
 
 
 class Kept(NamedTuple):
@@ -25,10 +28,12 @@ class Kept(NamedTuple):
     looks: list
     said: list
     steps: int
+    weights: dict
+    bare: dict | None
 
 
-def trained(run_script, folder, devices, cases):
-    done = run_script(SCRIPT, folder, devices, *cases, ranks=devices)
+def trained(run_script, folder, devices, strategy, cases):
+    done = run_script(SCRIPT, folder, devices, strategy, *cases, ranks=devices)
     assert done.returncode == 0, done.stderr
     return {
         case: [Kept(*torch.load(folder / f"{case}.{rank}", weights_only=False)) for rank in range(devices)]
@@ -38,12 +43,14 @@ def trained(run_script, folder, devices, cases):
 
 @pytest.fixture(scope="module")
 def alone(run_script, tmp_path_factory):
-    return {case: kept for case, (kept,) in trained(run_script, tmp_path_factory.mktemp("alone"), 1, SAME).items()}
+    return {
+        case: kept for case, (kept,) in trained(run_script, tmp_path_factory.mktemp("alone"), 1, "auto", SAME).items()
+    }
 
 
 @pytest.fixture(scope="module")
 def together(run_script, tmp_path_factory):
-    return trained(run_script, tmp_path_factory.mktemp("together"), 2, CASES)
+    return trained(run_script, tmp_path_factory.mktemp("together"), 2, "ddp", CASES)
 
 
 def said_of(kept):
@@ -106,3 +113,63 @@ def test_after_a_fault_on_one_rank_both_go_on_without_it_and_say_so_once(togethe
         assert len(kept.said) == 1
         is_mine = str(rank) == case[-1]
         assert ("broken on purpose" if is_mine else "another rank has stopped measuring") in kept.said[0]
+
+
+def same_bits(mine, theirs):
+    return mine.keys() == theirs.keys() and all(value.equal(theirs[name]) for name, value in mine.items())
+
+
+@pytest.mark.parametrize("case", BARE)
+def test_two_processes_train_as_they_do_without_a_monitor(together, case):
+    assert all(same_bits(kept.weights, kept.bare) for kept in together[case])
+
+
+SPLIT = ["healthy", "dead", "dead on rank 0", "rare", "nan"]
+
+
+@pytest.fixture(scope="module")
+def tensor_parallel(run_script, tmp_path_factory):
+    """Two processes that have a part of each layer."""
+    return trained(run_script, tmp_path_factory.mktemp("tensor"), 2, "tensor", SPLIT)
+
+
+@pytest.fixture(scope="module")
+def sharded(run_script, tmp_path_factory):
+    """Two processes that keep a part of each weight."""
+    return trained(run_script, tmp_path_factory.mktemp("fsdp"), 2, "fsdp", SPLIT)
+
+
+@pytest.fixture(scope="module", params=["tensor_parallel", pytest.param("sharded", marks=needs_fsdp)])
+def split(request):
+    return request.getfixturevalue(request.param)
+
+
+@needs_fsdp
+@pytest.mark.parametrize("case", SPLIT)
+def test_processes_that_keep_a_part_of_each_weight_give_the_verdicts_of_one(alone, sharded, case):
+    assert said_of(sharded[case][0]) == said_of(alone[case])
+    assert sharded[case][0].steps == alone[case].steps
+
+
+@pytest.mark.parametrize("case", SPLIT)
+def test_processes_with_a_part_of_each_layer_give_the_alarms_of_one(alone, tensor_parallel, case):
+    # A layer that adds up what the processes have gives no plain tensor: the one behind it is named.
+    place = {"net.3": "net.2"}
+    mine, theirs = (
+        [(v.rule, place.get(v.module, v.module), v.since, v.batch_idx) for v in kept.verdicts if v.severity == "alarm"]
+        for kept in (tensor_parallel[case][0], alone[case])
+    )
+    assert mine == theirs
+    assert tensor_parallel[case][0].steps == alone[case].steps
+
+
+@pytest.mark.parametrize("case", BARE)
+def test_processes_that_have_parts_train_as_they_do_without_a_monitor(split, case):
+    assert all(same_bits(kept.weights, kept.bare) for kept in split[case])
+
+
+def test_what_cannot_be_seen_of_a_weight_that_is_split_is_said_once(split):
+    ((said,), nothing) = (kept.said for kept in split["dead"])
+    assert "8 weights are split over processes (net.0.weight" in said
+    assert "symmetric_units does not judge them" in said
+    assert nothing == []

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.course import is_due
-from hookboard.callbacks.health_watch import HealthWatch, some_units, steps_of
+from hookboard.callbacks.health_watch import HealthWatch, say_split, some_units, steps_of
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.trainer import is_alone, logged_step
@@ -162,6 +162,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         health = HealthWatch(**vars(super()._watch(trainer, pl_module, watch)))
         if watch.stage == "train":
             if trainer.is_global_zero:
+                say_split(self._weights(watch.selection.owners))
                 health.judge = Judge(self._rules(), self._known["train"], self.window)
                 health.reporter = Reporter(health.judge, watch.loggers, watch.every_n_steps)
             if any(rule.name == "nonfinite" for rule in self._rules()):

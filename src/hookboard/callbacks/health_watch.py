@@ -15,7 +15,7 @@ from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.callbacks.trainer import inform, logged_step
 from hookboard.health import Judge, Layer, Look, Loss, Nonfinite, Stepped, Verdict, ended_by, first_of
-from hookboard.messages import warn_switched_off
+from hookboard.messages import listed, warn, warn_switched_off
 from hookboard.parameters import Weight
 from hookboard.ranks import Ranks
 from hookboard.recording import Readings
@@ -139,6 +139,18 @@ def some_units(weight: Tensor) -> Tensor:
         return weight[::every]
     units = torch.arange(0, len(weight), every, device=weight.device)
     return weight.index_select(0, units).to_dense()
+
+
+def say_split(weights: Mapping[str, Weight]) -> None:
+    """Warn of weights that are split over processes: what cannot be seen of them."""
+    split = [name for name, weight in weights.items() if any(isinstance(part, DTensor) for part in weight.parameters)]
+    if split:
+        warn(
+            f"HealthMonitor: {len(split)} weights are split over processes ({listed(split, 3)}): their units cannot be "
+            "told apart. symmetric_units does not judge them, and dead_units goes by the outputs of activation modules "
+            "alone. Where outputs are split too (tensor parallelism), a unit counts as dead only if the same unit of "
+            "each part is dead."
+        )
 
 
 def over_ranks(losses: Sequence[Loss], events: Sequence[Nonfinite]) -> tuple[list[Loss], list[Nonfinite]]:
