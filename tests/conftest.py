@@ -7,6 +7,7 @@ A test without a mark is `trains` in tests/callbacks and `unit` elsewhere. A tes
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; processes that tests start inherit it
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its own processes take longer to start than our graphs
 
 import gc
 import json
