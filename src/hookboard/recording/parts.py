@@ -1,7 +1,8 @@
 """What stands before and behind a packet: tensors as they are measured, rows as they are read."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,6 +11,51 @@ from torch import Tensor
 from hookboard.measure import ChannelRows
 from hookboard.recording.exchange import Layout, Packet
 from hookboard.sites import Site
+
+
+@dataclass
+class Unpacked:
+    """What a packet holds of each site; all parts have the same order.
+
+    Args:
+        sites: the sites.
+        rows: their rows, shape (sites, width).
+        channels: the rows of their channels; None where there are none.
+        bins: their counts; None where there are none.
+        dtypes: of their tensors; None where it is unknown.
+    """
+
+    sites: list[Site]
+    rows: np.ndarray
+    channels: list[np.ndarray | None]
+    bins: list[np.ndarray | None]
+    dtypes: list[torch.dtype | None]
+
+    def where(self, is_kept: np.ndarray) -> "Unpacked":
+        """The same of some of the sites: those where `is_kept`, shape (sites,), is true."""
+        if is_kept.all():
+            return self
+        kept = np.flatnonzero(is_kept).tolist()
+        sites, channels, bins, dtypes = self.sites, self.channels, self.bins, self.dtypes
+        return Unpacked(
+            [sites[row] for row in kept],
+            self.rows[kept],
+            [channels[row] for row in kept],
+            [bins[row] for row in kept],
+            [dtypes[row] for row in kept],
+        )
+
+    def blanked(self, columns: Iterable[int]) -> "Unpacked":
+        """Itself with NaN in these columns, which nobody has filled."""
+        for column in columns:  # one slice after the other: a list of columns would be copied
+            for part in (self.rows, *self.channels):
+                if part is not None:
+                    part[:, column] = math.nan
+        return self
+
+    def counted(self) -> list[int]:
+        """The numbers of the sites that have counts."""
+        return [row for row, bins in enumerate(self.bins) if bins is not None]
 
 
 def as_taken(taken: Mapping[int, ChannelRows | None], layout: Layout) -> Iterator[np.ndarray | None]:
@@ -37,11 +83,21 @@ def bins_in(packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
         yield None if bins is None or math.isnan(bins[0]) else bins
 
 
-def dtypes_in(layout: Layout, mine: Layout) -> list[torch.dtype | None]:
-    """The dtype of each site in a layout of all ranks, of this rank's own tensors where it has any."""
+def unpacked(packet: Packet, layout: Layout, mine: Layout, channels: Iterable[np.ndarray | None] | None) -> Unpacked:
+    """What a packet holds of each site.
+
+    Args:
+        packet: on the host.
+        layout: of the packet.
+        mine: the sites of this rank, whose own tensors tell the dtype.
+        channels: the rows of the channels of each site, where the packet has none.
+    """
     if layout is mine:
-        return [extent.dtype for extent in layout.values()]
-    return [mine.get(site, extent).dtype or extent.dtype for site, extent in layout.items()]
+        dtypes = [extent.dtype for extent in layout.values()]
+    else:
+        dtypes = [mine.get(site, extent).dtype or extent.dtype for site, extent in layout.items()]
+    rows_of_channels = channels_in(packet, layout) if channels is None else channels
+    return Unpacked(list(layout), packet.rows.numpy(), list(rows_of_channels), list(bins_in(packet, layout)), dtypes)
 
 
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:

@@ -52,7 +52,6 @@ class Readings(Mapping[Site, Reading]):
         rows: shape (sites, WIDTH or more), float64; more is what stands behind the moments.
         channels: the rows of the channels of each site, see `Reading.channels`.
         make: makes the reading of a row.
-        made: those that are made already, by row.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class Readings(Mapping[Site, Reading]):
         rows: np.ndarray,
         channels: Sequence[np.ndarray | None],
         make: Callable[[int], Reading],
-        made: Mapping[int, Reading] | None = None,
     ) -> None:
         self.places = places
         """Which row belongs to which site."""
@@ -70,7 +68,7 @@ class Readings(Mapping[Site, Reading]):
         self.channels = channels
         """The rows of the channels of each site; None where there are none."""
         self._make = make
-        self._made = {} if made is None else dict(made)
+        self._made: dict[int, Reading] = {}
 
     @staticmethod
     def of(readings: Iterable[Reading]) -> "Readings":

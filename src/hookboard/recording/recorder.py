@@ -29,7 +29,7 @@ from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
 from hookboard.recording.channels import ChannelBuffer, packed
 from hookboard.recording.exchange import Exchange, Extent, Layout, Packet
-from hookboard.recording.parts import as_taken, bins_in, channels_in, difference, dtypes_in, in_order, unscaled
+from hookboard.recording.parts import Unpacked, as_taken, difference, in_order, unpacked, unscaled
 from hookboard.recording.reading import Reading
 from hookboard.recording.readings import Places, Readings
 from hookboard.recording.rows import RowBuffer
@@ -239,39 +239,25 @@ class Recorder:
         met, self._met = self._met, set()
         taken = self._channel_rows.take()
         layout, host = self._exchange.bring(mine, self._packer(known, flags, met, taken))
-        channels = as_taken(taken, layout) if self._keeps_channels else channels_in(host, layout)
-        return self._table(layout, mine, host, list(channels), owners), host.flags.bool().tolist()
+        read = unpacked(host, layout, mine, as_taken(taken, layout) if self._keeps_channels else None)
+        return self._table(read, elements_in(host.rows).numpy(), owners), host.flags.bool().tolist()
 
-    def _table(
-        self, layout: Layout, mine: Layout, host: Packet, channels: list[np.ndarray | None], owners: Container[int]
-    ) -> Readings:
-        """The readings of a packet: of every site that was measured here, or on another rank."""
-        rows, elements = host.rows.numpy(), elements_in(host.rows).numpy()
-        bins, dtypes = list(bins_in(host, layout)), dtypes_in(layout, mine)
-        for column in self._not_measured:  # one slice after the other: a list of columns would be copied
-            rows[:, column] = math.nan
-            for part in channels:
-                if part is not None:
-                    part[:, column] = math.nan
-        sites = list(layout)
-        self._off.update(sites[row] for row in np.flatnonzero(np.isnan(elements)))  # the rest is not the whole
+    def _table(self, read: Unpacked, elements: np.ndarray, owners: Container[int]) -> Readings:
+        """The readings of every site that was measured here, or on another rank."""
+        self._off.update(read.sites[row] for row in np.flatnonzero(np.isnan(elements)))  # the rest is not the whole
         is_read = elements > 0
         for row in np.flatnonzero(elements == 0):
-            slot, channels[row] = self._slots.get(sites[row]), None
+            slot, read.channels[row] = self._slots.get(read.sites[row]), None
             is_read[row] = slot is not None and slot.index in owners
-        if not is_read.all():
-            kept = np.flatnonzero(is_read).tolist()
-            rows, sites = rows[kept], [sites[row] for row in kept]
-            channels, bins, dtypes = ([each[row] for row in kept] for each in (channels, bins, dtypes))
-        if self._places.sites != sites:
-            self._places = Places(sites)
+        read = read.where(is_read).blanked(self._not_measured)
+        if self._places.sites != read.sites:
+            self._places = Places(read.sites)
 
-        def make(row: int, counted: np.ndarray | None = None) -> Reading:
-            return self._reading(sites[row], rows[row].tolist(), counted, channels[row], dtypes[row])
-
-        # What has bins is made now: a reading that is kept does not keep them.
-        made = {row: make(row, counted) for row, counted in enumerate(bins) if counted is not None}
-        return Readings(self._places, rows, channels, make, made)
+        table = Readings(self._places, read.rows, read.channels, functools.partial(self._reading, read))
+        for made in read.counted():  # what has bins is made now, so that a reading that is kept does not keep them
+            table.at(made)
+        read.bins.clear()
+        return table
 
     def _packer(
         self, local: list[Site], flags: Tensor, measured: Container[int], taken: Mapping[int, ChannelRows | None]
@@ -298,15 +284,10 @@ class Recorder:
 
         return pack
 
-    def _reading(
-        self,
-        site: Site,
-        row: list[float],
-        bins: np.ndarray | None,
-        channels: np.ndarray | None,
-        dtype: torch.dtype | None,
-    ) -> Reading:
-        moments = Moments(*row[:WIDTH])
+    def _reading(self, read: Unpacked, row: int) -> Reading:
+        numbers, channels, dtype = read.rows[row].tolist(), read.channels[row], read.dtypes[row]
+        bins = read.bins[row] if read.bins else None
+        moments = Moments(*numbers[:WIDTH])
         drawn = histogram(bins, moments.min, moments.max) if bins is not None and self._histogram else None
-        statistics = self._plan.values(moments, row[WIDTH:], bins=bins, channels=channels, dtype=dtype)
-        return Reading(site, moments, statistics, drawn, self.stage, channels=channels, dtype=dtype)
+        statistics = self._plan.values(moments, numbers[WIDTH:], bins=bins, channels=channels, dtype=dtype)
+        return Reading(read.sites[row], moments, statistics, drawn, self.stage, channels=channels, dtype=dtype)
