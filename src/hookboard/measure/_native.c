@@ -9,7 +9,15 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* Threads are torch's own, see find_threads. There are none on Windows. */
+#if defined(__GNUC__) && defined(__LP64__)
+#define HAS_THREADS
+#include <dlfcn.h>
+#include <unistd.h>
+#endif
 
 /* The compiler vectorizes over the lanes, for each of these processors, and picks one when the module is loaded. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
@@ -33,12 +41,72 @@
 #define BESIDE 64  /* channels that are worked on together */
 #define SHIFT 19   /* as in bins.py */
 #define BINS 8192
+#define PIECE 32768 /* values that are worth a thread */
+#define MOST 128    /* pieces of one tensor */
+#define CHANNEL 128 /* a channel's row takes as long as so many values */
+#define TENSOR 512  /* and a tensor's as these */
 
 static const double CANCELLATION = 1e-6; /* as in cpu.py */
 
 enum { COUNT, MEAN, M2, ABS_SUM, ZEROS, NANS, POSINF, NEGINF, MIN, MAX, WIDTH }; /* as in row.py */
 
 static const double EMPTY[WIDTH] = {[MIN] = INFINITY, [MAX] = -INFINITY};
+
+#ifdef HAS_THREADS
+/* What a compiler calls for `#pragma omp parallel`: libgomp's function, which LLVM's and Intel's OpenMP have too. */
+static void (*run_in_parallel)(void (*)(void *), void *, unsigned, unsigned);
+static int (*is_in_parallel)(void);
+static pid_t process;
+
+/* Takes the functions from what torch has loaded. A library of ours would start threads beside torch's own, and those
+   would fight for the same processors. */
+static void find_threads(void)
+{
+    process = getpid();
+    is_in_parallel = (int (*)(void))dlsym(RTLD_DEFAULT, "omp_in_parallel");
+    if (is_in_parallel)
+        run_in_parallel = (void (*)(void (*)(void *), void *, unsigned, unsigned))dlsym(RTLD_DEFAULT, "GOMP_parallel");
+}
+
+/* Calls the function at once in each of as many threads as torch uses, or only in this one. A forked process would wait
+   for threads that it does not have. */
+static void in_threads(void (*function)(void *), void *argument, int threads)
+{
+    if (threads > 1 && run_in_parallel && getpid() == process && !is_in_parallel())
+        run_in_parallel(function, argument, 0, 0); /* another number than torch's would end threads and start others */
+    else
+        function(argument);
+}
+
+static size_t take_next(size_t *next)
+{
+    return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
+}
+
+static void add_to(int64_t *sum, int64_t more)
+{
+    __atomic_fetch_add(sum, more, __ATOMIC_RELAXED);
+}
+#else
+static void find_threads(void)
+{
+}
+
+static void in_threads(void (*function)(void *), void *argument, int threads)
+{
+    function(argument);
+}
+
+static size_t take_next(size_t *next)
+{
+    return (*next)++;
+}
+
+static void add_to(int64_t *sum, int64_t more)
+{
+    *sum += more;
+}
+#endif
 
 /* Values of some channels: as many rows of each. */
 typedef struct {
@@ -213,17 +281,24 @@ static size_t finite_of(const float *x, size_t count, float *finite, double *row
     return kept;
 }
 
-/* Chan, Golub and LeVeque, as in merge.py. */
+/* Chan, Golub and LeVeque, as in merge.py. The numbers of a row lie `apart` from each other. */
+PART_OF_CALLER void merge_apart(double *restrict row, const double *restrict other, size_t apart)
+{
+    const size_t count = COUNT * apart, mean = MEAN * apart, m2 = M2 * apart, min = MIN * apart, max = MAX * apart;
+    double whole = row[count] + other[count], away = other[mean] - row[mean];
+    double share = other[count] / (whole > 1 ? whole : 1);
+    row[m2] += other[m2] + away * away * row[count] * share;
+    row[mean] += away * share;
+    row[count] = whole;
+    for (size_t f = ABS_SUM * apart; f < min; f += apart)
+        row[f] += other[f];
+    row[min] = other[min] < row[min] ? other[min] : row[min];
+    row[max] = other[max] > row[max] ? other[max] : row[max];
+}
+
 static void merge(double *row, const double *other)
 {
-    double whole = row[COUNT] + other[COUNT], away = other[MEAN] - row[MEAN], share = other[COUNT] / fmax(whole, 1);
-    row[M2] += other[M2] + away * away * row[COUNT] * share;
-    row[MEAN] += away * share;
-    row[COUNT] = whole;
-    for (int f = ABS_SUM; f < MIN; f++)
-        row[f] += other[f];
-    row[MIN] = fmin(row[MIN], other[MIN]);
-    row[MAX] = fmax(row[MAX], other[MAX]);
+    merge_apart(row, other, 1);
 }
 
 /* Sums become what merge.py merges. */
@@ -258,6 +333,13 @@ static void add_chunk(double *row, const float *x, size_t count, int with_abs_su
 
 /* The columns of some rows. */
 typedef double Columns[WIDTH][BESIDE];
+
+FOR_EACH_PROCESSOR
+static void merge_columns(Columns columns, Columns other, size_t channels)
+{
+    for (size_t c = 0; c < channels; c++)
+        merge_apart(columns[0] + c, other[0] + c, BESIDE);
+}
 
 /* The same as add_chunk from the sums on, for n values of each channel. `again` says where that takes a second look. */
 FOR_EACH_PROCESSOR
@@ -305,7 +387,7 @@ static void add_part(Columns columns, const Part *part, size_t left, int with_ab
 }
 
 /* The row of all that the columns describe. */
-static void merge_columns(double *row, Columns columns, size_t channels)
+static void row_of_columns(double *row, Columns columns, size_t channels)
 {
     double sum = 0;
     memcpy(row, EMPTY, sizeof EMPTY);
@@ -324,37 +406,262 @@ static void merge_columns(double *row, Columns columns, size_t channels)
     }
 }
 
-/* The rows of values of shape (outer, channels, inner), and the row of all of them. The values of a channel may lie
-   farther apart from those of the next than `inner`, where `outer` is 1. */
-static void rows_of(double *all, double (*rows)[WIDTH], const float *x, size_t outer, size_t channels, size_t inner,
-                    size_t apart, int with_abs_sum)
+static size_t least(size_t a, size_t b)
 {
-    Part part = {.stride = channels * apart, .apart = apart};
+    return a < b ? a : b;
+}
+
+static size_t divided_up(size_t a, size_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* A tensor: values of shape (outer, channels, inner), where `channels` is 0 if only the row of all is wanted. The runs of
+   `inner` values begin `apart` values apart, not farther than `inner` unless `outer` or `channels` is 1 or 0. What lies at
+   `minus`, without gaps, is subtracted first, unless that is 0; then there are no channels.
+
+   It is cut in pieces by its shape alone, and what is found in these is merged in their order: so the result does not
+   depend on the number of threads. A piece has `channels_each` channels, if these are wanted, or `values_each` values
+   of each of `outer_each` runs. */
+typedef struct {
+    const float *x, *minus;
+    size_t outer, channels, inner, apart;
+    size_t pieces, across, channels_each, outer_each, values_each;
+    double *row, (*rows)[WIDTH];
+    double *found; /* of the pieces, one after the other: a row, or Columns where a channel is in several pieces */
+} Job;
+
+static size_t effort_of(const Job *job)
+{
+    size_t runs = job->channels ? job->outer * job->channels : job->outer;
+    return TENSOR + runs * job->inner + CHANNEL * job->channels;
+}
+
+static int has_channel_in_several(const Job *job)
+{
+    return job->channels && job->outer_each < job->outer;
+}
+
+static size_t numbers_found(const Job *job)
+{
+    return has_channel_in_several(job) ? sizeof(Columns) / sizeof(double) : WIDTH;
+}
+
+static void cut(Job *job)
+{
+    size_t wanted = least(effort_of(job) / PIECE, MOST);
+    wanted = wanted ? wanted : 1;
+    job->across = 1;
+    if (job->channels) {
+        size_t blocks = divided_up(job->channels, BESIDE);
+        size_t groups = least(wanted / blocks ? wanted / blocks : 1, job->outer ? job->outer : 1);
+        job->outer_each = groups > 1 ? divided_up(job->outer, groups) : job->outer;
+        job->channels_each = divided_up(job->channels, wanted / groups);
+        /* Fewer than a block only of one run: of several ones the processor reads what lies beside it in vain. */
+        if (job->outer_each > 1 || job->inner < LANES || job->channels_each > BESIDE)
+            job->channels_each = divided_up(job->channels_each, BESIDE) * BESIDE;
+        job->across = divided_up(job->channels, job->channels_each);
+        job->pieces = job->across * (groups > 1 ? divided_up(job->outer, job->outer_each) : 1);
+    } else {
+        size_t values = job->outer * job->inner;
+        job->values_each = divided_up(divided_up(values, wanted), CHUNK) * CHUNK;
+        job->pieces = values ? divided_up(values, job->values_each) : 1;
+    }
+}
+
+/* The columns of at most BESIDE channels from `first` on, of the runs from `begin` to `end`. */
+static void columns_of(Columns columns, const Job *job, size_t first, size_t channels, size_t begin, size_t end,
+                       int with_abs_sum)
+{
+    size_t inner = job->inner;
     size_t together = inner < LANES ? CHUNK / LANES : inner < CHUNK ? CHUNK / inner : 1;
-    for (size_t c = 0; c < channels; c += BESIDE) {
-        Columns columns;
-        double block[WIDTH];
-        for (int f = 0; f < WIDTH; f++)
-            for (int k = 0; k < BESIDE; k++)
-                columns[f][k] = EMPTY[f];
-        part.channels = channels - c < BESIDE ? channels - c : BESIDE;
-        for (size_t o = 0; o < outer; o += together) {
-            part.rows = outer - o < together ? outer - o : together;
-            for (size_t i = 0; i < inner; i += CHUNK) {
-                part.width = inner - i < CHUNK ? inner - i : CHUNK;
-                part.x = x + o * part.stride + c * apart + i;
-                add_part(columns, &part, part.stride - c * apart, with_abs_sum);
-            }
-        }
-        merge_columns(block, columns, part.channels);
-        merge(all, block);
-        for (size_t k = 0; k < part.channels; k++) {
-            for (int f = 0; f < WIDTH; f++)
-                rows[c + k][f] = columns[f][k];
-            finish(rows[c + k]);
+    Part part = {.channels = channels, .stride = job->channels * job->apart, .apart = job->apart};
+    for (int f = 0; f < WIDTH; f++)
+        for (int k = 0; k < BESIDE; k++)
+            columns[f][k] = EMPTY[f];
+    for (size_t o = begin; o < end; o += together) {
+        part.rows = least(end - o, together);
+        for (size_t i = 0; i < inner; i += CHUNK) {
+            part.width = least(inner - i, CHUNK);
+            part.x = job->x + o * part.stride + first * job->apart + i;
+            add_part(columns, &part, part.stride - first * job->apart, with_abs_sum);
         }
     }
-    finish(all);
+}
+
+/* Writes the rows of channels from `first` on, and merges them into the row of all. */
+static void keep(const Job *job, double *row, Columns columns, size_t first, size_t channels)
+{
+    double block[WIDTH];
+    row_of_columns(block, columns, channels);
+    merge(row, block);
+    for (size_t k = 0; k < channels; k++) {
+        for (int f = 0; f < WIDTH; f++)
+            job->rows[first + k][f] = columns[f][k];
+        finish(job->rows[first + k]);
+    }
+}
+
+/* Values that are one after the other. */
+static void add_values(double *row, const float *x, size_t count, int with_abs_sum)
+{
+    for (size_t i = 0; i < count; i += CHUNK)
+        add_chunk(row, x + i, least(count - i, CHUNK), with_abs_sum);
+}
+
+/* Differences, or values with gaps, from `begin` to `end`. */
+FOR_EACH_PROCESSOR
+static void add_runs(double *row, const Job *job, size_t begin, size_t end, int with_abs_sum)
+{
+    float chunk[CHUNK];
+    size_t i = begin % job->inner; /* in its run */
+    const float *x = job->x + begin / job->inner * job->apart, *minus = job->minus ? job->minus + begin - i : NULL;
+    for (size_t used = 0, here; begin < end; begin += here) {
+        here = least(least(job->inner - i, CHUNK - used), end - begin);
+        for (size_t k = 0; k < here; k++)
+            chunk[used + k] = minus ? x[i + k] - minus[i + k] : x[i + k];
+        used += here;
+        i += here;
+        if (used == CHUNK || begin + here == end) {
+            add_chunk(row, chunk, used, with_abs_sum);
+            used = 0;
+        }
+        if (i == job->inner) {
+            i = 0;
+            x += job->apart;
+            minus = minus ? minus + job->inner : NULL;
+        }
+    }
+}
+
+static void do_piece(const Job *job, size_t piece, int with_abs_sum)
+{
+    double *found = job->found + piece * numbers_found(job);
+    if (has_channel_in_several(job)) {
+        size_t first = piece % job->across * job->channels_each, begin = piece / job->across * job->outer_each;
+        columns_of((double (*)[BESIDE])found, job, first, least(job->channels - first, job->channels_each), begin,
+                   least(begin + job->outer_each, job->outer), with_abs_sum);
+        return;
+    }
+    memcpy(found, EMPTY, sizeof EMPTY);
+    if (job->channels) {
+        size_t first = piece * job->channels_each, end = least(first + job->channels_each, job->channels);
+        for (Columns columns; first < end; first += BESIDE) {
+            size_t channels = least(end - first, BESIDE);
+            columns_of(columns, job, first, channels, 0, job->outer, with_abs_sum);
+            keep(job, found, columns, first, channels);
+        }
+        return;
+    }
+    size_t begin = piece * job->values_each, end = least(begin + job->values_each, job->outer * job->inner);
+    if (job->minus || job->outer > 1)
+        add_runs(found, job, begin, end, with_abs_sum);
+    else
+        add_values(found, job->x + begin, end - begin, with_abs_sum);
+}
+
+static void join_pieces(const Job *job)
+{
+    if (has_channel_in_several(job)) {
+        Columns *columns = (Columns *)job->found;
+        memcpy(job->row, EMPTY, sizeof EMPTY);
+        for (size_t k = 0; k < job->across; k++) {
+            size_t first = k * job->channels_each, channels = least(job->channels - first, job->channels_each);
+            for (size_t piece = k + job->across; piece < job->pieces; piece += job->across)
+                merge_columns(columns[k], columns[piece], channels);
+            keep(job, job->row, columns[k], first, channels);
+        }
+    } else if (job->found != job->row) {
+        memcpy(job->row, job->found, sizeof EMPTY);
+        for (size_t piece = 1; piece < job->pieces; piece++)
+            merge(job->row, job->found + piece * WIDTH);
+    }
+    finish(job->row);
+}
+
+/* What one thread takes at once: a piece of a large job, or some small jobs. */
+typedef struct {
+    const Job *first, *end;
+    size_t piece;
+} Task;
+
+typedef struct {
+    const Task *tasks;
+    size_t count, next;
+    int with_abs_sum;
+} Tasks;
+
+static void do_tasks(void *argument)
+{
+    Tasks *all = argument;
+    for (size_t k; (k = take_next(&all->next)) < all->count;)
+        for (const Job *job = all->tasks[k].first; job < all->tasks[k].end; job++)
+            do_piece(job, all->tasks[k].piece, all->with_abs_sum);
+}
+
+static size_t fill_tasks(Task *tasks, const Job *jobs, const Job *end)
+{
+    size_t count = 0, gathered = PIECE;
+    for (const Job *job = jobs; job < end; job++) {
+        size_t effort = effort_of(job);
+        if (job->pieces == 1 && gathered + effort <= PIECE) {
+            tasks[count - 1].end = job + 1;
+            gathered += effort;
+            continue;
+        }
+        for (size_t piece = 0; piece < job->pieces; piece++)
+            tasks[count++] = (Task){job, job + 1, piece};
+        gathered = job->pieces == 1 ? effort : PIECE;
+    }
+    return count;
+}
+
+/* Fills the rows of all jobs; returns 0 if there is no memory for that. */
+static int do_jobs(Job *jobs, size_t count, int with_abs_sum, int threads)
+{
+    size_t pieces = 0, numbers = 0, effort = 0;
+    for (Job *job = jobs; job < jobs + count; job++) {
+        cut(job);
+        effort += effort_of(job);
+        pieces += job->pieces;
+        numbers += job->pieces > 1 ? job->pieces * numbers_found(job) : 0;
+        job->found = job->row;
+    }
+    if (effort < 2 * PIECE && !numbers) {
+        for (Job *job = jobs; job < jobs + count; job++) {
+            do_piece(job, 0, with_abs_sum);
+            join_pieces(job);
+        }
+        return 1;
+    }
+    double *found = malloc(numbers * sizeof *found + pieces * sizeof(Task));
+    if (!found)
+        return 0;
+    Task *tasks = (Task *)(found + numbers);
+    double *free_from = found;
+    for (Job *job = jobs; job < jobs + count; job++) {
+        if (job->pieces > 1) {
+            job->found = free_from;
+            free_from += job->pieces * numbers_found(job);
+        }
+    }
+    Tasks all = {.tasks = tasks, .count = fill_tasks(tasks, jobs, jobs + count), .with_abs_sum = with_abs_sum};
+    in_threads(do_tasks, &all, effort < 2 * PIECE ? 1 : threads);
+    for (Job *job = jobs; job < jobs + count; job++)
+        join_pieces(job);
+    free(found);
+    return 1;
+}
+
+static int do_jobs_unlocked(Job *jobs, size_t count, int with_abs_sum, int threads)
+{
+    int is_done;
+    Py_BEGIN_ALLOW_THREADS
+    is_done = do_jobs(jobs, count, with_abs_sum, threads);
+    Py_END_ALLOW_THREADS
+    if (!is_done)
+        PyErr_NoMemory();
+    return is_done;
 }
 
 static PyObject *as_list(const double *row)
@@ -363,105 +670,52 @@ static PyObject *as_list(const double *row)
                          row[9]);
 }
 
-/* The row of values that are one after the other. */
-static void row_of(double *row, const float *x, size_t count, int with_abs_sum)
-{
-    for (size_t i = 0; i < count; i += CHUNK)
-        add_chunk(row, x + i, count - i < CHUNK ? count - i : CHUNK, with_abs_sum);
-    finish(row);
-}
-
 static PyObject *measure(PyObject *module, PyObject *args)
 {
     Py_ssize_t address, count;
-    int with_abs_sum;
-    if (!PyArg_ParseTuple(args, "nnp", &address, &count, &with_abs_sum))
+    int with_abs_sum, threads;
+    if (!PyArg_ParseTuple(args, "nnpi", &address, &count, &with_abs_sum, &threads))
         return NULL;
     double row[WIDTH];
-    memcpy(row, EMPTY, sizeof row);
-    Py_BEGIN_ALLOW_THREADS
-    row_of(row, (const float *)address, (size_t)count, with_abs_sum);
-    Py_END_ALLOW_THREADS
-    return as_list(row);
+    Job job = {.x = (const float *)address, .outer = 1, .inner = (size_t)count, .apart = (size_t)count, .row = row};
+    return do_jobs_unlocked(&job, 1, with_abs_sum, threads) ? as_list(row) : NULL;
 }
 
 static PyObject *measure_channels(PyObject *module, PyObject *args)
 {
     Py_ssize_t address, outer, channels, inner;
-    int with_abs_sum;
-    if (!PyArg_ParseTuple(args, "nnnnp", &address, &outer, &channels, &inner, &with_abs_sum))
+    int with_abs_sum, threads;
+    if (!PyArg_ParseTuple(args, "nnnnpi", &address, &outer, &channels, &inner, &with_abs_sum, &threads))
         return NULL;
     double row[WIDTH];
     PyObject *rows = PyByteArray_FromStringAndSize(NULL, channels * (Py_ssize_t)sizeof row);
     if (!rows)
         return NULL;
-    double (*into)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(rows);
-    memcpy(row, EMPTY, sizeof row);
-    Py_BEGIN_ALLOW_THREADS
-    rows_of(row, into, (const float *)address, (size_t)outer, (size_t)channels, (size_t)inner, (size_t)inner,
-            with_abs_sum);
-    Py_END_ALLOW_THREADS
-    return Py_BuildValue("NN", as_list(row), rows);
+    Job job = {.x = (const float *)address, .outer = (size_t)outer, .channels = (size_t)channels,
+               .inner = (size_t)inner, .apart = (size_t)inner, .row = row,
+               .rows = (double (*)[WIDTH])PyByteArray_AsString(rows)};
+    if (do_jobs_unlocked(&job, 1, with_abs_sum, threads))
+        return Py_BuildValue("NN", as_list(row), rows);
+    Py_DECREF(rows);
+    return NULL;
 }
-
-/* A tensor of several that are measured in one call: values of shape (outer, channels, inner), where `channels` is 0 if
-   only the row of all is wanted. The runs of `inner` values begin `apart` values apart. What lies at `minus`, without
-   gaps, is subtracted first, unless that is 0; then there are no channels. */
-typedef struct {
-    Py_ssize_t address, minus, outer, channels, inner, apart;
-} Job;
 
 static int read_job(PyObject *list, Py_ssize_t i, Job *job)
 {
     PyObject *item = PyList_GetItem(list, i);
-    return item && PyArg_ParseTuple(item, "nnnnnn", &job->address, &job->minus, &job->outer, &job->channels,
-                                    &job->inner, &job->apart);
-}
-
-/* The row of the differences of a job, or of values with gaps. */
-FOR_EACH_PROCESSOR
-static void row_of_runs(double *row, const Job *job, int with_abs_sum)
-{
-    const float *minus = (const float *)job->minus;
-    float chunk[CHUNK];
-    Py_ssize_t used = 0;
-    for (Py_ssize_t o = 0; o < job->outer; o++) {
-        const float *x = (const float *)job->address + o * job->apart;
-        for (Py_ssize_t i = 0, here; i < job->inner; i += here) {
-            here = job->inner - i < CHUNK - used ? job->inner - i : CHUNK - used;
-            for (Py_ssize_t k = 0; k < here; k++)
-                chunk[used + k] = minus ? x[i + k] - minus[i + k] : x[i + k];
-            used += here;
-            if (used == CHUNK) {
-                add_chunk(row, chunk, CHUNK, with_abs_sum);
-                used = 0;
-            }
-        }
-        minus = minus ? minus + job->inner : NULL;
-    }
-    if (used)
-        add_chunk(row, chunk, (size_t)used, with_abs_sum);
-    finish(row);
-}
-
-static void do_job(double *row, double (*into)[WIDTH], const Job *job, int with_abs_sum)
-{
-    const float *x = (const float *)job->address;
-    memcpy(row, EMPTY, sizeof EMPTY);
-    if (job->channels)
-        rows_of(row, into, x, (size_t)job->outer, (size_t)job->channels, (size_t)job->inner, (size_t)job->apart,
-                with_abs_sum);
-    else if (job->minus || job->outer > 1)
-        row_of_runs(row, job, with_abs_sum);
-    else
-        row_of(row, x, (size_t)job->inner, with_abs_sum);
+    Py_ssize_t address, minus, outer, channels, inner, apart;
+    if (!item || !PyArg_ParseTuple(item, "nnnnnn", &address, &minus, &outer, &channels, &inner, &apart))
+        return 0;
+    *job = (Job){.x = (const float *)address, .minus = (const float *)minus, .outer = (size_t)outer,
+                 .channels = (size_t)channels, .inner = (size_t)inner, .apart = (size_t)apart};
+    return 1;
 }
 
 static PyObject *measure_all(PyObject *module, PyObject *args)
 {
-    PyObject *list, *all = NULL, *each = NULL;
-    int with_abs_sum;
-    if (!PyArg_ParseTuple(args, "Op", &list, &with_abs_sum))
+    PyObject *list, *all = NULL, *each = NULL, *result = NULL;
+    int with_abs_sum, threads;
+    if (!PyArg_ParseTuple(args, "Opi", &list, &with_abs_sum, &threads))
         return NULL;
     Py_ssize_t count = PyList_Size(list), channels = 0;
     Job *jobs = count < 0 ? NULL : PyMem_Malloc((size_t)count * sizeof *jobs);
@@ -470,24 +724,25 @@ static PyObject *measure_all(PyObject *module, PyObject *args)
     for (Py_ssize_t i = 0; i < count; i++) {
         if (!read_job(list, i, jobs + i))
             goto done;
-        channels += jobs[i].channels;
+        channels += (Py_ssize_t)jobs[i].channels;
     }
     all = PyByteArray_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof EMPTY);
     each = all ? PyByteArray_FromStringAndSize(NULL, channels * (Py_ssize_t)sizeof EMPTY) : NULL;
     if (!each)
         goto done;
     double (*row)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(all);
-    double (*into)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(each);
-    Py_BEGIN_ALLOW_THREADS
-    for (Job *job = jobs; job < jobs + count; row++, into += job->channels, job++)
-        do_job(*row, into, job, with_abs_sum);
-    Py_END_ALLOW_THREADS
+    double (*rows)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(each);
+    for (Job *job = jobs; job < jobs + count; rows += job->channels, job++) {
+        job->row = *row++;
+        job->rows = rows;
+    }
+    if (do_jobs_unlocked(jobs, (size_t)count, with_abs_sum, threads))
+        result = Py_BuildValue("OO", all, each);
 done:
     PyMem_Free(jobs);
-    if (each)
-        return Py_BuildValue("NN", all, each);
     Py_XDECREF(all);
-    return NULL;
+    Py_XDECREF(each);
+    return result;
 }
 
 static inline uint32_t bin_of(const float *value)
@@ -497,43 +752,73 @@ static inline uint32_t bin_of(const float *value)
     return bits >> SHIFT;
 }
 
-static PyObject *count_into(PyObject *module, PyObject *args)
-{
-    Py_ssize_t counts_address, address, count;
-    if (!PyArg_ParseTuple(args, "nnn", &counts_address, &address, &count))
-        return NULL;
-    int64_t *counts = (int64_t *)counts_address;
-    const float *x = (const float *)address;
-    Py_BEGIN_ALLOW_THREADS
-    /* Neighbours are often equal, and to count twice in one place is to wait for the first: hence two tables. */
+typedef struct {
+    int64_t *counts;
+    const float *x;
+    size_t count, next;
+} Counting;
+
+/* Neighbours are often equal, and to count twice in one place is to wait for the first: hence two tables. */
+typedef struct {
     uint32_t even[BINS], odd[BINS];
-    for (Py_ssize_t end; count > 0; x += end, count -= end) {
-        end = count < INT32_MAX ? count : INT32_MAX;
-        memset(even, 0, sizeof even);
-        memset(odd, 0, sizeof odd);
-        Py_ssize_t i = 0;
+} Tables;
+
+static void add_tables(int64_t *counts, Tables *tables)
+{
+    for (int bin = 0; bin < BINS; bin++) {
+        int64_t found = (int64_t)tables->even[bin] + tables->odd[bin];
+        if (found)
+            add_to(counts + bin, found);
+    }
+    memset(tables, 0, sizeof *tables);
+}
+
+static void count_pieces(void *argument)
+{
+    Counting *all = argument;
+    Tables tables;
+    uint32_t counted = 0;
+    memset(&tables, 0, sizeof tables);
+    for (size_t from; (from = take_next(&all->next) * PIECE) < all->count; counted += PIECE) {
+        const float *x = all->x + from;
+        size_t i = 0, end = least(all->count - from, PIECE);
         for (; i + 2 <= end; i += 2) {
-            even[bin_of(x + i)]++;
-            odd[bin_of(x + i + 1)]++;
+            tables.even[bin_of(x + i)]++;
+            tables.odd[bin_of(x + i + 1)]++;
         }
         if (i < end)
-            even[bin_of(x + i)]++;
-        for (int bin = 0; bin < BINS; bin++)
-            counts[bin] += (int64_t)even[bin] + odd[bin];
+            tables.even[bin_of(x + i)]++;
+        if (counted > INT32_MAX) {
+            add_tables(all->counts, &tables);
+            counted = 0;
+        }
     }
+    add_tables(all->counts, &tables);
+}
+
+static PyObject *count_into(PyObject *module, PyObject *args)
+{
+    Py_ssize_t counts, address, count;
+    int threads;
+    if (!PyArg_ParseTuple(args, "nnni", &counts, &address, &count, &threads))
+        return NULL;
+    Counting all = {.counts = (int64_t *)counts, .x = (const float *)address, .count = (size_t)count};
+    Py_BEGIN_ALLOW_THREADS
+    in_threads(count_pieces, &all, all.count < 2 * PIECE ? 1 : threads);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
-    {"measure", measure, METH_VARARGS, "measure(address, count, with_abs_mean): the row of float32 values."},
+    {"measure", measure, METH_VARARGS, "measure(address, count, with_abs_mean, threads): the row of float32 values."},
     {"measure_channels", measure_channels, METH_VARARGS,
-     "measure_channels(address, outer, channels, inner, with_abs_mean): the row of float32 values of shape (outer, "
-     "channels, inner), and the memory of the rows of the channels."},
+     "measure_channels(address, outer, channels, inner, with_abs_mean, threads): the row of float32 values of shape "
+     "(outer, channels, inner), and the memory of the rows of the channels."},
     {"measure_all", measure_all, METH_VARARGS,
-     "measure_all([(address, minus, outer, channels, inner, apart), ...], with_abs_mean): the memory of the rows of "
-     "several tensors, and that of the rows of their channels, see Job."},
-    {"count_into", count_into, METH_VARARGS, "count_into(counts, address, count): count float32 values into bins."},
+     "measure_all([(address, minus, outer, channels, inner, apart), ...], with_abs_mean, threads): the memory of the rows "
+     "of several tensors, and that of the rows of their channels, see Job."},
+    {"count_into", count_into, METH_VARARGS,
+     "count_into(counts, address, count, threads): count float32 values into bins."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -541,5 +826,6 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 
 
 PyMODINIT_FUNC PyInit__native(void)
 {
+    find_threads();
     return PyModule_Create(&definition);
 }

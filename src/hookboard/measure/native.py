@@ -1,4 +1,8 @@
-"""The compiled kernel. Only this file passes memory addresses of tensors to it."""
+"""The compiled kernel. Only this file passes memory addresses of tensors to it.
+
+Large tensors are measured by as many threads as torch uses, which are torch's own. The numbers do not depend on how
+many there are.
+"""
 
 import math
 import threading
@@ -80,7 +84,7 @@ def _is_in_memory(tensor: Tensor, values: int) -> bool:
 
 def row_of(tensor: Tensor, *, with_abs_mean: bool) -> list[float]:
     """The row of a tensor that `can_read` has passed; `abs_mean` may be left 0."""
-    return _native.measure(tensor.data_ptr(), tensor.numel(), with_abs_mean)
+    return _native.measure(tensor.data_ptr(), tensor.numel(), with_abs_mean, torch.get_num_threads())
 
 
 def rows_of_channels(tensor: Tensor, dim: int, *, with_abs_mean: bool) -> tuple[list[float], np.ndarray]:
@@ -95,7 +99,9 @@ def rows_of_channels(tensor: Tensor, dim: int, *, with_abs_mean: bool) -> tuple[
         The row of the whole tensor, and those of the channels, shape (channels, WIDTH), float64.
     """
     outer, channels, inner = _extents(tensor, dim)
-    row, rows = _native.measure_channels(tensor.data_ptr(), outer, channels, inner, with_abs_mean)
+    row, rows = _native.measure_channels(
+        tensor.data_ptr(), outer, channels, inner, with_abs_mean, torch.get_num_threads()
+    )
     return row, np.frombuffer(rows).reshape(channels, WIDTH)
 
 
@@ -114,7 +120,7 @@ def rows_of_all(
         wanted.
     """
     jobs = [_job(*each) for each in tensors]
-    of_all, of_channels = _native.measure_all(jobs, with_abs_mean)
+    of_all, of_channels = _native.measure_all(jobs, with_abs_mean, torch.get_num_threads())
     rows, channels = (np.frombuffer(memory).reshape(-1, WIDTH) for memory in (of_all, of_channels))
     start, found = 0, []
     for row, (_, dim, _), (_, _, _, count, _, _) in zip(rows.tolist(), tensors, jobs, strict=True):
@@ -151,7 +157,7 @@ def count_into(counts: Tensor, tensor: Tensor) -> None:
         tensor: the values.
     """
     with _COUNTING:
-        _native.count_into(counts.data_ptr(), tensor.data_ptr(), tensor.numel())
+        _native.count_into(counts.data_ptr(), tensor.data_ptr(), tensor.numel(), torch.get_num_threads())
 
 
 def add_counts(counts: Tensor, more: Tensor) -> None:
