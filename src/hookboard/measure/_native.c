@@ -41,7 +41,9 @@
 #define BESIDE 64  /* channels that are worked on together */
 #define SHIFT 19   /* as in bins.py */
 #define BINS 8192
-#define PIECE 32768 /* values that are worth a thread */
+#define ENOUGH 65536 /* values that are worth more than one thread */
+#define PIECE 16384  /* values that one thread takes at once */
+#define RUN (4 * AHEAD) /* values: a piece with a shorter one would fetch more of what is beside it */
 #define MOST 128    /* pieces of one tensor */
 #define CHANNEL 128 /* a channel's row takes as long as so many values */
 #define TENSOR 512  /* and a tensor's as these */
@@ -453,14 +455,13 @@ static void cut(Job *job)
     wanted = wanted ? wanted : 1;
     job->across = 1;
     if (job->channels) {
-        size_t blocks = divided_up(job->channels, BESIDE);
-        size_t groups = least(wanted / blocks ? wanted / blocks : 1, job->outer ? job->outer : 1);
-        job->outer_each = groups > 1 ? divided_up(job->outer, groups) : job->outer;
-        job->channels_each = divided_up(job->channels, wanted / groups);
-        /* Fewer than a block only of one run: of several ones the processor reads what lies beside it in vain. */
-        if (job->outer_each > 1 || job->inner < LANES || job->channels_each > BESIDE)
-            job->channels_each = divided_up(job->channels_each, BESIDE) * BESIDE;
+        size_t least_each = job->inner < LANES ? BESIDE : least(divided_up(RUN, job->inner), BESIDE);
+        size_t each = divided_up(job->channels, wanted);
+        each = each < least_each ? least_each : each;
+        job->channels_each = each > BESIDE ? divided_up(each, BESIDE) * BESIDE : each;
         job->across = divided_up(job->channels, job->channels_each);
+        size_t groups = least(wanted / (2 * job->across), job->outer); /* half as many: these are to be merged */
+        job->outer_each = groups > 1 ? divided_up(job->outer, groups) : job->outer;
         job->pieces = job->across * (groups > 1 ? divided_up(job->outer, job->outer_each) : 1);
     } else {
         size_t values = job->outer * job->inner;
@@ -477,8 +478,8 @@ static void columns_of(Columns columns, const Job *job, size_t first, size_t cha
     size_t together = inner < LANES ? CHUNK / LANES : inner < CHUNK ? CHUNK / inner : 1;
     Part part = {.channels = channels, .stride = job->channels * job->apart, .apart = job->apart};
     for (int f = 0; f < WIDTH; f++)
-        for (int k = 0; k < BESIDE; k++)
-            columns[f][k] = EMPTY[f];
+        for (size_t c = 0; c < channels; c++)
+            columns[f][c] = EMPTY[f];
     for (size_t o = begin; o < end; o += together) {
         part.rows = least(end - o, together);
         for (size_t i = 0; i < inner; i += CHUNK) {
@@ -627,7 +628,7 @@ static int do_jobs(Job *jobs, size_t count, int with_abs_sum, int threads)
         numbers += job->pieces > 1 ? job->pieces * numbers_found(job) : 0;
         job->found = job->row;
     }
-    if (effort < 2 * PIECE && !numbers) {
+    if (effort < ENOUGH && !numbers) {
         for (Job *job = jobs; job < jobs + count; job++) {
             do_piece(job, 0, with_abs_sum);
             join_pieces(job);
@@ -646,7 +647,7 @@ static int do_jobs(Job *jobs, size_t count, int with_abs_sum, int threads)
         }
     }
     Tasks all = {.tasks = tasks, .count = fill_tasks(tasks, jobs, jobs + count), .with_abs_sum = with_abs_sum};
-    in_threads(do_tasks, &all, effort < 2 * PIECE ? 1 : threads);
+    in_threads(do_tasks, &all, effort < ENOUGH ? 1 : threads);
     for (Job *job = jobs; job < jobs + count; job++)
         join_pieces(job);
     free(found);
@@ -804,7 +805,7 @@ static PyObject *count_into(PyObject *module, PyObject *args)
         return NULL;
     Counting all = {.counts = (int64_t *)counts, .x = (const float *)address, .count = (size_t)count};
     Py_BEGIN_ALLOW_THREADS
-    in_threads(count_pieces, &all, all.count < 2 * PIECE ? 1 : threads);
+    in_threads(count_pieces, &all, all.count < ENOUGH ? 1 : threads);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
