@@ -1,0 +1,263 @@
+"""Large tensors are measured on torch's own threads, and the numbers do not depend on how many there are."""
+
+import math
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from oracle import normal, row_of, rows_of_channels
+from torch.utils.data import DataLoader, Dataset
+from ways import no_counts
+
+from hookboard.measure import native
+
+pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads_as_before():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def with_holes(*shape):
+    tensor = normal(*shape)
+    flat = tensor.view(-1)
+    flat[::7] = 0.0
+    flat[3::1009], flat[5::2003], flat[8::3001] = math.nan, math.inf, -math.inf
+    return tensor
+
+
+def with_a_channel_of_nan(*shape):
+    tensor = normal(*shape)
+    tensor[:, 1] = math.nan
+    return tensor
+
+
+TENSORS = {
+    "few pieces": (normal(100_003), None),
+    "many pieces": (normal(3_000_017), None),
+    "not finite here and there": (with_holes(300_007), None),
+    "far from 0": (normal(200_000, mean=1e4, std=0.1), None),
+    "the first piece zeros": (torch.cat([torch.zeros(50_000), normal(70_001)]), None),
+    "wide channels": (normal(5, 37, 1013), 1),
+    "wide channels, not finite": (with_holes(3, 70, 1001), 1),
+    "wide channels, one of them NaN": (with_a_channel_of_nan(6, 40, 30, 31), 1),
+    "wide channels far from 0": (normal(5, 33, 1000, mean=1e4, std=0.1), 1),
+    "fewer channels than pieces": (normal(11, 3, 9001), 1),
+    "channels larger than a chunk": (normal(2, 5, 30_011), 1),
+    "one channel": (normal(13, 1, 99, 101), 1),
+    "narrow channels": (normal(21, 1030, 3, 3), 1),
+    "narrow channels, many rows": (normal(5003, 33, 2), 1),
+    "narrow channels, many rows, not finite": (with_holes(5003, 33, 2), 1),
+    "the last dimension": (normal(5003, 70), 1),
+    "the last dimension far from 0": (normal(5003, 70, mean=1e4, std=0.1), 1),
+    "the last dimension, one column NaN": (with_a_channel_of_nan(9001, 17), 1),
+    "the first dimension": (normal(600, 701), 0),
+    "the first dimension, many units": (normal(20_011, 5), 0),
+    "channels last": (normal(8, 70, 30, 31).to(memory_format=torch.channels_last), 1),
+}
+GAPS = {
+    "every third unit": (normal(900, 411)[::3], 0, None),
+    "every third unit, narrow": (normal(30_000, 5)[::3], 0, None),
+    "every third unit, no channels": (normal(900, 411)[::3], None, None),
+    "a difference": (normal(200_003), None, normal(200_003, mean=0.5)),
+    "a difference of slices": (normal(901, 411)[::3], None, normal(301, 411, mean=0.5)),
+}
+TOGETHER = [
+    *((tensor, dim, None) for tensor, dim in TENSORS.values() if tensor.is_contiguous()),
+    *((normal(size), None, None) for size in range(400)),
+    *GAPS.values(),
+    *((normal(5, size), 0, None) for size in range(1, 100)),
+]
+
+
+def measured(tensor, dim):
+    if dim is None:
+        return native.row_of(tensor, with_abs_mean=True), None
+    return native.rows_of_channels(tensor, dim, with_abs_mean=True)
+
+
+def bits(rows):
+    return [(np.array(row).tobytes(), None if channels is None else channels.tobytes()) for row, channels in rows]
+
+
+def close(found, true):
+    return np.allclose(np.asarray(found), np.asarray(true, dtype=np.float64), rtol=1e-7, atol=1e-14, equal_nan=True)
+
+
+def with_threads(threads, function):
+    torch.set_num_threads(threads)
+    return function()
+
+
+@pytest.mark.parametrize(("tensor", "dim"), TENSORS.values(), ids=TENSORS)
+def test_any_number_of_threads_gives_the_same_bits(tensor, dim):
+    alone = with_threads(1, lambda: bits([measured(tensor, dim)]))
+    for threads in (2, 3, 2, 7):
+        assert with_threads(threads, lambda: bits([measured(tensor, dim)])) == alone, threads
+
+
+@pytest.mark.parametrize(("tensor", "dim"), TENSORS.values(), ids=TENSORS)
+def test_the_row_of_a_large_tensor_is_that_of_its_values(tensor, dim):
+    row, channels = with_threads(2, lambda: measured(tensor, dim))
+    assert close(row, row_of(tensor.reshape(-1).double().numpy()))
+    if dim is not None:
+        assert close(channels, rows_of_channels([tensor], dim))
+
+
+def test_tensors_measured_together_give_the_same_bits_with_any_number_of_threads():
+    def rows():
+        return bits(native.rows_of_all(TOGETHER, with_abs_mean=True))
+
+    alone = with_threads(1, rows)
+    for threads in (2, 3, 2, 7):
+        assert with_threads(threads, rows) == alone, threads
+
+
+def test_a_tensor_gives_the_same_bits_alone_and_together_with_others():
+    together = bits(native.rows_of_all(TOGETHER, with_abs_mean=True))
+    for (tensor, dim, minus), found in zip(TOGETHER, together, strict=True):
+        if minus is None and tensor.is_contiguous():
+            assert bits([measured(tensor, dim)]) == [found]
+
+
+@pytest.mark.parametrize(("tensor", "dim", "minus"), GAPS.values(), ids=GAPS)
+def test_a_large_slice_or_difference_is_measured_as_its_values(tensor, dim, minus):
+    ((row, channels),) = with_threads(2, lambda: native.rows_of_all([(tensor, dim, minus)], with_abs_mean=True))
+    values = tensor if minus is None else tensor - minus
+    assert close(row, row_of(values.reshape(-1).double().numpy()))
+    if dim is not None:
+        assert close(channels, rows_of_channels([values], dim))
+
+
+@pytest.mark.parametrize("size", [65_535, 65_536, 100_003, 1_000_001])
+def test_any_number_of_threads_counts_each_value_once(size):
+    tensor = with_holes(size)
+    true = np.bincount(tensor.numpy().view(np.uint32) >> 19, minlength=len(no_counts()))
+    for threads in (1, 2, 5):
+        counts = no_counts() + 3
+        with_threads(threads, lambda counts=counts: native.count_into(counts, tensor))
+        assert np.array_equal(counts.numpy() - 3, true), threads
+
+
+def test_several_python_threads_at_once_get_what_each_gets_alone():
+    cases = [*TENSORS.values()][:12]
+    alone = bits(measured(*case) for case in cases)
+    torch.set_num_threads(2)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: bits(measured(*case) for case in cases), range(12)):
+            assert found == alone
+
+
+def test_a_hook_in_backward_of_a_backward_gets_the_same_bits():
+    large, found = normal(300_000), []
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, depth):
+            ctx.depth = depth
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            found.append((threading.get_ident(), bits([measured(large, None)])))
+            if ctx.depth:
+                backward(ctx.depth - 1)
+            return grad, None
+
+    @torch.enable_grad()
+    def backward(depth):
+        Nested.apply(torch.ones(1, requires_grad=True), depth).sum().backward()
+
+    alone = bits([measured(large, None)])
+    torch.set_num_threads(2)
+    backward(70)  # beyond 60 autograd goes on in a thread of its own
+    assert len({thread for thread, _ in found}) > 1
+    assert all(each == alone for _, each in found)
+
+
+def threads_started(function):
+    """How many threads more there are after the call."""
+    before = set(os.listdir("/proc/self/task"))
+    function()
+    return len(set(os.listdir("/proc/self/task")) - before)
+
+
+def in_a_new_thread(function):
+    """What a function returns in a thread for which nothing has worked in parallel yet."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+@on_linux
+@pytest.mark.parametrize("first", ["measure", "torch"])
+def test_the_threads_are_those_of_torch(first):
+    large = normal(1_000_000)
+    functions = [lambda: measured(large, None), lambda: large.add(1)]
+
+    def started():
+        torch.set_num_threads(3)
+        return [threads_started(function) for function in (functions if first == "measure" else functions[::-1])]
+
+    assert in_a_new_thread(started) == [2, 0]
+
+
+@on_linux
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_set_in_one_thread_holds_in_all(threads):
+    large = normal(1_000_000)
+    torch.set_num_threads(threads)
+    assert in_a_new_thread(lambda: threads_started(lambda: measured(large, None))) == threads - 1
+
+
+@on_linux
+def test_a_small_tensor_is_measured_in_one_thread():
+    torch.set_num_threads(3)
+    small, counts = normal(60_000), no_counts()
+    assert in_a_new_thread(lambda: threads_started(lambda: measured(small, None))) == 0
+    assert in_a_new_thread(lambda: threads_started(lambda: native.count_into(counts, small))) == 0
+
+
+LARGE = normal(1_000_000)
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return torch.tensor(measured(LARGE, None)[0])
+
+
+@on_linux
+@pytest.mark.spawns
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12 on, in a process with threads
+def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have():
+    def rows():
+        native.count_into(no_counts(), LARGE)
+        return bits([measured(LARGE, None)])
+
+    alone = with_threads(2, rows)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)  # ends it
+        os._exit(0 if rows() == alone else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@on_linux
+@pytest.mark.spawns
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_worker_of_a_data_loader_measures_the_same():
+    alone = with_threads(2, lambda: Rows()[0])
+    rows = list(DataLoader(Rows(), num_workers=1, batch_size=None, timeout=30, multiprocessing_context="fork"))
+    assert len(rows) == 3
+    assert all(torch.equal(row, alone) for row in rows)
