@@ -219,6 +219,17 @@ def test_what_is_set_in_one_thread_holds_in_all(threads):
 
 
 @on_linux
+def test_threads_of_a_library_that_torch_does_not_use_are_left_alone():
+    large = normal(1_000_000)
+    torch.set_num_threads(3)
+
+    def measure_as_if_torch_used_more():
+        native._native.measure(large.data_ptr(), large.numel(), True, torch.get_num_threads() + 1)
+
+    assert in_a_new_thread(lambda: threads_started(measure_as_if_torch_used_more)) == 0
+
+
+@on_linux
 def test_a_small_tensor_is_measured_in_one_thread():
     torch.set_num_threads(3)
     small, counts = normal(60_000), no_counts()

@@ -41,12 +41,13 @@
 #define BESIDE 64  /* channels that are worked on together */
 #define SHIFT 19   /* as in bins.py */
 #define BINS 8192
-#define ENOUGH 65536 /* values that are worth more than one thread */
-#define PIECE 16384  /* values that one thread takes at once */
-#define RUN (4 * AHEAD) /* values: a piece with a shorter one would fetch more of what is beside it */
-#define MOST 128    /* pieces of one tensor */
-#define CHANNEL 128 /* a channel's row takes as long as so many values */
-#define TENSOR 512  /* and a tensor's as these */
+
+#define ENOUGH 65536    /* values that are worth more than one thread */
+#define PIECE 16384     /* values that one thread takes at once */
+#define MOST 128        /* pieces of one tensor */
+#define RUN (4 * AHEAD) /* values of a piece that are one after the other: FETCH goes beyond the last ones in vain */
+#define CHANNEL 128     /* values that take as long as to finish the row of a channel */
+#define TENSOR 512      /* values that take as long as to begin with another tensor */
 
 static const double CANCELLATION = 1e-6; /* as in cpu.py */
 
@@ -57,25 +58,31 @@ static const double EMPTY[WIDTH] = {[MIN] = INFINITY, [MAX] = -INFINITY};
 #ifdef HAS_THREADS
 /* What a compiler calls for `#pragma omp parallel`: libgomp's function, which LLVM's and Intel's OpenMP have too. */
 static void (*run_in_parallel)(void (*)(void *), void *, unsigned, unsigned);
-static int (*is_in_parallel)(void);
+static int (*is_in_parallel)(void), (*most_threads)(void);
 static pid_t process;
 
-/* Takes the functions from what torch has loaded. A library of ours would start threads beside torch's own, and those
-   would fight for the same processors. */
+/* Takes the functions from the library that torch has loaded for all. Another one would start threads beside torch's
+   own, and both would fight for the same processors. */
 static void find_threads(void)
 {
     process = getpid();
     is_in_parallel = (int (*)(void))dlsym(RTLD_DEFAULT, "omp_in_parallel");
-    if (is_in_parallel)
+    most_threads = (int (*)(void))dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+    if (is_in_parallel && most_threads)
         run_in_parallel = (void (*)(void (*)(void *), void *, unsigned, unsigned))dlsym(RTLD_DEFAULT, "GOMP_parallel");
 }
 
-/* Calls the function at once in each of as many threads as torch uses, or only in this one. A forked process would wait
-   for threads that it does not have. */
+/* A forked process would wait for threads that it does not have. A library that knows another number is not torch's. */
+static int has_threads(int threads)
+{
+    return threads > 1 && run_in_parallel && getpid() == process && !is_in_parallel() && most_threads() == threads;
+}
+
+/* Calls the function in each of torch's `threads` threads at once, or only in this one. */
 static void in_threads(void (*function)(void *), void *argument, int threads)
 {
-    if (threads > 1 && run_in_parallel && getpid() == process && !is_in_parallel())
-        run_in_parallel(function, argument, 0, 0); /* another number than torch's would end threads and start others */
+    if (has_threads(threads))
+        run_in_parallel(function, argument, 0, 0); /* 0: all; fewer would end the others, and torch start them again */
     else
         function(argument);
 }
@@ -418,13 +425,13 @@ static size_t divided_up(size_t a, size_t b)
     return (a + b - 1) / b;
 }
 
-/* A tensor: values of shape (outer, channels, inner), where `channels` is 0 if only the row of all is wanted. The runs of
-   `inner` values begin `apart` values apart, not farther than `inner` unless `outer` or `channels` is 1 or 0. What lies at
+/* A tensor: values of shape (outer, channels, inner), where `channels` is 0 if only the row of all is wanted. The runs
+   of `inner` values begin `apart` values apart; there are no gaps unless `outer` is 1 or `channels` is 0. What lies at
    `minus`, without gaps, is subtracted first, unless that is 0; then there are no channels.
 
    It is cut in pieces by its shape alone, and what is found in these is merged in their order: so the result does not
-   depend on the number of threads. A piece has `channels_each` channels, if these are wanted, or `values_each` values
-   of each of `outer_each` runs. */
+   depend on the number of threads. A piece is `channels_each` channels of `outer_each` parts of the first dimension, or
+   `values_each` values if no channels are wanted; `across` pieces have all channels. */
 typedef struct {
     const float *x, *minus;
     size_t outer, channels, inner, apart;
@@ -433,12 +440,14 @@ typedef struct {
     double *found; /* of the pieces, one after the other: a row, or Columns where a channel is in several pieces */
 } Job;
 
+/* In values that take as long. */
 static size_t effort_of(const Job *job)
 {
     size_t runs = job->channels ? job->outer * job->channels : job->outer;
     return TENSOR + runs * job->inner + CHANNEL * job->channels;
 }
 
+/* Whether the first dimension is cut. */
 static int has_channel_in_several(const Job *job)
 {
     return job->channels && job->outer_each < job->outer;
@@ -555,7 +564,7 @@ static void do_piece(const Job *job, size_t piece, int with_abs_sum)
         return;
     }
     size_t begin = piece * job->values_each, end = least(begin + job->values_each, job->outer * job->inner);
-    if (job->minus || job->outer > 1)
+    if (begin < end && (job->minus || job->outer > 1))
         add_runs(found, job, begin, end, with_abs_sum);
     else
         add_values(found, job->x + begin, end - begin, with_abs_sum);
@@ -600,6 +609,7 @@ static void do_tasks(void *argument)
             do_piece(job, all->tasks[k].piece, all->with_abs_sum);
 }
 
+/* There are at most as many tasks as pieces; returns how many. */
 static size_t fill_tasks(Task *tasks, const Job *jobs, const Job *end)
 {
     size_t count = 0, gathered = PIECE;
@@ -816,8 +826,8 @@ static PyMethodDef methods[] = {
      "measure_channels(address, outer, channels, inner, with_abs_mean, threads): the row of float32 values of shape "
      "(outer, channels, inner), and the memory of the rows of the channels."},
     {"measure_all", measure_all, METH_VARARGS,
-     "measure_all([(address, minus, outer, channels, inner, apart), ...], with_abs_mean, threads): the memory of the rows "
-     "of several tensors, and that of the rows of their channels, see Job."},
+     "measure_all([(address, minus, outer, channels, inner, apart), ...], with_abs_mean, threads): the memory of the "
+     "rows of several tensors, and that of the rows of their channels, see Job."},
     {"count_into", count_into, METH_VARARGS,
      "count_into(counts, address, count, threads): count float32 values into bins."},
     {NULL, NULL, 0, NULL},
