@@ -17,7 +17,9 @@ from ways import no_counts
 from hookboard.measure import native
 
 pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+on_linux = pytest.mark.skipif(
+    sys.platform != "linux" or not torch.backends.openmp.is_available(), reason="needs /proc and OpenMP"
+)
 
 
 @pytest.fixture(autouse=True)
