@@ -1,29 +1,12 @@
-"""`LossCurve`: the loss of every step, in memory that does not grow with the run, and whether it shows harm."""
+"""`LossCurve`: whether the losses of a run show harm, or learning."""
 
 import math
-from collections import deque
-from collections.abc import Iterable
 
 import numpy as np
 
 from hookboard.health.chance import is_another, is_far_above, starts_high
-from hookboard.health.look import Loss
-from hookboard.health.spikes import SPIKE_HISTORY, Spike, first_spike, median
-
-FIRST = 32
-"""How many of the first losses are kept."""
-
-RECENT = 1024
-"""How many of the last losses are kept."""
-
-SPREADS = 8
-"""Of how many looks it is kept how much the last layer's outputs differ."""
-
-BLOCK = 8
-"""The loss is smoothed by medians of so many steps: one or two wild batches do not move them."""
-
-BLOCKS = 256
-"""Of how many of them the noise is kept. When they are full, every second one is dropped."""
+from hookboard.health.loss_history import BLOCK, RECENT, LossHistory
+from hookboard.health.spikes import median
 
 KNOWN_AFTER = 32
 """Steps before which a finite loss tells nothing, neither harm nor learning."""
@@ -34,9 +17,6 @@ on the tuning half of the benchmark)."""
 
 LASTS = 32
 """A rise counts as harm when no block of so many last steps came back down."""
-
-SPIKES = 16
-"""How many of the last spikes are kept."""
 
 RISEN = 0.25
 """Harm: the loss has lost this share of what it had gained, from its start to its best."""
@@ -74,84 +54,16 @@ TRAINED = 0.8
 """A classifier that starts below this share of chance was trained before."""
 
 
-class LossCurve:
-    """The losses of a run.
+class LossCurve(LossHistory):
+    """What the losses of a run say.
 
     Nothing is said of the first `KNOWN_AFTER` steps, unless the loss is not finite. Nothing but that is said either of
     a run with several losses for one batch, such as a GAN: they go up and down against each other.
     """
 
     def __init__(self) -> None:
-        self.first: list[Loss] = []
-        self.recent: deque[Loss] = deque(maxlen=RECENT)
-        self.steps = 0
-        self.largest = -math.inf
-        """The largest finite loss."""
-        self.lowest = math.inf
-        """The smallest finite loss."""
-        self.best = math.inf
-        """The lowest median of `BLOCK` losses; inf before there is one."""
-        self.chance: float | None = None
-        """The loss of a classifier that knows nothing: the logarithm of the number of its outputs. None: not known."""
-        self.spreads: deque[float] = deque(maxlen=SPREADS)
-        """How much the last layer's outputs differed between samples at the latest looks (RMS over channels)."""
-        self.first_spread = math.nan
-        """The same at the first look; NaN if not known."""
-        self.reach: float | None = None
-        """How far apart the model's first answers lie: its largest output less its smallest. None: not known."""
-        self.first_nonfinite: Loss | None = None
-        """The first loss that was NaN or infinite."""
-        self.is_mixed = False
-        """Whether there are several losses: for one batch, or of optimizers that step in turns."""
-        self.spikes: deque[Spike] = deque(maxlen=SPIKES)
-        """The last spikes; of neighbouring steps only the first."""
-        self.reached_chance: int | None = None
-        """After how many steps the last `BLOCK` losses lay at or below chance; None: not yet, or not known."""
-        self._paired = False
-        self._noise: list[float] = []
-        self._every = 1
+        super().__init__()
         self._harm = 0, ""
-
-    def extend(self, losses: Iterable[Loss]) -> None:
-        """Add the losses of some more steps, in their order."""
-        losses = list(losses)
-        spike = first_spike(losses, self.last(SPIKE_HISTORY))
-        if spike is not None:
-            self.spikes.append(spike)
-        for loss in losses:
-            self.is_mixed = self.is_mixed or loss.backwards > 1
-            self._note_pairs(loss)
-            if len(self.first) < FIRST:
-                self.first.append(loss)
-            self.recent.append(loss)
-            self.steps += 1
-            if math.isfinite(loss.value):
-                self.largest = max(self.largest, loss.value)
-                self.lowest = min(self.lowest, loss.value)
-            if self.first_nonfinite is None and not math.isfinite(loss.value):
-                self.first_nonfinite = loss
-            if self.reached_chance is None and self.chance is not None and self.level(BLOCK) <= self.chance:
-                self.reached_chance = self.steps
-            if self.steps % BLOCK == 0:
-                self._close_block()
-
-    def last(self, count: int) -> np.ndarray:
-        """The values of the last steps, at most `count`, float64."""
-        return np.array([loss.value for loss in list(self.recent)[-count:]] if count else [], dtype=np.float64)
-
-    def level(self, count: int = 16) -> float:
-        """The median of the last losses; NaN if there is none."""
-        return median(self.last(count))
-
-    @property
-    def start(self) -> float:
-        """The median of the first few losses; NaN if there is none."""
-        return median([loss.value for loss in self.first[:4]])
-
-    @property
-    def noise(self) -> float:
-        """The deviation from step to step, the median over blocks; NaN if there were too few steps."""
-        return median(self._noise)
 
     @property
     def is_known(self) -> bool:
@@ -281,20 +193,3 @@ class LossCurve:
         blocks = last[len(last) % BLOCK :].reshape(-1, BLOCK)
         levels = [median(block) for block in blocks]
         return math.nan if any(map(math.isnan, levels)) else min(levels)
-
-    def _note_pairs(self, loss: Loss) -> None:
-        """Several losses of one batch, and then another batch: not the same as one batch in each epoch."""
-        if self.recent:
-            is_same = self.recent[-1].batch_idx == loss.batch_idx
-            self.is_mixed = self.is_mixed or (self._paired and not is_same)
-            self._paired = is_same
-
-    def _close_block(self) -> None:
-        last = self.last(BLOCK)
-        if not np.isfinite(last).all():
-            return
-        self.best = min(self.best, median(last))
-        if self.steps // BLOCK % self._every == 0:
-            self._noise.append(float(np.std(np.diff(last)) / math.sqrt(2)))
-        if len(self._noise) > BLOCKS:
-            self._noise, self._every = self._noise[::2], 2 * self._every
