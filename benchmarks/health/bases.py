@@ -1,4 +1,4 @@
-"""The healthy trainings that faults are planted in: twelve architectures, each as a practitioner would train it."""
+"""The healthy trainings that faults are planted in: thirteen architectures, each as a practitioner would train it."""
 
 from collections.abc import Callable
 
@@ -61,8 +61,27 @@ def deep() -> Setup:
     return _digits("deep", nets.deep(), lr=1e-3, steps=160)
 
 
+def narrow() -> Setup:
+    return _with_momentum(_digits("narrow", nets.resnet((4, 4, 4, 8)), lr=0.05, steps=200))
+
+
 BASES: dict[str, Callable[[], Setup]] = {
-    base.__name__: base for base in (mlp, tanh, cnn, cnn_bn, vgg, resnet, prenorm, postnorm, vit, lstm, mixer, deep)
+    base.__name__: base
+    for base in (
+        mlp,
+        tanh,
+        cnn,
+        cnn_bn,
+        vgg,
+        resnet,
+        prenorm,
+        postnorm,
+        vit,
+        lstm,
+        mixer,
+        deep,
+        narrow,
+    )
 }
 """Every base by name. The order is part of the rule that makes halves, see `halves.py`."""
 

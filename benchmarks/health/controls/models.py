@@ -31,7 +31,7 @@ def many_zeros(s: Setup) -> None:
     s.options["lr"] *= 0.3 if s.base == "cnn" else 3.0
 
 
-@control("resnet")
+@control("resnet narrow")
 def zero_residuals(s: Setup) -> None:
     """The gain of the last norm of each residual branch starts at 0."""
     for module in s.net.modules():
