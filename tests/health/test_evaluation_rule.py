@@ -10,8 +10,10 @@ from health.looks import reading, row
 from health.trainings import LAYERS, places, seen, training
 
 from hookboard.health import Judge, Layer
+from hookboard.health.comparison import Comparison, Gap
 from hookboard.health.rules import RULES
-from hookboard.health.rules.evaluation import ALIKE, BATCHES, BEGINS, GAP, OTHER_DATA
+from hookboard.health.rules.evaluation import ALIKE, BATCHES, BEGINS, BY_CHANCE, GAP, OTHER_DATA, STRANGE
+from hookboard.health.running import Running
 from hookboard.measure import FIELDS
 
 GAP_RULE = RULES["train_eval_gap"]
@@ -126,7 +128,47 @@ def test_data_that_differ_are_found_in_layers_that_were_replaced_too():
 NORM = Layer("bn", "BatchNorm1d", "norm", ("bn.weight",), frozenset({"bn.weight"}), {"bn.weight": (8,)})
 
 
-def batches(course, looks=BATCHES, norm=NORM, gives=0.8, last="linear", is_mixed=False):
+def compared(*norms, sizes=(0.0, 0.0, 2.0, 2.0, 2.0)):
+    """What is said of evaluations with these gaps whose norms lie so far from every batch."""
+    run = seen(training(60))
+    gaps = [Gap(layer, size, 0.0, 1.0, 1.0) for layer, size in zip(LAYERS.values(), sizes, strict=True)]
+    for step, before in zip((39, 59), norms, strict=True):
+        known = [Running(replace(NORM, name=name), 2 * far, far) for name, far in before.items()]
+        run.comparisons.append(Comparison(step, gaps, known))
+    return list(GAP_RULE.judge(run))
+
+
+@pytest.mark.parametrize(("times", "severity"), [(0.97, "note"), (1.03, "alarm")])
+def test_running_statistics_that_match_no_batch_are_an_alarm(times, severity):
+    (symptom,) = compared({"bn": times * STRANGE}, {"bn": 2 * STRANGE})
+    assert (symptom.module, symptom.severity) == ("fc1", severity)
+    assert ("running statistics of bn are not those" in symptom.evidence) is (severity == "alarm")
+
+
+def test_running_statistics_that_lag_behind_are_a_note_however_large_the_gap():
+    (symptom,) = compared({"bn": 0.1}, {"bn": 0.1}, sizes=(0.0, 0.0, 9.0, 9.0, 9.0))
+    assert symptom.severity == "note"
+    assert "they lag behind" in symptom.evidence
+
+
+def test_the_same_norm_must_be_strange_in_both_evaluations():
+    one, other = {"bn": 2 * STRANGE, "bn2": 0.0}, {"bn": 0.0, "bn2": 2 * STRANGE}
+    assert [s.severity for s in compared(one, other)] == ["note"]
+    assert [s.severity for s in compared(one, one)] == ["alarm"]
+
+
+def test_where_nothing_is_known_of_norms_a_gap_is_not_explained():
+    assert [s.severity for s in compared({}, {})] == ["alarm"]
+
+
+@pytest.mark.parametrize(("times", "severity"), [(0.97, "note"), (1.03, "alarm")])
+def test_a_gap_that_begins_where_the_data_come_in_is_that_of_the_data(times, severity):
+    (symptom,) = compared({}, {}, sizes=(times * OTHER_DATA, *[3 * OTHER_DATA] * 4))
+    assert (symptom.module, symptom.severity) == ("fc0", severity)
+    assert "those of validation are others" in symptom.evidence
+
+
+def batches(course, looks=BATCHES, norm=NORM, gives=0.8, last="linear", is_mixed=False, count=100):
     """What is said of a model whose answers have these means, in deviations, from look to look."""
     layers = [runs.linear("fc"), norm, runs.linear("head", kind=last)]
 
@@ -135,7 +177,7 @@ def batches(course, looks=BATCHES, norm=NORM, gives=0.8, last="linear", is_mixed
             runs.outputs("fc", runs.noise(8)),
             runs.outputs("bn", [row(100, 0.1, gives)] * 8),
             reading("bn.weight", "parameter", [row(8, 0.8, 0.0)]),
-            runs.outputs("head", [row(100, course(number), 1.0)] * 8),
+            runs.outputs("head", [row(count, course(number), 1.0)] * 8),
         ]
 
     run = runs.run_of(layers, seen, looks, runs.falling)
@@ -156,6 +198,12 @@ def test_batches_whose_samples_are_alike_are_an_alarm_at_the_first_batch_norm():
 
 def test_batches_that_move_the_answers_less_are_well():
     assert batches(lambda number: turns(number, 0.97)) == []
+
+
+@pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
+def test_the_answers_of_a_few_samples_move_by_chance(times, fires):
+    far = times * BY_CHANCE / math.sqrt(2 - 1) / ALIKE
+    assert bool(batches(lambda number: turns(number, far), count=2)) is fires
 
 
 def test_answers_that_move_steadily_are_being_learnt():

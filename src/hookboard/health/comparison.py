@@ -8,6 +8,7 @@ import numpy as np
 
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
+from hookboard.health.running import Running, running_of
 from hookboard.measure import FIELDS
 
 _MEAN, _DEVIATION = FIELDS.index("mean"), FIELDS.index("deviation")
@@ -43,14 +44,17 @@ class Comparison:
     Args:
         step: the optimizer step of the evaluation.
         gaps: of each layer that gave outputs in both, in the order of execution.
+        norms: the running statistics of those batch norms of which they can be told.
     """
 
     step: int
     gaps: Sequence[Gap]
+    norms: Sequence[Running] = ()
 
 
 def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]) -> Comparison:
     """Compare an evaluation with the last of some looks in training."""
+    layers = list(layers)
     *others, last = training
     gaps = []
     for layer in layers:
@@ -61,7 +65,7 @@ def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]
         known = [size for look in others if not math.isnan(size := size_of(last, look, layer))]
         usual = float(np.median(known)) if known else math.nan
         gaps.append(Gap(layer, size_of(last, evaluation, layer), usual, one.moments.rms, other.moments.rms))
-    return Comparison(evaluation.step, gaps)
+    return Comparison(evaluation.step, gaps, list(running_of(evaluation, training, layers)))
 
 
 def size_of(one: Look, other: Look, layer: Layer) -> float:

@@ -1,7 +1,8 @@
 """`train_eval_gap`: the same layer speaks another language in validation."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -10,10 +11,10 @@ from hookboard.health.rule import Rule
 from hookboard.health.rules.normalization import takes_the_batch
 from hookboard.health.rules.shared import harm_of
 from hookboard.health.run import Run
-from hookboard.health.verdict import Symptom
+from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 
-_MEAN, _DEVIATION = FIELDS.index("mean"), FIELDS.index("deviation")
+_COUNT, _MEAN, _DEVIATION = FIELDS.index("count"), FIELDS.index("mean"), FIELDS.index("deviation")
 
 GAP = 1.0
 """Training and validation differ if in some layer the mean of the median channel lies this many deviations away, or if
@@ -26,12 +27,22 @@ FAR = 4.0
 """And if the difference is this many times that between two looks in training."""
 
 OTHER_DATA = 4.0
-"""And the data themselves differ if the gap is so large where they come in (a choice: augmentation makes 0.3)."""
+"""And the data themselves are of another kind if the gap is so large where they come in. Augmentation makes 0.3; a
+share p of the samples has a mean that lies at most sqrt((1 - p) / p) deviations from that of all: 1 for one of two
+equal classes, 3 for one of ten."""
+
+STRANGE = 0.25
+"""How far running statistics must be from those of every look, and of averages over looks, to be other ones than those
+of the batches that were seen. Healthy trainings of the benchmark's tuning half reach 0.21, where a momentum of 0.03 has
+not yet forgotten 0 and 1."""
 
 ALIKE = 0.95
 """How far the channels of the last layer move from batch to batch, as a share of their deviation within one, from which
 samples of a batch are alike. Healthy trainings with batch norm in the benchmark's tuning half reach 0.31 behind their
 first `BATCHES` looks."""
+
+BY_CHANCE = 3.0
+"""And how many times as far as the channels of independent samples move (a choice): two of a batch move them by 1."""
 
 BATCHES = 16
 """Looks before which the answers still move by themselves."""
@@ -43,8 +54,9 @@ SETTLED = 32
 def train_eval_gap(run: Run) -> Iterator[Symptom]:
     """Where the outputs in validation begin to be unlike those in training at the same time.
 
-    Running statistics lag behind while the learning rate is large, so that one evaluation proves nothing: it is an
-    alarm if two in a row show it, up to the last layer. Or batch norms see batches that are nothing like the data.
+    An alarm needs two evaluations in a row that show it, up to the last layer, and that it cannot be explained: neither
+    by data that are others where they come in, nor by running statistics that lag behind weights that move fast. Or
+    batch norms see batches that are nothing like the data.
     """
     yield from _batches_alike(run)
     found: list[Gap] = []
@@ -56,16 +68,39 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     # The layer that was named first stays the one.
     gaps, first = run.comparisons[-1].gaps, found[0]
     largest = max(gaps, key=lambda gap: gap.size)
-    # Where the data differ, norms may hide it from the layers behind.
-    at_entrance = first.layer.name == gaps[0].layer.name and min(gap.size for gap in found) > OTHER_DATA
-    is_alarm = len(found) > 1 and (gaps[-1].size > GAP / 2 or at_entrance)
+    strange = _strange(list(run.comparisons)[-2:])
     evidence = (
         f"in validation its outputs have an RMS of {first.evaluation:.2g}, in training {first.training:.2g}, and its "
         f"channels lie {first.size:.1f} deviations away ({first.usual:.2g} between two looks in training); the largest "
         f"gap is {largest.size:.1f}, in {largest.layer.name}"
     )
     advice = "look at running statistics of norms (momentum, eval mode), at dropout, and at how validation data is made"
-    yield Symptom(first.layer.name, evidence, advice, "alarm" if is_alarm else "note", largest.size)
+    if first.layer.name == gaps[0].layer.name:
+        # Where the data differ, norms may hide it from the layers behind.
+        is_harm = min(gap.size for gap in found) > OTHER_DATA
+        evidence += "; it begins where the data come in: those of validation are others"
+        advice = "look at how validation data is made: its normalization first, then its shares of classes"
+    else:
+        is_harm = gaps[-1].size > GAP / 2 and strange is not False
+        if strange:
+            evidence += f"; the running statistics of {strange} are not those of any batch that was seen lately"
+        elif strange is False:
+            evidence += "; running statistics are those of batches seen lately: they lag behind, or the data differ"
+    severity: Severity = "alarm" if len(found) > 1 and is_harm else "note"
+    yield Symptom(first.layer.name, evidence, advice, severity, largest.size)
+
+
+def _strange(comparisons: Sequence[Comparison]) -> str | Literal[False] | None:
+    """The first norm whose running statistics match no batches in any of some evaluations.
+
+    Returns:
+        Its name; False if those of all norms match; None if nothing is known of a norm.
+    """
+    known = [{norm.layer.name: norm for norm in comparison.norms} for comparison in comparisons]
+    if not known or not all(known):
+        return None
+    names = [name for name in known[-1] if all(name in one and one[name].before > STRANGE for one in known)]
+    return names[0] if names else False
 
 
 def begin_of(comparison: Comparison) -> Gap | None:
@@ -74,7 +109,7 @@ def begin_of(comparison: Comparison) -> Gap | None:
     clear = next((i for i, gap in enumerate(gaps) if _is_far(gap, GAP)), None)
     if clear is None:
         return None
-    while clear and _is_far(gaps[clear - 1], BEGINS):
+    while clear and gaps[clear - 1].size > BEGINS:
         clear -= 1
     return gaps[clear]
 
@@ -93,11 +128,13 @@ def _batches_alike(run: Run) -> Iterator[Symptom]:
     between, within = (np.sqrt(np.mean(part**2, axis=0)) for part in (moves / math.sqrt(6), rows[:, :, _DEVIATION]))
     known = within > 0
     share = float(np.median(between[known] / within[known])) if known.any() else 0.0
-    if not share > ALIKE:
+    # What independent samples give: the mean of n moves by 1 / sqrt(n), within a batch they deviate by less than 1.
+    chance = 1 / math.sqrt(max(float(np.median(rows[:, :, _COUNT])) - 1, 1.0))
+    if not share > max(ALIKE, BY_CHANCE * chance):
         return
     evidence = (
-        f"the channels of {last.name} move by {share:.2g} of their deviation from batch to batch, where 0.2 is usual: "
-        f"samples of a batch are alike, and batch norms take their statistics from each batch{harm_of(run)}"
+        f"the channels of {last.name} move by {share:.2g} of their deviation from batch to batch, where {chance:.2g} "
+        f"is usual: samples of a batch are alike, and batch norms take their statistics from each batch{harm_of(run)}"
     )
     advice = "shuffle the data, or use norms that do without the batch, such as GroupNorm"
     yield Symptom(norm.name, evidence, advice, "alarm", share)
