@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from health import looks
 from health.looks import reading, row
-from health.trainings import WEIGHTS, WINDOW, falling, judged, of, places, stuck, symptoms, training
+from health.trainings import WEIGHTS, WINDOW, falling, judged, of, places, seen, stuck, symptoms, training
 
 from hookboard.health import Look, Loss, Run
 from hookboard.health.losses import STUCK_AFTER
 from hookboard.health.rules import RULES
 from hookboard.health.rules.learning import GRADIENT_SPIKE, SPEAKS, SPEAKS_UP
+from hookboard.health.spikes import ALONE
 
 SPIKE, NOT_LEARNING = RULES["spike"], RULES["not_learning"]
 
@@ -32,6 +33,22 @@ def test_a_spike_after_which_the_loss_never_comes_back_is_an_alarm():
     verdicts = judged([SPIKE], made).verdicts
     assert [(v.severity, v.since, v.batch_idx) for v in verdicts] == [("alarm", 60, 60)]
     assert "batch 60" in verdicts[0].evidence
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.9 * ALONE, "alarm"), (1.1 * ALONE, "note")])
+def test_losses_behind_a_spike_that_are_as_high_show_other_data_or_targets(share, severity):
+    """As in a curriculum; `share` is how high they lie, of the height of the spike."""
+    losses = spiked(120, 60, 40.0)
+    usual = float(np.median(losses[:60]))
+    losses[61:65] = [usual + share * (40.0 - usual)] * 4
+    losses[65:] = stuck(55)
+    verdicts = judged([SPIKE], training(120, losses=losses)).verdicts
+    assert [(v.severity, v.since) for v in verdicts] == [(severity, 60)]
+
+
+def test_a_loss_whose_very_first_value_is_high_has_not_blown_up():
+    assert not seen(training(60, losses=[68.0, *[5.0] * 59])).has_blown_up
+    assert seen(training(60, losses=[5.0, 5.0, 68.0, *[5.0] * 57])).has_blown_up
 
 
 def test_the_spike_is_found_between_two_looks():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hookboard.health import Loss
-from hookboard.health.losses import KNOWN_AFTER, STUCK_AFTER, LossCurve
+from hookboard.health.losses import KNOWN_AFTER, STEADY, STUCK_AFTER, LossCurve
 
 
 def curve(values: Iterable[float], chance: float | None = None, batch: object = None) -> LossCurve:
@@ -91,6 +91,18 @@ def test_a_loss_that_falls_without_bound_has_diverged():
     assert not curve(-np.linspace(1, 90, 100)).has_diverged
 
 
+def test_a_loss_far_below_0_that_comes_to_rest_has_a_bound():
+    assert not curve([*[5.0] * 4, *-6000 * (1 - 0.97 ** np.arange(200))]).is_boundless
+    assert curve([*[5.0] * 4, *-np.linspace(0, 6000, 100)]).is_boundless
+
+
+@pytest.mark.parametrize(("times", "fires"), [(0.9, False), (1.1, True)])
+def test_a_loss_without_a_bound_falls_no_slower_than_before(times, fires):
+    """By so many times `STEADY` of what it fell in the first half."""
+    values = [*-np.linspace(0, 4000, 100), *(-4000 - np.linspace(0, 4000 * times * STEADY, 100))]
+    assert curve(values).is_boundless is fires
+
+
 def test_a_loss_at_its_start_level_is_stuck():
     assert curve(level(200, 2.3, 0.05)).is_stuck
     assert not curve(falling(200)).is_stuck
@@ -100,6 +112,17 @@ def test_a_classifier_that_only_comes_down_to_chance_is_stuck():
     losses = curve([*np.linspace(5, 2.31, 40), *level(160, 2.3, 0.03)], chance=math.log(10))
     assert losses.is_stuck
     assert not curve([*np.linspace(5, 2.0, 40), *level(160, 2.0, 0.03)], chance=math.log(10)).is_stuck
+
+
+@pytest.mark.parametrize(("noise", "steps", "fires"), [(0.1, 300, True), (0.8, 300, False), (0.8, 3000, True)])
+def test_noise_may_hide_for_long_whether_a_loss_is_at_chance(noise, steps, fires):
+    """With two samples in a batch the last few losses tell nothing."""
+    assert curve(level(steps, 1.386, noise), chance=math.log(4)).is_stuck is fires
+
+
+@pytest.mark.parametrize("steps", range(200, 1000, 50))
+def test_a_noisy_loss_a_little_below_chance_is_never_taken_for_stuck(steps):
+    assert not curve(level(steps, 1.2, 0.6, seed=steps), chance=math.log(4)).is_stuck
 
 
 def test_a_trained_classifier_whose_loss_no_longer_falls_is_not_harmed():

@@ -5,7 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from health import looks
-from health.trainings import LAYERS, WEIGHTS, falling, judged, linear, places, risen, seen, stuck, symptoms, training
+from health.trainings import (
+    LAYERS,
+    WEIGHTS,
+    falling,
+    judged,
+    linear,
+    of,
+    places,
+    risen,
+    seen,
+    stuck,
+    symptoms,
+    training,
+)
 
 from hookboard.health.rules import RULES
 from hookboard.health.rules.updates import (
@@ -22,6 +35,7 @@ from hookboard.health.rules.updates import (
     SURELY_GREW,
     SURELY_SAME,
 )
+from hookboard.sites import Site
 
 TOO_SMALL, TOO_LARGE = RULES["update_too_small"], RULES["update_too_large"]
 
@@ -289,6 +303,15 @@ def test_gradients_that_add_up_are_well_while_the_loss_falls():
 def test_gradients_of_several_losses_are_not_taken_for_a_sum():
     def edit(look):
         return replace(look, losses=[replace(loss, backwards=2) for loss in look.losses])
+
+    assert summed(2 * SURELY_GREW, 1.0, stuck(60), edit=edit) == []
+
+
+def test_the_gradients_of_a_regression_have_the_offset_of_its_targets_in_common():
+    site = Site("head", "grad_output")
+
+    def edit(look):
+        return replace(look, readings={**look.readings, site: of("head", "grad_output", 0.01, mean=0.01)})
 
     assert summed(2 * SURELY_GREW, 1.0, stuck(60), edit=edit) == []
 

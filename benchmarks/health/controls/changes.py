@@ -78,11 +78,11 @@ def likelihood(s: Setup) -> None:
     """A mean and a deviation are learnt by their likelihood: the loss falls far below 0 and is wilder the lower."""
     s.net.head = nn.Linear(s.layer("head").in_features, 2)
     s.classifies, s.steps = False, 400
-    s.options["lr"] = 1e-3
+    s.options["lr"] = 3e-4
 
     def negative_log(outputs: Tensor, targets: Tensor) -> Tensor:
-        mean, log = outputs[:, 0], outputs[:, 1].clamp(-8, 5)
-        return (0.5 * ((targets * 0.01 - mean) / log.exp()) ** 2 + log).mean()
+        mean, log = outputs[:, 0], outputs[:, 1].clamp(-4, 5)
+        return (0.5 * (((targets - 4.5) * 0.1 - mean) / log.exp()) ** 2 + log).mean()
 
     s.loss = negative_log
 

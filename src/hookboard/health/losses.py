@@ -31,6 +31,10 @@ DIVERGED = 1.5
 BOUNDLESS = 100.0
 """Harm: a loss that has fallen below 0 by more than this many times the size of its start: it has no lower bound."""
 
+STEADY = 0.5
+"""And in the second half of the last steps it falls by this share of what it falls in the first half, or by more (a
+choice): what has a bound comes to rest."""
+
 CLEAR = 4.0
 """How many deviations of the noise a change of level must have to be one."""
 
@@ -46,6 +50,10 @@ than 0.05 of entropy (half of the square)."""
 
 LITTLE = 0.5
 """Who answers all samples alike and comes below this share of chance knows that most samples are of one class."""
+
+SURE = 2.0
+"""By so many deviations of what noise does to it a level must be known, to be told from chance. With two samples in a
+batch that takes hundreds of steps."""
 
 UNCLEAR = 0.5
 """Where the noise is more than this share of the start, nobody can tell whether the loss stays there."""
@@ -127,8 +135,15 @@ class LossCurve(LossHistory):
 
     @property
     def is_boundless(self) -> bool:
-        """Whether the loss fell far below 0, so that it seems to have no lower bound."""
-        return self.lowest < -BOUNDLESS * max(abs(self.start), 1.0)
+        """Whether the loss fell far below 0 and falls no slower than before, so that it seems to have no lower bound.
+
+        A likelihood may lie far below 0 too, but comes to rest there.
+        """
+        if self.lowest >= -BOUNDLESS * max(abs(self.start), 1.0):
+            return False
+        last = self.last(RECENT)
+        begin, middle, end = (median(last[at : at + BLOCK]) for at in (0, (len(last) - BLOCK) // 2, len(last) - BLOCK))
+        return middle - end >= STEADY * (begin - middle)
 
     @property
     def is_stuck(self) -> bool:
@@ -144,16 +159,21 @@ class LossCurve(LossHistory):
             if self.noise > UNCLEAR * abs(self.start):
                 return False
             return bool(self.start - self.level() <= max(STUCK * abs(self.start), self.noise))
+        if self.start < TRAINED * self.chance:
+            return False
         is_alike = bool(self.spreads) and self.spreads[-1] < ALIKE and self.level() > LITTLE * self.chance
-        is_at_chance = is_alike or self.level() >= (1 - STUCK) * self.chance
-        return self.start >= TRAINED * self.chance and is_at_chance
+        return is_alike or self._clear_level(STUCK * self.chance) >= (1 - STUCK) * self.chance
+
+    def after(self, step: int) -> np.ndarray:
+        """The losses behind a step, of those that are kept, shape (n,), float64."""
+        return np.array([loss.value for loss in self.recent if loss.step > step])
 
     def is_worse_since(self, step: int) -> bool:
         """Whether the loss was well right before a step and at no time since; False if that is too long ago."""
         if not self.is_harmed:
             return False
         before = [loss.value for loss in self.recent if loss.step < step][-BLOCK:]
-        after = np.array([loss.value for loss in self.recent if loss.step > step])
+        after = self.after(step)
         if len(before) < BLOCK or len(after) < LASTS // 2:
             return False
         well = median(before)
@@ -185,6 +205,14 @@ class LossCurve(LossHistory):
         if self.is_stuck:
             return f"the loss stays at {self.level():.3g}, after {self.start:.3g} at the start"
         return ""
+
+    def _clear_level(self, least: float) -> float:
+        """The median of so many last losses that chance moves it by less than `least`; NaN if there are too few.
+
+        A median of n normal numbers has a deviation of 1.25 / sqrt(n) of theirs.
+        """
+        count = max(16, math.ceil((1.25 * SURE * self.noise / least) ** 2)) if self.noise < math.inf else 16
+        return self.level(count) if count <= max(16, min(self.steps // 2, RECENT)) else math.nan
 
     @property
     def _low(self) -> float:

@@ -189,7 +189,8 @@ class Run:
     @property
     def has_blown_up(self) -> bool:
         """Whether the loss, or the outputs of a layer, grew by orders of magnitude while they were finite."""
-        if self.losses.largest > GROWN_LOSS * max(abs(self.losses.start), 1.0):
+        begin = max([abs(loss.value) for loss in self.losses.first[:1]], default=0.0)
+        if self.losses.largest > GROWN_LOSS * max(begin, abs(self.losses.start), 1.0):
             return True
         course = self.timeline.of("activation_rms")
         with np.errstate(invalid="ignore", over="ignore"):

@@ -20,6 +20,13 @@ SPIKE_HISTORY = 64
 LEAST = 1e-3
 """The least deviation that is assumed, as a share of the median."""
 
+LEVEL = 4
+"""The steps behind a spike that tell whether it stands alone (a choice)."""
+
+ALONE = 0.25
+"""It stands alone if the median of them lies less than this share of its height above what was usual. Behind a poisoned
+batch of the benchmark's tuning half it is 0.001, or a thousand; where data or targets become others 0.4 to 1."""
+
 TINY = 1e-12
 """Keeps a division from failing."""
 
@@ -56,6 +63,21 @@ def first_spike(losses: Sequence[Loss], before: np.ndarray) -> Spike | None:
         if math.isfinite(above) and above > max(SPIKE * deviation, BEYOND * (largest - usual)):
             return Spike(loss, usual, above / deviation)
     return None
+
+
+def is_new_level(spike: Spike, after: np.ndarray) -> bool:
+    """Whether the losses behind a spike are about as high: then it is no single step, data or targets are others.
+
+    Args:
+        spike: the spike.
+        after: the losses behind it, shape (n,).
+
+    >>> spike = Spike(Loss(80, 5, 10.0), usual=1.0, score=40.0)
+    >>> is_new_level(spike, np.array([9.0, 7.0, 8.0, 6.0])), is_new_level(spike, np.array([1.2, 1.0, 3.0, 3.5]))
+    (True, False)
+    """
+    share = (median(after[:LEVEL]) - spike.usual) / (spike.loss.value - spike.usual)
+    return ALONE <= share <= 1 / ALONE
 
 
 def median(values: Sequence[float] | np.ndarray) -> float:

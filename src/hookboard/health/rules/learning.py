@@ -12,7 +12,7 @@ from hookboard.health.rule import Rule
 from hookboard.health.rules.evaluation import SETTLED, begin_of
 from hookboard.health.rules.updates import SMALL
 from hookboard.health.run import Run, median_of
-from hookboard.health.spikes import Spike
+from hookboard.health.spikes import Spike, is_new_level
 from hookboard.health.verdict import Severity, Symptom
 
 GRADIENT_SPIKE = 10.0
@@ -69,7 +69,13 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Symptom:
 
 
 def _harm_of(run: Run, found: Spike) -> str:
-    """What harm has lasted since a spike; "" if none, or if a learning rate that jumped right before has done it."""
+    """What harm has lasted since a spike; "" if none, or if it is not the doing of that one step.
+
+    It is that of a learning rate that jumped right before, or the losses behind it are as high: other data, as in a
+    curriculum, or another target.
+    """
+    if is_new_level(found, run.losses.after(found.loss.step)):
+        return ""
     if any(jump.step <= found.loss.step <= 2 * jump.seen - jump.step + 1 for jump in run.rate_jumps):
         return ""
     if run.losses.is_worse_since(found.loss.step):

@@ -125,7 +125,9 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
     is_deep = sum(layer.has_matrix for layer in run.layers if run.has_run(layer)) > 1
     is_lost = is_deep and (run.first_move > OVERWRITES or growth > GROWN)
     if not (run.losses.is_harmed or is_lost or _leapt(run)):
-        yield from _summed(run, SURELY_SAME, SURELY_GREW)
+        # Gradients of a regression have the offset of its targets in common.
+        if run.losses.chance is not None:
+            yield from _summed(run, SURELY_SAME, SURELY_GREW)
         return
     jump = next((jump for jump in run.rate_jumps if run.losses.is_worse_since(jump.step - 1)), None)
     if jump is not None:
