@@ -96,6 +96,10 @@ def test_a_loss_far_below_0_that_comes_to_rest_has_a_bound():
     assert curve([*[5.0] * 4, *-np.linspace(0, 6000, 100)]).is_boundless
 
 
+def test_a_loss_that_overflows_below_0_has_no_bound_before_it_is_known_how_it_falls():
+    assert curve([-2.3] * 4 + list(-np.logspace(1, 20, 8)) + [-math.inf, math.nan]).is_boundless
+
+
 @pytest.mark.parametrize(("times", "fires"), [(0.9, False), (1.1, True)])
 def test_a_loss_without_a_bound_falls_no_slower_than_before(times, fires):
     """By so many times `STEADY` of what it fell in the first half."""

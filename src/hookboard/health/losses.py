@@ -142,6 +142,9 @@ class LossCurve(LossHistory):
         if self.lowest >= -BOUNDLESS * max(abs(self.start), 1.0):
             return False
         last = self.last(RECENT)
+        last = last[np.isfinite(last)]
+        if len(last) < 2 * BLOCK:
+            return True
         begin, middle, end = (median(last[at : at + BLOCK]) for at in (0, (len(last) - BLOCK) // 2, len(last) - BLOCK))
         return middle - end >= STEADY * (begin - middle)
 
