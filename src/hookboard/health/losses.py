@@ -139,7 +139,7 @@ class LossCurve(LossHistory):
 
         A likelihood may lie far below 0 too, but comes to rest there.
         """
-        if self.lowest >= -BOUNDLESS * max(abs(self.start), 1.0):
+        if not self.lowest < -BOUNDLESS * max(abs(self.start), 1.0):  # NaN without losses
             return False
         last = self.last(RECENT)
         last = last[np.isfinite(last)]
