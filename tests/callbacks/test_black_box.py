@@ -1,6 +1,9 @@
 """Planted NaN and Inf: the black box names the very step, module and batch, and changes nothing."""
 
 import math
+import random
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -366,10 +369,12 @@ def test_the_place_is_known_before_anomaly_detection_raises():
 
 
 class DividesByDraw(Keeps):
-    """Divides by 0 where NumPy draws a large number."""
+    """Divides by 0 where it draws a large number."""
+
+    draw: Callable[[], float]
 
     def training_step(self, batch):
-        self.net[0].is_bad = np.random.rand() > 0.9
+        self.net[0].is_bad = self.draw() > 0.9
         return super().training_step(batch)
 
 
@@ -380,26 +385,35 @@ class Divides(nn.Module):
         return x / 0 if self.is_bad else x
 
 
-def test_a_nan_that_a_draw_from_numpy_decides_is_found_again():
-    np.random.seed(7)
-    draws = np.random.rand(40).reshape(20, 2)[:, 0]  # the step draws twice
-    first = int(np.flatnonzero(draws > 0.9)[0])
-    assert first > 1
-    np.random.seed(7)
-    event = events_of(DividesByDraw(nn.Sequential(Divides(), nn.Linear(4, 3))), batches(*[8] * 20))[0]
+@pytest.mark.parametrize("host", [np.random, random], ids=["numpy", "python"])
+def test_a_nan_that_a_draw_on_the_host_decides_is_found_again(host):
+    seed, first = next(found for found in map(partial(first_large, host), range(100)) if found[1] > 1)
+    host.seed(seed)
+    model = DividesByDraw(nn.Sequential(Divides(), nn.Linear(4, 3)))
+    model.draw = host.random
+    event = events_of(model, batches(*[8] * 20))[0]
     assert (event.module, event.step) == ("net.0", first)
 
 
+def first_large(host, seed):
+    """The first step at which the first of two draws is large, if that of the next one is not; else -1."""
+    host.seed(seed)
+    is_large = [host.random() > 0.9 for _ in range(40)][::2]
+    first = is_large.index(True) if True in is_large else -1
+    return seed, -1 if is_large[first + 1 :][:1] != [False] else first
+
+
 class DrawsLater(Keeps):
-    """Draws from NumPy only after its first steps."""
+    """Draws from NumPy and Python only after its first steps."""
 
     def training_step(self, batch):
         if len(self.losses) > 2:
             np.random.rand()
+            random.random()
         loss = Toy.training_step(self, batch)
         self.losses.append(loss.detach().clone())
         return loss
 
 
-def test_a_step_that_begins_to_draw_from_numpy_is_undisturbed():
+def test_a_step_that_begins_to_draw_on_the_host_is_undisturbed():
     assert_undisturbed(lambda: DrawsLater(nn.Sequential(LogOfNegative(), nn.Linear(4, 3))), marked_at(4))

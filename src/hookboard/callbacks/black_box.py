@@ -28,7 +28,7 @@ MOST_SEARCHES = 10
 
 CHECKED_EVERY = 100
 """At the first batch, and after so many more, the parameters are listed, for models that change; and it is looked
-whether the step draws numbers from NumPy, whose state is kept from then on: to read it takes 0.1 % of a small step."""
+whether the step draws numbers from NumPy or Python, whose states are kept from then on: they take long to read."""
 
 
 P = ParamSpec("P")
@@ -82,7 +82,7 @@ class BlackBox:
         self._is_scaled = is_scaled
         self._searches = 0
         self._batches = 0
-        self._is_checked = self._draws_from_numpy = False
+        self._is_checked = self._draws_on_host = False
         self._was_bad = self._is_bad = False
         self._here: tuple[int, int] = (0, 0)
         self._batch: Any = None
@@ -113,14 +113,14 @@ class BlackBox:
             self._read_flag()
         elif self._may_search:
             self._batch, self._versions = batch, _versions_in(batch)
-            self._random = RandomState(with_numpy=self._is_checked or self._draws_from_numpy)
+            self._random = RandomState(with_hosts=self._is_checked or self._draws_on_host)
 
     @_shielded
     def before_backward(self, loss: Tensor) -> None:
         """Before each backward pass: look at the loss."""
         self._backwards += 1
         if self._is_checked and self._random is not None:
-            self._draws_from_numpy |= self._random.numpy_has_moved
+            self._draws_on_host |= self._random.hosts_have_moved
         if self._exact:
             loss = loss.detach()
             self._loss = float(loss if loss.numel() == 1 else loss.sum(dtype=torch.float64))

@@ -25,32 +25,33 @@ class RandomState:
     """The state of all global random generators when this object is made.
 
     Args:
-        with_numpy: whether to keep NumPy's too, which takes longer to read than all the others.
+        with_hosts: whether to keep those of NumPy and Python too, which take longer to read than torch's.
     """
 
-    def __init__(self, *, with_numpy: bool = True) -> None:
+    def __init__(self, *, with_hosts: bool = True) -> None:
         self._of_torch = torch.get_rng_state()
         self._of_cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-        self._of_numpy = _state_of_numpy() if with_numpy else None
-        self._of_python = random.getstate()
+        self._of_hosts = _state_of_hosts() if with_hosts else None
 
     def restore(self) -> None:
         """Put the generators into that state."""
         torch.set_rng_state(self._of_torch)
         if self._of_cuda is not None:
             torch.cuda.set_rng_state(self._of_cuda)
-        if self._of_numpy is not None:
-            np.random.set_state(self._of_numpy)
-        random.setstate(self._of_python)
+        if self._of_hosts is not None:
+            of_numpy, of_python = self._of_hosts
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
 
     @property
-    def numpy_has_moved(self) -> bool:
-        """Whether numbers were drawn from NumPy's generator since; False if its state was not kept."""
-        return self._of_numpy is not None and pickle.dumps(self._of_numpy) != pickle.dumps(_state_of_numpy())
+    def hosts_have_moved(self) -> bool:
+        """Whether numbers were drawn from NumPy or Python since; False if these states were not kept."""
+        return self._of_hosts is not None and pickle.dumps(self._of_hosts) != pickle.dumps(_state_of_hosts())
 
 
-def _state_of_numpy() -> dict[str, Any]:
-    return np.random.get_state(legacy=False)
+def _state_of_hosts() -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """The states of NumPy's and Python's generators."""
+    return np.random.get_state(legacy=False), random.getstate()
 
 
 @contextmanager

@@ -48,7 +48,10 @@ class Sentinels:
 
         Nothing waits for the device.
         """
-        parts = [gradient if gradient.ndim == 1 else gradient.flatten() for gradient in _gradients(self._whole)]
+        joined = None if self._columns else _joined(self._whole)
+        if joined is not None:
+            return joined.sum(dtype=torch.float64)
+        parts = [gradient.flatten() for gradient in _gradients(self._whole)]
         parts += [gradient.flatten(1).select(1, 0) for gradient in _gradients(self._columns) if gradient.numel()]
         if not parts:
             return None
@@ -65,11 +68,20 @@ def _spread(parameters: list[Parameter]) -> list[Parameter]:
     return parameters[:: -(-len(parameters) // MOST) or 1]
 
 
+def _joined(parameters: list[Parameter]) -> Tensor | None:
+    """All gradients in one vector, where each is there, plain and real, as nearly always; else None."""
+    try:  # to ask each of them costs more than all that follows
+        joined = torch.cat([p.grad if p.ndim == 1 else p.grad.flatten() for p in parameters])  # type: ignore[misc, union-attr]  # None is caught
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return None
+    return joined if type(joined) is Tensor and joined.is_floating_point() else None
+
+
 def _gradients(parameters: list[Parameter]) -> Iterator[Tensor]:
     for parameter in parameters:
         grad = parameter.grad
         if grad is not None and grad.layout is torch.strided:
-            grad = grad if type(grad) is Tensor else local(grad)
+            grad = local(grad)
             yield torch.view_as_real(grad) if grad.is_complex() else grad
 
 
