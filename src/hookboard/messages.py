@@ -78,6 +78,8 @@ def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> li
     >>> chosen("roles", "input", ["output", "input"])
     ['input']
     """
+    if not isinstance(given, Iterable):
+        raise ValueError(f"{option}={given!r}: give one or more of: {', '.join(valid)}.")
     names = [given] if isinstance(given, str) else list(given)
     for name in names:
         if name not in valid:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
@@ -40,6 +41,11 @@ class Weight:
     def grad(self) -> Tensor | None:
         """The gradient of its parameter (0 where it is pruned); None if it has none or is computed."""
         return None if self.is_computed else self.parameters[0].grad
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether it has no shape before the first forward pass."""
+        return any(is_lazy(parameter) for parameter in self.parameters)
 
     def is_same(self, other: "Weight | None") -> bool:
         """Whether the other is made of the same parameters."""

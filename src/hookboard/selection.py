@@ -2,8 +2,8 @@
 
 import pydoc
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -63,8 +63,8 @@ def select(
     named = dict(named_submodules(root))
     if owning == "parameters":
         named = {"": root, **named}
-    wanted, unwanted = _split(_as_list(modules))
-    wanted_types, unwanted_types = _split(_as_list(types))
+    wanted, unwanted = _split(_as_list("modules", modules, "a pattern such as 'layers.*'"))
+    wanted_types, unwanted_types = _split(_as_list("types", types, "a class or its name, such as 'Conv2d'"))
 
     by_name = _matcher(wanted, lambda pattern: _names_matching(pattern, named))
     by_type = _matcher(wanted_types, lambda kind: _names_of_type(kind, named))
@@ -106,10 +106,13 @@ def _is_wrapping(parts: list[str], i: int, everything: dict[str, nn.Module]) -> 
     return parts[i] == "module" and isinstance(parent, DistributedDataParallel | DataParallel)
 
 
-def _as_list(given: Patterns | Types | None) -> list[str | type]:
+def _as_list(option: str, given: object, what: str) -> list[str | type]:
     if given is None:
         return []
-    return [given] if isinstance(given, str | type) else list(given)
+    several: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, str | type) else [given]
+    if not several or not all(isinstance(each, str | type) for each in several):
+        raise ValueError(f"{option}={given!r}: give {what}, or several in a list; leave it out for the default.")
+    return several
 
 
 def _split(given: list[str | type]) -> tuple[list[str | type], list[str | type]]:

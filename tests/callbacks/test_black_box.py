@@ -12,6 +12,8 @@ from boxes import Box, Keeps, assert_undisturbed, events_of, only_event
 from torch import nn
 from toys import Toy, batches, fit, hooked, mlp
 
+from hookboard.callbacks.black_box import BlackBox
+
 
 def spoiled_at(index, value=math.nan, count=6):
     data = batches(*[8] * count)
@@ -417,3 +419,34 @@ class DrawsLater(Keeps):
 
 def test_a_step_that_begins_to_draw_on_the_host_is_undisturbed():
     assert_undisturbed(lambda: DrawsLater(nn.Sequential(LogOfNegative(), nn.Linear(4, 3))), marked_at(4))
+
+
+def test_a_nan_is_not_blamed_on_a_module_by_other_random_numbers():
+    np.random.seed(7)
+    net = nn.Sequential(nn.Linear(4, 4), Draws(), Draws(), Draws(), nn.Linear(4, 3))
+    events = events_of(Toy(net), batches(*[8] * 30))
+    assert events[0].step == min(part.bad_at for part in net[1:4] if part.bad_at is not None)
+    assert not events[0].is_located
+    assert "draws numbers from NumPy or Python, which it did not do before" in events[0].evidence
+
+
+class Draws(nn.Module):
+    """From its fourth call on it divides by 0 where NumPy draws a large number."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.bad_at = 0, None
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 3 and np.random.rand() > 0.8:
+            self.bad_at = self.calls - 1 if self.bad_at is None else self.bad_at
+            return x / 0
+        return x
+
+
+def test_a_complex_loss_does_not_end_the_search():
+    box = BlackBox(None, nn.Linear(2, 2), exact=True)
+    box.before_backward(torch.tensor(3.0 + 4.0j))
+    assert not box.is_off
+    assert box._loss == 5.0

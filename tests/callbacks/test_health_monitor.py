@@ -24,7 +24,7 @@ def recording():
 def lines(monkeypatch):
     """What the monitor says in the terminal."""
     said = []
-    monkeypatch.setattr("hookboard.callbacks.health_watch.inform", said.append)
+    monkeypatch.setattr("hookboard.callbacks.health_watch.alert", said.append)
     return said
 
 
@@ -229,3 +229,44 @@ def test_rare_tokens_of_a_large_embedding_are_well():
     monitor = HealthMonitor(rules=["no_gradient", "not_updated"], window=2)
     fit(None, Toy(Tokens()), batches(*[8] * 6), monitor)
     assert monitor.verdicts == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"nonfinite": True}, r"nonfinite=True: give one or more of: auto, exact, late"),
+        ({"nonfinite": None}, r"nonfinite=None: give one"),
+        ({"stop_on": True}, r"stop_on=True: give one or more of: alarm, nonfinite"),
+        ({"rules": len}, r"wrap your function, as in hookboard.Rule\('my_name', function\)"),
+        ({"rules": 3}, r"rule 3: wrap your function"),
+    ],
+)
+def test_what_is_no_name_is_quoted(options, said):
+    with pytest.raises(ValueError, match=said):
+        HealthMonitor(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"modules": 3}, r"modules=3: give a pattern such as 'layers.\*', or several in a list"),
+        ({"modules": []}, r"modules=\[\]: give a pattern"),
+        ({"types": [3]}, r"types=\[3\]: give a class or its name, such as 'Conv2d'"),
+    ],
+)
+def test_a_selection_that_is_none_is_quoted_at_fit_start(options, said):
+    with pytest.raises(ValueError, match=said):
+        fit(None, Toy(nn.Linear(4, 3)), batches(8), HealthMonitor(**options))
+
+
+def test_a_rule_must_be_a_function():
+    with pytest.raises(ValueError, match="Rule 'large': judge=3 is no function"):
+        Rule("large", 3)
+
+
+def test_who_silences_information_still_sees_alarms(caplog):
+    always = Rule("always", lambda run: [Symptom("net", "odd", "look", "alarm")], at_once=True)
+    with caplog.at_level("WARNING", logger="lightning.pytorch"):
+        fit(None, Toy(nn.Linear(4, 3)), batches(8, 8), HealthMonitor(rules=always))
+    lines = [record.getMessage() for record in caplog.records if "always in net" in record.getMessage()]
+    assert len(lines) == 2  # when it came, and at the end

@@ -115,7 +115,8 @@ def test_a_fault_of_ours_is_one_warning_and_leaves_the_run(tmp_path, monkeypatch
 
 def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch):
     lines, take = [], LossMeter.take
-    monkeypatch.setattr("hookboard.callbacks.reporter.inform", lines.append)
+    for name in ("alert", "inform"):
+        monkeypatch.setattr(f"hookboard.callbacks.reporter.{name}", lines.append)
 
     def broken(meter):
         calls.append(meter)
@@ -438,3 +439,41 @@ def test_after_ten_thousand_steps_the_last_verdict_is_complete(tmp_path):
     assert (
         sum(tag.startswith("health/") for kind in ("scalars", "images", "tensors") for tag in found.Tags()[kind]) <= 24
     )
+
+
+def test_a_complex_loss_is_left_out():
+    meter = LossMeter()
+    meter.add(0, 0, torch.tensor(1.0 + 2.0j))
+    meter.add(0, 0, torch.tensor(3.0))
+    assert [loss.value for loss in meter.take()] == [3.0]
+
+
+def test_lazy_layers_train_as_without_and_are_judged_with_their_shapes():
+    def trained_lazily(*callbacks):
+        torch.manual_seed(0)
+        model = Toy(nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3)))
+        fit(None, model, batches(8, 8, 8), *callbacks)
+        return model.state_dict()
+
+    rule, _, runs = recording()
+    watched = trained_lazily(HealthMonitor(every_n_steps=1, rules=rule))
+    for name, weight in trained_lazily().items():
+        assert weight.equal(watched[name])
+    shapes = {name: shape for layer in runs[-1].layers for name, shape in layer.shapes.items()}
+    assert shapes["net.0.weight"] == (8, 4)
+
+
+def test_readings_that_are_kept_do_not_keep_the_recorder(monkeypatch):
+    made, init = [], Recorder.__init__
+
+    def kept(recorder, *args, **kwargs):
+        init(recorder, *args, **kwargs)
+        made.append(weakref.ref(recorder))
+
+    monkeypatch.setattr(Recorder, "__init__", kept)
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, Messy(), batches(8, 8), monitor)
+    gc.collect()
+    assert made
+    assert not any(ref() for ref in made)
+    assert monitor.readings

@@ -1,13 +1,16 @@
 """When rules are asked: at every look, or once in a few steps where looks come at every step."""
 
+import itertools
+
 import pytest
 from health import looks
 from health.trainings import LAYERS, WINDOW
 
 from hookboard.health import Judge, Rule, Symptom
-from hookboard.health.judge import ASK_EVERY, ASKED_AT_FIRST
+from hookboard.health.judge import ASK_AFTER, ASKED_AT_FIRST
 
 EARLY = ASKED_AT_FIRST * WINDOW
+FAR = max(ASK_AFTER)
 
 
 def asked_at(steps, *, at_once=False):
@@ -19,8 +22,11 @@ def asked_at(steps, *, at_once=False):
     return asked
 
 
-def spans(steps, when, *, severity="note"):
-    """What is said of a symptom that is there at some of the steps."""
+LATER = [step for step in asked_at(range(EARLY + 60)) if step >= EARLY]
+
+
+def said(steps, when, *, severity="note"):
+    """Since when and until when it is said, of a symptom that is there at some of the steps."""
 
     def symptoms(run):
         if run.now.step in when:
@@ -36,13 +42,13 @@ def test_at_the_first_looks_rules_are_asked_each_time():
     assert asked_at(range(EARLY)) == [*range(EARLY)]
 
 
-def test_later_they_are_asked_once_in_a_few_steps():
-    later = [step for step in asked_at(range(EARLY + 20)) if step >= EARLY]
-    assert later == [*range(EARLY - 1 + ASK_EVERY, EARLY + 20, ASK_EVERY)]
+def test_later_they_are_asked_after_a_few_steps():
+    gaps = {after - before for before, after in itertools.pairwise([EARLY - 1, *LATER])}
+    assert gaps == {*ASK_AFTER}
 
 
 def test_looks_that_lie_apart_are_all_judged():
-    steps = range(0, 40 * ASK_EVERY, ASK_EVERY)
+    steps = range(0, 40 * FAR, FAR)
     assert asked_at(steps) == [*steps]
 
 
@@ -54,19 +60,23 @@ def test_a_step_that_goes_back_is_judged():
     assert asked_at([*range(EARLY + 8), 0])[-1] == 0
 
 
-def test_a_symptom_seen_twice_has_lasted_for_the_looks_between():
-    assert ASK_EVERY + 1 >= WINDOW
-    since = EARLY - 1 + ASK_EVERY
-    assert spans(range(since + ASK_EVERY), range(since, 100)) == []
-    assert spans(range(since + ASK_EVERY + 1), range(since, 100)) == [(since, None)]
+def test_the_window_counts_the_looks_at_which_rules_are_asked():
+    first, *_, third = LATER[:WINDOW]
+    assert said(range(third), range(first, 100)) == []
+    assert said(range(third + 1), range(first, 100)) == [(first, None)]
 
 
 @pytest.mark.parametrize("severity", ["note", "alarm"])
 def test_a_symptom_seen_once_is_not_said(severity):
-    only = EARLY - 1 + ASK_EVERY
-    assert spans(range(EARLY + 40), [only], severity=severity) == []
+    assert said(range(EARLY + 40), LATER[:1], severity=severity) == []
+
+
+@pytest.mark.parametrize("period", range(2, 13))
+def test_what_comes_once_in_some_steps_does_not_seem_to_last(period):
+    for phase in range(period):
+        assert said(range(200), range(phase, 200, period)) == []
 
 
 def test_a_verdict_ends_with_the_last_look_that_showed_its_symptom():
-    first, last = EARLY - 1 + ASK_EVERY, EARLY - 1 + 3 * ASK_EVERY
-    assert spans(range(last + 3 * ASK_EVERY), range(first, last + 1)) == [(first, last)]
+    first, last = LATER[0], LATER[2]
+    assert said(range(last + 3 * FAR), range(first, last + 1)) == [(first, last)]

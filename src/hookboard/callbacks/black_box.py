@@ -105,8 +105,9 @@ class BlackBox:
         """
         self._here, self._backwards = (step, batch_idx), 0
         self._was_bad, self._is_bad = self._is_bad, False
-        self._is_checked = self._batches % CHECKED_EVERY == 0
-        if self._is_checked:
+        if self._batches % CHECKED_EVERY == 0:
+            self._is_checked = True
+        if self._batches % CHECKED_EVERY in (0, 1):  # lazy layers have their parameters from the first batch on
             self._sentinels = Sentinels(self._model)
         self._batches += 1
         if not self._exact:
@@ -121,8 +122,9 @@ class BlackBox:
         self._backwards += 1
         if self._is_checked and self._random is not None:
             self._draws_on_host |= self._random.hosts_have_moved
+            self._is_checked = False
         if self._exact:
-            loss = loss.detach()
+            loss = loss.detach().abs() if loss.is_complex() else loss.detach()
             self._loss = float(loss if loss.numel() == 1 else loss.sum(dtype=torch.float64))
             if torch.is_anomaly_enabled() and not math.isfinite(self._loss):  # then backward raises
                 self._happened(self._search_forward)
@@ -219,8 +221,18 @@ class BlackBox:
     def _again(self) -> Iterator[Callable[[], Tensor]]:
         if self._random is None:
             raise CannotRunAgainError("the batch was not kept")
+        before = None if self._random.has_hosts else RandomState()
         with step_again(self._trainer, self._model, self._batch, self._here[1], self._random, self._backwards) as run:
-            yield run
+
+            def again() -> Tensor:
+                try:
+                    return run()
+                finally:
+                    if before is not None and before.hosts_have_moved:
+                        self._draws_on_host = True
+                        raise CannotRunAgainError("it draws numbers from NumPy or Python, which it did not do before")
+
+            yield again
 
     def _read_flag(self) -> None:
         noted = self._flag.read()

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.course import is_due
-from hookboard.callbacks.health_watch import HealthWatch, say_split, some_units, steps_of
+from hookboard.callbacks.health_watch import EVALUATED, HealthWatch, rule_among, say_split, some_units, steps_of
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.trainer import is_alone, logged_step
@@ -37,9 +37,6 @@ from hookboard.sites import Role, Site, Stage
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the recorder fill the columns that rules read."""
-
-EVALUATED = 4
-"""How many batches of each validation loop are looked at."""
 
 Finding = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
@@ -109,6 +106,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         self.stop_on = stop_on
         self._verdicts: tuple[Verdict, ...] = ()
         self._known: dict[Stage, dict[str, Layer]] = {}
+        self._has_lazy = False
         names = [rule.name for rule in self._rules()]
         if stop_on is not None:
             check_stop_on(stop_on, names, RULES)
@@ -146,9 +144,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         except NothingToSelectError:
             owners = {}
         except ValueError as error:
-            rule = next((name for name in RULES if name in (self.modules, *(self.modules or ()))), None)
-            hint = f" {rule!r} is a rule: give rules={rule!r}." if rule else ""
-            raise ValueError(f"{error}{hint}") from None
+            raise ValueError(f"{error}{rule_among(self.modules)}") from None
         modules = select(pl_module, self.modules, self.types)
         if self.modules is None and self.types is None:
             modules |= {name: module for name, module in owners.items() if name}
@@ -173,7 +169,9 @@ class HealthMonitor(SiteLogger[HealthWatch]):
 
     def _layers(self, selection: Selection) -> dict[str, Layer]:
         modules: dict[str, nn.Module] = {**selection.modules, **selection.owners}
-        return layers_of(modules, self._weights(selection.owners))
+        weights = self._weights(selection.owners)
+        self._has_lazy = any(weight.is_lazy for weight in weights.values())
+        return layers_of(modules, {name: weight for name, weight in weights.items() if not weight.is_lazy})
 
     def _recorder(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> Recorder:
         layers = self._known[watch.stage] = self._layers(watch.selection)
@@ -253,6 +251,8 @@ class HealthMonitor(SiteLogger[HealthWatch]):
 
     def _before_optimizer_step(self, pl_module: LightningModule, watch: HealthWatch, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(pl_module, watch, optimizer)
+        if self._has_lazy:  # by now they have their shapes
+            watch.follow(self._known[watch.stage], self._layers(watch.selection))
         for each in pl_module.trainer.optimizers:
             watch.stepped |= steps_of(each, watch.weights)
 

@@ -13,8 +13,8 @@ from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.loss_meter import LossMeter, mean_over_ranks
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.site_watch import SiteWatch
-from hookboard.callbacks.trainer import inform, logged_step
-from hookboard.health import Judge, Layer, Look, Loss, Nonfinite, Stepped, Verdict, ended_by, first_of
+from hookboard.callbacks.trainer import alert, logged_step
+from hookboard.health import RULES, Judge, Layer, Look, Loss, Nonfinite, Stepped, Verdict, ended_by, first_of
 from hookboard.messages import listed, warn, warn_switched_off
 from hookboard.parameters import Weight
 from hookboard.ranks import Ranks
@@ -22,6 +22,9 @@ from hookboard.recording import Readings
 
 MOST_VALUES = 1 << 16
 """Of a weight with more values only every k-th unit is measured, so that the cost does not follow its size."""
+
+EVALUATED = 4
+"""How many batches of each validation loop are looked at."""
 
 
 @dataclass
@@ -114,7 +117,7 @@ class HealthWatch(SiteWatch):
         if trainer.strategy.reduce_boolean_decision(guilty is not None, all=False):
             trainer.should_stop = self.is_ending = True
             if guilty is not None:
-                inform(f"HealthMonitor {ended_by(guilty, logged_step(trainer))}")
+                alert(f"HealthMonitor {ended_by(guilty, logged_step(trainer))}")
 
     def close(self) -> None:
         """Tell the verdict of the run, after an exception or a fault too; it does not raise."""
@@ -123,6 +126,13 @@ class HealthWatch(SiteWatch):
                 self.reporter.close(self.judge.verdicts)
         except Exception as error:
             warn_switched_off("the last verdict of HealthMonitor", error)
+
+
+def rule_among(modules: object) -> str:
+    """A hint, where the name of a rule was given for modules; else ""."""
+    given = list(modules) if isinstance(modules, list | tuple) else [modules]
+    rule = next((name for name in RULES if name in given), None)
+    return f" {rule!r} is a rule: give rules={rule!r}." if rule else ""
 
 
 def some_units(weight: Tensor) -> Tensor:

@@ -26,9 +26,9 @@ class LossMeter:
             step: the optimizer step it belongs to.
             batch_idx: the index of its batch.
             loss: unscaled; with accumulation divided by the number of batches, as Lightning has it. What has several
-                numbers, as manual optimization may start from, is no loss, and is not kept.
+                numbers, or a complex one, as manual optimization may start from, is no loss, and is not kept.
         """
-        if loss.numel() == 1:
+        if loss.numel() == 1 and not loss.is_complex():
             # A copy: the loss may be one number of a large tensor, or change later.
             value = loss.item() if loss.is_cpu else loss.detach().reshape(()).clone()
             self._parts.append((step, batch_idx, value))

@@ -1,6 +1,6 @@
 """`Reporter`: tells a person what a judge says: the page in the loggers, and lines in the terminal."""
 
-from hookboard.callbacks.trainer import inform
+from hookboard.callbacks.trainer import alert, inform
 from hookboard.health import Judge, Look, Page, Verdict, before_nonfinite, closing, news
 from hookboard.writers import Entry, Loggers
 
@@ -48,7 +48,8 @@ class Reporter:
             return
         self._is_closed = True
         self._loggers.write(self._page.last(run, verdicts))
-        inform("\n".join(closing(run, verdicts, self._loggers.places)))
+        say = alert if any(verdict.severity == "alarm" for verdict in verdicts) else inform
+        say("\n".join(closing(run, verdicts, self._loggers.places)))
 
     def _say_new(self, verdicts: tuple[Verdict, ...]) -> None:
         """A line for each new alarm that no other explains."""
@@ -56,4 +57,4 @@ class Reporter:
             key = verdict.rule, verdict.module
             if verdict.severity == "alarm" and key not in self._alarms:
                 self._alarms.add(key)
-                inform(news(verdict))
+                alert(news(verdict))

@@ -44,6 +44,11 @@ class RandomState:
             random.setstate(of_python)
 
     @property
+    def has_hosts(self) -> bool:
+        """Whether the states of NumPy and Python were kept."""
+        return self._of_hosts is not None
+
+    @property
     def hosts_have_moved(self) -> bool:
         """Whether numbers were drawn from NumPy or Python since; False if these states were not kept."""
         return self._of_hosts is not None and pickle.dumps(self._of_hosts) != pickle.dumps(_state_of_hosts())

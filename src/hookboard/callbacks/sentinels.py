@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 
 from hookboard.ranks import local
 from hookboard.selection import named_submodules
@@ -34,7 +35,7 @@ class Sentinels:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        own = [list(module.parameters(recurse=False)) for module in model.modules()]
+        own = [[p for p in module.parameters(recurse=False) if not is_lazy(p)] for module in model.modules()]
         owned = [parameters for parameters in own if parameters]
         smallest = list({id(p): p for p in (min(some, key=torch.numel) for some in owned)}.values())
         small = [p for p in smallest if p.numel() <= SMALL]

@@ -1,5 +1,6 @@
 """Everything that callbacks ask of a Trainer, the only file with private names of Lightning."""
 
+import logging
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -18,6 +19,14 @@ def warn(text: str) -> None:
 def inform(text: str) -> None:
     """Log one line of information, on rank 0."""
     rank_zero_info(f"hookboard: {text}")
+
+
+def alert(text: str) -> None:
+    """The same as a line of warning, for who has silenced Lightning's information."""
+    _warning(f"hookboard: {text}")
+
+
+_warning = rank_zero_only(logging.getLogger("lightning.pytorch").warning)
 
 
 def logged_step(trainer: Trainer) -> int:

@@ -14,9 +14,10 @@ from hookboard.messages import warn_switched_off
 Key = tuple[str, str]
 """The name of a rule, and of a module."""
 
-ASK_EVERY = 4
-"""Where looks come at every step, rules are asked once in so many steps: what lasts is seen as well, at a quarter of
-the cost (a choice). Those that judge single steps are asked at each look."""
+ASK_AFTER = (3, 4, 5)
+"""Where looks come at every step, rules are asked again after so many steps, in turn: what lasts is seen as well, at a
+quarter of the cost (a choice). Not always after as many, or what comes once in so many steps would seem to last. Rules
+that judge single steps are asked at each look."""
 
 ASKED_AT_FIRST = 4
 """At the first looks, so many times the window, all rules are asked: much goes wrong there, and at once (a choice)."""
@@ -33,8 +34,8 @@ class Case:
         at_once: whether one symptom is enough, for a verdict and for an alarm.
         is_exact: whether it was found outside of the looks, at its very step.
         is_located: whether its module is known.
-        seen: at how many looks in a row it was seen.
-        missed: at how many looks in a row it was not seen since.
+        seen: at how many looks in a row it was seen, of those at which its rule was asked.
+        missed: at how many of these in a row it was not seen since.
         alarms: how many of the latest symptoms in a row were alarms; if negative, how many were notes.
         is_said: whether it has lasted long enough for a verdict.
         is_alarm: whether alarms have lasted long enough for one.
@@ -56,16 +57,15 @@ class Case:
     is_hard: bool = False
     size: float = 0.0
 
-    def add(self, symptom: Symptom, step: int, window: int, looks: int = 1) -> None:
-        """Add the symptom of the latest look, which counts for those since the rule was asked before, if it lasts."""
+    def add(self, symptom: Symptom, step: int, window: int) -> None:
+        """Add the symptom of the latest look."""
         if symptom.since is not None:
             self.first = symptom.since
         self.symptom, self.last, self.missed = symptom, step, 0
-        self.seen += looks if self.seen else 1
+        self.seen += 1
         self.size = max(self.size, symptom.size)
         is_alarm = symptom.severity == "alarm"
-        lasts = looks if (self.alarms > 0) == is_alarm and self.alarms else 1
-        self.alarms = max(self.alarms, 0) + lasts if is_alarm else min(self.alarms, 0) - lasts
+        self.alarms = max(self.alarms, 0) + 1 if is_alarm else min(self.alarms, 0) - 1
         enough = 1 if self.at_once else window
         if abs(self.alarms) >= enough:
             self.is_alarm = is_alarm
@@ -93,7 +93,7 @@ class Judge:
         rules: the rules to ask.
         layers: every layer that is watched, by name.
         window: how many looks a symptom must last. An alarm must last as long, before it is one. A case ends when its
-            symptom has not been seen for as many looks.
+            symptom has not been seen for as many looks. Only those count at which its rule was asked.
     """
 
     def __init__(self, rules: Sequence[Rule], layers: Mapping[str, Layer], window: int) -> None:
@@ -105,16 +105,18 @@ class Judge:
         self._verdicts: tuple[Verdict, ...] | None = None
         self._well = 0  # looks since the loss showed harm
         self._asked: int | None = None  # the step of the look at which all rules were asked last
-        self._asked_of: dict[str, int] = {}  # how many looks there were when a rule was asked last
+        self._asks = 0  # how often that was
 
     def see(self, look: Look) -> None:
-        """Take a measured step, and judge the run, see `ASK_EVERY`."""
+        """Take a measured step, and judge the run, see `ASK_AFTER`."""
         self.run.see(look)
         self._verdicts = None
         self._well = 0 if self.run.losses.is_harmed else self._well + 1
         is_early = self.run.seen <= ASKED_AT_FIRST * self.run.window
-        if self._asked is None or is_early or not 0 <= look.step - self._asked < ASK_EVERY:
+        gap = ASK_AFTER[self._asks % len(ASK_AFTER)]
+        if self._asked is None or is_early or not 0 <= look.step - self._asked < gap:
             self._asked = look.step
+            self._asks += 1
             self._ask(look.step, self._rules)
         else:
             self._ask(look.step, [rule for rule in self._rules if rule.at_once])
@@ -194,8 +196,7 @@ class Judge:
 
     def _ask(self, step: int, rules: Sequence[Rule]) -> None:
         seen: set[Key] = set()
-        looks = {rule.name: max(1, self.run.seen - self._asked_of.get(rule.name, 0)) for rule in rules}
-        self._asked_of.update(dict.fromkeys(looks, self.run.seen))
+        names = {rule.name for rule in rules}
         for rule in list(rules):
             try:
                 symptoms = symptoms_of(rule, self.run)
@@ -206,15 +207,15 @@ class Judge:
             if symptoms and (exact := self._of_event(rule.name, symptoms[0])) is not None:
                 seen.add(exact)
                 case = self._open[exact]
-                case.last, case.missed, case.seen = step, 0, case.seen + looks[rule.name]
+                case.last, case.missed, case.seen = step, 0, case.seen + 1
                 continue
             for symptom in symptoms:
                 key = (rule.name, symptom.module)
                 if key not in seen:
                     seen.add(key)
-                    self._note(rule, symptom, step, looks[rule.name])
-        for key in [key for key in self._open if key not in seen and key[0] in looks]:
-            self._miss(key, looks[key[0]])
+                    self._note(rule, symptom, step)
+        for key in [key for key in self._open if key not in seen and key[0] in names]:
+            self._miss(key)
 
     def _of_event(self, rule: str, symptom: Symptom) -> Key | None:
         """The event from outside that a symptom belongs to, now with its place; None if there is none."""
@@ -226,13 +227,13 @@ class Judge:
             self._open[key] = case
         return key
 
-    def _note(self, rule: Rule, symptom: Symptom, step: int, looks: int) -> None:
+    def _note(self, rule: Rule, symptom: Symptom, step: int) -> None:
         key = (rule.name, symptom.module)
         case = self._open.get(key)
         if case is None:
             case = self._open[key] = Case(step, step, symptom, rule.at_once)
         was_said = case.is_said
-        case.add(symptom, step, self.run.window, looks)
+        case.add(symptom, step, self.run.window)
         losses = self.run.losses
         case.is_hard |= symptom.severity == "alarm" and not (losses.is_harmed and losses.is_finite)
         if case.is_said and not was_said:
@@ -240,9 +241,9 @@ class Judge:
             if earlier is not None and symptom.since is None:  # it has come back
                 case.first = earlier.first
 
-    def _miss(self, key: Key, looks: int) -> None:
+    def _miss(self, key: Key) -> None:
         case = self._open[key]
-        case.missed += looks if case.missed else 1
+        case.missed += 1
         case.seen = 0
         if not case.is_said:
             del self._open[key]
@@ -252,4 +253,5 @@ class Judge:
 
 def _as_effect(verdict: Verdict, cause: Verdict) -> Verdict:
     where = f" in {cause.module}" if cause.module else ""
-    return replace(verdict, severity="note", evidence=f"{verdict.evidence} (it follows from {cause.rule}{where})")
+    evidence, advice = f"{verdict.evidence} (it follows from {cause.rule}{where})", f"Mend {cause.rule}{where} first."
+    return replace(verdict, severity="note", evidence=evidence, advice=advice)

@@ -20,15 +20,15 @@ class Rule:
     Args:
         name: Its name in verdicts: letters, digits and underscores.
         judge: A function from a `Run` to the symptoms of the latest measured step. It is called after each of them, but
-            where every step is measured, only once in 4 steps after the first ones. If it raises, the rule is switched
-            off with a warning, and training goes on.
+            where every step is measured, after the first dozen only once in 3 to 5 steps. If it raises, the rule is
+            switched off with a warning, and training goes on.
         at_once: Whether one symptom is enough for a verdict, and the rule is asked at every measured step. Otherwise a
             symptom must last for the monitor's `window`.
         of_evaluations: Whether it is asked after each evaluation loop too. The last one of a fit has no measured step
             behind it.
 
     Raises:
-        ValueError: The name has other characters.
+        ValueError: The name has other characters, or `judge` is no function.
 
     Example:
         >>> def judge(run):
@@ -47,6 +47,8 @@ class Rule:
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise ValueError(f"Rule name {self.name!r}: use letters, digits and underscores, as in 'large_bias'.")
+        if not callable(self.judge):
+            raise ValueError(f"Rule {self.name!r}: judge={self.judge!r} is no function; give one that takes a Run.")
 
 
 def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mapping[str, Rule]) -> list[Rule]:
@@ -62,7 +64,8 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
     """
     if given is None:
         return list(built_in.values())
-    several = [given] if isinstance(given, str | Rule) else list(given)
+    # What is no list either is named by the error below.
+    several = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     if not several:
         raise ValueError(f"rules={given!r} asks no rule. Leave it out for all, or give some of: {', '.join(built_in)}.")
     rules = [rule if isinstance(rule, Rule) else _named(rule, built_in) for rule in several]
@@ -103,7 +106,7 @@ def check_stop_on(given: str | Sequence[str], asked: Sequence[str], built_in: Ma
     Raises:
         ValueError: a name is not that of a rule that is asked.
     """
-    for name in [given] if isinstance(given, str) else given:
+    for name in [given] if isinstance(given, str) or not isinstance(given, Iterable) else given:
         if name in built_in and name not in asked:
             raise ValueError(f"stop_on={given!r}: {name!r} is not among rules=, which are {', '.join(asked)}; add it.")
     chosen("stop_on", given, ["alarm", *asked])

@@ -253,7 +253,12 @@ class Recorder:
         if self._places.sites != read.sites:
             self._places = Places(read.sites)
 
-        table = Readings(self._places, read.rows, read.channels, functools.partial(self._reading, read))
+        table = Readings(
+            self._places,
+            read.rows,
+            read.channels,
+            functools.partial(_reading, self._plan, self.stage, bool(self._histogram), read),
+        )
         for made in read.counted():  # what has bins is made now, so that a reading that is kept does not keep them
             table.at(made)
         read.bins.clear()
@@ -284,10 +289,12 @@ class Recorder:
 
         return pack
 
-    def _reading(self, read: Unpacked, row: int) -> Reading:
-        numbers, channels, dtype = read.rows[row].tolist(), read.channels[row], read.dtypes[row]
-        bins = read.bins[row] if read.bins else None
-        moments = Moments(*numbers[:WIDTH])
-        drawn = histogram(bins, moments.min, moments.max) if bins is not None and self._histogram else None
-        statistics = self._plan.values(moments, numbers[WIDTH:], bins=bins, channels=channels, dtype=dtype)
-        return Reading(read.sites[row], moments, statistics, drawn, self.stage, channels=channels, dtype=dtype)
+
+def _reading(plan: Plan, stage: Stage, with_histogram: bool, read: Unpacked, row: int) -> Reading:
+    """One reading; no method, so that whoever keeps it does not keep the recorder."""
+    numbers, channels, dtype = read.rows[row].tolist(), read.channels[row], read.dtypes[row]
+    bins = read.bins[row] if read.bins else None
+    moments = Moments(*numbers[:WIDTH])
+    drawn = histogram(bins, moments.min, moments.max) if bins is not None and with_histogram else None
+    statistics = plan.values(moments, numbers[WIDTH:], bins=bins, channels=channels, dtype=dtype)
+    return Reading(read.sites[row], moments, statistics, drawn, stage, channels=channels, dtype=dtype)
