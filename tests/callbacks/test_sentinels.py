@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from hookboard.callbacks import sentinels
 from hookboard.callbacks.sentinels import MOST, Sentinels, spoiled_gradients
 
 pytestmark = pytest.mark.unit
@@ -60,3 +61,20 @@ def test_mixed_types_and_sparse_gradients():
     assert spoiled_gradients(model) == {}
     model[2].weight.grad = (model[2].weight.grad.to_dense() * math.nan).to_sparse()
     assert spoiled_gradients(model) == {"2.weight": "2"}
+
+
+class Shared(torch.Tensor):
+    """Like a DTensor: an operation on it would be a collective."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if getattr(function, "__name__", "") in ("cat", "flatten"):
+            raise AssertionError("this rank alone has entered a collective")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_gradients_of_other_kinds_are_not_joined_with_the_plain_ones(monkeypatch):
+    model = with_gradients(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
+    model[1].bias.grad = torch.ones(2).as_subclass(Shared)
+    monkeypatch.setattr(sentinels, "local", lambda gradient: gradient.as_subclass(torch.Tensor))
+    assert Sentinels(model).total().isfinite()

@@ -71,11 +71,16 @@ def _spread(parameters: list[Parameter]) -> list[Parameter]:
 
 def _joined(parameters: list[Parameter]) -> Tensor | None:
     """All gradients in one vector, where each is there, plain and real, as nearly always; else None."""
-    try:  # to ask each of them costs more than all that follows
-        joined = torch.cat([p.grad if p.ndim == 1 else p.grad.flatten() for p in parameters])  # type: ignore[misc, union-attr]  # None is caught
-    except (AttributeError, TypeError, ValueError, RuntimeError):
+    gradients = [parameter.grad for parameter in parameters]
+    # An operation on a DTensor may be a collective, which the other ranks do not enter.
+    plain = [gradient for gradient in gradients if type(gradient) is Tensor]
+    if not plain or len(plain) < len(gradients):
         return None
-    return joined if type(joined) is Tensor and joined.is_floating_point() else None
+    try:  # to ask each of them for more costs more than all that follows
+        joined = torch.cat([gradient if gradient.ndim == 1 else gradient.flatten() for gradient in plain])
+    except RuntimeError:  # one is sparse, or they lie on several devices
+        return None
+    return joined if joined.is_floating_point() else None
 
 
 def _gradients(parameters: list[Parameter]) -> Iterator[Tensor]:
