@@ -99,7 +99,12 @@ def trained(*, compiled, watched=True):
 
 
 @pytest.mark.compiles
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    "ignore:The .grad attribute",
+    "ignore:Skipping serialization of",
+)
 def test_what_inductor_compiles_has_the_looks_and_verdicts_of_the_plain_model_and_its_own_weights():
     *mine, said, weights = trained(compiled=True)
     *theirs, expected, _ = trained(compiled=False)
