@@ -20,7 +20,7 @@ class Rule:
     Args:
         name: Its name in verdicts: letters, digits and underscores.
         judge: A function from a `Run` to the symptoms of the latest measured step. It is called after each of them, but
-            where every step is measured, after the first dozen only once in 3 to 5 steps. If it raises, the rule is
+            where every step is measured, after the first ones only once in 3 to 5 steps. If it raises, the rule is
             switched off with a warning, and training goes on.
         at_once: Whether one symptom is enough for a verdict, and the rule is asked at every measured step. Otherwise a
             symptom must last for the monitor's `window`.

@@ -36,9 +36,6 @@ they are no classifier's (a choice: behind a softmax those of each sample add up
 takes the logarithm of a softmax's answers it is 1 / sqrt(classes))."""
 
 
-_NONFINITE = [FIELDS.index(field) for field in ("nan", "posinf", "neginf")]
-
-
 @dataclass(frozen=True)
 class RateJump:
     """A learning rate far above all before.
@@ -119,7 +116,7 @@ class Run:
         self._listen(look)
         self._keep_rates(look)
         if not look.overflowed:
-            is_finite = not look.table.rows[:, _NONFINITE].any()
+            is_finite = bool(look.table.is_finite.all())
             self.first_nonfinite = None if is_finite else self.first_nonfinite or look
         column = column_of(look, self.layers)
         self.steps.append(look.step)

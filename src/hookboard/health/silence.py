@@ -7,7 +7,6 @@ from hookboard.health.look import Look
 from hookboard.measure import FIELDS
 
 _COUNT, _ZEROS, _MAX = map(FIELDS.index, ("count", "zeros", "max"))
-_NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)
 
 EXACT = frozenset({"rectifier", "dropout"})
 """Kinds whose units are silent where they give exactly 0."""
@@ -88,7 +87,7 @@ def silent_in(look: Look, layer: Layer) -> tuple[np.ndarray, np.ndarray | None] 
         return None
     row = look.table.places.first("output").get(layer.name)
     channels = None if row is None else look.table.channels[row]
-    if channels is None or look.table.rows[row, _NONFINITE].any():
+    if channels is None or not look.table.is_finite[row]:
         return None
     samples = channels[:, _COUNT]
     if layer.kind in EXACT:

@@ -5,9 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from hookboard.measure import WIDTH
+from hookboard.measure import FIELDS, WIDTH
 from hookboard.recording.reading import Reading
 from hookboard.sites import Role, Site
+
+_COUNT = FIELDS.index("count")
+_NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)
 
 
 class Places:
@@ -68,6 +71,8 @@ class Readings(Mapping[Site, Reading]):
         self.channels = channels
         """The rows of the channels of each site; None where there are none."""
         self._make = make
+        self.is_finite = np.asarray((self.rows[:, _NONFINITE] == 0).all(axis=1))
+        """Whether all values of a site are finite, shape (sites,)."""
         self._made: dict[int, Reading] = {}
 
     @staticmethod
@@ -87,7 +92,7 @@ class Readings(Mapping[Site, Reading]):
 
     def filled(self) -> "Readings":
         """Those that are not empty."""
-        is_filled = (self.rows[:, 0] > 0) | (self.rows[:, 5:8] > 0).any(axis=1)
+        is_filled = (self.rows[:, _COUNT] > 0) | ~self.is_finite
         if is_filled.all():
             return self
         kept = np.flatnonzero(is_filled).tolist()
