@@ -17,8 +17,9 @@ ROOMS = [
     "loops",  # the same for a bare loop and Fabric
     "health",  # readings -> verdicts
     "writers",  # readings and pictures -> a logger
+    "board",  # the tab in TensorBoard
     "attribution",  # class-activation maps
-    "capture",  # tensors at a prompt
+    "capturing",  # tensors at a prompt
     "recording",  # rows -> readings
     "hooks",  # on modules and gradients
     "measure",  # a tensor -> a row
@@ -26,10 +27,12 @@ ROOMS = [
 ]
 """From top to bottom: a room imports from those below it, through their `__init__.py`, and from the ground floor."""
 
-WITHOUT_LIGHTNING = ["health", "recording", "hooks", "measure", "images", "sites", "selection", "nested", "parameters"]
+WITHOUT_LIGHTNING = ["health", "recording", "hooks", "measure", "images", "board"]
+WITHOUT_LIGHTNING += ["record", "sites", "selection", "nested", "parameters"]
 """What serves a run without a Trainer too."""
 
-GROUND = ["dotted", "messages", "nested", "parameters", "patterns", "ranks", "selection", "sites", "torch_private"]
+GROUND = ["dotted", "messages", "nested", "parameters", "patterns", "ranks", "record", "selection", "sites"]
+GROUND += ["torch_private"]
 """The flat files below all rooms; they import each other only."""
 
 OF_OTHERS = ["torch_private.py", "callbacks/trainer.py"]
@@ -53,7 +56,9 @@ def in_the_house() -> Sources:
 
 
 def room_of(path: str) -> str:
-    """The folder; the top `__init__.py` is "" and each file of the ground floor is a room by itself."""
+    """The folder; `api.py` and the top `__init__.py` are "" and each file of the ground floor is a room by itself."""
+    if path == "api.py":
+        return ""
     folder, _, _ = path.rpartition("/")
     return folder.partition("/")[0] or path.removesuffix(".py").removesuffix("__init__")
 

@@ -4,7 +4,7 @@ from typing import get_args
 
 from hookboard.callbacks.activation import ActivationRole
 from hookboard.callbacks.gradient import GradientRole
-from hookboard.capture.block import CaptureRole
+from hookboard.capturing.block import CaptureRole
 from hookboard.hooks.edits import EditRole
 from hookboard.sites import ROLES, Role
 

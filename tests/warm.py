@@ -21,7 +21,7 @@ import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 import torch.utils.tensorboard  # noqa: F401
 
-import hookboard  # noqa: F401
+import hookboard.api  # noqa: F401
 
 
 def run(script, *arguments):

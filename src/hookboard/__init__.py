@@ -1,55 +1,26 @@
 """See inside the model you train: Lightning callbacks that log activations, gradients and parameters of its layers.
 
-This file lists everything public. README.md has examples; CONTRIBUTING.md defines the words of the source.
+`api.py` lists everything public. README.md has examples; CONTRIBUTING.md defines the words of the source.
 """
 
-from hookboard.callbacks import (
-    ActivationLogger,
-    CAMLogger,
-    FeatureMapLogger,
-    GradientLogger,
-    HealthMonitor,
-    Intervention,
-    KernelLogger,
-    ParameterLogger,
-)
-from hookboard.capture import Captured, CapturedModule, capture
-from hookboard.health import Rule, Run, Symptom, Verdict
-from hookboard.hooks import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
-from hookboard.measure import Histogram, Moments, Statistic
-from hookboard.messages import HookboardWarning
-from hookboard.recording import Reading
-from hookboard.sites import Site
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hookboard.api import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ActivationLogger",
-    "CAMLogger",
-    "Captured",
-    "CapturedModule",
-    "Clamp",
-    "ClipNorm",
-    "Edit",
-    "FeatureMapLogger",
-    "GradientLogger",
-    "HealthMonitor",
-    "Histogram",
-    "HookboardWarning",
-    "Intervention",
-    "KernelLogger",
-    "Moments",
-    "Noise",
-    "ParameterLogger",
-    "Reading",
-    "Replace",
-    "Rule",
-    "Run",
-    "Scale",
-    "Site",
-    "Statistic",
-    "Symptom",
-    "Verdict",
-    "Zero",
-    "capture",
-]
+
+def __getattr__(name: str) -> Any:
+    """What is public is loaded when somebody asks for it: TensorBoard, which shows the tab, needs no torch for that."""
+    if name == "__all__" or not name.startswith("__"):
+        api = importlib.import_module("hookboard.api")
+        for place in (vars(api), globals()):  # the import has added the folders to the latter
+            if name in place:
+                return place[name]
+    raise AttributeError(f"module 'hookboard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

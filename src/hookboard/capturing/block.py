@@ -7,8 +7,8 @@ from typing import get_args
 import torch
 from torch import nn
 
-from hookboard.capture.captured import Captured, CaptureRole
-from hookboard.capture.module import Keeper
+from hookboard.capturing.captured import Captured, CaptureRole
+from hookboard.capturing.module import Keeper
 from hookboard.hooks import Edit, EditRole, Edits, run_eagerly
 from hookboard.messages import chosen
 from hookboard.selection import Patterns, Types, select

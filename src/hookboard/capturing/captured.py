@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from hookboard.capture.module import Call, CapturedModule, Keeper
+from hookboard.capturing.module import Call, CapturedModule, Keeper
 from hookboard.hooks import (
     NO_GRADIENT,
     UNKNOWN,
@@ -36,7 +36,7 @@ _lock = threading.RLock()
 
 
 class Captured(Mapping[str, CapturedModule]):
-    """The result of `hookboard.capture`: a mapping from names to `CapturedModule`.
+    """The result of `hookboard.capturing`: a mapping from names to `CapturedModule`.
 
     The names are those of the selected modules, and those that were given to `watch`.
 
@@ -62,7 +62,7 @@ class Captured(Mapping[str, CapturedModule]):
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Capture tensors until the context is left. `hookboard.capture` calls this; users need not."""
+        """Capture tensors until the context is left. `hookboard.capturing` calls this; users need not."""
         with self._hooks:
             self._hooks.callback(self._stop)
             self._taps.attach()

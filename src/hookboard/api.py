@@ -1,0 +1,50 @@
+"""Everything public: what `from hookboard import ...` finds."""
+
+from hookboard.callbacks import (
+    ActivationLogger,
+    CAMLogger,
+    FeatureMapLogger,
+    GradientLogger,
+    HealthMonitor,
+    Intervention,
+    KernelLogger,
+    ParameterLogger,
+)
+from hookboard.capturing import Captured, CapturedModule, capture
+from hookboard.health import Rule, Run, Symptom, Verdict
+from hookboard.hooks import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
+from hookboard.measure import Histogram, Moments, Statistic
+from hookboard.messages import HookboardWarning
+from hookboard.recording import Reading
+from hookboard.sites import Site
+
+__all__ = [
+    "ActivationLogger",
+    "CAMLogger",
+    "Captured",
+    "CapturedModule",
+    "Clamp",
+    "ClipNorm",
+    "Edit",
+    "FeatureMapLogger",
+    "GradientLogger",
+    "HealthMonitor",
+    "Histogram",
+    "HookboardWarning",
+    "Intervention",
+    "KernelLogger",
+    "Moments",
+    "Noise",
+    "ParameterLogger",
+    "Reading",
+    "Replace",
+    "Rule",
+    "Run",
+    "Scale",
+    "Site",
+    "Statistic",
+    "Symptom",
+    "Verdict",
+    "Zero",
+    "capture",
+]

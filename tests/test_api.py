@@ -1,0 +1,29 @@
+"""What `import hookboard` gives, and what it does not load."""
+
+import subprocess
+import sys
+
+import pytest
+
+import hookboard
+
+
+def test_everything_public_is_found_by_its_name():
+    assert [name for name in hookboard.__all__ if getattr(hookboard, name, None) is None] == []
+
+
+def test_nothing_public_has_the_name_of_a_folder_or_file():
+    """A folder that is imported would take its place."""
+    assert [name for name in hookboard.__all__ if type(getattr(hookboard, name)).__name__ == "module"] == []
+
+
+def test_an_unknown_name_is_an_error_that_quotes_it():
+    with pytest.raises(AttributeError, match="module 'hookboard' has no attribute 'HealthMonitr'"):
+        hookboard.HealthMonitr  # noqa: B018
+
+
+@pytest.mark.spawns
+def test_what_the_tab_needs_is_loaded_without_torch():
+    """TensorBoard loads it at every start, whether anybody looks at the tab or not."""
+    code = "import sys, hookboard.record, hookboard.sites, hookboard.patterns; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
