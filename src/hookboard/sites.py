@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Role = Literal[
     "input",
@@ -98,3 +98,57 @@ class Site:
 
 def _prefix(stage: Stage) -> str:
     return "" if stage == "train" else f"{stage}_"
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """What a tag of hookboard says.
+
+    Args:
+        stage: the stage.
+        kind: the kind of tensor, see `RoleTraits.kind`.
+        statistic: the name of the statistic; "" for a histogram.
+        path: the name of the module or parameter, with the index of the tensor if there are several.
+    """
+
+    stage: Stage
+    kind: str
+    statistic: str
+    path: str
+
+
+def read_scalar_tag(tag: str) -> Tag | None:
+    """What the tag of a scalar says; None if it is none of ours.
+
+    >>> read_scalar_tag("validate_input_gradient_std/encoder.lstm/1")
+    Tag(stage='validate', kind='input_gradient', statistic='std', path='encoder.lstm/1')
+    >>> read_scalar_tag("train/loss")
+    """
+    head, slash, path = tag.partition("/")
+    stage, rest = _read_stage(head)
+    kind = next((kind for kind in _KINDS if rest.startswith(f"{kind}_")), None)
+    if not slash or kind is None or len(rest) <= len(kind) + 1:
+        return None
+    return Tag(stage, kind, rest[len(kind) + 1 :], path)
+
+
+def read_histogram_tag(tag: str) -> Tag | None:
+    """What the tag of a histogram says; None if it is none of ours.
+
+    >>> read_histogram_tag("gradients/head")
+    Tag(stage='train', kind='gradient', statistic='', path='head')
+    """
+    head, slash, path = tag.partition("/")
+    stage, rest = _read_stage(head)
+    return Tag(stage, rest[:-1], "", path) if slash and rest.endswith("s") and rest[:-1] in _KINDS else None
+
+
+_KINDS = sorted({traits.kind for traits in ROLES.values()}, key=len, reverse=True)
+"""Longest first: a gradient of a parameter is no parameter."""
+
+
+def _read_stage(head: str) -> tuple[Stage, str]:
+    for stage in get_args(Stage):
+        if head.startswith(f"{stage}_"):
+            return stage, head.removeprefix(f"{stage}_")
+    return "train", head

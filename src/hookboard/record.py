@@ -1,0 +1,146 @@
+"""The record: what the tab in TensorBoard needs and no tag can say, and how it is stored in an event file.
+
+A record is a tensor of strings under the plugin name `hookboard`; docs/record.md describes it for readers of other
+making. Its first string is JSON and has the version; the others are columns of numbers.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+PLUGIN = "hookboard"
+"""The plugin name of all records."""
+
+VERSION = 1
+"""A reader takes this version and older ones."""
+
+LAYERS = "hookboard/layers"
+"""The tag of a `LayersRecord` is this, a slash and the name of the callback."""
+
+HEALTH = "hookboard/health"
+"""The tag of a `HealthRecord`."""
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What is known of a module beside its numbers.
+
+    Args:
+        name: its dotted name.
+        types: the full names of its class and of the classes above it, below `torch.nn.Module`.
+        output: the shape of its first output at the first due step; None if it is not known.
+        parameters: the shape of each parameter that it owns itself, by dotted name.
+    """
+
+    name: str
+    types: tuple[str, ...] = ()
+    output: tuple[int, ...] | None = None
+    parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LayersRecord:
+    """The modules that a callback watches.
+
+    Args:
+        callback: the name of its class.
+        every_n_steps: how many optimizer steps lie between two due steps.
+        layers: in the order in which they ran first.
+    """
+
+    callback: str
+    every_n_steps: int
+    layers: tuple[LayerFacts, ...]
+
+    def strings(self) -> list[bytes]:
+        """The record as the strings of a tensor."""
+        return [_json(asdict(self))]
+
+
+@dataclass(frozen=True)
+class HealthRecord:
+    """What `HealthMonitor` has seen so far in the run: it is complete in its last version.
+
+    Args:
+        every_n_steps: how many optimizer steps lie between two looks.
+        headline: how many verdicts there are, in one sentence.
+        verdicts: worst first: the fields of `hookboard.Verdict`.
+        layers: the names of the layers, in the order in which they run.
+        steps: the optimizer steps of the columns.
+        values: quantity to one number for each layer and step, shape (layers, steps), stored as float32. NaN where
+            nothing was measured, infinity where what was measured was not finite.
+    """
+
+    every_n_steps: int
+    headline: str
+    verdicts: tuple[Mapping[str, Any], ...]
+    layers: tuple[str, ...]
+    steps: tuple[int, ...]
+    values: Mapping[str, np.ndarray]
+
+    def strings(self) -> list[bytes]:
+        """The record as the strings of a tensor: JSON, then the values of each quantity, packed by zlib."""
+        columns = [zlib.compress(np.ascontiguousarray(v, "<f4").tobytes()) for v in self.values.values()]
+        return [_json(vars(self) | {"values": list(self.values)}), *columns]
+
+
+def layers_record(strings: Sequence[bytes]) -> LayersRecord:
+    """Read a `LayersRecord`.
+
+    Raises:
+        ValueError: it is none, or of a later version.
+    """
+    given = _read(strings)
+    try:
+        layers = tuple(
+            LayerFacts(
+                str(layer["name"]),
+                tuple(map(str, layer["types"])),
+                None if layer["output"] is None else tuple(map(int, layer["output"])),
+                {str(name): tuple(map(int, shape)) for name, shape in layer["parameters"].items()},
+            )
+            for layer in given["layers"]
+        )
+        return LayersRecord(str(given["callback"]), int(given["every_n_steps"]), layers)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"no record of layers: {error!r}") from error
+
+
+def health_record(strings: Sequence[bytes]) -> HealthRecord:
+    """Read a `HealthRecord`.
+
+    Raises:
+        ValueError: it is none, or of a later version.
+    """
+    given = _read(strings)
+    try:
+        layers, steps = tuple(map(str, given["layers"])), tuple(map(int, given["steps"]))
+        columns = (
+            np.frombuffer(zlib.decompress(packed), "<f4").reshape(len(layers), len(steps)) for packed in strings[1:]
+        )
+        values = dict(zip(map(str, given["values"]), columns, strict=True))
+        verdicts = tuple(dict(verdict) for verdict in given["verdicts"])
+        return HealthRecord(int(given["every_n_steps"]), str(given["headline"]), verdicts, layers, steps, values)
+    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+        raise ValueError(f"no record of health: {error!r}") from error
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps({"version": VERSION, **fields}).encode()
+
+
+def _read(strings: Sequence[bytes]) -> dict[str, Any]:
+    try:
+        given = json.loads(strings[0])
+        version = given["version"]
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"no record of hookboard: {error!r}") from error
+    if not isinstance(version, int) or version > VERSION:
+        raise ValueError(
+            f"the record has version {version!r}; this hookboard reads up to {VERSION}: a newer one wrote it"
+        )
+    return dict(given)
