@@ -1,23 +1,17 @@
 """Taps: hooks on modules that show each tensor to an observer."""
 
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.hooks.calls import Call, Calls
-from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
+from hookboard.hooks.gradients import Switch
 from hookboard.hooks.graphs import GraphEnd
-from hookboard.hooks.input_gradients import InputGradients, edges_of
-from hookboard.hooks.own_call import is_own_call
-from hookboard.messages import warn_switched_off
-from hookboard.nested import named_inputs, tensors_in
+from hookboard.hooks.module_tap import ModuleTap
 from hookboard.sites import Role, Site
-from hookboard.torch_private import has_compiled_anything, in_backward, renumber, version_of
+from hookboard.torch_private import has_compiled_anything, renumber, version_of
 
 
 class Taps:
@@ -43,7 +37,7 @@ class Taps:
         each_call: bool = False,
     ) -> None:
         self._switch = Switch()
-        self._taps = {name: _ModuleTap(name, roles, open_site, self._switch, each_call) for name in modules}
+        self._taps = {name: ModuleTap(name, roles, open_site, self._switch, each_call) for name in modules}
         if in_graphs:
             for name, module in modules.items():
                 self._taps[name].graph_end = GraphEnd(self._taps[name], module)
@@ -51,10 +45,13 @@ class Taps:
         self._roles = tuple(roles)
         self._each_call = each_call
         self._old_gradients = {state for module in modules.values() for state in _gradients_of(module)}
+        self._is_in_graphs = in_graphs
+        self._is_hooked = False
         self._until_detached = ExitStack()
 
     def attach(self) -> None:
         """Hook every module, after the hooks that are already there."""
+        self._is_hooked = True
         before = self._each_call or bool({"input", "grad_input"} & set(self._roles))
         numbers: dict[str, int] = {}
         for name, module in self._modules.items():
@@ -72,9 +69,26 @@ class Taps:
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
-        self.active = False
+        self.active = self._is_hooked = False
         with self._until_detached:
             self.settle()
+
+    def rest(self) -> None:
+        """Take the hooks off until `wake`: one that does nothing costs each call of its module some microseconds.
+
+        They stay on if anything has been compiled: a graph is made once, with the hooks that are there then. So do not
+        call this before the model has run.
+        """
+        if self._is_hooked and not has_compiled_anything():
+            self.detach()
+
+    def wake(self) -> None:
+        """Put the hooks on again, if they are off, and show tensors to observers."""
+        if not self._is_hooked:
+            if self._is_in_graphs and has_compiled_anything():
+                torch.compiler.reset()  # these graphs were made while the hooks were off
+            self.attach()
+        self.active = True
 
     @property
     def active(self) -> bool:
@@ -128,166 +142,3 @@ def _gradients_of(module: nn.Module) -> list[tuple[int, int]]:
     """What tells whether a gradient has come to the module's own parameters since."""
     gradients = [parameter.grad for parameter in module.parameters(recurse=False)]
     return [(id(gradient), version_of(gradient)) for gradient in gradients if gradient is not None]
-
-
-class _ModuleTap:
-    """The hooks of one module. It keeps no tensor after the call."""
-
-    def __init__(
-        self,
-        name: str,
-        roles: Collection[Role],
-        open_site: Callable[[Site], Callable[..., object]] | None,
-        switch: Switch,
-        each_call: bool = False,
-    ) -> None:
-        self.name = name
-        self.roles = frozenset(roles)
-        self.called = False
-        self.causes: dict[str, str] = {}
-        self._is_off = False
-        self._open_site = open_site
-        self._switch = switch
-        self.graph_end: GraphEnd | None = None
-        self._observers: dict[tuple[str, str], Callable[..., object]] = {}
-        self._each_call = each_call
-        self._calls = Calls() if each_call or "grad_input" in roles else None
-        self._input_gradients: list[InputGradients] = []
-        self._until_settled = ExitStack()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copied or unpickled model has the hook, but none of the life behind it.
-        return _ModuleTap, ("", (), None, Switch())
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The forward pre-hook. Inputs are read here, because an in-place module changes them."""
-        if not self._switch.on:
-            return None
-        if torch.compiler.is_compiling():
-            return None if self.graph_end is None else self.graph_end.before(self.roles, args, kwargs)
-        self._enter(args, kwargs)
-        return None
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Between two graphs torch.compile would compile this function, and all that it calls.
-        if self._is_off or is_own_call():
-            return
-        try:
-            inputs = list(tensors_in(named_inputs(args, kwargs)))
-            if self._calls is not None:
-                self._calls.enter(id(args), edges_of(inputs) if "grad_input" in self.roles else {})
-            if "input" in self.roles:
-                self._show_all("input", inputs)
-                if not inputs:
-                    self.causes["input"] = "the module was called with no tensor"
-            if "grad_input" in self.roles and not any(tensor.requires_grad for _, tensor in inputs):
-                self.causes["grad_input"] = _why_no_gradient_of("input", [tensor for _, tensor in inputs])
-        except Exception as error:
-            self._give_up(error)
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> Any:
-        """The forward hook. It returns None, which leaves the output as it is; inside a graph a replacement output."""
-        if not self._switch.on:
-            return None
-        if torch.compiler.is_compiling():
-            return None if self.graph_end is None else self.graph_end.after(self.roles, args, kwargs, output)
-        self._leave(args, output)
-        return None
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    def _leave(self, args: tuple[Any, ...], output: object) -> None:
-        if self._is_off or is_own_call():
-            return
-        try:
-            self.called = True
-            call = self._calls.returned(id(args)) if self._calls is not None else None
-            outputs = [("", output)] if isinstance(output, Tensor) else list(tensors_in(output))
-            if not outputs:
-                nothing = f"the module returned {type(output).__name__}, in which there is no tensor"
-                self.causes |= dict.fromkeys(self.roles & {"output", "grad_output"}, nothing)
-            if "output" in self.roles:
-                self._show_all("output", outputs)
-            if "grad_output" in self.roles:
-                for path, tensor in outputs:
-                    self._watch_gradient(path, tensor)
-            if self._calls is not None and call is not None:
-                if "grad_input" in self.roles:
-                    self._watch_input_gradients(call, [tensor for _, tensor in outputs])
-                self._calls.leave()
-        except Exception as error:
-            self._give_up(error)
-
-    def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        """Take a tensor that a running graph shows; see `graphs.Receiver`."""
-        if not self._switch.on or self._is_off:
-            return
-        try:
-            self.called = True
-            if tensor is None:
-                if cause:
-                    self.causes[role] = cause
-            elif role in ("grad_input", "grad_output"):
-                self._observer(role, path)(tensor)
-            else:
-                self._show_all(role, [(path, tensor)])
-        except Exception as error:
-            self._give_up(error)
-
-    def show_pending(self) -> None:
-        for gradients in self._input_gradients:
-            gradients.show_pending()
-
-    def settle(self) -> None:
-        for gradients in self._input_gradients:
-            gradients.settle()
-        self._input_gradients.clear()
-        self._until_settled.close()
-        if self._calls is not None:
-            self._calls.forget()
-
-    def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]]) -> None:
-        if in_backward():  # a checkpoint computes again what has been shown before
-            return
-        for path, tensor in tensors:
-            self._observer(role, path)(tensor)
-
-    def _watch_gradient(self, path: str, tensor: Tensor) -> None:
-        if not tensor.requires_grad:
-            self.causes["grad_output"] = _why_no_gradient_of("output", [tensor])
-            return
-        handle = watch_output(tensor, self._observer("grad_output", path), self._switch, self._explain("grad_output"))
-        if handle is not None:
-            self._until_settled.callback(handle.remove)
-
-    def _watch_input_gradients(self, call: Call, outputs: list[Tensor]) -> None:
-        observers = {path: self._observer("grad_input", path) for path in call.edges}
-        gradients = InputGradients(
-            call.edges, outputs, call.since, observers, self._switch, self._explain("grad_input")
-        )
-        self._input_gradients.append(gradients)
-        if call.edges and len(gradients.unreached) == len(call.edges):
-            self.causes["grad_input"] = "the output does not depend on the input, or other threads compute it"
-
-    def _explain(self, role: Role) -> Callable[[str], None]:
-        return lambda cause: self.causes.__setitem__(role, cause)
-
-    def _observer(self, role: Role, path: str) -> Observer:
-        observer = self._observers.get((role, path))
-        if observer is None:
-            assert self._open_site is not None
-            observer = self._observers[role, path] = self._open_site(Site(self.name, role, path))
-        if not self._each_call or self._calls is None:
-            return observer
-        return functools.partial(observer, self._calls.number)
-
-    def _give_up(self, error: Exception) -> None:
-        self.causes = dict.fromkeys(self.roles, f"could not be read: {error}")
-        self._is_off = True
-        warn_switched_off(f"module {self.name!r}", error)
-
-
-def _why_no_gradient_of(what: str, tensors: list[Tensor]) -> str:
-    if not tensors:
-        return "the module was called with no tensor"
-    return f"the {what} {why_no_gradient(tensors[0])}"
