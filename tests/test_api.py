@@ -27,3 +27,17 @@ def test_what_the_tab_needs_is_loaded_without_torch():
     """TensorBoard loads it at every start, whether anybody looks at the tab or not."""
     code = "import sys, hookboard.record, hookboard.sites, hookboard.patterns; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.spawns
+def test_a_folder_that_is_imported_first_has_its_compiled_functions():
+    pytest.importorskip("hookboard.measure._native", reason="there is no C compiler")
+    for folder, file, compiled in (("measure", "native", "_native"), ("writers", "records", "_checksum")):
+        code = f"from hookboard.{folder} import {file}; import sys; sys.exit({file}.{compiled} is None)"
+        assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.spawns
+def test_the_callbacks_can_be_imported_first():
+    code = "import hookboard.callbacks"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -3,7 +3,7 @@
 `api.py` lists everything public. README.md has examples; CONTRIBUTING.md defines the words of the source.
 """
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,11 +14,12 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     """What is public is loaded when somebody asks for it: TensorBoard, which shows the tab, needs no torch for that."""
+    if not name.startswith("__") and importlib.util.find_spec(f"hookboard.{name}"):  # a folder or file
+        return importlib.import_module(f"hookboard.{name}")
     if name == "__all__" or not name.startswith("__"):
         api = importlib.import_module("hookboard.api")
-        for place in (vars(api), globals()):  # the import has added the folders to the latter
-            if name in place:
-                return place[name]
+        if hasattr(api, name):
+            return getattr(api, name)
     raise AttributeError(f"module 'hookboard' has no attribute {name!r}")
 
 

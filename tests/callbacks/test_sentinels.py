@@ -78,3 +78,31 @@ def test_gradients_of_other_kinds_are_not_joined_with_the_plain_ones(monkeypatch
     model[1].bias.grad = torch.ones(2).as_subclass(Shared)
     monkeypatch.setattr(sentinels, "local", lambda gradient: gradient.as_subclass(torch.Tensor))
     assert Sentinels(model).total().isfinite()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", ["0.weight", "0.bias", "1.bias"])
+def test_the_host_is_sure_only_where_all_are_finite(value, place):
+    model = with_gradients(nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 3)))
+    sentinels = Sentinels(model)
+    assert sentinels.are_surely_finite()
+    model.get_parameter(place).grad.flatten()[-1] = value
+    assert not sentinels.are_surely_finite()
+
+
+def test_the_largest_and_smallest_numbers_are_finite():
+    model = with_gradients(nn.Linear(2, 3))
+    model.bias.grad[:] = torch.tensor([3.4e38, -3.4e38, 1e-45])
+    assert Sentinels(model).are_surely_finite()
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [None, torch.ones(3).as_subclass(Shared), torch.ones(1).expand(3), torch.ones(3, device="meta")],
+    ids=["missing", "a subclass", "one number shown thrice", "without values"],
+)
+def test_the_host_is_not_sure_of_gradients_that_are_not_plain(gradient):
+    model = with_gradients(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))
+    model[1].bias = nn.Parameter(torch.zeros(3, device=None if gradient is None else gradient.device))
+    model[1].bias.grad = gradient
+    assert not Sentinels(model).are_surely_finite()

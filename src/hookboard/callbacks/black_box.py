@@ -151,7 +151,9 @@ class BlackBox:
         self._batch = self._random = None
 
     def _look_at_gradients(self) -> None:
-        total = None if self._is_scaled else self._sentinels.total()
+        if self._is_scaled or (self._exact and self._sentinels.are_surely_finite()):
+            return
+        total = self._sentinels.total()
         if total is None:
             return
         if not self._exact:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
+from hookboard.measure import are_finite
 from hookboard.ranks import local
 from hookboard.selection import named_submodules
 
@@ -44,14 +45,17 @@ class Sentinels:
         self._whole = list({id(p): p for p in [*first, *_spread(small)]}.values())
         self._columns = _spread(large) if len(small) < FEW else []
 
+    def are_surely_finite(self) -> bool:
+        """Whether the host sees at once that they are all finite; False says nothing: `total` does."""
+        gradients = [parameter.grad for parameter in self._whole]
+        plain = [gradient for gradient in gradients if gradient is not None]
+        return not self._columns and 0 < len(plain) == len(gradients) and bool(are_finite(plain))
+
     def total(self) -> Tensor | None:
         """The sum of them all, shape (), float64: not finite if one of them is not. None if there is no gradient.
 
         Nothing waits for the device.
         """
-        joined = None if self._columns else _joined(self._whole)
-        if joined is not None:
-            return joined.sum(dtype=torch.float64)
         parts = [gradient.flatten() for gradient in _gradients(self._whole)]
         parts += [gradient.flatten(1).select(1, 0) for gradient in _gradients(self._columns) if gradient.numel()]
         if not parts:
@@ -67,20 +71,6 @@ class Sentinels:
 def _spread(parameters: list[Parameter]) -> list[Parameter]:
     """At most MOST of them, evenly over the model."""
     return parameters[:: -(-len(parameters) // MOST) or 1]
-
-
-def _joined(parameters: list[Parameter]) -> Tensor | None:
-    """All gradients in one vector, where each is there, plain and real, as nearly always; else None."""
-    gradients = [parameter.grad for parameter in parameters]
-    # An operation on a DTensor may be a collective, which the other ranks do not enter.
-    plain = [gradient for gradient in gradients if type(gradient) is Tensor]
-    if not plain or len(plain) < len(gradients):
-        return None
-    try:  # to ask each of them for more costs more than all that follows
-        joined = torch.cat([gradient if gradient.ndim == 1 else gradient.flatten() for gradient in plain])
-    except RuntimeError:  # one is sparse, or they lie on several devices
-        return None
-    return joined if joined.is_floating_point() else None
 
 
 def _gradients(parameters: list[Parameter]) -> Iterator[Tensor]:

@@ -11,6 +11,7 @@ from hookboard.measure.derived import DERIVED, dead_share
 from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram
 from hookboard.measure.merge import merge_rows
+from hookboard.measure.native import are_finite
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
 from hookboard.measure.scratch import forget_scratch
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, plan, width_of
@@ -32,6 +33,7 @@ __all__ = [
     "Plan",
     "Row",
     "Statistic",
+    "are_finite",
     "as_list",
     "can_measure_together",
     "dead_share",

@@ -820,6 +820,33 @@ static PyObject *count_into(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+FOR_EACH_PROCESSOR
+static int has_special(const uint32_t *x, size_t count)
+{
+    uint32_t found = 0;
+    for (size_t i = 0; i < count; i++)
+        found |= (x[i] & 0x7f800000u) == 0x7f800000u;
+    return (int)found;
+}
+
+static PyObject *are_finite(PyObject *module, PyObject *args)
+{
+    PyObject *list;
+    if (!PyArg_ParseTuple(args, "O", &list))
+        return NULL;
+    Py_ssize_t length = PyList_Size(list);
+    if (length < 0)
+        return NULL;
+    for (Py_ssize_t i = 0; i < length; i++) {
+        Py_ssize_t address, count;
+        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "nn", &address, &count))
+            return NULL;
+        if (has_special((const uint32_t *)address, (size_t)count))
+            Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
 static PyMethodDef methods[] = {
     {"measure", measure, METH_VARARGS, "measure(address, count, with_abs_mean, threads): the row of float32 values."},
     {"measure_channels", measure_channels, METH_VARARGS,
@@ -830,6 +857,8 @@ static PyMethodDef methods[] = {
      "rows of several tensors, and that of the rows of their channels, see Job."},
     {"count_into", count_into, METH_VARARGS,
      "count_into(counts, address, count, threads): count float32 values into bins."},
+    {"are_finite", are_finite, METH_VARARGS,
+     "are_finite([(address, count), ...]): whether no float32 value is NaN or infinite."},
     {NULL, NULL, 0, NULL},
 };
 
