@@ -29,13 +29,13 @@ class RandomState:
     """
 
     def __init__(self, *, with_hosts: bool = True) -> None:
-        self._of_torch = torch.get_rng_state()
+        self._of_torch = torch.default_generator.clone_state()  # a tensor of it takes longer to make
         self._of_cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         self._of_hosts = _state_of_hosts() if with_hosts else None
 
     def restore(self) -> None:
         """Put the generators into that state."""
-        torch.set_rng_state(self._of_torch)
+        torch.set_rng_state(self._of_torch.get_state())
         if self._of_cuda is not None:
             torch.cuda.set_rng_state(self._of_cuda)
         if self._of_hosts is not None:

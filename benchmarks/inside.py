@@ -1,0 +1,118 @@
+"""The share of a training's time that passes inside HealthMonitor at its default cadence.
+
+    python benchmarks/inside.py [--steps 500]
+
+The network is that of overhead.py. A ratio of two trainings cannot show half of a percent where the machine's speed
+moves by more, so this one takes the time inside of every hook: those of Lightning, of modules and of tensors. What
+Python and torch need to call a hook is not in it, and the caches that a hook leaves cold are not either.
+"""
+
+import argparse
+import functools
+import logging
+import platform
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from overhead import Classifier, SameBatch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from hookboard import HealthMonitor
+
+WARM_UP = 20
+
+
+class Clock:
+    """Adds up the time inside of the functions that it wraps; what one calls of another counts once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.depth = 0
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start, self.depth = time.perf_counter(), self.depth + 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.depth -= 1
+                if not self.depth:
+                    self.seconds += time.perf_counter() - start
+
+        return timed
+
+
+class Steps(Callback):
+    """Notes how long each step took, and how much of it passed inside. It must stand first in the list."""
+
+    def __init__(self, clock: Clock, cadence: int) -> None:
+        self.clock, self.cadence = clock, cadence
+        self.start = 0.0
+        self.steps: dict[str, list[tuple[float, float]]] = defaultdict(list)
+
+    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        now, done = time.perf_counter(), trainer.global_step
+        if done > WARM_UP:
+            is_due = done % self.cadence == 0
+            self.steps["due" if is_due else "not due"].append((now - self.start, self.clock.seconds))
+        self.start, self.clock.seconds = now, 0.0
+
+
+def time_hooks(monitor: HealthMonitor, clock: Clock) -> None:
+    for name in dir(monitor):
+        if name.startswith("on_") and "fit_start" not in name:
+            setattr(monitor, name, clock.timed(getattr(monitor, name)))
+    for owner, name in ((nn.Module, "register_forward_hook"), (Tensor, "register_hook")):
+        register = getattr(owner, name)
+
+        def timed(self: Any, hook: Any, *args: Any, register: Any = register, **kwargs: Any) -> Any:
+            is_ours = (getattr(hook, "__module__", None) or type(hook).__module__).startswith("hookboard")
+            return register(self, clock.timed(hook.__call__) if is_ours else hook, *args, **kwargs)
+
+        setattr(owner, name, timed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=500, help="optimizer steps")
+    args = parser.parse_args()
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    clock, monitor = Clock(), HealthMonitor()
+    time_hooks(monitor, clock)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            max_steps=args.steps + 1,
+            accelerator="cpu",
+            logger=TensorBoardLogger(folder),
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+        )
+        steps = Steps(clock, trainer.log_every_n_steps)
+        trainer.callbacks = [steps, monitor]
+        trainer.fit(Classifier(), DataLoader(SameBatch(), batch_size=None))
+
+    print(f"ResNet-18, torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads")
+    cadence = trainer.log_every_n_steps
+    means = {name: [sum(each) / len(times) for each in zip(*times, strict=True)] for name, times in steps.steps.items()}
+    for name, (whole, inside) in means.items():
+        print(f"{name:8} {len(steps.steps[name]):5} steps of {1e3 * whole:6.1f} ms, inside {1e3 * inside:6.2f} ms")
+    bare = means["not due"][0] - means["not due"][1]
+    added = (means["due"][1] + (cadence - 1) * means["not due"][1]) / cadence
+    print(f"every {cadence}th step due: {100 * added / bare:.2f} % of a bare step of {1e3 * bare:.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
