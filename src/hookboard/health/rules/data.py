@@ -59,8 +59,9 @@ SPREAD = 0.1
 
 
 def _input_scale(run: Run) -> Iterator[Symptom]:
-    for site, reading in run.now.readings.items():
-        if site.role != "input" or reading.is_empty:
+    for site in [site for site in run.now.readings if site.role == "input"]:  # of all others none need be made
+        reading = run.now.readings[site]
+        if reading.is_empty:
             continue
         says = (_nonfinite, _same, _wild, _range, _constant) if _is_input(site) else (_nonfinite,)
         found = next((said for say in says if (said := say(run, reading))), None)
