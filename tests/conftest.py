@@ -122,11 +122,9 @@ def run_script(tmp_path_factory):
         server.stdin.close()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if not any(item.get_closest_marker(kind) for kind in KINDS):
-            item.add_marker("trains" if item.path.parent.name == "callbacks" else "unit")
-        if item.get_closest_marker("spawns"):
-            # With `--dist loadgroup` one worker runs them all, so that runs which tests share are made once.
-            item.add_marker(pytest.mark.xdist_group("spawns"))
+def pytest_itemcollected(item):
+    if not any(item.get_closest_marker(kind) for kind in KINDS):
+        item.add_marker("trains" if item.path.parent.name == "callbacks" else "unit")
+    if item.get_closest_marker("spawns"):
+        # With `--dist loadgroup` one worker runs them all, so that runs which tests share are made once.
+        item.add_marker(pytest.mark.xdist_group("spawns"))
