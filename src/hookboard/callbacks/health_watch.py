@@ -70,8 +70,11 @@ class HealthWatch(SiteWatch):
         is_scaled = self.scaling is not None
         overflowed = is_scaled and any(reading.overflowed for reading in readings.values())
         self.judge.see(Look(step, self.batch_idx, readings, losses, self.stepped, overflowed, frozen, is_scaled))
-        verdicts = self.judge.verdicts
-        self.reporter.after_look(verdicts)
+        verdicts, layers = self.judge.verdicts, self.judge.run.layers
+        records = self.news.in_order(
+            layers, lambda: [layer.name for layer in layers], self.selection, self.recorder, self.every_n_steps
+        )
+        self.reporter.after_look(verdicts, records)
         return verdicts
 
     def follow(self, known: dict[str, Layer], layers: Mapping[str, Layer]) -> None:

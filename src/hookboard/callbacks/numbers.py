@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from hookboard.callbacks.course import is_due
 from hookboard.callbacks.facts import facts_of, without_curves
+from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.life import Life
 from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.site_watch import SiteWatch, gaps_of
@@ -128,7 +129,8 @@ class SiteLogger(Life[V]):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             scaling = Scaling(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
         taps = Taps({}, (), recorder.open)
-        return SiteWatch(**vars(watch), recorder=recorder, taps=taps, scaling=scaling)  # type: ignore[return-value]  # who has a V of his own overrides this
+        news = next((other.news for other in self._live.values()), LayerNews(self._name))
+        return SiteWatch(**vars(watch), recorder=recorder, taps=taps, scaling=scaling, news=news)  # type: ignore[return-value]  # who has a V of his own overrides this
 
     def _recorder(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> Recorder:
         """What measures the tensors of one stage."""
@@ -152,6 +154,8 @@ class SiteLogger(Life[V]):
         watch.taps.attach()
         watch.has_run = False
         watch.weights = self._weights(watch.selection.owners)
+        watch.recorder.forget_shapes()
+        watch.news.look_again()
 
     def _wants(self, trainer: Trainer, watch: V, batch_idx: int, dataloader_idx: int) -> bool:
         return watch.stage != "train" or is_due(logged_step(trainer), watch.every_n_steps)
@@ -235,6 +239,8 @@ class SiteLogger(Life[V]):
             if kind != "replaced" or not weights[name].is_same(watch.weights[name])
         }
         watch.weights = weights
+        if changed:
+            watch.news.look_again()
         self._say_changed(watch, changed, pl_module)
 
     def _flush(self, trainer: Trainer, watch: V) -> Readings:
@@ -244,10 +250,15 @@ class SiteLogger(Life[V]):
         return watch.scaling.flush(watch.recorder, trainer.lightning_module, trainer.optimizers, watch.weights)
 
     def _log(self, trainer: Trainer, watch: V) -> None:
-        readings = self._finish(list(self._flush(trainer, watch).values()))
+        found = self._flush(trainer, watch)
+        readings = self._finish(list(found.values()))
         self._readings = tuple(reading for reading in readings if not reading.is_empty)
         if trainer.is_global_zero:
-            watch.loggers.write(entry_of(self.readings, logged_step(trainer)))
+            entry, model = entry_of(self.readings, logged_step(trainer)), trainer.lightning_module
+            entry.records.update(
+                watch.news.after_step(found, model, watch.selection, watch.recorder, watch.every_n_steps)
+            )
+            watch.loggers.write(entry)
         if not watch.gaps_are_named:
             watch.gaps_are_named = True
             self._name_gaps(trainer, watch, readings)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.watch import Watch
 from hookboard.callbacks.weights import Before
@@ -24,6 +25,7 @@ class SiteWatch(Watch):
         before: during a due step, copies of the weights before the optimizers stepped.
         gaps_are_named: whether the warning about sites without a reading has been given.
         scaling: the scale of the GradScaler; None without one.
+        news: makes the record of the layers; all stages of a callback share it.
     """
 
     recorder: Recorder = field(kw_only=True)
@@ -33,6 +35,7 @@ class SiteWatch(Watch):
     before: Before = field(default_factory=Before, kw_only=True)
     gaps_are_named: bool = field(default=False, kw_only=True)
     scaling: Scaling | None = field(default=None, kw_only=True)
+    news: LayerNews = field(kw_only=True)
 
 
 def gaps_of(

@@ -9,6 +9,7 @@ from hookboard.health.judge import Judge
 from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
 from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of
+from hookboard.health.order import with_late_ones
 from hookboard.health.page import Page
 from hookboard.health.ranges import ends_of
 from hookboard.health.report import closing, ended_by, news
@@ -44,4 +45,5 @@ __all__ = [
     "layers_of",
     "news",
     "rules_of",
+    "with_late_ones",
 ]

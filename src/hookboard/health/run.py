@@ -11,6 +11,7 @@ from hookboard.health.comparison import Comparison, compared
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.losses import LossCurve
+from hookboard.health.order import with_late_ones
 from hookboard.health.quantities import QUANTITIES, column_of
 from hookboard.health.recent import RECENT, Recent
 from hookboard.health.silence import Silence, silent_in
@@ -259,13 +260,7 @@ class Run:
         ran = dict.fromkeys(name for name in look.table.places.first("output") if name in known)
         if ran.keys() <= self._ran.keys():
             return
-        order = list(self._ran) or list(ran)
-        for name in ran:
-            # A layer that runs for the first time later on stands where the model defines it.
-            if name not in order:
-                earlier = self._defined[: self._defined.index(name)]
-                place = max((order.index(other) for other in earlier if other in order), default=-1)
-                order.insert(place + 1, name)
+        order = with_late_ones(list(self._ran) or list(ran), ran, self._defined)
         self._ran = dict.fromkeys(order)
         before = list(known)
         order += [name for name in before if name not in self._ran]

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import ChannelRows
+from hookboard.measure import WIDTH, ChannelRows, Moments, Plan, histogram
 from hookboard.recording.exchange import Layout, Packet
-from hookboard.sites import Site
+from hookboard.recording.reading import Reading
+from hookboard.sites import Site, Stage
 
 
 @dataclass
@@ -98,6 +99,16 @@ def unpacked(packet: Packet, layout: Layout, mine: Layout, channels: Iterable[np
         dtypes = [mine.get(site, extent).dtype or extent.dtype for site, extent in layout.items()]
     rows_of_channels = channels_in(packet, layout) if channels is None else channels
     return Unpacked(list(layout), packet.rows.numpy(), list(rows_of_channels), list(bins_in(packet, layout)), dtypes)
+
+
+def reading_of(plan: Plan, stage: Stage, with_histogram: bool, read: Unpacked, row: int) -> Reading:
+    """The reading of one row; no method, so that whoever keeps it does not keep the recorder."""
+    numbers, channels, dtype = read.rows[row].tolist(), read.channels[row], read.dtypes[row]
+    bins = read.bins[row] if read.bins else None
+    moments = Moments(*numbers[:WIDTH])
+    drawn = histogram(bins, moments.min, moments.max) if bins is not None and with_histogram else None
+    statistics = plan.values(moments, numbers[WIDTH:], bins=bins, channels=channels, dtype=dtype)
+    return Reading(read.sites[row], moments, statistics, drawn, stage, channels=channels, dtype=dtype)
 
 
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:

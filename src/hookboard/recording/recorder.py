@@ -13,14 +13,11 @@ from hookboard.measure import (
     BINS,
     FIELDS,
     REQUESTABLE,
-    WIDTH,
     ChannelRows,
-    Moments,
     Plan,
     Row,
     can_measure_together,
     elements_in,
-    histogram,
     measure,
     measure_all,
     measure_channels,
@@ -29,11 +26,10 @@ from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
 from hookboard.recording.channels import ChannelBuffer, packed
 from hookboard.recording.exchange import Exchange, Extent, Layout, Packet
-from hookboard.recording.parts import Unpacked, as_taken, difference, in_order, unpacked, unscaled
-from hookboard.recording.reading import Reading
+from hookboard.recording.parts import Unpacked, as_taken, difference, in_order, reading_of, unpacked, unscaled
 from hookboard.recording.readings import Places, Readings
 from hookboard.recording.rows import RowBuffer
-from hookboard.recording.slot import Slot, no_counts, take_bins
+from hookboard.recording.slot import Slot, no_counts, shapes_of, take_bins
 from hookboard.sites import Role, Site, Stage
 
 MOST_WAITING = 1 << 20
@@ -169,6 +165,8 @@ class Recorder:
             return None
         if slot.index not in self._met:
             self._meet(slot, part)
+            if slot.shape is None:
+                slot.shape = tuple(tensor.shape)
         # The part of a DTensor may hold some of the channels only, which the ranks could not tell apart.
         dim = None if self._channels is None or part is not tensor else self._channels(slot.site, part)
         if traits.is_gradient and self.scale is not None:
@@ -208,6 +206,15 @@ class Recorder:
         if "bins" in self._plan.wanted or isinstance(self._histogram, bool):
             return self._has_bins
         return self._histogram(site, tensor)
+
+    def shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
+        """The shape of the first tensor in this role, by the name of the module or parameter."""
+        return shapes_of(list(self._slots.values()), role)
+
+    def forget_shapes(self) -> None:
+        """Note the shapes anew: modules were replaced."""
+        for slot in list(self._slots.values()):
+            slot.shape = None
 
     def give_up(self) -> bool:
         """Stop measuring on this rank; returns whether it must still take part in the next flush."""
@@ -257,7 +264,7 @@ class Recorder:
             self._places,
             read.rows,
             read.channels,
-            functools.partial(_reading, self._plan, self.stage, bool(self._histogram), read),
+            functools.partial(reading_of, self._plan, self.stage, bool(self._histogram), read),
         )
         for made in read.counted():  # what has bins is made now, so that a reading that is kept does not keep them
             table.at(made)
@@ -288,13 +295,3 @@ class Recorder:
             )
 
         return pack
-
-
-def _reading(plan: Plan, stage: Stage, with_histogram: bool, read: Unpacked, row: int) -> Reading:
-    """One reading; no method, so that whoever keeps it does not keep the recorder."""
-    numbers, channels, dtype = read.rows[row].tolist(), read.channels[row], read.dtypes[row]
-    bins = read.bins[row] if read.bins else None
-    moments = Moments(*numbers[:WIDTH])
-    drawn = histogram(bins, moments.min, moments.max) if bins is not None and with_histogram else None
-    statistics = plan.values(moments, numbers[WIDTH:], bins=bins, channels=channels, dtype=dtype)
-    return Reading(read.sites[row], moments, statistics, drawn, stage, channels=channels, dtype=dtype)

@@ -1,14 +1,14 @@
 """`Slot`: what a recorder knows of one site; and the bins of all of them."""
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from hookboard.measure import BINS, Plan
 from hookboard.recording.exchange import Extent
-from hookboard.sites import ROLES, Site
+from hookboard.sites import ROLES, Role, Site
 
 
 class Slot:
@@ -20,7 +20,7 @@ class Slot:
         plan: its statistics.
     """
 
-    __slots__ = ("counts", "extent", "index", "is_decided", "observe", "plan", "site", "traits")
+    __slots__ = ("counts", "extent", "index", "is_decided", "observe", "plan", "shape", "site", "traits")
 
     observe: Callable[[Tensor], None]
     """Measures a tensor of the site."""
@@ -36,6 +36,22 @@ class Slot:
         """The bins of the running step; None without a histogram."""
         self.is_decided = False
         """Whether it is known if there is a histogram."""
+        self.shape: tuple[int, ...] | None = None
+        """Of its first tensor; None before."""
+
+
+def shapes_of(slots: Iterable[Slot], role: Role) -> dict[str, tuple[int, ...]]:
+    """The shape of the first tensor in this role, by the name of the module or parameter; of several outputs the first.
+
+    Args:
+        slots: in the order in which their sites came.
+        role: the role.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for slot in slots:
+        if slot.site.role == role and slot.shape is not None:
+            shapes.setdefault(slot.site.name, slot.shape)
+    return shapes
 
 
 def no_counts(device: torch.device) -> Tensor:

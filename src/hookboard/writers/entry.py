@@ -1,6 +1,6 @@
 """`Entry`: everything that is written at one step."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ class Entry:
         tables: tag to table.
         layout: charts of several scalars, for TensorBoard's custom scalars. A run has one layout: it is written only
             if the run has none yet, such as the user's own.
+        records: tag to the strings of a record, see `hookboard.record`. They are for the tab in TensorBoard alone:
+            other loggers leave them out without a word.
     """
 
     step: int
@@ -34,6 +36,7 @@ class Entry:
     texts: dict[str, str] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
     layout: Layout = field(default_factory=dict)
+    records: dict[str, Sequence[bytes]] = field(default_factory=dict)
 
 
 def entry_of(readings: Iterable[Reading], step: int) -> Entry:

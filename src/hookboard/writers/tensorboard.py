@@ -4,15 +4,24 @@ import mmap
 from pathlib import Path
 
 from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.compat.proto import types_pb2
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, HistogramProto, Summary, SummaryMetadata
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from hookboard.images import Picture
+from hookboard.record import PLUGIN
 from hookboard.recording import Reading
 from hookboard.torch_private import file_writer_of
 from hookboard.writers.entry import Entry
 from hookboard.writers.records import quicken
+
+_RECORD = SummaryMetadata(
+    plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN),
+    display_name="record of hookboard",
+    summary_description="What hookboard's tab knows beside the tags, see docs/record.md.",
+    data_class=DATA_CLASS_TENSOR,
+)
 
 
 def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
@@ -34,6 +43,11 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
         values.add(tag=tag, histo=_histogram(reading))
     for tag, picture in entry.pictures.items():
         values.append(_image(tag, picture))
+    for tag, strings in entry.records.items():
+        value = values.add(tag=tag, metadata=_RECORD)
+        value.tensor.dtype = types_pb2.DT_STRING
+        value.tensor.tensor_shape.dim.add(size=len(strings))
+        value.tensor.string_val.extend(strings)
     if values:
         writer = file_writer_of(logger.experiment)
         quicken(writer)

@@ -1,0 +1,198 @@
+"""The records of the layers, written by real callbacks and read back from the files of a real TensorBoardLogger."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
+from toys import Toy, batches, events, fit, loader, mlp, scalars, trainer
+from torch import nn
+
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
+from hookboard.record import LayerFacts, layers_record
+
+LINEAR = ("torch.nn.modules.linear.Linear",)
+RELU = ("torch.nn.modules.activation.ReLU",)
+
+UNUSED = pytest.mark.filterwarnings("ignore:.*1 of 4 sites had nothing to measure")
+
+FIRST = LayerFacts("net.0", LINEAR, (6, 8), {"net.0.weight": (8, 4), "net.0.bias": (8,)})
+LAST = LayerFacts("net.2", LINEAR, (6, 3), {"net.2.weight": (3, 8), "net.2.bias": (3,)})
+
+
+class Backwards(nn.Module):
+    """Runs its layers in another order than it defines them."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(5, 2)
+        self.first = nn.Linear(4, 3)
+        self.late = nn.Linear(5, 5)
+        self.middle = nn.Linear(3, 5)
+        self.runs_late = False
+
+    def forward(self, x):
+        x = self.middle(self.first(x))
+        return self.last(self.late(x) if self.runs_late else x)
+
+
+class At(Callback):
+    """Does something to the model before a step."""
+
+    def __init__(self, step, change):
+        self.step, self.change = step, change
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == self.step:
+            self.change(pl_module)
+
+
+def written(folder, callback):
+    """Step and record, for all that was written of a callback."""
+    found = events(folder)
+    tag = f"hookboard/layers/{callback}"
+    if tag not in found.Tags()["tensors"]:
+        return []
+    return [(e.step, layers_record(list(e.tensor_proto.string_val))) for e in found.Tensors(tag)]
+
+
+def only(folder, callback):
+    ((step, record),) = written(folder, callback)
+    assert step == 0
+    return record
+
+
+def names(record):
+    return [layer.name for layer in record.layers]
+
+
+@pytest.mark.parametrize("make", [ActivationLogger, GradientLogger])
+def test_what_is_watched_by_calls_is_recorded_with_types_shapes_and_cadence(tmp_path, make):
+    fit(tmp_path, Toy(mlp()), batches(6, 5, 6, 6), make(every_n_steps=2))
+    ((step, record),) = written(tmp_path, make.__name__)
+    assert step == 1
+    assert (record.callback, record.every_n_steps) == (make.__name__, 2)
+    relu = LayerFacts("net.1", RELU, (5, 8))
+    shapes = {"net.0": (5, 8), "net.2": (5, 3)}
+    ends = [LayerFacts(one.name, one.types, shapes[one.name], one.parameters) for one in (FIRST, LAST)]
+    assert record.layers == (ends[0], relu, ends[1])
+
+
+def test_a_parameter_logger_records_the_owners_in_the_order_of_the_model(tmp_path):
+    fit(tmp_path, Toy(Backwards()), batches(6), ParameterLogger())
+    record = only(tmp_path, "ParameterLogger")
+    assert names(record) == ["net.last", "net.first", "net.late", "net.middle"]
+    assert record.layers[1] == LayerFacts(
+        "net.first", LINEAR, None, {"net.first.weight": (3, 4), "net.first.bias": (3,)}
+    )
+
+
+@UNUSED
+@pytest.mark.parametrize("make", [ActivationLogger, GradientLogger, HealthMonitor])
+def test_the_order_is_that_of_execution(tmp_path, make):
+    watching = make("net.*", types="Linear", every_n_steps=1)
+    fit(tmp_path, Toy(Backwards()), batches(6, 6), watching)
+    ran = [name for name in names(only(tmp_path, make.__name__)) if name != "net.late"]
+    assert ran == ["net.first", "net.middle", "net.last"]
+
+
+@pytest.mark.parametrize("make", [ActivationLogger, GradientLogger, HealthMonitor])
+@UNUSED
+def test_a_layer_that_runs_for_the_first_time_later_on_is_recorded_then(tmp_path, make):
+    model, watching = Toy(Backwards()), make("net.*", types="Linear", every_n_steps=1)
+    fit(tmp_path, model, batches(6, 6, 6), At(2, lambda m: setattr(m.net, "runs_late", True)), watching)
+    first, second = written(tmp_path, make.__name__)
+    assert [first[0], second[0]] == [0, 2]
+    found = {one.name: one for one in second[1].layers}
+    assert {one.name: one.output for one in first[1].layers}["net.late"] is None
+    assert found["net.late"].output == (6, 5)
+
+
+@UNUSED
+def test_inputs_alone_give_the_order_too(tmp_path):
+    fit(tmp_path, Toy(Backwards()), batches(6), ActivationLogger("net.*", types="Linear", roles="input"))
+    record = only(tmp_path, "ActivationLogger")
+    assert [name for name in names(record) if name != "net.late"] == ["net.first", "net.middle", "net.last"]
+    assert {one.output for one in record.layers} == {None}
+
+
+def test_types_name_the_classes_above_it_up_to_module(tmp_path):
+    class Mine(nn.Linear):
+        pass
+
+    fit(tmp_path, Toy(nn.Sequential(Mine(4, 2))), batches(6), ActivationLogger())
+    (layer,) = only(tmp_path, "ActivationLogger").layers
+    assert layer.types == (f"{Mine.__module__}.{Mine.__qualname__}", *LINEAR)
+
+
+def test_nothing_is_recorded_again_while_nothing_changes(tmp_path):
+    watching = ActivationLogger(every_n_steps=1, stages=["train", "validate"])
+    fit(tmp_path, Toy(mlp()), batches(6, 6), watching, max_epochs=2, limit_val_batches=1, num_sanity_val_steps=0)
+    assert len(written(tmp_path, "ActivationLogger")) == 1
+    assert "validate_activation_std/net.0" in scalars(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*the model has changed")
+@pytest.mark.parametrize("make", [ActivationLogger, GradientLogger, ParameterLogger, HealthMonitor])
+def test_a_replaced_layer_is_recorded_with_its_own_shapes(tmp_path, make):
+    def change(model):
+        model.net[2] = nn.Linear(8, 5)
+
+    fit(tmp_path, Toy(mlp()), batches(6, 6, 6, 6), At(2, change), make(every_n_steps=1))
+    first, second = written(tmp_path, make.__name__)
+    assert [first[0], second[0]] == [0, 2]
+    before, after = first[1].layers[-1], second[1].layers[-1]
+    output = (lambda shape: None) if make is ParameterLogger else (lambda shape: shape)
+    assert (before.output, before.parameters) == (output((6, 3)), {"net.2.weight": (3, 8), "net.2.bias": (3,)})
+    assert (after.output, after.parameters) == (output((6, 5)), {"net.2.weight": (5, 8), "net.2.bias": (5,)})
+
+
+def test_a_lazy_layer_is_recorded_with_the_shapes_that_it_got(tmp_path):
+    fit(tmp_path, Toy(nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))), batches(6), ActivationLogger())
+    assert only(tmp_path, "ActivationLogger").layers[0] == FIRST
+
+
+def test_two_callbacks_of_one_class_write_a_record_each(tmp_path):
+    fit(tmp_path, Toy(mlp()), batches(6, 6), ActivationLogger("net.0"), ActivationLogger("net.2", every_n_steps=2))
+    (_, one), (_, other) = written(tmp_path, "ActivationLogger")
+    assert one.layers == (FIRST,)
+    assert other.layers == (LAST,)
+    assert [one.every_n_steps, other.every_n_steps] == [1, 2]
+
+
+def test_a_fit_that_is_continued_records_again(tmp_path):
+    model = Toy(mlp())
+    run = fit(tmp_path, model, batches(6, 6), ActivationLogger())
+    run.save_checkpoint(tmp_path / "kept.ckpt")
+    again = trainer(tmp_path, ActivationLogger(), max_epochs=2)
+    again.fit(model, *[loader(batches(6, 6))] * 2, ckpt_path=tmp_path / "kept.ckpt")
+    assert [step for step, _ in written(tmp_path, "ActivationLogger")] == [0, 2]
+
+
+def test_a_run_that_only_validates_has_a_record(tmp_path):
+    run = trainer(tmp_path, ActivationLogger(stages="validate"), limit_val_batches=1.0)
+    run.validate(Toy(mlp()), loader(batches(6, 6)), verbose=False)
+    assert names(only(tmp_path, "ActivationLogger")) == ["net.0", "net.1", "net.2"]
+
+
+@pytest.mark.parametrize("make", [ActivationLogger, HealthMonitor])
+def test_a_fault_in_making_a_record_is_said_once_and_the_numbers_are_written(tmp_path, monkeypatch, make):
+    def broken(self, *given):
+        raise RuntimeError("no record today")
+
+    monkeypatch.setattr("hookboard.record.LayersRecord.strings", broken)
+    with pytest.warns(UserWarning, match="hookboard") as said:
+        run = fit(tmp_path, Toy(mlp()), batches(6, 6, 6), make(every_n_steps=1))
+    (message,) = [str(w.message) for w in said if "hookboard" in str(w.message)]
+    assert f"the record of {make.__name__}'s layers for the tab in TensorBoard is switched off" in message
+    assert "no record today" in message
+    assert run.global_step == 3
+    assert written(tmp_path, make.__name__) == []
+    tag = "activation_std/net.0" if make is ActivationLogger else "health/activation_rms/median"
+    assert list(scalars(tmp_path)[tag]) == [0, 1, 2]
+
+
+def test_a_csv_logger_leaves_records_out_without_a_word(tmp_path):
+    watching = [ActivationLogger(), HealthMonitor()]
+    fit(tmp_path, Toy(mlp()), batches(6, 6), *watching, logger=CSVLogger(tmp_path, name=None, version=""))
+    assert "hookboard/" not in (tmp_path / "metrics.csv").read_text()
+    assert not [path for path in tmp_path.iterdir() if "hookboard" in path.name]
