@@ -1,11 +1,10 @@
 """The records of the layers, written by real callbacks and read back from the files of a real TensorBoardLogger."""
 
 import pytest
-import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
-from toys import Toy, batches, events, fit, loader, mlp, scalars, trainer
 from torch import nn
+from toys import Toy, batches, events, fit, loader, mlp, scalars, trainer
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
 from hookboard.record import LayerFacts, layers_record
