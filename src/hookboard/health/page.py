@@ -7,6 +7,7 @@ import numpy as np
 from hookboard.health.curves import SHOWN, layout, scalars
 from hookboard.health.report import table_of
 from hookboard.health.run import Run
+from hookboard.health.run_record import RunRecord, key_of, values_of
 from hookboard.health.verdict import Verdict
 from hookboard.images import Mark, Picture, Scale, heat_map
 from hookboard.writers import Entry
@@ -16,13 +17,13 @@ VERDICT = "health/verdict"
 
 GROWTH = 1.5
 """Pictures are drawn again when there are this many times as many looks: each shows the whole run, so few are enough,
-and all of them together cost no more for each look of a long run than of a short one."""
+and all of them together cost no more for each look of a long run than of a short one. So are records."""
 
 _UNITS = {"activation_rms": "RMS", "gradient_rms": "RMS", "update_ratio": "ratio", "dead_fraction": "share"}
 
 
 class Page:
-    """Decides what is written after each look. It has 22 tags whatever the number of layers.
+    """Decides what is written after each look. It has 22 tags whatever the number of layers; records show no card.
 
     Scalars are written at every look; table and pictures when there are half as many looks again, when there is
     something new to say, and at the end.
@@ -37,10 +38,11 @@ class Page:
         self._drawn_at = 0
         self._told_at = 0
         self._told: object = None
+        self._record = RunRecord(every_n_steps, GROWTH)
 
     def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
         """What is to be written after a look."""
-        is_new = _key(verdicts) != self._told
+        is_new = _keys(verdicts) != self._told
         is_due = run.seen >= max(2, GROWTH * self._drawn_at)
         entry = Entry(run.now.step, scalars=scalars(run, verdicts), layout={} if self._has_layout else layout())
         self._has_layout = True
@@ -49,19 +51,21 @@ class Page:
         # Many layers may fall ill one after the other; not each of them is worth pictures.
         if is_due or (is_new and verdicts and run.seen > self._drawn_at + run.window):
             self._draw(entry, run, verdicts)
+        entry.records.update(self._record.after_look(run, verdicts))
         return entry
 
     def last(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
         """What is to be written at the end of the fit: table and pictures."""
         entry = Entry(run.now.step)
-        if self._told_at < run.seen or _key(verdicts) != self._told:
+        if self._told_at < run.seen or _keys(verdicts) != self._told:
             self._tell(entry, run, verdicts)
         if self._drawn_at < run.seen:
             self._draw(entry, run, verdicts)
+        entry.records.update(self._record.last(run, verdicts))
         return entry
 
     def _tell(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
-        self._told, self._told_at = _key(verdicts), run.seen
+        self._told, self._told_at = _keys(verdicts), run.seen
         entry.tables[VERDICT] = table_of(run, verdicts, self.every_n_steps)
 
     def _draw(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
@@ -74,8 +78,7 @@ def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
     marks = marks_of(run, verdicts)
     drawn = {}
     for quantity, words in SHOWN.items():
-        values = run.timeline.of(quantity)
-        values[run.timeline.is_spoiled(quantity)] = np.inf
+        values = values_of(run, quantity)
         has_value = ~np.isnan(values).all(axis=1)
         marked = _on_dead_rows(marks, run, values) if quantity == "dead_fraction" else marks
         # A sick layer without a value, such as one that no gradient reaches, is what is to be seen.
@@ -126,5 +129,5 @@ def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> di
     return moved
 
 
-def _key(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, bool]]:
-    return [(verdict.severity, verdict.rule, verdict.module, verdict.until is None) for verdict in verdicts]
+def _keys(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, bool]]:
+    return [key_of(verdict) for verdict in verdicts]
