@@ -1,13 +1,20 @@
 """The records of the layers, written by real callbacks and read back from the files of a real TensorBoardLogger."""
 
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR
 from torch import nn
-from toys import Toy, batches, events, fit, loader, mlp, scalars, trainer
+from toys import ALWAYS, Raw, Toy, batches, events, fit, loader, mlp, scalars, trainer
+from toys import records as events_in
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.record import LayerFacts, layers_record
+from hookboard.record import HEALTH, LayerFacts, health_record, layers_record
 
 LINEAR = ("torch.nn.modules.linear.Linear",)
 RELU = ("torch.nn.modules.activation.ReLU",)
@@ -195,3 +202,51 @@ def test_a_csv_logger_leaves_records_out_without_a_word(tmp_path):
     fit(tmp_path, Toy(mlp()), batches(6, 6), *watching, logger=CSVLogger(tmp_path, name=None, version=""))
     assert "hookboard/" not in (tmp_path / "metrics.csv").read_text()
     assert not [path for path in tmp_path.iterdir() if "hookboard" in path.name]
+
+
+def example():
+    """The Python of docs/record.md."""
+    (code,) = re.findall(r"```python\n(.*?)```", Path("docs/record.md").read_text(), re.DOTALL)
+    return code
+
+
+def test_the_example_of_the_docs_reads_what_a_monitor_wrote(tmp_path):
+    raw = Raw()
+    fit(tmp_path, Toy(mlp()), batches(*[6] * 12), raw, HealthMonitor(every_n_steps=1))
+    found = {"folder": str(tmp_path)}
+    exec(example(), found)
+    record, values = found["record"], found["values"]
+    assert record["layers"] == ["net.0", "net.1", "net.2"]
+    assert record["steps"] == list(range(12))
+    for i, name in enumerate(record["layers"]):
+        oracle = [step["output", name][0].double().square().mean().sqrt().item() for step in raw.steps[:12]]
+        np.testing.assert_allclose(values["activation_rms"][i], oracle, rtol=1e-5)
+
+
+def test_the_verdicts_of_a_monitor_are_in_its_record(tmp_path):
+    monitor = HealthMonitor(every_n_steps=1, rules=[ALWAYS])
+    fit(tmp_path, Toy(mlp()), batches(*[6] * 6), monitor)
+    last = events(tmp_path).Tensors(HEALTH)[-1]
+    record = health_record(list(last.tensor_proto.string_val))
+    assert list(record.verdicts) == [asdict(verdict) for verdict in monitor.verdicts] != []
+    assert last.step == 5
+
+
+def test_records_show_no_card_of_another_plugin(tmp_path):
+    fit(tmp_path, Toy(mlp()), batches(6, 6), ActivationLogger(), HealthMonitor(every_n_steps=1))
+    found = events(tmp_path)
+    tags = {tag for tag in found.Tags()["tensors"] if tag.startswith("hookboard/")}
+    assert tags == {"hookboard/layers/ActivationLogger", "hookboard/layers/HealthMonitor", HEALTH}
+    metadata = [found.SummaryMetadata(tag) for tag in tags]
+    assert {one.plugin_data.plugin_name for one in metadata} == {"hookboard"}
+    assert {one.data_class for one in metadata} == {DATA_CLASS_TENSOR}
+
+
+def test_records_stand_in_the_event_of_all_else(tmp_path):
+    fit(tmp_path, Toy(mlp()), batches(6), ActivationLogger())
+    (tags,) = [
+        tags
+        for event in events_in(tmp_path)
+        if (tags := [v.tag for v in event.summary.value]) and tags[-1].startswith("hookboard/")
+    ]
+    assert "activation_std/net.0" in tags

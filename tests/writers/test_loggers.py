@@ -6,6 +6,7 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.util import tensor_util
 
 from hookboard.images import Picture
 from hookboard.writers import Entry, Loggers, Table
@@ -71,6 +72,18 @@ def test_tensorboard_gets_everything(tensorboard, tmp_path):
     assert table.tensor_proto.string_val[0].decode() == TABLE.text
     assert events.Tensors("health/note/text_summary")[0].tensor_proto.string_val[0] == b"**bold**"
     assert layouts(tmp_path) == [["health"]]
+
+
+def test_a_record_is_a_tensor_of_strings_that_only_tensorboard_takes(tensorboard, tmp_path, recwarn):
+    strings = [b'{"version": 1}', bytes(range(256))]
+    write(tensorboard, Entry(3, records={"hookboard/health": strings}))
+    write(CSVLogger(tmp_path / "csv", name=None, version=""), Entry(3, records={"hookboard/health": strings}))
+    tensorboard.experiment.flush()
+    (event,) = read(tmp_path).Tensors("hookboard/health")
+    assert (event.step, list(event.tensor_proto.string_val)) == (3, strings)
+    assert tensor_util.make_ndarray(event.tensor_proto).shape == (2,)
+    assert not (tmp_path / "csv").exists()
+    assert not recwarn
 
 
 def test_a_layout_of_the_users_own_is_left_alone(tensorboard, tmp_path):

@@ -1,0 +1,148 @@
+"""The record of a run's health: what is in it, and when it is written."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from health.looks import layers, look, reading, row
+
+from hookboard.health import Judge, Layer, Page, Rule, Symptom, Verdict
+from hookboard.health.quantities import QUANTITIES
+from hookboard.record import HEALTH, health_record
+
+NAMES = ["net.0", "net.1", "net.2"]
+
+
+def judge_of(*rules):
+    return Judge(list(rules), layers(*(Layer(name, "Linear", "linear", (f"{name}.weight",)) for name in NAMES)), 3)
+
+
+def sizes_at(step):
+    """A size for each layer; its RMS is the same in float64."""
+    return np.exp(np.random.default_rng(step).normal(size=len(NAMES)))
+
+
+def see(judge, step, nonfinite=""):
+    rows = []
+    for name, size in zip(NAMES, sizes_at(step), strict=True):
+        rows += [
+            reading(name, "output", [row(deviation=size, nonfinite=float(name == nonfinite))]),
+            reading(f"{name}.weight", "parameter_before", [row(deviation=1.0)]),
+            reading(f"{name}.weight", "parameter_update", [row(deviation=size)]),
+        ]
+    judge.see(look(step, rows))
+
+
+def records(entry):
+    return [health_record(strings) for tag, strings in entry.records.items() if tag == HEALTH]
+
+
+def written(judge, page, step, **more):
+    see(judge, step, **more)
+    return records(page.entry(judge.run, judge.verdicts))
+
+
+def test_it_holds_every_step_and_layer_as_measured():
+    judge, page = judge_of(), Page(10)
+    for step in range(0, 200, 10):
+        see(judge, step)
+    (record,) = records(page.last(judge.run, judge.verdicts))
+    oracle = np.stack([sizes_at(step) for step in range(0, 200, 10)], axis=1)
+    assert (record.every_n_steps, record.layers, record.steps) == (10, tuple(NAMES), tuple(range(0, 200, 10)))
+    np.testing.assert_array_equal(record.values["activation_rms"], oracle.astype(np.float32))
+    np.testing.assert_allclose(record.values["update_ratio"], oracle, rtol=1e-6)
+
+
+def test_what_no_layer_has_is_left_out():
+    judge = judge_of()
+    see(judge, 0)
+    (record,) = records(Page(1).last(judge.run, ()))
+    assert {*record.values} == {"activation_rms", "update_ratio"} < {*QUANTITIES}
+
+
+def test_what_was_not_finite_is_infinite_and_what_was_not_measured_is_nan():
+    judge = judge_of()
+    see(judge, 0)
+    see(judge, 1, nonfinite="net.1")
+    judge.see(look(2, [reading("net.0", "output", [row()])]))
+    (record,) = records(Page(1).last(judge.run, ()))
+    values = record.values["activation_rms"]
+    assert np.isposinf(values).tolist() == [[False] * 3, [False, True, False], [False] * 3]
+    assert np.isnan(values).tolist() == [[False] * 3, [False, False, True], [False, False, True]]
+
+
+def test_a_layer_that_is_new_has_nothing_at_the_steps_before():
+    judge = judge_of()
+    see(judge, 0)
+    known = {name: Layer(name, "Linear", "linear") for name in [*NAMES, "net.3"]}
+    judge.run.follow(known)
+    (record,) = records(Page(1).last(judge.run, ()))
+    assert np.isnan(record.values["activation_rms"][record.layers.index("net.3")]).all()
+
+
+def test_all_verdicts_are_in_it_worst_first():
+    judge = judge_of()
+    see(judge, 0)
+    verdicts = [Verdict("note", "mine", f"net.{i}", i, None, "It is so.", "Leave it.") for i in range(120)]
+    (record,) = records(Page(1).last(judge.run, verdicts))
+    assert list(record.verdicts) == [asdict(verdict) for verdict in verdicts]
+    assert record.headline.startswith("120 notes in 3 layers")
+
+
+def test_numbers_of_numpy_in_a_verdict_are_numbers():
+    judge = judge_of()
+    see(judge, 0)
+    verdict = Verdict("note", "mine", "net.0", np.int64(3), None, "It is so.", "Leave it.")
+    (record,) = records(Page(1).last(judge.run, [verdict]))
+    assert record.verdicts[0]["since"] == 3
+
+
+def test_it_is_written_at_the_first_look_and_then_more_and_more_seldom():
+    judge, page = judge_of(), Page(1)
+    at = [step + 1 for step in range(100) if written(judge, page, step)]
+    assert at == [1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93]
+
+
+def test_a_new_verdict_is_in_a_record_at_once_and_one_that_comes_and_goes_is_not_each_time():
+    rule = Rule("mine", lambda run: [Symptom("net.1", "It is so.", "Leave it.")] if run.now.step // 20 % 2 else [])
+    judge, page = judge_of(rule), Page(1)
+    at = {step: found for step in range(400) if (found := written(judge, page, step))}
+    first = next(step for step in range(400) if step in at and at[step][0].verdicts)
+    assert 20 <= first <= 30
+    assert len(at) < 20
+
+
+def test_the_last_one_is_written_once_and_is_complete():
+    judge, page = judge_of(), Page(1)
+    for step in range(100):
+        written(judge, page, step)
+    (record,) = records(page.last(judge.run, ()))
+    assert record.steps == tuple(range(100))
+    assert records(page.last(judge.run, ())) == []
+
+
+def test_in_a_long_run_the_columns_are_those_of_the_heat_maps():
+    judge = judge_of()
+    for step in range(600):
+        see(judge, step)
+    (record,) = records(Page(1).last(judge.run, ()))
+    assert record.steps == tuple(judge.run.timeline.steps)
+    assert len(record.steps) <= 256
+    oracle = np.stack([sizes_at(step) for step in record.steps], axis=1)
+    np.testing.assert_array_equal(record.values["activation_rms"], oracle.astype(np.float32))
+
+
+def test_a_fault_is_said_once_and_the_page_is_written(monkeypatch):
+    def broken(self):
+        raise RuntimeError("no record today")
+
+    monkeypatch.setattr("hookboard.record.HealthRecord.strings", broken)
+    judge, page = judge_of(), Page(1)
+    see(judge, 0)
+    with pytest.warns(UserWarning, match="record of the run's health .* is switched off.*no record today"):
+        first = page.entry(judge.run, ())
+    see(judge, 1)
+    second = page.entry(judge.run, ())
+    assert first.records == second.records == {}
+    assert first.scalars
+    assert second.pictures
