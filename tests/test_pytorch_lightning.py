@@ -1,7 +1,7 @@
 """The callbacks also serve the package of the other name, whose Trainer and loggers are other classes."""
 
 import pytest
-from toys import batches, loader, mean_square, mlp, scalars
+from toys import batches, events, loader, mean_square, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
 
@@ -32,3 +32,6 @@ def test_a_trainer_of_pytorch_lightning_logs_the_same_tags(tmp_path):
     found = scalars(tmp_path)
     tags = ["activation_std/net.0", "gradient_std/net.2", "parameter_update_norm/net.0.weight"]
     assert [list(found[tag]) for tag in tags] == [[0, 1]] * 3
+    assert {tag for tag in events(tmp_path).Tags()["tensors"] if tag.startswith("hookboard/")} == {
+        f"hookboard/layers/{type(callback).__name__}" for callback in callbacks
+    }

@@ -41,7 +41,8 @@ class Timeline:
 
     def is_spoiled(self, quantity: str) -> np.ndarray:
         """Where what a quantity is taken of was not finite, shape (layers, columns), booleans."""
-        return self.of(f"{SPOILED}{quantity}") == 1  # NaN for a layer that was not there
+        # NaN stands for a layer that was not there.
+        return np.asarray(self.of(f"{SPOILED}{quantity}") == 1)
 
     def reorder(self, place: Sequence[int]) -> None:
         """Take the layers in another order: the new first one is the old number `place[0]`, and so on.
