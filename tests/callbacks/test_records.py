@@ -152,6 +152,15 @@ def test_a_replaced_layer_is_recorded_with_its_own_shapes(tmp_path, make):
     assert (after.output, after.parameters) == (output((6, 5)), {"net.2.weight": (5, 8), "net.2.bias": (5,)})
 
 
+@pytest.mark.filterwarnings("ignore:.*the model has changed")
+def test_a_layer_that_is_replaced_by_its_like_is_not_recorded_again(tmp_path):
+    def change(model):
+        model.net[2] = nn.Linear(8, 3)
+
+    fit(tmp_path, Toy(mlp()), batches(6, 6, 6, 6), At(2, change), ActivationLogger(every_n_steps=1))
+    assert [step for step, _ in written(tmp_path, "ActivationLogger")] == [0]
+
+
 def test_a_lazy_layer_is_recorded_with_the_shapes_that_it_got(tmp_path):
     fit(tmp_path, Toy(nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))), batches(6), ActivationLogger())
     assert only(tmp_path, "ActivationLogger").layers[0] == FIRST
