@@ -1,0 +1,187 @@
+"""`Board`: what the page asks for, from the data that TensorBoard has loaded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hookboard.board.cache import Cache
+from hookboard.board.curves import Curve, cells_of, columns_for, curve_of, held_cells_of, plain
+from hookboard.board.names import natural
+from hookboard.board.refusal import RefusalError, no_such
+from hookboard.board.run import Run, is_of_hookboard, read_run, token_of
+from hookboard.board.series import Series, default_of
+from hookboard.board.source import Source
+from hookboard.record import LayerFacts
+
+CACHED_BYTES = 256 << 20
+
+EMPTY = (
+    "The log directory holds no runs yet. Train with hookboard's callbacks and a TensorBoardLogger, for example "
+    "Trainer(callbacks=[HealthMonitor()]), and start TensorBoard with --logdir on the directory of its logs."
+)
+WITHOUT_OURS = (
+    "No run in the log directory has data of hookboard. Add a callback of it to the Trainer, for example "
+    "Trainer(callbacks=[HealthMonitor()]), and train with a TensorBoardLogger."
+)
+
+Answer = dict[str, Any]
+
+
+class Board:
+    """Answers what the page asks, with what is slow to read kept in memory.
+
+    Args:
+        most_bytes: how much memory it may keep.
+    """
+
+    def __init__(self, most_bytes: int = CACHED_BYTES) -> None:
+        self.cache = Cache(most_bytes)
+
+    def runs(self, source: Source) -> Answer:
+        """All runs that have data of hookboard, and what to do if there is none."""
+        scalars, records = source.last_scalars(), source.last_tensors()
+        found = []
+        for name in sorted(scalars.keys() | records.keys(), key=natural):
+            ours, kept = scalars.get(name, {}), records.get(name, {})
+            if is_of_hookboard(ours, kept):
+                run = self._read(source, name, ours, kept)
+                found.append(
+                    {
+                        "name": name,
+                        "last_step": run.last_step,
+                        "series": len(run.series),
+                        "has_record": run.is_ordered,
+                    }
+                )
+        hint = "" if found else WITHOUT_OURS if source.runs() else EMPTY
+        return {"runs": found, "hint": hint}
+
+    def run(self, source: Source, name: str) -> Answer:
+        """What a run holds: layers, series, verdicts."""
+        run = self._run(source, name)
+        first = default_of(run.series)
+        return {
+            "run": name,
+            "last_step": run.last_step,
+            "token": run.token,
+            "is_ordered": run.is_ordered,
+            "every_n_steps": run.every_n_steps,
+            "layers": [layer_answer(layer) for layer in run.layers.values()],
+            "series": [
+                {
+                    "id": one.id,
+                    "label": one.label,
+                    "stage": one.stage,
+                    "kind": one.kind,
+                    "statistic": one.statistic,
+                    "source": "scalars" if one.tags else "health",
+                    "rows": len(_rows(run, one)),
+                    "scale": one.scale,
+                    "is_default": one.id == first,
+                }
+                for one in run.series.values()
+            ],
+            "headline": run.health.headline if run.health else "",
+            "verdicts": list(run.health.verdicts) if run.health else [],
+            "warnings": run.warnings,
+        }
+
+    def map(self, source: Source, name: str, series: str, columns: int, against: str | None = None) -> Answer:
+        """The values of a series, rows by steps; with another run, also what that one has at the same place."""
+        run = self._run(source, name)
+        one = _series(run, series)
+        curves = self._curves(source, run, one)
+        rows = {row: curves[row] for row in _rows(run, one) if row in curves}
+        answer: Answer = {"run": name, "series": series, "token": run.token}
+        if against is not None:
+            other = self._run(source, against)
+            theirs = self._curves(source, other, _series(other, series))
+            answer |= {"against": against, "against_token": other.token}
+            answer["unmatched"] = [*(r for r in rows if r not in theirs), *(r for r in theirs if r not in rows)]
+            rows = {row: curve for row, curve in rows.items() if row in theirs}
+        steps = columns_for(rows.values(), columns)
+        answer["rows"] = list(rows)
+        answer["modules"] = [run.layer_of(row, one) for row in rows]
+        answer["steps"] = steps.tolist()
+        answer["values"] = [plain(cells_of(curve, steps)) for curve in rows.values()]
+        if against is not None:
+            answer["against_values"] = [plain(held_cells_of(theirs[row], steps)) for row in rows]
+        return answer
+
+    def _run(self, source: Source, name: str) -> Run:
+        """The run of this name.
+
+        Raises:
+            RefusalError: there is none with data of hookboard.
+        """
+        scalars, records = source.last_scalars(name).get(name, {}), source.last_tensors(run=name).get(name, {})
+        if not is_of_hookboard(scalars, records):
+            if scalars or records or name in source.runs():
+                raise RefusalError(f"run {name!r} has no data of hookboard.", 404)
+            raise no_such("run", name, source.runs())
+        return self._read(source, name, scalars, records)
+
+    def _read(self, source: Source, name: str, scalars: Mapping[str, Any], records: Mapping[str, Any]) -> Run:
+        return self.cache.get(
+            (source.experiment, name),
+            token_of(scalars, records),
+            lambda: read_run(source, name, scalars, records),
+            lambda run: run.nbytes,
+        )
+
+    def _curves(self, source: Source, run: Run, one: Series) -> dict[str, Curve]:
+        """Row to curve."""
+        if run.health is not None and not one.tags:
+            return _health_curves(run, one)
+
+        def read() -> dict[str, Curve]:
+            found = source.scalars(run.name, one.tags.values())
+            return {row: found[tag] for row, tag in one.tags.items() if tag in found}
+
+        def size_of(curves: dict[str, Curve]) -> int:
+            return sum(curve.nbytes + 400 + len(row) for row, curve in curves.items())
+
+        return self.cache.get((source.experiment, run.name, one.id), run.token, read, size_of)
+
+
+def layer_answer(layer: LayerFacts) -> Answer:
+    """What is known of a layer, for JSON."""
+    return {
+        "name": layer.name,
+        "type": layer.types[0].rpartition(".")[2] if layer.types else "",
+        "types": list(layer.types),
+        "output": None if layer.output is None else list(layer.output),
+        "parameters": {name: list(shape) for name, shape in layer.parameters.items()},
+        "count": sum(int(np.prod(shape, dtype=object)) for shape in layer.parameters.values()),
+    }
+
+
+def _series(run: Run, id: str) -> Series:
+    if id not in run.series:
+        raise no_such("series", id, run.series)
+    return run.series[id]
+
+
+def _rows(run: Run, one: Series) -> list[str]:
+    """The rows of a series, in the order in which the layers ran."""
+    if run.health is not None and not one.tags:
+        has_value = ~np.isnan(run.health.values[one.statistic]).all(axis=1)
+        # A sick layer without a value, such as one that no gradient reaches, is what is to be seen.
+        judged = {verdict.get("module") for verdict in run.health.verdicts}
+        return [n for n, has in zip(run.health.layers, has_value, strict=True) if has or n in judged]
+    places = {name: i for i, name in enumerate(run.layers)}
+    parameters = {name: i for layer in run.layers.values() for i, name in enumerate(layer.parameters)}
+    return sorted(
+        one.tags, key=lambda row: (places[run.layer_of(row, one)], parameters.get(row, len(parameters)), natural(row))
+    )
+
+
+def _health_curves(run: Run, one: Series) -> dict[str, Curve]:
+    assert run.health is not None
+    values, steps = run.health.values[one.statistic], np.asarray(run.health.steps, np.int64)
+    is_there = ~np.isnan(values)
+    return {
+        layer: curve_of(steps[there], row[there])
+        for layer, row, there in zip(run.health.layers, values, is_there, strict=True)
+    }

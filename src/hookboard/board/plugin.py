@@ -1,0 +1,145 @@
+"""`HookboardPlugin`: the tab for TensorBoard. It reads what is asked for, and says so where that is wrong."""
+
+import gzip
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tensorboard import plugin_util
+from tensorboard.backend import http_util
+from tensorboard.context import RequestContext
+from tensorboard.plugins import base_plugin
+from tensorboard.util import tb_logging
+from werkzeug import Request, Response
+
+from hookboard.board.data import Answer, Board
+from hookboard.board.refusal import RefusalError
+from hookboard.board.run import is_of_hookboard
+from hookboard.board.source import Source
+from hookboard.record import PLUGIN
+
+STATIC = Path(__file__).parent / "static"
+
+TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+"""The files that are served, by the end of their name."""
+
+DAY = 24 * 3600
+
+MOST_COLUMNS = 2000
+
+
+class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard has no types
+    """The tab "Hookboard".
+
+    Args:
+        context: what TensorBoard gives to each plugin.
+    """
+
+    plugin_name = PLUGIN
+
+    def __init__(self, context: base_plugin.TBContext) -> None:
+        self._provider = context.data_provider
+        self._board = Board()
+
+    def get_plugin_apps(self) -> dict[str, Any]:
+        """The paths that are served, with what answers."""
+        asked: dict[str, Callable[[Source, Request], Answer]] = {
+            "/runs": self._runs,
+            "/run": self._run,
+            "/map": self._map,
+        }
+        apps = {path: self._app(_json(answer)) for path, answer in asked.items()}
+        apps |= {f"/{path.name}": self._app(_file(path)) for path in STATIC.iterdir() if path.suffix in TYPES}
+        return apps | {"/plotly.js": self._app(_plotly)}
+
+    def is_active(self) -> bool:
+        """Whether any run has data of hookboard.
+
+        TensorBoard asks this only if no run has a record. It has no request then, so that it is asked of the log
+        directory.
+        """
+        source = Source(self._provider, RequestContext(), "")
+        return any(is_of_hookboard(tags, ()) for tags in source.last_scalars().values())
+
+    def frontend_metadata(self) -> base_plugin.FrontendMetadata:
+        """Where the page begins and what stands on the tab."""
+        return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Hookboard")
+
+    def _app(self, answer: Callable[[Source, Request], Response]) -> Any:
+        def app(request: Request) -> Response:
+            if request.method not in ("GET", "HEAD"):
+                return _fault(request, f"method {request.method}: only GET is answered.", 405)
+            context, experiment = plugin_util.context(request.environ), plugin_util.experiment_id(request.environ)
+            try:
+                return answer(Source(self._provider, context, experiment), request)
+            except RefusalError as error:
+                return _fault(request, str(error), error.code)
+            except Exception as error:
+                tb_logging.get_logger().exception("hookboard could not answer %s", request.full_path)
+                return _fault(request, f"hookboard could not answer, by a fault of its own: {error!r}", 500)
+
+        return Request.application(app)
+
+    def _runs(self, source: Source, request: Request) -> Answer:
+        return self._board.runs(source)
+
+    def _run(self, source: Source, request: Request) -> Answer:
+        return self._board.run(source, _given(request, "run"))
+
+    def _map(self, source: Source, request: Request) -> Answer:
+        against = _given(request, "against") if "against" in request.args else None
+        return self._board.map(source, _given(request, "run"), _given(request, "series"), _columns(request), against)
+
+
+def _given(request: Request, name: str) -> str:
+    value = request.args.get(name, "")
+    if not value:
+        given = ", ".join(request.args) or "none"
+        raise RefusalError(f"{request.path} needs the parameter {name!r}, not empty; given: {given}.")
+    return str(value)
+
+
+def _columns(request: Request) -> int:
+    given = request.args.get("columns", "400")
+    if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= MOST_COLUMNS):
+        raise RefusalError(f"columns={given!r}: give a whole number from 1 to {MOST_COLUMNS}.")
+    return int(given)
+
+
+def _json(answer: Callable[[Source, Request], Answer]) -> Callable[[Source, Request], Response]:
+    def respond(source: Source, request: Request) -> Response:
+        # As text: of a dict, http_util would look at every number a second time.
+        text = json.dumps(answer(source, request), allow_nan=False, separators=(",", ":"))
+        return _response(request, text, "application/json")
+
+    return respond
+
+
+def _fault(request: Request, text: str, code: int) -> Response:
+    return _response(request, json.dumps({"error": text}), "application/json", code=code)
+
+
+def _file(path: Path) -> Callable[[Source, Request], Response]:
+    def respond(source: Source, request: Request) -> Response:
+        return _response(request, path.read_bytes(), TYPES[path.suffix])
+
+    return respond
+
+
+def _response(request: Request, content: str | bytes, mime: str, **options: Any) -> Response:
+    """An answer, packed if the browser takes that, with the headers that TensorBoard wants."""
+    response: Response = http_util.Respond(request, content, mime, **options)
+    return response
+
+
+def _plotly(source: Source, request: Request) -> Response:
+    return _response(request, _packed_plotly(), "text/javascript", expires=DAY, content_encoding="gzip")
+
+
+@cache
+def _packed_plotly() -> bytes:
+    from plotly.offline import get_plotlyjs  # only when the page is opened: it takes a moment
+
+    return gzip.compress(get_plotlyjs().encode(), mtime=0)

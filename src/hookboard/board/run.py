@@ -1,0 +1,179 @@
+"""`Run`: what a run holds for the tab: its series, its layers in order, its verdicts; without the numbers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hookboard.board.names import merged, natural
+from hookboard.board.series import Series, read_tags, series_of, series_of_health
+from hookboard.board.source import Last, Source
+from hookboard.record import (
+    HEALTH,
+    LAYERS,
+    PLUGIN,
+    HealthRecord,
+    LayerFacts,
+    LayersRecord,
+    health_record,
+    layers_record,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run holds for the tab.
+
+    Args:
+        name: the name.
+        token: changes with every new point.
+        last_step: the last step of all that is shown.
+        series: id to series.
+        layers: name to facts, in the order in which they ran; in natural order, if that is not known.
+        is_ordered: whether it is known.
+        every_n_steps: callback to how many optimizer steps lie between two of its points.
+        health: the record of `HealthMonitor`, if there is one.
+        warnings: what could not be read, a sentence each.
+        owners: parameter to the layer that owns it, where records tell.
+    """
+
+    name: str
+    token: str
+    last_step: int
+    series: dict[str, Series]
+    layers: dict[str, LayerFacts]
+    is_ordered: bool
+    every_n_steps: dict[str, int]
+    health: HealthRecord | None
+    warnings: list[str]
+    owners: dict[str, str]
+
+    def layer_of(self, row: str, one: Series) -> str:
+        """The layer that a row of a series belongs to."""
+        return _layer_of(row, one.of_parameters, self.layers, self.owners)
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory it takes."""
+        rows = sum(len(row) + len(tag) + 250 for one in self.series.values() for row, tag in one.tags.items())
+        columns = sum(values.nbytes for values in self.health.values.values()) if self.health else 0
+        return rows + columns + 2000 * len(self.layers)
+
+
+def token_of(scalars: Mapping[str, Last], records: Mapping[str, Last]) -> str:
+    """What changes with every new point of a run."""
+    lasts = [*scalars.values(), *records.values()]
+    step, time = (max((last[i] for last in lasts), default=0) for i in (0, 1))
+    return f"{len(lasts)}-{step}-{time!r}"
+
+
+def read_run(source: Source, name: str, scalars: Mapping[str, Last], records: Mapping[str, Last]) -> Run:
+    """Read what a run holds.
+
+    Args:
+        source: the data.
+        name: the name of the run.
+        scalars: its tags.
+        records: the tags of its records.
+    """
+    layers_records, health, warnings = _records(source, name, records)
+    orders = [*([health.layers] if health else []), *([f.name for f in r.layers] for r in layers_records)]
+    facts = {layer: LayerFacts(layer) for layer in merged(orders)}
+    for record in layers_records:
+        for layer in record.layers:
+            facts[layer.name] = _joined(facts[layer.name], layer)
+    owners = {parameter: layer.name for layer in facts.values() for parameter in layer.parameters}
+    read = read_tags(scalars, facts)
+    series = series_of_health(health.values if health else ()) | series_of(read)
+    rest = {_layer_of(row, one.of_parameters, facts, owners): None for one in series.values() for row in one.tags}
+    facts |= {name: LayerFacts(name) for name in sorted(rest.keys() - facts.keys(), key=natural)}
+    steps = [scalars[tag].step for tag in read] + [last.step for last in records.values()]
+    cadence = {record.callback: record.every_n_steps for record in layers_records}
+    if health:
+        cadence["HealthMonitor"] = health.every_n_steps
+    return Run(
+        name,
+        token_of(scalars, records),
+        max(steps, default=0),
+        series,
+        facts,
+        bool(orders),
+        cadence,
+        health,
+        warnings,
+        owners,
+    )
+
+
+def is_of_hookboard(scalars: Iterable[str], records: Iterable[str]) -> bool:
+    """Whether a run with these tags has data for the tab."""
+    return any(map(_is_record, records)) or bool(read_tags(scalars))
+
+
+def _records(
+    source: Source, run: str, tags: Iterable[str]
+) -> tuple[list[LayersRecord], HealthRecord | None, list[str]]:
+    """All records of a run that can be read, and a warning for each that cannot."""
+    wanted = sorted(tag for tag in tags if _is_record(tag))
+    found = source.tensors(run, wanted, PLUGIN, 1) if wanted else {}
+    layers: list[LayersRecord] = []
+    health, warnings = None, []
+    for tag in wanted:
+        record = _record(tag, found.get(tag, []))
+        if isinstance(record, LayersRecord):
+            layers.append(record)
+        elif isinstance(record, HealthRecord):
+            health = record
+        else:
+            warnings.append(f"What is stored as {tag!r} cannot be read, all else is shown: {record}.")
+    return layers, health, warnings
+
+
+def _is_record(tag: str) -> bool:
+    return tag == HEALTH or tag.startswith(f"{LAYERS}/")
+
+
+def _record(tag: str, tensors: Sequence[tuple[int, np.ndarray]]) -> LayersRecord | HealthRecord | ValueError:
+    """The last of the tensors, read; the error if that fails."""
+    try:
+        strings = _strings(tensors[-1][1]) if tensors else []
+        if tag != HEALTH:
+            return layers_record(strings)
+        record = health_record(strings)
+        return replace(record, verdicts=tuple(map(_verdict, record.verdicts)))
+    except ValueError as error:
+        return error
+
+
+def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a verdict, each of the type that the page counts on."""
+    words = {name: str(given.get(name, "")) for name in ("severity", "rule", "module", "evidence", "advice")}
+    steps = {name: None if (at := given.get(name)) is None else int(at) for name in ("since", "until", "batch_idx")}
+    return words | steps
+
+
+def _strings(tensor: np.ndarray) -> Sequence[bytes]:
+    strings: list[Any] = np.ravel(tensor).tolist()
+    if not all(isinstance(one, bytes) for one in strings):
+        raise ValueError(f"no record of hookboard: a tensor of {tensor.dtype}, not of strings")
+    return strings
+
+
+def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:
+    """What two records tell of a layer: each may know what the other does not."""
+    return replace(
+        known,
+        types=known.types or more.types,
+        output=known.output if known.output is not None else more.output,
+        parameters={**known.parameters, **more.parameters},
+    )
+
+
+def _layer_of(row: str, is_parameter: bool, layers: Mapping[str, LayerFacts], owners: Mapping[str, str]) -> str:
+    if is_parameter:
+        return owners.get(row) or row.rpartition(".")[0] or row
+    head = row
+    while head and head not in layers:  # a module may have a slash in its name
+        head = head.rpartition("/")[0]
+    return head or row.partition("/")[0] or row

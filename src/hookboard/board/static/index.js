@@ -1,0 +1,3 @@
+export function render() {
+  document.body.textContent = "hookboard";
+}
