@@ -1,15 +1,17 @@
 """`Board`: what the page asks for, from the data that TensorBoard has loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hookboard.board.cache import Cache
 from hookboard.board.curves import Curve, cells_of, columns_for, curve_of, held_cells_of, plain
+from hookboard.board.layer import curves_of_layer, histogram, histograms_of, pictures_of, verdicts_of
 from hookboard.board.names import natural
 from hookboard.board.refusal import RefusalError, no_such
-from hookboard.board.run import Run, is_of_hookboard, read_run, token_of
+from hookboard.board.run import Run, is_of_hookboard, read_run, rows_of, token_of
+from hookboard.board.selecting import selected
 from hookboard.board.series import Series, default_of
 from hookboard.board.source import Source
 from hookboard.record import LayerFacts
@@ -76,7 +78,7 @@ class Board:
                     "kind": one.kind,
                     "statistic": one.statistic,
                     "source": "scalars" if one.tags else "health",
-                    "rows": len(_rows(run, one)),
+                    "rows": len(rows_of(run, one)),
                     "scale": one.scale,
                     "is_default": one.id == first,
                 }
@@ -92,7 +94,7 @@ class Board:
         run = self._run(source, name)
         one = _series(run, series)
         curves = self._curves(source, run, one)
-        rows = {row: curves[row] for row in _rows(run, one) if row in curves}
+        rows = {row: curves[row] for row in rows_of(run, one) if row in curves}
         answer: Answer = {"run": name, "series": series, "token": run.token}
         if against is not None:
             other = self._run(source, against)
@@ -108,6 +110,29 @@ class Board:
         if against is not None:
             answer["against_values"] = [plain(held_cells_of(theirs[row], steps)) for row in rows]
         return answer
+
+    def layer(self, source: Source, name: str, layer: str, columns: int) -> Answer:
+        """What there is of one layer."""
+        run = self._run(source, name)
+        if layer not in run.layers:
+            raise no_such("layer", layer, run.layers)
+        return {
+            "run": name,
+            "token": run.token,
+            "layer": layer_answer(run.layers[layer]),
+            "series": list(curves_of_layer(run, layer, columns, lambda one: self._curves(source, run, one))),
+            "histograms": histograms_of(source, run, layer),
+            "pictures": pictures_of(source, run, layer),
+            "verdicts": verdicts_of(run, layer),
+        }
+
+    def histogram(self, source: Source, name: str, tag: str) -> Answer:
+        """A histogram over steps."""
+        return histogram(source, self._run(source, name).name, tag)
+
+    def select(self, source: Source, name: str, modules: Sequence[str], types: Sequence[str]) -> Answer:
+        """The layers that patterns and types name."""
+        return {"names": selected(self._run(source, name).layers, modules, types)}
 
     def _run(self, source: Source, name: str) -> Run:
         """The run of this name.
@@ -161,20 +186,6 @@ def _series(run: Run, id: str) -> Series:
     if id not in run.series:
         raise no_such("series", id, run.series)
     return run.series[id]
-
-
-def _rows(run: Run, one: Series) -> list[str]:
-    """The rows of a series, in the order in which the layers ran."""
-    if run.health is not None and not one.tags:
-        has_value = ~np.isnan(run.health.values[one.statistic]).all(axis=1)
-        # A sick layer without a value, such as one that no gradient reaches, is what is to be seen.
-        judged = {verdict.get("module") for verdict in run.health.verdicts}
-        return [n for n, has in zip(run.health.layers, has_value, strict=True) if has or n in judged]
-    places = {name: i for i, name in enumerate(run.layers)}
-    parameters = {name: i for layer in run.layers.values() for i, name in enumerate(layer.parameters)}
-    return sorted(
-        one.tags, key=lambda row: (places[run.layer_of(row, one)], parameters.get(row, len(parameters)), natural(row))
-    )
 
 
 def _health_curves(run: Run, one: Series) -> dict[str, Curve]:

@@ -25,6 +25,9 @@ STATIC = Path(__file__).parent / "static"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 """The files that are served, by the end of their name."""
 
+PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+"""The pictures that are served, by their first bytes."""
+
 DAY = 24 * 3600
 
 MOST_COLUMNS = 2000
@@ -49,8 +52,11 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
             "/runs": self._runs,
             "/run": self._run,
             "/map": self._map,
+            "/layer": self._layer,
+            "/histogram": self._histogram,
+            "/select": self._select,
         }
-        apps = {path: self._app(_json(answer)) for path, answer in asked.items()}
+        apps = {"/picture": self._app(_picture)} | {path: self._app(_json(answer)) for path, answer in asked.items()}
         apps |= {f"/{path.name}": self._app(_file(path)) for path in STATIC.iterdir() if path.suffix in TYPES}
         return apps | {"/plotly.js": self._app(_plotly)}
 
@@ -92,6 +98,16 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         against = _given(request, "against") if "against" in request.args else None
         return self._board.map(source, _given(request, "run"), _given(request, "series"), _columns(request), against)
 
+    def _layer(self, source: Source, request: Request) -> Answer:
+        return self._board.layer(source, _given(request, "run"), _given(request, "layer"), _columns(request))
+
+    def _histogram(self, source: Source, request: Request) -> Answer:
+        return self._board.histogram(source, _given(request, "run"), _given(request, "tag"))
+
+    def _select(self, source: Source, request: Request) -> Answer:
+        modules, types = request.args.getlist("modules"), request.args.getlist("types")
+        return self._board.select(source, _given(request, "run"), modules, types)
+
 
 def _given(request: Request, name: str) -> str:
     value = request.args.get(name, "")
@@ -119,6 +135,15 @@ def _json(answer: Callable[[Source, Request], Answer]) -> Callable[[Source, Requ
 
 def _fault(request: Request, text: str, code: int) -> Response:
     return _response(request, json.dumps({"error": text}), "application/json", code=code)
+
+
+def _picture(source: Source, request: Request) -> Response:
+    key = _given(request, "key")
+    picture = source.picture(key)
+    mime = next((mime for start, mime in PICTURES.items() if picture.startswith(start)), None)
+    if mime is None:
+        raise RefusalError(f"key={key!r} is no PNG or JPEG picture.")
+    return _response(request, picture, mime)
 
 
 def _file(path: Path) -> Callable[[Source, Request], Response]:

@@ -51,7 +51,11 @@ class Run:
 
     def layer_of(self, row: str, one: Series) -> str:
         """The layer that a row of a series belongs to."""
-        return _layer_of(row, one.of_parameters, self.layers, self.owners)
+        return self.layer_at(row, one.of_parameters)
+
+    def layer_at(self, path: str, is_parameter: bool) -> str:
+        """The layer that the path of a tag belongs to."""
+        return _layer_of(path, is_parameter, self.layers, self.owners)
 
     @property
     def nbytes(self) -> int:
@@ -109,6 +113,20 @@ def read_run(source: Source, name: str, scalars: Mapping[str, Last], records: Ma
 def is_of_hookboard(scalars: Iterable[str], records: Iterable[str]) -> bool:
     """Whether a run with these tags has data for the tab."""
     return any(map(_is_record, records)) or bool(read_tags(scalars))
+
+
+def rows_of(run: Run, one: Series) -> list[str]:
+    """The rows of a series, in the order in which the layers ran."""
+    if run.health is not None and not one.tags:
+        has_value = ~np.isnan(run.health.values[one.statistic]).all(axis=1)
+        # A sick layer without a value, such as one that no gradient reaches, is what is to be seen.
+        judged = {verdict.get("module") for verdict in run.health.verdicts}
+        return [n for n, has in zip(run.health.layers, has_value, strict=True) if has or n in judged]
+    places = {name: i for i, name in enumerate(run.layers)}
+    parameters = {name: i for layer in run.layers.values() for i, name in enumerate(layer.parameters)}
+    return sorted(
+        one.tags, key=lambda row: (places[run.layer_of(row, one)], parameters.get(row, len(parameters)), natural(row))
+    )
 
 
 def _records(

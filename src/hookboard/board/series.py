@@ -75,7 +75,16 @@ class Series:
     @property
     def of_parameters(self) -> bool:
         """Whether its rows are parameters, not modules."""
-        return self.kind in _KINDS_OF_PARAMETERS
+        return is_of_parameter(self.kind)
+
+
+def is_of_parameter(kind: str) -> bool:
+    """Whether tags of this kind name a parameter, not a module.
+
+    >>> is_of_parameter("parameter_gradient")
+    True
+    """
+    return kind in _KINDS_OF_PARAMETERS
 
 
 def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]:

@@ -1,0 +1,131 @@
+"""What the page shows of one layer: its curves among those of its kind, its histograms and its pictures."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hookboard.board.curves import Cells, Curve, cells_of, columns_for, curve_of, plain, plain_numbers
+from hookboard.board.names import natural
+from hookboard.board.refusal import RefusalError, no_such
+from hookboard.board.run import Run, rows_of
+from hookboard.board.series import Series, is_of_parameter
+from hookboard.board.source import HISTOGRAMS, Source
+from hookboard.sites import read_histogram_tag
+
+BAND = (0.1, 0.5, 0.9)
+"""The shares of layers below the band's lower edge, its middle and its upper edge."""
+
+FEWEST = 3
+"""So many rows make a band: of fewer, all rows of the series are taken."""
+
+MOST_HISTOGRAMS = 100
+
+
+def curves_of_layer(
+    run: Run, layer: str, columns: int, curves_of: Callable[[Series], Mapping[str, Curve]]
+) -> Iterator[dict[str, Any]]:
+    """The curves of a layer's rows, with the band of all rows of their kind.
+
+    Args:
+        run: the run.
+        layer: the name of the layer.
+        columns: how many steps there may be of each.
+        curves_of: reads a series, row to curve.
+    """
+    for one in run.series.values():
+        own = [row for row in rows_of(run, one) if run.layer_of(row, one) == layer]
+        curves = curves_of(one) if own else {}
+        for row in own:
+            if row in curves and len(curves[row].steps):
+                steps = columns_for([curves[row]], columns)
+                peers = _peers(run, one, row, curves)
+                low, median, high = _band([curves[peer] for peer in peers], steps)
+                yield {
+                    "id": one.id,
+                    "label": one.label,
+                    "scale": one.scale,
+                    "row": row,
+                    "steps": steps.tolist(),
+                    "values": plain(cells_of(curves[row], steps)),
+                    "low": low,
+                    "median": median,
+                    "high": high,
+                    "of": len(peers),
+                }
+
+
+def histograms_of(source: Source, run: Run, layer: str) -> list[dict[str, str]]:
+    """The histograms of a layer's tensors."""
+    found = []
+    for tag in sorted(source.last_tensors(HISTOGRAMS, run.name).get(run.name, {}), key=natural):
+        said = read_histogram_tag(tag)
+        if said is not None and run.layer_at(said.path, is_of_parameter(said.kind)) == layer:
+            found.append({"tag": tag, "stage": said.stage, "kind": said.kind, "row": said.path})
+    return found
+
+
+def pictures_of(source: Source, run: Run, layer: str) -> list[dict[str, Any]]:
+    """The pictures of a layer, in tags such as `feature_maps/<layer>` and `cam/<layer>/<method>`."""
+    tags = {}
+    for tag in sorted(source.picture_tags(run.name), key=natural):
+        head, _, path = tag.partition("/")
+        if path and run.layer_at(path, is_parameter=False) == layer:
+            tags[tag] = f"{head} {path.removeprefix(layer).strip('/')}".replace("_", " ").strip()
+    keys = source.picture_keys(run.name, list(tags))
+    return [
+        {"tag": tag, "label": label, "steps": [step for step, _ in at], "keys": [some[0] for _, some in at]}
+        for tag, label in tags.items()
+        if (at := [(step, some) for step, some in keys.get(tag, []) if some])
+    ]
+
+
+def verdicts_of(run: Run, layer: str) -> list[Mapping[str, Any]]:
+    """The verdicts on a layer and on the blocks that it is part of."""
+    verdicts = run.health.verdicts if run.health else ()
+    return [one for one in verdicts if one["module"] and f"{layer}.".startswith(f"{one['module']}.")]
+
+
+def histogram(source: Source, run: str, tag: str) -> dict[str, Any]:
+    """The edges and counts of a histogram over steps.
+
+    Raises:
+        RefusalError: there is no such histogram, or it is none.
+    """
+    points = source.tensors(run, [tag], HISTOGRAMS, MOST_HISTOGRAMS).get(tag)
+    if points is None:
+        raise no_such("histogram", tag, source.last_tensors(HISTOGRAMS, run).get(run, {}))
+    if not all(tensor.ndim == 2 and tensor.shape[1] == 3 and tensor.dtype.kind == "f" for _, tensor in points):
+        raise RefusalError(f"tag={tag!r} is no histogram: rows of left edge, right edge and count are expected.")
+    last = curve_of([step for step, _ in points], range(len(points)))
+    tensors = [points[int(i)][1] for i in last.values]
+    columns = {name: [plain_numbers(t[:, i]) for t in tensors] for i, name in enumerate(("left", "right", "counts"))}
+    return {"tag": tag, "steps": last.steps.tolist(), **columns}
+
+
+def _peers(run: Run, one: Series, row: str, curves: Mapping[str, Curve]) -> list[str]:
+    """The rows of the same kind: the same type of layer, and the same tensor of it."""
+
+    def kind_of(row: str) -> tuple[str, str]:
+        layer = run.layer_of(row, one)
+        types = run.layers[layer].types
+        return types[0] if types else "", row.removeprefix(layer)
+
+    alike = [other for other in curves if kind_of(other) == kind_of(row)]
+    return alike if len(alike) >= FEWEST else list(curves)
+
+
+def _band(curves: Sequence[Curve], steps: np.ndarray) -> list[list[float | str | None]]:
+    """The quantiles of the finite values of some rows at each step."""
+    values = np.stack([cells_of(curve, steps).values for curve in curves])
+    values[~np.isfinite(values)] = np.nan
+    ranked = np.sort(values, axis=0)  # NaN comes last
+    last = np.isfinite(ranked).sum(axis=0) - 1
+    columns = np.arange(len(steps))
+    found = []
+    for share in BAND:
+        place = share * np.maximum(last, 0)
+        below, above = np.floor(place).astype(np.intp), np.ceil(place).astype(np.intp)
+        low, high = ranked[below, columns], ranked[above, columns]
+        found.append(plain(Cells(low + (place - below) * (high - low), last >= 0)))
+    return found
