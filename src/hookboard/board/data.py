@@ -1,16 +1,27 @@
 """`Board`: what the page asks for, from the data that TensorBoard has loaded."""
 
+import gzip
+import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hookboard.board.cache import Cache
 from hookboard.board.curves import Curve, cells_of, columns_for, curve_of, held_cells_of, plain
-from hookboard.board.layer import curves_of_layer, histogram, histograms_of, pictures_of, verdicts_of
+from hookboard.board.layer import (
+    CurvesOf,
+    curves_of_layer,
+    histogram,
+    histograms_of,
+    pictures_of,
+    rows_of_layer,
+    verdicts_of,
+)
 from hookboard.board.names import natural
 from hookboard.board.refusal import RefusalError, no_such
-from hookboard.board.run import Run, is_of_hookboard, read_run, rows_of, token_of
+from hookboard.board.run import Run, is_of_hookboard, read_run, token_of
 from hookboard.board.selecting import selected
 from hookboard.board.series import Series, default_of
 from hookboard.board.source import Source
@@ -78,7 +89,7 @@ class Board:
                     "kind": one.kind,
                     "statistic": one.statistic,
                     "source": "scalars" if one.tags else "health",
-                    "rows": len(rows_of(run, one)),
+                    "rows": len(run.rows[one.id]),
                     "scale": one.scale,
                     "is_default": one.id == first,
                 }
@@ -94,7 +105,7 @@ class Board:
         run = self._run(source, name)
         one = _series(run, series)
         curves = self._curves(source, run, one)
-        rows = {row: curves[row] for row in rows_of(run, one) if row in curves}
+        rows = {row: curves[row] for row in run.rows[one.id] if row in curves}
         answer: Answer = {"run": name, "series": series, "token": run.token}
         if against is not None:
             other = self._run(source, against)
@@ -111,16 +122,35 @@ class Board:
             answer["against_values"] = [plain(held_cells_of(theirs[row], steps)) for row in rows]
         return answer
 
-    def layer(self, source: Source, name: str, layer: str, columns: int) -> Answer:
-        """What there is of one layer."""
+    def packed_map(self, source: Source, name: str, series: str, columns: int, against: str | None = None) -> bytes:
+        """The same as packed JSON, kept as long as nothing new has come."""
+        version = [self._run(source, one).token for one in (name, against) if one is not None]
+        return self.cache.get(
+            (source.experiment, "map", name, series, columns, against),
+            tuple(version),
+            lambda: packed(self.map(source, name, series, columns, against)),
+            len,
+        )
+
+    def layer(self, source: Source, name: str, layer: str, columns: int, has_band: bool) -> Answer:
+        """What there is of one layer; the band of its kind takes the time to read all other layers too."""
         run = self._run(source, name)
         if layer not in run.layers:
             raise no_such("layer", layer, run.layers)
+        own = rows_of_layer(run, layer)
+        if has_band:
+            curves_of: CurvesOf = partial(self._curves, source, run)
+        else:
+            # At once: the fast loader goes through all tags for each request.
+            found = source.scalars(
+                name, [run.series[id].tags[row] for id in own for row in own[id] if run.series[id].tags]
+            )
+            curves_of = partial(_curves_among, run, found)
         return {
             "run": name,
             "token": run.token,
             "layer": layer_answer(run.layers[layer]),
-            "series": list(curves_of_layer(run, layer, columns, lambda one: self._curves(source, run, one))),
+            "series": list(curves_of_layer(run, own, columns, has_band, curves_of)),
             "histograms": histograms_of(source, run, layer),
             "pictures": pictures_of(source, run, layer),
             "verdicts": verdicts_of(run, layer),
@@ -157,17 +187,19 @@ class Board:
 
     def _curves(self, source: Source, run: Run, one: Series) -> dict[str, Curve]:
         """Row to curve."""
-        if run.health is not None and not one.tags:
-            return _health_curves(run, one)
+        if not one.tags:
+            return _curves_among(run, {}, one)
+        return self.cache.get(
+            (source.experiment, run.name, one.id),
+            run.token,
+            lambda: _curves_among(run, source.scalars(run.name, one.tags.values()), one),
+            lambda curves: sum(curve.nbytes + 400 + len(row) for row, curve in curves.items()),
+        )
 
-        def read() -> dict[str, Curve]:
-            found = source.scalars(run.name, one.tags.values())
-            return {row: found[tag] for row, tag in one.tags.items() if tag in found}
 
-        def size_of(curves: dict[str, Curve]) -> int:
-            return sum(curve.nbytes + 400 + len(row) for row, curve in curves.items())
-
-        return self.cache.get((source.experiment, run.name, one.id), run.token, read, size_of)
+def packed(answer: Answer) -> bytes:
+    """JSON, packed as browsers take it; the level is that of TensorBoard, as more of it takes far longer."""
+    return gzip.compress(json.dumps(answer, allow_nan=False, separators=(",", ":")).encode(), 3, mtime=0)
 
 
 def layer_answer(layer: LayerFacts) -> Answer:
@@ -188,7 +220,10 @@ def _series(run: Run, id: str) -> Series:
     return run.series[id]
 
 
-def _health_curves(run: Run, one: Series) -> dict[str, Curve]:
+def _curves_among(run: Run, scalars: Mapping[str, Curve], one: Series) -> dict[str, Curve]:
+    """Row to curve, from the curves of tags, or from the run's health record."""
+    if one.tags:
+        return {row: scalars[tag] for row, tag in one.tags.items() if tag in scalars}
     assert run.health is not None
     values, steps = run.health.values[one.statistic], np.asarray(run.health.steps, np.int64)
     is_there = ~np.isnan(values)

@@ -8,13 +8,15 @@ import numpy as np
 from hookboard.board.curves import Cells, Curve, cells_of, columns_for, curve_of, plain, plain_numbers
 from hookboard.board.names import natural
 from hookboard.board.refusal import RefusalError, no_such
-from hookboard.board.run import Run, rows_of
+from hookboard.board.run import Run
 from hookboard.board.series import Series, is_of_parameter
 from hookboard.board.source import HISTOGRAMS, Source
 from hookboard.sites import read_histogram_tag
 
-BAND = (0.1, 0.5, 0.9)
-"""The shares of layers below the band's lower edge, its middle and its upper edge."""
+CurvesOf = Callable[[Series], Mapping[str, Curve]]
+
+BAND = {"low": 0.1, "median": 0.5, "high": 0.9}
+"""The shares of rows below the band's lower edge, its middle and its upper edge."""
 
 FEWEST = 3
 """So many rows make a band: of fewer, all rows of the series are taken."""
@@ -22,25 +24,31 @@ FEWEST = 3
 MOST_HISTOGRAMS = 100
 
 
+def rows_of_layer(run: Run, layer: str) -> dict[str, list[str]]:
+    """The rows of a layer, by the id of their series."""
+    own = {id: [row for row in rows if run.layer_of(row, run.series[id]) == layer] for id, rows in run.rows.items()}
+    return {id: rows for id, rows in own.items() if rows}
+
+
 def curves_of_layer(
-    run: Run, layer: str, columns: int, curves_of: Callable[[Series], Mapping[str, Curve]]
+    run: Run, own: Mapping[str, Sequence[str]], columns: int, has_band: bool, curves_of: CurvesOf
 ) -> Iterator[dict[str, Any]]:
     """The curves of a layer's rows, with the band of all rows of their kind.
 
     Args:
         run: the run.
-        layer: the name of the layer.
+        own: the rows of the layer, see `rows_of_layer`.
         columns: how many steps there may be of each.
-        curves_of: reads a series, row to curve.
+        has_band: whether the band is wanted.
+        curves_of: reads a series, row to curve; without the band, only the own rows are needed.
     """
-    for one in run.series.values():
-        own = [row for row in rows_of(run, one) if run.layer_of(row, one) == layer]
-        curves = curves_of(one) if own else {}
-        for row in own:
+    for id, rows in own.items():
+        one = run.series[id]
+        curves = curves_of(one)
+        for row in rows:
             if row in curves and len(curves[row].steps):
                 steps = columns_for([curves[row]], columns)
-                peers = _peers(run, one, row, curves)
-                low, median, high = _band([curves[peer] for peer in peers], steps)
+                peers = _peers(run, one, row, curves) if has_band else []
                 yield {
                     "id": one.id,
                     "label": one.label,
@@ -48,9 +56,7 @@ def curves_of_layer(
                     "row": row,
                     "steps": steps.tolist(),
                     "values": plain(cells_of(curves[row], steps)),
-                    "low": low,
-                    "median": median,
-                    "high": high,
+                    **_band([curves[peer] for peer in peers], steps),
                     "of": len(peers),
                 }
 
@@ -115,17 +121,19 @@ def _peers(run: Run, one: Series, row: str, curves: Mapping[str, Curve]) -> list
     return alike if len(alike) >= FEWEST else list(curves)
 
 
-def _band(curves: Sequence[Curve], steps: np.ndarray) -> list[list[float | str | None]]:
-    """The quantiles of the finite values of some rows at each step."""
-    values = np.stack([cells_of(curve, steps).values for curve in curves])
+def _band(curves: Sequence[Curve], steps: np.ndarray) -> dict[str, list[float | str | None]]:
+    """The quantiles of the finite values of some rows at each step; None where there are none."""
+    values = np.full((len(curves) + 1, len(steps)), np.nan)  # one row more, so that there always is one
+    for row, curve in zip(values, curves, strict=False):
+        row[:] = cells_of(curve, steps).values
     values[~np.isfinite(values)] = np.nan
     ranked = np.sort(values, axis=0)  # NaN comes last
     last = np.isfinite(ranked).sum(axis=0) - 1
     columns = np.arange(len(steps))
-    found = []
-    for share in BAND:
+    found = {}
+    for name, share in BAND.items():
         place = share * np.maximum(last, 0)
         below, above = np.floor(place).astype(np.intp), np.ceil(place).astype(np.intp)
         low, high = ranked[below, columns], ranked[above, columns]
-        found.append(plain(Cells(low + (place - below) * (high - low), last >= 0)))
+        found[name] = plain(Cells(low + (place - below) * (high - low), last >= 0))
     return found

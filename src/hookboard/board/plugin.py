@@ -14,7 +14,7 @@ from tensorboard.plugins import base_plugin
 from tensorboard.util import tb_logging
 from werkzeug import Request, Response
 
-from hookboard.board.data import Answer, Board
+from hookboard.board.data import Answer, Board, packed
 from hookboard.board.refusal import RefusalError
 from hookboard.board.run import is_of_hookboard
 from hookboard.board.source import Source
@@ -51,12 +51,13 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         asked: dict[str, Callable[[Source, Request], Answer]] = {
             "/runs": self._runs,
             "/run": self._run,
-            "/map": self._map,
             "/layer": self._layer,
             "/histogram": self._histogram,
             "/select": self._select,
         }
-        apps = {"/picture": self._app(_picture)} | {path: self._app(_json(answer)) for path, answer in asked.items()}
+        apps = {"/map": self._app(self._map), "/picture": self._app(_picture)} | {
+            path: self._app(_json(answer)) for path, answer in asked.items()
+        }
         apps |= {f"/{path.name}": self._app(_file(path)) for path in STATIC.iterdir() if path.suffix in TYPES}
         return apps | {"/plotly.js": self._app(_plotly)}
 
@@ -94,12 +95,17 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
     def _run(self, source: Source, request: Request) -> Answer:
         return self._board.run(source, _given(request, "run"))
 
-    def _map(self, source: Source, request: Request) -> Answer:
+    def _map(self, source: Source, request: Request) -> Response:
         against = _given(request, "against") if "against" in request.args else None
-        return self._board.map(source, _given(request, "run"), _given(request, "series"), _columns(request), against)
+        run, series, columns = _given(request, "run"), _given(request, "series"), _columns(request)
+        return _packed(request, self._board.packed_map(source, run, series, columns, against))
 
     def _layer(self, source: Source, request: Request) -> Answer:
-        return self._board.layer(source, _given(request, "run"), _given(request, "layer"), _columns(request))
+        run, layer, columns = _given(request, "run"), _given(request, "layer"), _columns(request)
+        band = request.args.get("band", "1")
+        if band not in ("0", "1"):
+            raise RefusalError(f"band={band!r}: give 1 (with the band, the default) or 0.")
+        return self._board.layer(source, run, layer, columns, band == "1")
 
     def _histogram(self, source: Source, request: Request) -> Answer:
         return self._board.histogram(source, _given(request, "run"), _given(request, "tag"))
@@ -125,12 +131,11 @@ def _columns(request: Request) -> int:
 
 
 def _json(answer: Callable[[Source, Request], Answer]) -> Callable[[Source, Request], Response]:
-    def respond(source: Source, request: Request) -> Response:
-        # As text: of a dict, http_util would look at every number a second time.
-        text = json.dumps(answer(source, request), allow_nan=False, separators=(",", ":"))
-        return _response(request, text, "application/json")
+    return lambda source, request: _packed(request, packed(answer(source, request)))
 
-    return respond
+
+def _packed(request: Request, content: bytes) -> Response:
+    return _response(request, content, "application/json", content_encoding="gzip")
 
 
 def _fault(request: Request, text: str, code: int) -> Response:
@@ -154,7 +159,7 @@ def _file(path: Path) -> Callable[[Source, Request], Response]:
 
 
 def _response(request: Request, content: str | bytes, mime: str, **options: Any) -> Response:
-    """An answer, packed if the browser takes that, with the headers that TensorBoard wants."""
+    """An answer, unpacked if the browser does not take it packed, with the headers that TensorBoard wants."""
     response: Response = http_util.Respond(request, content, mime, **options)
     return response
 

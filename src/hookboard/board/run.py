@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from hookboard.board.names import merged, natural
-from hookboard.board.series import Series, read_tags, series_of, series_of_health
+from hookboard.board.series import Series, is_built_in, read_tags, series_of, series_of_health
 from hookboard.board.source import Last, Source
 from hookboard.record import (
     HEALTH,
@@ -57,6 +58,30 @@ class Run:
         """The layer that the path of a tag belongs to."""
         return _layer_of(path, is_parameter, self.layers, self.owners)
 
+    @cached_property
+    def rows(self) -> dict[str, list[str]]:
+        """The rows of each series, by id, in the order in which the layers ran."""
+        places = {name: i for i, name in enumerate(self.layers)}
+        parameters = {name: i for layer in self.layers.values() for i, name in enumerate(layer.parameters)}
+
+        def place(row: str, one: Series) -> tuple[int, int, Any]:
+            return places[self.layer_of(row, one)], parameters.get(row, len(parameters)), natural(row)
+
+        return {
+            one.id: sorted(one.tags, key=lambda row: place(row, one)) if one.tags else self._of_health(one.statistic)
+            for one in self.series.values()
+        }
+
+    def _of_health(self, quantity: str) -> list[str]:
+        """The layers of the health record that have a value, or a verdict.
+
+        A sick layer without a value, such as one that no gradient reaches, is what is to be seen.
+        """
+        assert self.health is not None
+        has_value = ~np.isnan(self.health.values[quantity]).all(axis=1)
+        judged = {verdict["module"] for verdict in self.health.verdicts}
+        return [n for n, has in zip(self.health.layers, has_value, strict=True) if has or n in judged]
+
     @property
     def nbytes(self) -> int:
         """About how much memory it takes."""
@@ -66,10 +91,12 @@ class Run:
 
 
 def token_of(scalars: Mapping[str, Last], records: Mapping[str, Last]) -> str:
-    """What changes with every new point of a run."""
+    """What changes with every new point of a run.
+
+    All tags count: of those of one step, TensorBoard may have loaded only some when it is asked.
+    """
     lasts = [*scalars.values(), *records.values()]
-    step, time = (max((last[i] for last in lasts), default=0) for i in (0, 1))
-    return f"{len(lasts)}-{step}-{time!r}"
+    return f"{len(lasts)}-{sum(last.step for last in lasts)}-{sum(int(last.wall_time * 1e6) for last in lasts)}"
 
 
 def read_run(source: Source, name: str, scalars: Mapping[str, Last], records: Mapping[str, Last]) -> Run:
@@ -112,21 +139,7 @@ def read_run(source: Source, name: str, scalars: Mapping[str, Last], records: Ma
 
 def is_of_hookboard(scalars: Iterable[str], records: Iterable[str]) -> bool:
     """Whether a run with these tags has data for the tab."""
-    return any(map(_is_record, records)) or bool(read_tags(scalars))
-
-
-def rows_of(run: Run, one: Series) -> list[str]:
-    """The rows of a series, in the order in which the layers ran."""
-    if run.health is not None and not one.tags:
-        has_value = ~np.isnan(run.health.values[one.statistic]).all(axis=1)
-        # A sick layer without a value, such as one that no gradient reaches, is what is to be seen.
-        judged = {verdict.get("module") for verdict in run.health.verdicts}
-        return [n for n, has in zip(run.health.layers, has_value, strict=True) if has or n in judged]
-    places = {name: i for i, name in enumerate(run.layers)}
-    parameters = {name: i for layer in run.layers.values() for i, name in enumerate(layer.parameters)}
-    return sorted(
-        one.tags, key=lambda row: (places[run.layer_of(row, one)], parameters.get(row, len(parameters)), natural(row))
-    )
+    return any(map(_is_record, records)) or any(map(is_built_in, scalars))
 
 
 def _records(

@@ -87,6 +87,16 @@ def is_of_parameter(kind: str) -> bool:
     return kind in _KINDS_OF_PARAMETERS
 
 
+def is_built_in(tag: str) -> bool:
+    """Whether a tag is that of a built-in statistic.
+
+    >>> is_built_in("activation_std/head"), is_built_in("input_size/train")
+    (True, False)
+    """
+    said = read_scalar_tag(tag)
+    return said is not None and said.statistic in SCALES
+
+
 def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]:
     """Those tags of scalars that hookboard wrote, with what they say.
 
