@@ -1,0 +1,295 @@
+"""Each number that the page gets, against the event files read raw, on both of TensorBoard's loaders."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from board import logs, runs
+
+from hookboard.measure import DERIVED, FORMULAS
+from hookboard.record import HEALTH, LAYERS
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of what TensorBoard comes with
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from hookboard.board.series import SCALES
+
+WIDTHS = [1, 2, 7, 100, 2000]
+
+
+def points(log_directory, run, tag):
+    """The points of a tag, as the file has them; after a restart, without those that were written again."""
+    raw = EventAccumulator(str(log_directory / run), size_guidance={"scalars": 0})
+    raw.Reload()
+    events = [(event.step, event.value) for event in raw.Scalars(tag)]
+    return [point for i, point in enumerate(events) if all(later[0] > point[0] for later in events[i + 1 :])]
+
+
+def shown(value):
+    """A number as JSON has it."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def cells(curve, steps, *, is_held=False):
+    """What a row shows in each column: the last value since the column before, or the last that is not finite."""
+    found = []
+    for i, step in enumerate(steps):
+        within = [value for at, value in curve if at <= step and (i == 0 or at > steps[i - 1])]
+        bad = [value for value in within if not math.isfinite(value)]
+        before = [value for at, value in curve if at <= step] if is_held else []
+        found.append(shown([None, *before[-1:], *within[-1:], *bad[-1:]][-1]))
+    return found
+
+
+def assert_same(found, expected):
+    # Event files hold float32.
+    assert [type(one) for one in found] == [type(one) for one in expected]
+    numbers = [(f, e) for f, e in zip(found, expected, strict=True) if isinstance(f, float)]
+    assert [f for f in found if not isinstance(f, float)] == [e for e in expected if not isinstance(e, float)]
+    np.testing.assert_array_equal([f for f, _ in numbers], [e for _, e in numbers])
+
+
+def test_all_runs_with_our_data_are_listed_in_natural_order(board):
+    status, answer = board.ask("runs")
+    names = [run["name"] for run in answer["runs"]]
+    ours = [".", "corrupt", "first_2", "first_10", "mixed", "nested/recorded", "nested/recorded/second"]
+    assert (status, names, answer["hint"]) == (200, [*ours, "nested/wild run"], "")
+    assert {run["name"]: run["last_step"] for run in answer["runs"]}["nested/recorded/second"] == 45
+    assert [run["name"] for run in answer["runs"] if run["has_record"]] == ["nested/recorded", "nested/recorded/second"]
+
+
+@pytest.mark.parametrize("run", [".", "nested/wild run", "nested/recorded", "first_10", "mixed"])
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_a_map_shows_the_numbers_of_the_file(board, log_directory, run, columns):
+    for series in board.ask("run", run=run)[1]["series"]:
+        if series["source"] == "health":
+            continue
+        _, answer = board.ask("map", run=run, series=series["id"], columns=columns)
+        stage = "" if series["stage"] == "train" else f"{series['stage']}_"
+        tag = f"{stage}{series['kind']}_{series['statistic']}"
+        curves = {row: points(log_directory, run, f"{tag}/{row}") for row in answer["rows"]}
+        assert len(curves) == series["rows"]
+        union = sorted({step for curve in curves.values() for step, _ in curve})
+        steps = answer["steps"]
+        assert len(steps) == min(columns, len(union))
+        assert steps[-1] == union[-1]
+        assert columns == 1 or steps[0] == union[0]
+        places = [union.index(step) for step in steps]
+        gaps = np.diff(places)
+        assert (gaps > 0).all()
+        assert len(gaps) == 0 or gaps.max() - gaps.min() <= 1
+        for curve, values in zip(curves.values(), answer["values"], strict=True):
+            assert_same(values, cells(curve, steps))
+
+
+def test_of_what_was_written_twice_the_last_counts(board):
+    _, answer = board.ask("map", run=".", series="train/activation/std")
+    assert answer["steps"] == list(range(0, 130, 10))
+    assert answer["values"] == [[0.0, 10.0, 20.0, *(2000.0 + step for step in range(30, 130, 10))]]
+    assert board.ask("map", run=".", series="train/activation/rms")[1]["values"] == [[2.0]]
+
+
+def test_every_name_comes_as_it_was_given(board):
+    _, answer = board.ask("map", run="nested/wild run", series="train/activation/std")
+    assert sorted(answer["rows"]) == sorted(runs.NASTY)
+
+
+@pytest.mark.parametrize("quantity", ["activation_rms", "dead_fraction"])
+def test_a_map_of_the_health_record_shows_its_numbers(board, quantity):
+    _, answer = board.ask("map", run="nested/recorded", series=f"health/{quantity}")
+    given = dict(zip(runs.HEALTH_RECORD.layers, runs.HEALTH_RECORD.values[quantity].tolist(), strict=True))
+    assert answer["steps"] == [0, 10, 20, 40]
+    for row, values in zip(answer["rows"], answer["values"], strict=True):
+        assert_same(values, [None if math.isnan(value) else shown(value) for value in given[row]])
+
+
+def test_a_sick_layer_without_a_value_has_a_row_all_the_same(board):
+    rows = board.ask("map", run="nested/recorded", series="health/activation_rms")[1]["rows"]
+    assert rows == ["net.stem", "net.10", "net.9", "net.head"]
+    rows = board.ask("map", run="nested/recorded", series="health/dead_fraction")[1]["rows"]
+    assert rows == ["net.stem", "net.9"]
+
+
+def test_rows_are_in_the_order_in_which_layers_ran(board):
+    rows = board.ask("map", run="nested/recorded", series="train/activation/std")[1]["rows"]
+    assert rows == ["net.stem", "net.10", "net.10/0", "net.9", "net.head"]
+    _, answer = board.ask("map", run="nested/recorded", series="train/parameter/l2")
+    assert answer["rows"] == [name for layer in runs.FACTS for name in layer.parameters]
+    assert answer["modules"] == ["net.10", "net.10", "net.9", "net.9", "net.head", "net.head"]
+
+
+def test_without_a_record_rows_are_in_natural_order(board):
+    assert not board.ask("run", run="first_2")[1]["is_ordered"]
+    rows = board.ask("map", run="first_2", series="train/gradient/mean")[1]["rows"]
+    assert rows == ["layers.1", "layers.9", "layers.10"]
+
+
+def test_what_a_run_holds(board):
+    _, answer = board.ask("run", run="nested/recorded")
+    assert answer["last_step"] == 40
+    assert answer["is_ordered"]
+    assert answer["every_n_steps"] == {"ActivationLogger": 10, "HealthMonitor": 10}
+    assert [layer["name"] for layer in answer["layers"]] == ["net.stem", "net.10", "net.9", "net.head"]
+    assert answer["layers"][1] == {
+        "name": "net.10",
+        "type": "Linear",
+        "types": ["torch.nn.modules.linear.Linear"],
+        "output": [4, 8],
+        "parameters": {"net.10.weight": [8, 8], "net.10.bias": [8]},
+        "count": 72,
+    }
+    assert answer["headline"] == "1 alarm in 4 layers."
+    assert answer["verdicts"] == list(runs.HEALTH_RECORD.verdicts)
+    assert answer["warnings"] == []
+    ids = [series["id"] for series in answer["series"]]
+    assert ids == ["health/activation_rms", "health/dead_fraction", "train/activation/std", "train/parameter/l2"]
+    assert [series["id"] for series in answer["series"] if series["is_default"]] == ["health/activation_rms"]
+    assert [series["scale"] for series in answer["series"]] == ["log", "linear", "log", "log"]
+
+
+def test_somebodys_own_tags_are_no_series(board):
+    ids = [series["id"] for series in board.ask("run", run="mixed")[1]["series"]]
+    assert ids == ["train/activation/std", "train/activation/near_zero"]
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_is_shown(board):
+    status, answer = board.ask("run", run="corrupt")
+    assert status == 200
+    assert [series["id"] for series in answer["series"]] == ["train/activation/std"]
+    text = "\n".join(answer["warnings"])
+    assert len(answer["warnings"]) == 3
+    assert "a newer one wrote it" in text
+    assert all(tag in text for tag in (HEALTH, f"{LAYERS}/Newer", f"{LAYERS}/Strange"))
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_two_runs_are_compared_row_by_row(board, log_directory, columns):
+    first, second = "nested/recorded", "nested/recorded/second"
+    _, answer = board.ask("map", run=second, series="train/activation/std", against=first, columns=columns)
+    assert answer["unmatched"] == []
+    for row, own, other in zip(answer["rows"], answer["values"], answer["against_values"], strict=True):
+        tag = f"activation_std/{row}"
+        assert_same(own, cells(points(log_directory, second, tag), answer["steps"]))
+        assert_same(other, cells(points(log_directory, first, tag), answer["steps"], is_held=True))
+
+
+def test_rows_that_only_one_run_has_are_named(board):
+    _, answer = board.ask("map", run="nested/recorded", series="train/activation/std", against="mixed")
+    assert (answer["rows"], answer["values"], answer["against_values"]) == ([], [], [])
+    assert answer["unmatched"] == ["net.stem", "net.10", "net.10/0", "net.9", "net.head", "net.0"]
+
+
+def test_a_layer_has_its_own_rows_and_the_band_of_its_kind(board, log_directory):
+    _, answer = board.ask("layer", run="nested/recorded", layer="net.9")
+    found = {(series["id"], series["row"]): series for series in answer["series"]}
+    own = [
+        ("train/activation/std", "net.9"),
+        ("train/parameter/l2", "net.9.weight"),
+        ("train/parameter/l2", "net.9.bias"),
+    ]
+    assert list(found) == [("health/dead_fraction", "net.9"), *own]
+    std = found[own[0]]
+    assert_same(std["values"], cells(points(log_directory, "nested/recorded", "activation_std/net.9"), std["steps"]))
+    # The linear layers; what net.10 returned besides is another kind of tensor.
+    peers = [points(log_directory, "nested/recorded", f"activation_std/net.{name}") for name in ("10", "9", "head")]
+    values = np.array([[value for _, value in curve] for curve in peers])
+    assert std["of"] == 3
+    for name, share in (("low", 10), ("median", 50), ("high", 90)):
+        np.testing.assert_allclose(std[name], np.percentile(values, share, axis=0))
+
+
+def test_a_band_leaves_out_what_is_not_finite(board):
+    _, answer = board.ask("layer", run="nested/recorded", layer="net.10")
+    rms = answer["series"][0]
+    assert (rms["values"], rms["of"]) == ([1.0, "inf", 4.0], 3)  # at steps 0, 20, 40
+    values = np.array([[1, np.nan, 4], [np.nan] * 3, runs.HEALTH_RECORD.values["activation_rms"][3, [0, 2, 3]]])
+    for name, share in (("low", 10), ("median", 50), ("high", 90)):
+        np.testing.assert_allclose(rms[name], np.nanpercentile(values, share, axis=0))
+
+
+def test_fewer_than_three_of_a_kind_are_seen_among_all_rows(board):
+    _, answer = board.ask("layer", run="nested/recorded", layer="net.stem")
+    assert [series["of"] for series in answer["series"] if series["id"] == "train/activation/std"] == [5]
+
+
+def test_a_layer_without_its_band_has_the_same_values(board):
+    _, whole = board.ask("layer", run="nested/recorded", layer="net.9")
+    _, quick = board.ask("layer", run="nested/recorded", layer="net.9", band=0)
+    assert [(s["id"], s["row"], s["values"]) for s in quick["series"]] == [
+        (s["id"], s["row"], s["values"]) for s in whole["series"]
+    ]
+    assert {(s["of"], *s["low"], *s["high"]) for s in quick["series"] if s["id"] == "train/activation/std"} == {
+        (0, *10 * [None])
+    }
+
+
+def test_a_layer_has_the_verdicts_on_it_and_on_its_blocks(board):
+    _, answer = board.ask("layer", run="nested/recorded", layer="net.9")
+    assert [verdict["module"] for verdict in answer["verdicts"]] == ["net.9", "net"]
+
+
+def test_a_layer_has_its_histograms(board):
+    _, answer = board.ask("layer", run="nested/recorded", layer="net.9")
+    assert answer["histograms"] == [
+        {"tag": "activations/net.9", "stage": "train", "kind": "activation", "row": "net.9"},
+        {"tag": "parameters/net.9.weight", "stage": "train", "kind": "parameter", "row": "net.9.weight"},
+    ]
+
+
+def test_a_histogram_shows_the_edges_and_counts_of_the_file(board):
+    _, answer = board.ask("histogram", run="nested/recorded", tag="activations/net.9")
+    assert answer["steps"] == [0, 10, 20, 30, 40]
+    assert answer["left"] == 5 * [[-1.0, 0.0, 2.0]]
+    assert answer["right"] == 5 * [[0.0, 2.0, 3.0]]
+    assert answer["counts"] == [[1.0 + step, 0.0, 2.0] for step in range(0, 50, 10)]
+
+
+def test_a_layer_has_its_pictures(board):
+    _, answer = board.ask("layer", run="nested/recorded", layer="net.9")
+    assert [(p["tag"], p["label"], p["steps"]) for p in answer["pictures"]] == [
+        ("cam/net.9/gradcam", "cam gradcam", [0, 20]),
+        ("feature_maps/net.9", "feature maps", [0, 20]),
+    ]
+    for pictures, kind in zip(answer["pictures"], ("jpeg", "png"), strict=True):
+        for key in pictures["keys"]:
+            served = board.get("picture", key=key)
+            assert (served.status_code, served.mimetype) == (200, f"image/{kind}")
+            assert served.data == runs.picture_bytes(kind.upper())
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ["net.stem", "net.10", "net.9", "net.head"]),
+        ({"modules": ["net.*", "!net.9"]}, ["net.stem", "net.10", "net.head"]),
+        ({"modules": "re:net\\.[0-9]+"}, ["net.10", "net.9"]),
+        ({"types": "Linear"}, ["net.10", "net.9", "net.head"]),
+        ({"types": "torch.nn.Conv2d"}, ["net.stem"]),
+        ({"types": ["_ConvNd", "Linear"], "modules": "net.[s]*".replace("[s]", "s")}, ["net.stem"]),
+        ({"types": "!Linear"}, ["net.stem"]),
+        ({"types": "torch.nn.modules.linear.Linear", "modules": ["!**.head"]}, ["net.10", "net.9"]),
+    ],
+)
+def test_layers_are_selected_as_callbacks_select_modules(board, given, expected):
+    assert board.ask("select", run="nested/recorded", **given) == (200, {"names": expected})
+
+
+def test_a_run_that_grows_is_followed(tmp_path):
+    logs.write(tmp_path, [logs.scalars(step, {"activation_std/net": step}) for step in (0, 10)])
+    with logs.slow(tmp_path) as board:
+        tokens = [board.ask("run", run=".")[1]["token"] for _ in range(2)]
+        assert board.ask("map", run=".", series="train/activation/std")[1]["values"] == [[0.0, 10.0]]
+        later = [logs.scalars(20, {"activation_std/net": 5.0}), logs.scalars(20, {"gradient_std/net": 1.0})]
+        logs.write(tmp_path, later, started=2000.0)
+        board.reload()
+        _, run = board.ask("run", run=".")
+        assert tokens[0] == tokens[1] != run["token"]
+        assert run["last_step"] == 20
+        assert len(run["series"]) == 2
+        assert board.ask("map", run=".", series="train/activation/std")[1]["values"] == [[0.0, 10.0, 5.0]]
+
+
+def test_every_built_in_statistic_has_a_scale():
+    assert {*FORMULAS, *DERIVED} <= SCALES.keys()

@@ -1,0 +1,209 @@
+"""The plugin inside TensorBoard: as a user starts it, with wrong questions, with providers that fail."""
+
+import contextlib
+import gzip
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from types import SimpleNamespace
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+import pytest
+from board import logs, runs
+from board.logs import asker
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of what TensorBoard comes with
+    from tensorboard.errors import NotFoundError
+
+SERIES = "train/activation/std"
+
+WRONG = {
+    "no run": ("run", {}, 400, "needs the parameter 'run'"),
+    "an empty run": ("run", {"run": ""}, 400, "needs the parameter 'run'"),
+    "an unknown run": ("run", {"run": "nested/record"}, 404, "did you mean 'nested/recorded'"),
+    "a run that is not ours": ("run", {"run": "theirs"}, 404, "run 'theirs' has no data of hookboard"),
+    "no series": ("map", {"run": "."}, 400, "needs the parameter 'series', not empty; given: run"),
+    "an unknown series": ("map", {"run": ".", "series": "train/activation/st"}, 404, f"did you mean '{SERIES}'"),
+    "no columns": ("map", {"run": ".", "series": SERIES, "columns": ""}, 400, "columns='': give a whole number"),
+    "0 columns": ("map", {"run": ".", "series": SERIES, "columns": "0"}, 400, "from 1 to 2000"),
+    "too many columns": ("map", {"run": ".", "series": SERIES, "columns": "2001"}, 400, "from 1 to 2000"),
+    "half a column": ("map", {"run": ".", "series": SERIES, "columns": "1.5"}, 400, "columns='1.5'"),
+    "columns in other digits": ("map", {"run": ".", "series": SERIES, "columns": "\u00b2"}, 400, "columns="),
+    "an unknown second run": ("map", {"run": ".", "series": SERIES, "against": "x"}, 404, "unknown run 'x'"),
+    "an empty second run": ("map", {"run": ".", "series": SERIES, "against": ""}, 400, "parameter 'against'"),
+    "a second run without it": ("map", {"run": ".", "series": SERIES, "against": "first_2"}, 404, "unknown series"),
+    "no layer": ("layer", {"run": "."}, 400, "needs the parameter 'layer'"),
+    "an unknown layer": ("layer", {"run": ".", "layer": "net.00"}, 404, "did you mean 'net.0'"),
+    "half a band": ("layer", {"run": ".", "layer": "net.0", "band": "yes"}, 400, "band='yes'"),
+    "an unknown histogram": ("histogram", {"run": ".", "tag": "x"}, 404, "unknown histogram 'x'"),
+    "no key": ("picture", {}, 400, "needs the parameter 'key'"),
+    "an unknown key": ("picture", {"key": "x"}, 400, "no such picture"),
+    "a pattern for nothing": ("select", {"run": ".", "modules": "ne.*"}, 400, "'ne.*' matches no layer; the closest"),
+    "an empty pattern": ("select", {"run": ".", "modules": ""}, 400, "'' matches no layer"),
+    "no expression": ("select", {"run": ".", "modules": "re:("}, 400, "is not a regular expression"),
+    "an unknown type": ("select", {"run": "nested/recorded", "types": "Liner"}, 400, "the closest are 'Linear'"),
+    "a type without a record": ("select", {"run": ".", "types": "Linear"}, 400, "no record of its layers' types"),
+}
+
+
+@pytest.mark.parametrize(("path", "given", "code", "text"), WRONG.values(), ids=WRONG)
+def test_a_wrong_question_is_answered_by_a_sentence(board, path, given, code, text):
+    status, answer = board.ask(path, **given)
+    assert status == code
+    assert text in answer["error"]
+    assert list(answer) == ["error"]
+
+
+def test_only_pictures_are_served_as_pictures(board):
+    _, answer = board.ask("layer", run="nested/recorded", layer="net.stem")
+    (pictures,) = answer["pictures"]
+    status, said = board.ask("picture", key=pictures["keys"][0])
+    assert (status, said["error"].endswith("is no PNG or JPEG picture.")) == (400, True)
+
+
+def test_nothing_but_get_is_answered(slow_board):
+    assert slow_board.client.post("/runs").status_code == 405
+
+
+@pytest.mark.parametrize("path", ["index.js", "plotly.js", "runs", "run", "picture"])
+def test_no_browser_may_guess_what_an_answer_is(slow_board, path):
+    assert slow_board.get(path).headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["runs", "map", "plotly.js"])
+def test_answers_are_packed_only_for_who_takes_that(slow_board, path):
+    given = {"run": ".", "series": SERIES}
+    plain = slow_board.client.get(f"/{path}", query_string=given)
+    packed = slow_board.client.get(f"/{path}", query_string=given, headers={"Accept-Encoding": "gzip"})
+    assert "Content-Encoding" not in plain.headers
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(packed.data) == plain.data
+
+
+def test_plotly_is_served_from_its_package_and_kept_by_the_browser(slow_board):
+    served = slow_board.get("plotly.js")
+    assert served.mimetype == "text/javascript"
+    assert b"plotly.js v" in served.data[:200]
+    assert int(re.search(r"max-age=(\d+)", served.headers["Cache-Control"])[1]) >= 3600
+
+
+def test_an_empty_log_directory_says_what_to_do(tmp_path):
+    with logs.slow(tmp_path) as board:
+        status, answer = board.ask("runs")
+    assert (status, answer["runs"]) == (200, [])
+    assert "holds no runs yet" in answer["hint"]
+    assert not board.plugin.is_active()
+
+
+def test_runs_of_somebody_else_do_not_open_the_tab(tmp_path):
+    logs.write(tmp_path, runs.RUNS["theirs"])
+    with logs.slow(tmp_path) as board:
+        assert "Add a callback" in board.ask("runs")[1]["hint"]
+        assert not board.plugin.is_active()
+
+
+def test_runs_of_the_first_version_open_the_tab(tmp_path):
+    logs.write(tmp_path, runs.RUNS["first_2"])
+    with logs.slow(tmp_path) as board:
+        assert board.plugin.is_active()
+
+
+def failing(*_, **__):
+    raise NotFoundError("no such experiment")
+
+
+@pytest.mark.parametrize("provider", [None, SimpleNamespace(), SimpleNamespace(read_last_scalars=failing)])
+def test_a_provider_that_lacks_something_leaves_the_tab_shut(provider):
+    board = asker(provider)
+    assert not board.plugin.is_active()
+    assert board.ask("runs")[1]["runs"] == []
+
+
+def test_a_fault_of_ours_is_said_and_logged(caplog):
+    def broken(*_, **__):
+        raise RuntimeError("a wire is loose")
+
+    board = asker(SimpleNamespace(read_last_scalars=broken))
+    status, answer = board.ask("runs")
+    assert status == 500
+    assert "a wire is loose" in answer["error"]
+    assert "could not answer" in caplog.text
+
+
+def test_many_requests_at_once_read_a_series_once(tmp_path):
+    logs.write(tmp_path, [logs.scalars(0, {"activation_std/net": 1.0})])
+    with logs.slow(tmp_path) as board:
+        provider = board.plugin._provider
+        read, reads = provider.read_scalars, []
+
+        def slowly(*given, **options):
+            reads.append(options)
+            time.sleep(0.1)
+            return read(*given, **options)
+
+        provider.read_scalars = slowly
+        answers = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(board.ask("map", run=".", series=SERIES))) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(reads) == 1
+    assert [answer["values"] for _, answer in answers] == 8 * [[[1.0]]]
+
+
+@pytest.mark.spawns
+def test_the_tab_loads_neither_torch_nor_lightning():
+    code = "import sys, hookboard.board; print([m for m in sys.modules if m in ('torch', 'lightning', 'plotly')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@contextlib.contextmanager
+def tensorboard(folder, *flags):
+    """TensorBoard as a user starts it; `get` asks for a path below its address."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--port", "0", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            said = ""
+            while not (found := re.search(r"http://\S+", said)):
+                line = server.stderr.readline()
+                assert line, said
+                said += line
+
+            def get(path, **given):
+                request = Request(f"{found[0]}{path}?{urlencode(given)}", headers={"Accept-Encoding": "gzip"})
+                with urlopen(request) as answer:
+                    content = answer.read()
+                    return gzip.decompress(content) if answer.headers["Content-Encoding"] == "gzip" else content
+
+            yield get
+        finally:
+            server.kill()
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize(
+    "flags", [["--load_fast=true"], ["--load_fast=false"], ["--path_prefix=/a/b"]], ids=["fast", "slow", "prefix"]
+)
+def test_the_tab_opens_by_itself(tmp_path, flags):
+    logs.write(tmp_path / "one", [logs.scalars(0, {"activation_std/net": 1.0})])
+    with tensorboard(tmp_path, *flags) as get:
+
+        def listing():
+            return json.loads(get("data/plugins_listing"))
+
+        logs.until(lambda: listing()["hookboard"]["enabled"])
+        tab = listing()["hookboard"]
+        assert tab["tab_name"] == "Hookboard"
+        assert tab["loading_mechanism"]["module_path"].endswith("/data/plugin/hookboard/index.js")
+        assert b"export" in get("data/plugin/hookboard/index.js")
+        assert json.loads(get("data/plugin/hookboard/map", run="one", series=SERIES))["values"] == [[1.0]]
