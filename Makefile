@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py src/hookboard/measure/_native.c src/hookboard
 WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo demo-text demo-sick test test-fast test-oldest lint bench bench-health clean
+.PHONY: demo demo-text demo-sick test test-fast test-oldest browser lint bench bench-health clean
 
 demo: $(INSTALLED)  ## train on handwritten digits, then look at it in TensorBoard
 	$(BIN)/python examples/digits.py fit --config configs/digits.yaml
@@ -20,7 +20,6 @@ demo-text: $(INSTALLED)  ## the same with a character transformer
 
 demo-sick: $(INSTALLED)  ## the digits with a planted fault: what is said of a sick layer
 	$(BIN)/python examples/sick.py digits
-	@printf '\nTo see it, run\n\n    $(BIN)/tensorboard --logdir logs/sick_digits\n\nand open the tabs Text and Images.\n\n'
 
 test: $(INSTALLED)  ## the whole suite
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
@@ -30,6 +29,9 @@ test-fast: $(INSTALLED)  ## without what compiles, starts processes or is large
 
 test-oldest: $(OLDEST_INSTALLED)  ## the whole suite on the oldest versions that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE)
+
+browser:  ## Chromium from Debian, for the tests that look at the tab; without it they are skipped
+	command -v chromium || (apt-get -qq update && apt-get -qq install --yes chromium)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

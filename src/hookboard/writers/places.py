@@ -13,7 +13,7 @@ def place_of(logger: Logger) -> str:
 
 @place_of.register
 def _of_tensorboard(logger: TensorBoardLogger) -> str:
-    return f"tensorboard --logdir {logger.log_dir} (tabs Text, Images, Custom Scalars: health)"
+    return f"tensorboard --logdir {logger.log_dir} (tab Hookboard)"
 
 
 @place_of.register
