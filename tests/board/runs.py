@@ -32,6 +32,7 @@ FACTS = (
     LayerFacts("net.head", LINEAR, (4, 2), {"net.head.weight": (2, 8), "net.head.bias": (2,)}),
 )
 LAYERS_RECORD = LayersRecord("ActivationLogger", 10, FACTS)
+OTHER_RECORD = LayersRecord("ParameterLogger", 20, (LayerFacts("net.9", LINEAR, None, {"net.9.weight": (8, 8)}),))
 VERDICT = {
     "severity": "alarm",
     "rule": "dead_units",
@@ -49,7 +50,7 @@ HEALTH_RECORD = HealthRecord(
     ("net.stem", "net.10", "net.9", "net.head"),
     (0, 10, 20, 40),
     {
-        "activation_rms": np.array([[1, 2, 3, 4], [1, NAN, INF, 4], [NAN] * 4, [1e-30, 3e38, 0, -0.0]], np.float32),
+        "activation_rms": np.array([[1, 2, 3, 4], [1, NAN, INF, 4], [NAN] * 4, [-INF, 3e38, 1e-30, -0.0]], np.float32),
         "dead_fraction": np.array([[0, 0, 0, 0.5], [NAN] * 4, [1, 1, 1, 1], [NAN] * 4], np.float32),
     },
 )
@@ -101,6 +102,7 @@ def recorded(shift=0.0):
     for step in (10, 40):
         yield record(step, HEALTH, HEALTH_RECORD.strings())
     yield record(0, f"{LAYERS}/ActivationLogger", LAYERS_RECORD.strings())
+    yield record(0, f"{LAYERS}/ParameterLogger", OTHER_RECORD.strings())
 
 
 def first_version():

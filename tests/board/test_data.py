@@ -130,7 +130,7 @@ def test_what_a_run_holds(board):
     _, answer = board.ask("run", run="nested/recorded")
     assert answer["last_step"] == 40
     assert answer["is_ordered"]
-    assert answer["every_n_steps"] == {"ActivationLogger": 10, "HealthMonitor": 10}
+    assert answer["every_n_steps"] == {"ActivationLogger": 10, "ParameterLogger": 20, "HealthMonitor": 10}
     assert [layer["name"] for layer in answer["layers"]] == ["net.stem", "net.10", "net.9", "net.head"]
     assert answer["layers"][1] == {
         "name": "net.10",
@@ -140,6 +140,7 @@ def test_what_a_run_holds(board):
         "parameters": {"net.10.weight": [8, 8], "net.10.bias": [8]},
         "count": 72,
     }
+    assert list(answer["layers"][2]["parameters"]) == ["net.9.weight", "net.9.bias"]  # two records tell of it
     assert answer["headline"] == "1 alarm in 4 layers."
     assert answer["verdicts"] == list(runs.HEALTH_RECORD.verdicts)
     assert answer["warnings"] == []
@@ -204,7 +205,8 @@ def test_a_band_leaves_out_what_is_not_finite(board):
     _, answer = board.ask("layer", run="nested/recorded", layer="net.10")
     rms = answer["series"][0]
     assert (rms["values"], rms["of"]) == ([1.0, "inf", 4.0], 3)  # at steps 0, 20, 40
-    values = np.array([[1, np.nan, 4], [np.nan] * 3, runs.HEALTH_RECORD.values["activation_rms"][3, [0, 2, 3]]])
+    values = runs.HEALTH_RECORD.values["activation_rms"][1:, [0, 2, 3]].astype(np.float64)
+    values[~np.isfinite(values)] = np.nan
     for name, share in (("low", 10), ("median", 50), ("high", 90)):
         np.testing.assert_allclose(rms[name], np.nanpercentile(values, share, axis=0))
 

@@ -20,8 +20,8 @@ def natural(name: str) -> tuple[Natural, str]:
 def merged(orders: Iterable[Sequence[str]]) -> list[str]:
     """All names of several lists; a name that only a later list has follows the one before it there.
 
-    >>> merged([["a", "d"], ["a", "b", "c"], ["z"]])
-    ['a', 'b', 'c', 'd', 'z']
+    >>> merged([["a", "b", "e"], ["b", "c", "d"], ["z"]])
+    ['a', 'b', 'c', 'd', 'e', 'z']
     """
     result: list[str] = []
     for order in orders:
