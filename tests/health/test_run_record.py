@@ -100,7 +100,7 @@ def test_numbers_of_numpy_in_a_verdict_are_numbers():
 def test_it_is_written_at_the_first_look_and_then_more_and_more_seldom():
     judge, page = judge_of(), Page(1)
     at = [step + 1 for step in range(100) if written(judge, page, step)]
-    assert at == [1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93]
+    assert at == [*range(1, 12), 13, 15, 17, 19, 21, 24, 27, 30, 33, 37, 41, 46, 51, 57, 63, 70, 77, 85, 94]
 
 
 def test_a_new_verdict_is_in_a_record_at_once_and_one_that_comes_and_goes_is_not_each_time():
@@ -108,8 +108,8 @@ def test_a_new_verdict_is_in_a_record_at_once_and_one_that_comes_and_goes_is_not
     judge, page = judge_of(rule), Page(1)
     at = {step: found for step in range(400) if (found := written(judge, page, step))}
     first = next(step for step in range(400) if step in at and at[step][0].verdicts)
-    assert 20 <= first <= 30
-    assert len(at) < 20
+    assert 20 <= first <= 33
+    assert len(at) < 50
 
 
 def test_the_last_one_is_written_once_and_is_complete():

@@ -17,7 +17,10 @@ VERDICT = "health/verdict"
 
 GROWTH = 1.5
 """Pictures are drawn again when there are this many times as many looks: each shows the whole run, so few are enough,
-and all of them together cost no more for each look of a long run than of a short one. So are records."""
+and all of them together cost no more for each look of a long run than of a short one."""
+
+FRESHNESS = 1.1
+"""The same for records: somebody may follow the run in the tab, and they cost less."""
 
 _UNITS = {"activation_rms": "RMS", "gradient_rms": "RMS", "update_ratio": "ratio", "dead_fraction": "share"}
 
@@ -38,7 +41,7 @@ class Page:
         self._drawn_at = 0
         self._told_at = 0
         self._told: object = None
-        self._record = RunRecord(every_n_steps, GROWTH)
+        self._record = RunRecord(every_n_steps, FRESHNESS)
 
     def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
         """What is to be written after a look."""
