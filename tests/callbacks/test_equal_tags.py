@@ -139,3 +139,15 @@ def test_two_interventions_of_one_role_have_a_text_each(tmp_path):
 def test_both_values_are_written_all_the_same(tmp_path):
     said_in(tmp_path, mlp(), ActivationLogger("net.0"), ActivationLogger("net.0"))
     assert list(scalars(tmp_path)["activation_mean/net.0"]) == [0]
+
+
+@pytest.mark.parametrize(("layers", "is_said"), [(400, False), (401, True)])
+def test_more_tags_than_anybody_looks_at_are_said_with_how_to_narrow_them(tmp_path, caplog, layers, is_said):
+    net = nn.Sequential(*(nn.Identity() for _ in range(layers)))
+    with caplog.at_level("INFO"):
+        fit(tmp_path, Toy(nn.Sequential(net, nn.Linear(4, 2))), batches(4), ActivationLogger("net.0.*"))
+    said = [record.message for record in caplog.records if "tags, more than anybody" in record.message]
+    assert len(said) == is_said
+    if is_said:
+        assert "ActivationLogger is going to write 2,005 tags" in said[0]
+        assert "modules='encoder.*'" in said[0]

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from hookboard.callbacks.course import Course
 from hookboard.callbacks.duties import W
-from hookboard.callbacks.tags import warn_of_equal_tags
+from hookboard.callbacks.tags import inform_of_many_tags, warn_of_equal_tags
 from hookboard.callbacks.trainer import is_alone, running_stage
 
 
@@ -35,6 +35,7 @@ class Life(Course[W]):
             ValueError: the configuration does not fit the model.
         """
         self._start(trainer, pl_module, {"train", "validate"})
+        inform_of_many_tags(self)
         warn_of_equal_tags(self, trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

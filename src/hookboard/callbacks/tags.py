@@ -1,9 +1,14 @@
-"""The warning about callbacks that write the same tag."""
+"""What is said of tags when a run starts: callbacks that write the same ones, and a callback that writes many."""
+
+from typing import Any
 
 from lightning.pytorch import Trainer
 
 from hookboard.callbacks.duties import Duties
-from hookboard.callbacks.trainer import warn
+from hookboard.callbacks.trainer import inform, warn
+
+MANY = 2000
+"""More tags than this make TensorBoard slow, and nobody looks at them one by one."""
 
 
 def warn_of_equal_tags(last: object, trainer: Trainer) -> None:
@@ -32,3 +37,14 @@ def warn_of_equal_tags(last: object, trainer: Trainer) -> None:
         f"what begins with {next(iter(shared))!r}: it gets several values at one step. Choose their arguments so that "
         "each tag is written by one of them."
     )
+
+
+def inform_of_many_tags(callback: Duties[Any]) -> None:
+    """Say so if a callback is going to write more than MANY tags, and how to narrow it."""
+    count = sum(1 for _ in callback.written_tags())
+    if count > MANY:
+        inform(
+            f"{type(callback).__name__} is going to write {count:,} tags, more than anybody looks at one by one. To "
+            "narrow it, name layers (modules='encoder.*'), types (types=['Linear']) or fewer statistics. "
+            "HealthMonitor() shows all layers in 22 tags."
+        )
