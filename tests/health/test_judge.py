@@ -421,3 +421,15 @@ def test_a_layer_that_was_replaced_by_another_kind_has_no_history():
     run.follow(looks.layers(Layer("fc", "BatchNorm1d", "norm"), linear("head")))
     assert np.isnan(run.recent("activation_rms")[:, 0]).tolist() == [True, False]
     assert np.isnan(run.timeline.of("activation_rms")[:, 0]).tolist() == [True, False]
+
+
+def test_a_note_that_was_an_alarm_says_so():
+    judge = Judge([soft("odd")], LAYERS, WINDOW)
+    said = []
+    for step in range(120):
+        readings = [looks.reading(name, "output", [looks.row()]) for name in LAYERS]
+        judge.see(looks.look(step, readings, [1.0 if step < 20 else 9.0 if step < 60 else 0.1]))
+        said += judge.verdicts
+    first = next(i for i, verdict in enumerate(said) if verdict.severity == "alarm")
+    assert {verdict.evidence for verdict in said[: first + 1]} == {"odd"}
+    assert (said[-1].severity, said[-1].evidence) == ("note", "odd (it was an alarm: the loss shows no harm any more)")

@@ -103,6 +103,7 @@ class Judge:
         self._open: dict[Key, Case] = {}
         self._closed: dict[Key, Case] = {}
         self._verdicts: tuple[Verdict, ...] | None = None
+        self._alarmed: set[Key] = set()  # what has been an alarm
         self._well = 0  # looks since the loss showed harm
         self._asked: int | None = None  # the step of the look at which all rules were asked last
         self._asks = 0  # how often that was
@@ -174,7 +175,20 @@ class Judge:
 
         # An effect keeps its own numbers, and says what it follows from.
         ranked = sorted(cases, key=rank)
-        return tuple(_as_effect(verdict, causes[verdict]) if verdict in causes else verdict for verdict in ranked)
+        return tuple(
+            _as_effect(verdict, causes[verdict]) if verdict in causes else self._with_its_past(verdict)
+            for verdict in ranked
+        )
+
+    def _with_its_past(self, verdict: Verdict) -> Verdict:
+        """A note that was an alarm says so: somebody may have read it in the terminal."""
+        key = verdict.rule, verdict.module
+        if verdict.severity == "alarm":
+            self._alarmed.add(key)
+        elif key in self._alarmed:
+            why = ": the loss shows no harm any more" if self._well >= self.run.window else ""
+            return replace(verdict, evidence=f"{verdict.evidence} (it was an alarm{why})")
+        return verdict
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
         """An alarm, as a note while its cause may be a case that has not lasted long enough; for a window at most."""
