@@ -1,3 +1,36 @@
-export function render() {
-  document.body.textContent = "hookboard";
+/** Where TensorBoard begins: it imports this file into an empty page and calls `render`. */
+
+import { startPage } from "./page.js";
+
+/** Fill the page. */
+export async function render() {
+  document.title = "Hookboard";
+  document.documentElement.lang = "en";
+  const [style, root] = [document.createElement("link"), document.createElement("div")];
+  const loaded = new Promise((done) => (style.onload = style.onerror = done));
+  style.rel = "stylesheet";
+  style.href = new URL("style.css", import.meta.url).href;
+  document.head.append(style);
+  root.className = "app";
+  root.textContent = "Loading…";
+  document.body.append(root);
+  try {
+    await Promise.all([loaded, script("plotly.js")]);
+  } catch (error) {
+    root.textContent = `${error.message}. Reload the page to try again.`;
+    return;
+  }
+  root.replaceChildren();
+  startPage(root);
+}
+
+/** Plotly is no module: it puts itself into the window. */
+function script(name) {
+  return new Promise((done, failed) => {
+    const tag = document.createElement("script");
+    tag.src = new URL(name, import.meta.url).href;
+    tag.onload = done;
+    tag.onerror = () => failed(new Error(`${name} could not be loaded`));
+    document.head.append(tag);
+  });
 }

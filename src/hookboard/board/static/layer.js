@@ -1,0 +1,224 @@
+/** One layer: what it is, its verdicts, its statistics over steps, its histograms and pictures. */
+
+import { ask, decoded, pictureUrl } from "./data.js";
+import { counted, element, titled, written } from "./dom.js";
+import { drawHistogram } from "./histogram.js";
+import { rounded } from "./scale.js";
+import { cardOf } from "./verdicts.js";
+
+const MARGIN = { l: 54, r: 10, t: 6, b: 20 };
+const HIGH = 112;
+
+/**
+ * Draw the panel.
+ * @param {HTMLElement} panel the place.
+ * @param {Object} answer of `layer`.
+ * @param {Object} context `run` (its name), `steps` (first and last of the map), `shown` (the id of the series that
+ *   the map shows), `colours`, `like` (what the band is of), `now()` (the step of the cursor), `go(step)` for a click into a chart.
+ */
+export function drawLayer(panel, answer, context) {
+  const { layer, series, histograms, pictures, verdicts } = answer;
+  const width = Math.max(panel.clientWidth - 32, 200);
+  const ordered = [...series].sort((a, b) => (b.id === context.shown) - (a.id === context.shown));
+  const charts = ordered.map((one) => ({ one, place: element("div", { class: "chart" }) }));
+  const tensors = histograms.map((one) => ({ one, place: element("div", { class: "chart" }) }));
+  const heading = (text) => element("h3", { text });
+  const chartOf = ({ one, place }) => figure(labelOf(one, layer), place, (step) => valueAt(one, step));
+  panel.replaceChildren(
+    factsOf(layer),
+    verdicts.length ? element("ol", { class: "cards" }, verdicts.map((verdict) => cardOf(verdict, false, null))) : "",
+    charts.length ? keyOf(context.colours, context.like) : element("p", { text: "No statistics of this layer." }),
+    ...charts.slice(0, 1).map(chartOf),
+    ...(tensors.length ? [heading("Histograms over steps")] : []),
+    ...tensors.map(({ one, place }) => figure(`${histogramLabel(one)}${restOf(one.row, layer)}`, place)),
+    ...(pictures.length ? [heading("Pictures")] : []),
+    ...pictures.map(pictureOf),
+    ...(charts.length > 1 ? [heading("More statistics over steps")] : []),
+    ...charts.slice(1).map(chartOf),
+  );
+  charts.forEach(({ one, place }) => whenSeen(place, () => drawSeries(place, one, width, context)));
+  tensors.forEach(({ one, place }) => whenSeen(place, () => drawTensor(place, one, width, context)));
+}
+
+/** A layer may have dozens of charts: one is drawn when it comes into sight. */
+function whenSeen(place, act) {
+  place.style.minHeight = `${HIGH}px`;
+  const watch = new IntersectionObserver(
+    (found) => {
+      if (!found.some(({ isIntersecting: is }) => is)) return;
+      watch.disconnect();
+      act();
+    },
+    { rootMargin: "200px" },
+  );
+  watch.observe(place);
+}
+
+function drawTensor(place, one, width, context) {
+  ask("histogram", { run: context.run, tag: one.tag })
+    .then((given) => place.isConnected && drawHistogram(place, given, width, MARGIN, context))
+    .catch((error) => (place.textContent = error.message));
+}
+
+/** A chart with its name and, of a statistic, its value at the cursor's step. */
+function figure(text, place, valueOf) {
+  const now = element("span", { class: "now" });
+  if (valueOf) now.hookboard = (step) => (now.textContent = valueOf(step));
+  return element("figure", {}, [element("figcaption", {}, [element("span", { text }), now]), place]);
+}
+
+function factsOf(layer) {
+  const facts = [["type", layer.types?.[0] ?? layer.type]];
+  if (layer.output) facts.push(["output", shapeOf(layer.output)]);
+  const parameters = Object.entries(layer.parameters ?? {});
+  if (parameters.length) facts.push(["parameters", counted(layer.count)]);
+  for (const [name, shape] of parameters) facts.push([restName(name, layer), shapeOf(shape)]);
+  const told = facts.filter(([, text]) => text);
+  if (!told.length) return element("p", { class: "facts", text: "Its type and shapes are not in the log." });
+  return element("dl", { class: "facts" }, told.flatMap(([name, text]) => [element("dt", { text: name }), element("dd", { text })]));
+}
+
+function restName(name, layer) {
+  return name.startsWith(`${layer.name}.`) ? name.slice(layer.name.length + 1) : name;
+}
+
+function restOf(row, layer) {
+  const rest = row === layer.name ? "" : row.startsWith(layer.name) ? row.slice(layer.name.length) : ` ${row}`;
+  return rest && ` · ${rest.replace(/^[./]/, "")}`;
+}
+
+function labelOf(one, layer) {
+  return `${titled(one.label)}${restOf(one.row, layer)}`;
+}
+
+function histogramLabel({ stage, kind }) {
+  return `${stage === "train" ? "" : `${stage}: `}${kind.replaceAll("_", " ")}`;
+}
+
+function shapeOf(shape) {
+  return shape.length ? shape.map(counted).join(" × ") : "a number";
+}
+
+function keyOf(colours, like) {
+  const line = (style, text) => element("span", { class: "swatch" }, [element("i", { style }), text]);
+  return element("p", { class: "key" }, [
+    line({ background: colours.own, height: "3px" }, "this layer"),
+    line({ background: colours.usual, height: "2px" }, `median of ${like}`),
+    line({ background: colours.band }, `the middle 80 % of ${like}`),
+  ]);
+}
+
+/** The traces of a statistic of a layer, for the page and for exports. */
+export function seriesTraces(one, colours) {
+  const [values, low, middle, high] = [one.values, one.low, one.median, one.high].map(decoded);
+  const isLog = isLogarithmic(one);
+  const drawn = (cells) => cells.map((cell) => (cell === null || !Number.isFinite(cell) || (isLog && cell <= 0) ? null : cell));
+  // A band that reaches down to 0 goes on to the end of a logarithmic axis, and below.
+  const edge = (cells) => (isLog ? cells.map((cell) => (cell !== null && cell <= 0 ? Number.MIN_VALUE : cell)) : drawn(cells));
+  const base = { x: one.steps, type: "scatter", mode: "lines", hoverinfo: "skip" };
+  const broken = one.steps.filter((_, i) => values[i] !== null && !Number.isFinite(values[i]));
+  const few = one.steps.length < 40;
+  const traces = [
+    { ...base, name: "low", y: edge(low), line: { width: 0 } },
+    { ...base, name: "the middle 80 %", y: edge(high), line: { width: 0 }, fill: "tonexty", fillcolor: colours.band },
+    { ...base, name: "median of its kind", y: drawn(middle), line: { width: 1.2, color: colours.usual, dash: "dot" } },
+    {
+      ...base, name: "this layer", y: drawn(values), mode: few ? "lines+markers" : "lines",
+      line: { width: 2, color: colours.own }, marker: { size: 4 }, hovertemplate: "step %{x}: %{y:.4g}<extra></extra>", hoverinfo: "all",
+    },
+  ]; // prettier-ignore
+  const finite = traces.flatMap(({ y }) => y).filter((value) => value !== null);
+  if (broken.length) {
+    const top = finite.length ? Math.max(...finite) : 1;
+    traces.push({
+      ...base, name: "NaN or Inf", x: broken, y: broken.map(() => top), mode: "markers",
+      marker: { color: colours.broken, symbol: "diamond", size: 7 },
+      hovertemplate: "step %{x}: NaN or Inf<extra></extra>", hoverinfo: "all",
+    }); // prettier-ignore
+  }
+  return traces;
+}
+
+function isLogarithmic(one) {
+  return one.scale === "log" && decoded(one.values).some((value) => value > 0);
+}
+
+/** The axes of a statistic of a layer. */
+export function seriesAxes(one, [first, last], colours) {
+  const isLog = isLogarithmic(one);
+  const axis = { gridcolor: colours.line, linecolor: colours.line, zeroline: false, tickfont: { size: 11 }, fixedrange: true };
+  const values = [one.values, one.low, one.high].flatMap(decoded).filter((v) => v !== null && Number.isFinite(v) && (!isLog || v > 0));
+  const at = isLog ? values.map(Math.log10) : values;
+  let [low, high] = at.length ? [Math.min(...at), Math.max(...at)] : [0, 1];
+  const room = Math.max((high - low) * 0.08, isLog ? 0.05 : Math.abs(high) * 0.02 || 0.05);
+  [low, high] = [low - room, high + room];
+  const marks = tickMarks(low, high, isLog);
+  return {
+    x: { ...axis, range: [first, last === first ? first + 1 : last], nticks: 6 },
+    y: { ...axis, type: isLog ? "log" : "linear", range: [low, high], tickvals: marks, ticktext: marks.map((value) => written(value, 2)) },
+  }; // prettier-ignore
+}
+
+function tickMarks(low, high, isLog) {
+  if (!isLog) return rounded(low, high, 4);
+  const exponents = (most) => rounded(Math.ceil(low), Math.floor(high), most).filter(Number.isInteger);
+  const whole = [exponents(3), exponents(6)].find((found) => found.length > 2);
+  if (whole) return whole.map((exponent) => 10 ** exponent);
+  const inside = (factors) =>
+    [-1, 0, 1, 2].flatMap((more) => factors.map((factor) => factor * 10 ** (Math.floor(low) + more)))
+      .filter((value) => value >= 10 ** low && value <= 10 ** high); // prettier-ignore
+  return [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 4, 5, 6, 8]].map(inside).find(({ length }) => length > 1) ?? rounded(10 ** low, 10 ** high, 4);
+}
+
+function drawSeries(place, one, width, context) {
+  const { x, y } = seriesAxes(one, context.steps, context.colours);
+  const layout = {
+    width, height: HIGH, margin: MARGIN, showlegend: false, hovermode: "closest", xaxis: x, yaxis: y, dragmode: false,
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: context.colours.faint, size: 11 },
+  }; // prettier-ignore
+  window.Plotly.newPlot(place, seriesTraces(one, context.colours), layout, { displayModeBar: false });
+  place.append(nowLine(context.now(), x.range, width));
+  place.addEventListener("click", (event) => {
+    const share = (event.clientX - place.getBoundingClientRect().left - MARGIN.l) / (width - MARGIN.l - MARGIN.r);
+    if (share >= 0 && share <= 1) context.go(x.range[0] + share * (x.range[1] - x.range[0]));
+  });
+}
+
+/** A line at the step of the cursor; `range` and `width` are those of its chart. */
+function nowLine(step, range, width) {
+  const line = element("div", { class: "now-line" });
+  line.hookboard = (at) => {
+    const share = (at - range[0]) / (range[1] - range[0]);
+    line.style.left = `${MARGIN.l + share * (width - MARGIN.l - MARGIN.r)}px`;
+  };
+  line.hookboard(step);
+  return line;
+}
+
+/** Show a step in all charts and pictures of the panel. */
+export function pointLayer(panel, step) {
+  for (const one of panel.querySelectorAll(".now-line, .now, figure.picture")) one.hookboard?.(step);
+}
+
+/** The value of a statistic at a step. */
+function valueAt(one, step) {
+  const at = one.steps.indexOf(step);
+  const value = at < 0 ? null : decoded([one.values[at]])[0];
+  return value === null ? "" : `${written(value, 4)} at step ${step}`;
+}
+
+/** A picture at the last step that is not after the cursor's. */
+function pictureOf({ label, steps, keys }) {
+  const image = element("img", { alt: label, loading: "lazy" });
+  const caption = element("figcaption", {}, [element("span", { text: label }), element("span", { class: "now" })]);
+  const frame = element("figure", { class: "picture" }, [caption, image]);
+  frame.hookboard = (step) => {
+    const after = steps.findIndex((other) => other > step);
+    const at = after < 0 ? steps.length - 1 : Math.max(after - 1, 0);
+    const url = pictureUrl(keys[at]);
+    if (image.getAttribute("src") !== url) image.setAttribute("src", url);
+    caption.lastChild.textContent = `at step ${steps[at]}`;
+  };
+  frame.hookboard(Infinity);
+  return frame;
+}

@@ -1,0 +1,236 @@
+/** The page: its parts, and what happens when somebody does something. */
+
+import { coloursOf } from "./colours.js";
+import { ask, askAgain } from "./data.js";
+import { partnerOf } from "./depth.js";
+import { later, titled } from "./dom.js";
+import { isSeen, watchDarkness, watchReloads } from "./host.js";
+import { columnOf, rowsSeen } from "./model.js";
+import { numbersFor } from "./numbers.js";
+import { namesIn, readState, watchAddress, writeState } from "./state.js";
+import { makeSide } from "./side.js";
+import { makeTip } from "./tip.js";
+import { makeToolbar } from "./toolbar.js";
+import { isBelow } from "./tree.js";
+import { makeView } from "./view.js";
+
+const COLUMNS = 400;
+const MOST_COLUMNS = 2000; // of a part of the steps
+const INTERVAL = 30_000; // TensorBoard's own
+
+/** Build the page and keep it up to date. */
+export function startPage(root) {
+  let state = readState();
+  let colours = coloursOf(false);
+  let shown = null; // what the last answers gave
+  let turn = 0;
+  const handlers = { update, go, toggle };
+  const toolbar = makeToolbar(update);
+  const tip = makeTip();
+  const view = makeView(handlers, tip);
+  const side = makeSide(handlers);
+  const notice = document.createElement("p");
+  notice.className = "notice";
+  notice.setAttribute("role", "status");
+  notice.textContent = "Loading…";
+  const main = document.createElement("main");
+  main.append(view.root, side.root);
+  root.append(toolbar.root, notice, main, tip.box);
+  root.classList.add("empty");
+
+  watchDarkness((isDark) => {
+    document.body.classList.toggle("dark", isDark);
+    colours = coloursOf(isDark);
+    draw();
+  });
+  watchAddress(() => {
+    state = readState();
+    refresh();
+  });
+  watchReloads(follow);
+  setInterval(follow, INTERVAL);
+  document.addEventListener("keydown", (event) => event.key === "Escape" && escape());
+  new ResizeObserver(later(60, draw)).observe(view.root);
+  refresh();
+
+  /** Change the state; what needs no new answer is drawn at once. Returns when it is drawn. */
+  function update(patch) {
+    state = { ...state, ...patch };
+    writeState(state);
+    const isLight = Object.keys(patch).every((key) => key === "row" || key === "step");
+    if (!isLight || !shown) return refresh();
+    point();
+    return Promise.resolve();
+  }
+
+  async function refresh() {
+    const mine = ++turn;
+    root.setAttribute("aria-busy", "true");
+    try {
+      const answers = await load(state);
+      if (mine !== turn) return;
+      shown = answers;
+      state = { ...state, ...answers.chosen }; // the cursor may have moved meanwhile
+      writeState(state);
+      draw();
+      await addBand(mine);
+    } catch (error) {
+      if (mine === turn) say(error.message);
+    } finally {
+      if (mine === turn) root.removeAttribute("aria-busy");
+    }
+  }
+
+  /** The band of a layer's kind takes the server longer than the layer itself: it is drawn when it comes. */
+  async function addBand(mine) {
+    if (!state.layer || !shown.layer || shown.layer.error) return;
+    const layer = await ask("layer", { run: shown.run.run, layer: state.layer });
+    if (mine !== turn) return;
+    shown.layer = layer;
+    side.draw(shown, state, colours);
+    point();
+  }
+
+  function draw() {
+    if (!shown || !isSeen()) return;
+    root.classList.toggle("empty", !shown.run);
+    sayNotice();
+    if (!shown.run) return;
+    const { how } = shown;
+    toolbar.set({ ...shown, state, how, error: shown.filterError });
+    shown.numbers = numbersFor(shown.run, shown.map, how);
+    const sort = state.view === "depth" ? "order" : state.sort;
+    shown.rows = rowsSeen(shown.numbers, shown.run.verdicts, state, shown.filter, sort);
+    view.draw(shown, state, colours);
+    side.draw(shown, state, colours);
+    point();
+  }
+
+  function point() {
+    const cursor = { row: state.row, column: columnOf(shown.numbers.steps, state.step) };
+    view.point(shown, state, cursor, colours);
+    side.point(shown, state, cursor);
+  }
+
+  /** Say what there is to say of what is shown. */
+  function sayNotice() {
+    say([shown.notice, ...(shown.run?.warnings ?? [])].filter(Boolean).join(" "));
+  }
+
+  function say(text) {
+    notice.textContent = text;
+    notice.hidden = !text;
+  }
+
+  function toggle(row) {
+    const other = (key) => namesIn(state[key]).filter((name) => name !== row.name);
+    const [open, closed] = [other("open"), other("closed")];
+    (row.isOpen ? closed : open).push(row.name);
+    update({ open: JSON.stringify(open), closed: JSON.stringify(closed), row: row.name });
+  }
+
+  /** Go to the row and the first step of a verdict. */
+  async function go({ module, since }) {
+    const { steps } = shown.numbers;
+    const step = String(steps.find((one) => one >= since) ?? steps[steps.length - 1] ?? "");
+    const { names, owners } = shown.numbers;
+    const isBlock = module !== "" && names.some((name) => isBelow(name, module));
+    const row = names.find((name, i) => name === module || owners[i].name === module) ?? (isBlock ? module : undefined);
+    await update({ step, ...(row === undefined ? {} : { row, ...uncovered(row, module) }) });
+    view.reveal(shown.rows.findIndex(({ name }) => name === row));
+  }
+
+  /** What has to change for a row to be seen: no block above it is closed, no filter hides it. */
+  function uncovered(row, module) {
+    const above = shown.rows.filter((one) => one.isBlock && !one.isOpen && isBelow(row, one.name)).map(({ name }) => name);
+    const patch = {};
+    const isLeft = !shown.filter || shown.filter.some((name) => name === module || isBelow(name, module));
+    if (!isLeft) Object.assign(patch, { modules: "", types: "" });
+    const names = row.split(".").map((_, i, parts) => parts.slice(0, i + 1).join("."));
+    if (above.length || !isLeft) {
+      patch.closed = JSON.stringify(namesIn(state.closed).filter((name) => !names.includes(name)));
+      patch.open = JSON.stringify([...new Set([...namesIn(state.open), ...names.slice(0, -1)])]);
+    }
+    if (state.from !== "") Object.assign(patch, { from: "", to: "" });
+    return patch;
+  }
+
+  function escape() {
+    tip.hide();
+    if (state.layer) {
+      update({ layer: "" });
+      view.focus();
+    } else if (state.from !== "") update({ from: "", to: "" });
+  }
+
+  /** Ask whether the run has grown, and draw it again if so. */
+  async function follow() {
+    if (!isSeen()) return;
+    try {
+      const isNew = await askAgain("runs", {}, (a, b) => JSON.stringify(a) === JSON.stringify(b));
+      const hasGrown = () => shown?.run && askAgain("run", { run: shown.run.run }, (a, b) => a.token === b.token);
+      if (isNew || (await hasGrown())) await refresh();
+      else if (shown) sayNotice(); // the server is there again
+    } catch (error) {
+      say(error.message);
+    }
+  }
+}
+
+/** All answers that a state needs. */
+async function load(given) {
+  if (given.run) ask("run", { run: given.run }).catch(() => null); // most likely it is there: both are asked for at once
+  const { runs, hint } = await ask("runs");
+  if (!runs.length) return { runs, notice: hint, run: null };
+  const notes = [hint];
+  const has = (name) => runs.some((run) => run.name === name);
+  const chosen = { against: has(given.against) ? given.against : "" };
+  chosen.run = has(given.run) ? given.run : (runs.find(({ has_record: is }) => is) ?? runs[0]).name;
+  if (given.run && given.run !== chosen.run) notes.push(`There is no run “${given.run}” here; this is “${chosen.run}”.`);
+  const state = { ...given, ...chosen };
+  const run = await ask("run", { run: state.run });
+  const series =
+    run.series.find(({ id }) => id === state.series) ?? run.series.find(({ is_default: is }) => is) ?? run.series[0];
+  if (!series) return { runs, notice: `The run “${state.run}” has nothing to show yet.`, run: null };
+  if (state.series && state.series !== series.id) {
+    notes.push(`The run “${state.run}” has no “${state.series}”; this is ${titled(series.label)}.`);
+  }
+  chosen.series = series.id;
+  const against = state.view === "depth" ? "" : state.against; // that view is of one run
+  const columns = String(state.from === "" ? COLUMNS : MOST_COLUMNS);
+  const asked = { run: run.run, series: series.id, columns };
+  const partner = state.view === "depth" && partnerOf(series, run.series);
+  const [map, selected, other, layer] = await Promise.all([
+    ask("map", { ...asked, against }),
+    filterOf(state),
+    partner ? ask("map", { ...asked, series: partner.id }) : null,
+    layerOf(state),
+  ]);
+  const unmatched = map.unmatched ?? [];
+  if (unmatched.length) notes.push(`Only one of both runs has ${unmatched.length} of the rows; they are left out.`);
+  const how = (state.how === "deviation" && (against || state.view === "depth") ? "" : state.how) || series.scale;
+  const health = runs.find(({ name }) => name === run.run);
+  const notice = notes.filter(Boolean).join(" ");
+  return { runs, run, series, map, how, ...selected, partner: other, layer, hasRecord: health.has_record, notice, chosen };
+}
+
+/** The layers that the filter leaves; null without one. */
+async function filterOf({ run, modules, types }) {
+  if (!modules && !types) return { filter: null, filterError: "" };
+  const list = (text) => text.split(/\s+/).filter(Boolean);
+  try {
+    const { names } = await ask("select", { run, modules: list(modules), types: list(types) });
+    return { filter: names, filterError: "" };
+  } catch (error) {
+    return { filter: null, filterError: error.message };
+  }
+}
+
+async function layerOf({ run, layer }) {
+  if (!layer) return null;
+  try {
+    return await ask("layer", { run, layer, band: "0" });
+  } catch (error) {
+    return { error: error.message };
+  }
+}

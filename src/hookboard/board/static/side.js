@@ -1,0 +1,109 @@
+/** The part beside the view: the verdicts, or the layer that is open. */
+
+import { decoded } from "./data.js";
+import { button, element, several } from "./dom.js";
+import { layerFigure, layerTable, saveCsv, savePng, verdictTable } from "./export.js";
+import { drawLayer, pointLayer, seriesAxes, seriesTraces } from "./layer.js";
+import { drawVerdicts } from "./verdicts.js";
+
+const FEW = 3; // with fewer layers of a type, the band is that of all layers
+
+/** Make it. `handlers` are those of the page. */
+export function makeSide(handlers) {
+  const title = element("h2");
+  const back = button("✕", "Close the layer (Escape)", () => handlers.update({ layer: "" }));
+  const png = button("PNG", "Save as a picture", () => save("png"));
+  const csv = button("CSV", "Save the numbers", () => save("csv"));
+  const panel = element("div", { class: "panel", tabindex: "0" });
+  const head = element("div", { class: "head" }, [title, element("div", { class: "tools" }, [png, csv, back])]);
+  const root = element("aside", { class: "side" }, [head, panel]);
+  let drawn = null; // what the panel shows, to draw it no more often than needed
+  let listed = ""; // the row that the list of verdicts marks
+  let shown = null;
+  let cursorStep = 0;
+  let wasDrawn = false; // a link that opens a layer scrolls nowhere
+  let colours = null;
+
+  function draw(given, state, palette) {
+    [shown, colours] = [given, palette];
+    const { run, layer } = shown;
+    back.hidden = png.hidden = !state.layer;
+    csv.hidden = !state.layer && !run.verdicts.length;
+    root.classList.toggle("open", Boolean(state.layer));
+    if (!state.layer) {
+      title.textContent = run.verdicts.length ? several(run.verdicts.length, "verdict") : "Verdicts";
+      title.removeAttribute("title");
+      root.setAttribute("aria-label", "verdicts");
+      drawn = null;
+      listVerdicts(state.row);
+      wasDrawn = true;
+      return;
+    }
+    title.textContent = state.layer;
+    title.title = state.layer;
+    root.setAttribute("aria-label", `layer ${state.layer}`);
+    if (layer?.error) {
+      panel.replaceChildren(element("p", { class: "notice", text: layer.error }));
+      drawn = null;
+    } else if (!isDrawn(layer, state.series)) {
+      const isOther = drawn?.name !== state.layer;
+      drawn = { name: state.layer, layer, colours, width: panel.clientWidth, series: state.series };
+      drawLayer(panel, layer, contextOf(state));
+      if (isOther) panel.scrollTop = 0;
+      // In one column the layer opens below the map.
+      if (isOther && wasDrawn && root.offsetTop > window.innerHeight / 2) root.scrollIntoView({ behavior: "smooth" });
+      wasDrawn = true;
+    }
+  }
+
+  /** Write the verdicts anew; the focus stays where it was. */
+  function listVerdicts(chosen) {
+    const at = [...panel.querySelectorAll("button.card")].indexOf(document.activeElement);
+    drawVerdicts(panel, shown.run, shown.hasRecord, chosen, handlers.go, open);
+    if (at >= 0) panel.querySelectorAll("button.card")[at]?.focus();
+    listed = chosen;
+  }
+
+  function open(layer) {
+    handlers.update({ layer });
+  }
+
+  function contextOf(state) {
+    const { steps } = shown.numbers;
+    const go = (step) => handlers.update({ step: String(nearest(steps, step)) });
+    const now = () => cursorStep;
+    const { types = [] } = shown.layer.layer;
+    const alike = shown.run.layers.filter((layer) => layer.types[0] === types[0]).length;
+    const like = types.length && alike >= FEW ? `all ${shown.layer.layer.type}` : "all layers"; // as the server does
+    return { run: shown.run.run, like, now, steps: [steps[0] ?? 0, steps[steps.length - 1] ?? 1], shown: state.series, colours, go };
+  }
+
+  function isDrawn(layer, series) {
+    const is = drawn?.layer === layer && drawn.series === series;
+    return is && drawn.colours === colours && drawn.width === panel.clientWidth;
+  }
+
+  function point(given, state, cursor) {
+    cursorStep = given.numbers.steps[cursor.column];
+    if (state.layer) pointLayer(panel, cursorStep);
+    else if (listed !== state.row) listVerdicts(state.row);
+  }
+
+  function save(kind) {
+    const { run, layer } = shown;
+    if (!layer) return saveCsv(`${run.run}-verdicts.csv`, verdictTable(run.verdicts));
+    const name = `${run.run}-${layer.layer.name}`;
+    if (kind === "csv") return saveCsv(`${name}.csv`, layerTable(layer, decoded));
+    const { steps } = shown.numbers;
+    const ends = [steps[0] ?? 0, steps[steps.length - 1] ?? 1];
+    const traces = (one) => seriesTraces(one, colours);
+    const axes = (one) => seriesAxes(one, ends, colours);
+    return savePng(`${name}.png`, layerFigure(layer, traces, axes, colours, `${run.run}: ${layer.layer.name}`));
+  }
+
+  return { root, draw, point };
+}
+
+function nearest(steps, wanted) {
+  return steps.reduce((best, step) => (Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best), steps[0]);
+}

@@ -1,0 +1,78 @@
+/**
+ * What the page shows, kept in the address: a link shows a colleague what you see.
+ * TensorBoard's address is `#hookboard&p.hookboard.<name>=<value>`; it keeps what it does not know.
+ */
+
+import { hostWindow } from "./host.js";
+
+const PREFIX = "p.hookboard.";
+
+/** All that can be in the address, and what holds without it. Values are strings. */
+export const DEFAULTS = {
+  run: "",
+  series: "", // what is shown; "" is the server's choice
+  how: "", // log, linear or deviation; "" is what suits the series
+  against: "", // the other run
+  sort: "order", // order, name or worst
+  modules: "", // patterns, between spaces
+  types: "",
+  view: "map", // map or depth
+  row: "", // where the cursor is: a row,
+  step: "", // and a step
+  layer: "", // the layer that is open
+  from: "", // the steps that are shown
+  to: "",
+  open: "[]", // blocks that somebody opened, as JSON
+  closed: "[]",
+};
+
+/** The state that the address says. */
+export function readState() {
+  const state = { ...DEFAULTS };
+  for (const part of parts()) {
+    const [name, value] = part.split("=").map(decoded);
+    if (value !== undefined && name.startsWith(PREFIX)) {
+      const key = name.slice(PREFIX.length);
+      if (Object.hasOwn(DEFAULTS, key)) state[key] = value;
+    }
+  }
+  return state;
+}
+
+/** Write the state into the address, without a new entry in the history for each move of the cursor. */
+export function writeState(state) {
+  const host = hostWindow();
+  const others = parts().filter((part) => part && !decoded(part).startsWith(PREFIX));
+  const own = Object.keys(DEFAULTS)
+    .filter((key) => state[key] !== DEFAULTS[key])
+    .map((key) => `${encodeURIComponent(PREFIX + key)}=${encodeURIComponent(state[key])}`);
+  const hash = `#${[...others, ...own].join("&")}`;
+  if (hash !== host.location.hash) host.history.replaceState(host.history.state, "", hash);
+}
+
+/** Call a function when somebody else changes the address: a link that is pasted, the button "back". */
+export function watchAddress(changed) {
+  hostWindow().addEventListener("hashchange", changed);
+}
+
+/** The names in a list of the address; none if somebody has garbled it. */
+export function namesIn(list) {
+  try {
+    const names = JSON.parse(list);
+    return Array.isArray(names) ? names.filter((name) => typeof name === "string") : [];
+  } catch {
+    return [];
+  }
+}
+
+function parts() {
+  return hostWindow().location.hash.slice(1).split("&");
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
