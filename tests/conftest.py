@@ -24,13 +24,14 @@ from torch._dynamo.utils import counters
 
 torch.set_num_threads(1)
 
-KINDS = ("unit", "trains", "large", "compiles", "spawns", "gpu")
+KINDS = ("unit", "trains", "large", "compiles", "spawns", "browser", "gpu")
 """pyproject.toml says what each means."""
 
 IMPLIED = {
     "large": {"trains"},
     "compiles": {"trains", "spawns"},  # torch.compile may start processes that compile
     "spawns": {"trains"},
+    "browser": {"spawns"},
     "gpu": {"trains"},
 }
 """What a test of a kind may do besides."""
@@ -128,3 +129,5 @@ def pytest_itemcollected(item):
     if item.get_closest_marker("spawns"):
         # With `--dist loadgroup` one worker runs them all, so that runs which tests share are made once.
         item.add_marker(pytest.mark.xdist_group("spawns"))
+    if item.get_closest_marker("browser"):
+        item.add_marker(pytest.mark.xdist_group("browser"))

@@ -1,5 +1,10 @@
+from urllib.parse import urlsplit
+
+import numpy as np
 import pytest
 from board import logs, runs
+from board.browser import Tab, path_of_chromium, require_entry_point, tensorboard
+from board.sick_logs import STEPS, layers_of, sick_values, write_foreign, write_run
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +32,57 @@ def fast_board(log_directory):
 def board(request):
     """The plugin on the log directory, by each of TensorBoard's loaders."""
     return request.getfixturevalue(f"{request.param}_board")
+
+
+@pytest.fixture(scope="session")
+def page_logs(tmp_path_factory):
+    """The log directory that the page shows."""
+    folder = tmp_path_factory.mktemp("logs")
+    write_run(folder / "sick")
+    write_run(folder / "twin", seed=1)
+    write_run(folder / "old", has_record=False)
+    write_run(folder / "young", has_record=False, steps=STEPS[:10])
+    write_foreign(folder / "zoo", runs.NASTY)
+    return folder
+
+
+@pytest.fixture(scope="module")  # its event loop would be in the way of other tests
+def chromium():
+    """A browser of playwright; the test is skipped where there is none."""
+    reason = "playwright is not installed: see the group `test` in pyproject.toml"
+    sync_api = pytest.importorskip("playwright.sync_api", reason=reason)
+    path = path_of_chromium()
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def page_address(page_logs):
+    require_entry_point()
+    with tensorboard(page_logs) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def opened_tab(chromium, page_address):
+    tab = Tab(chromium, page_address)
+    yield tab
+    tab.close()
+
+
+@pytest.fixture
+def tab(opened_tab):
+    """The tab, as it opens; nothing may go wrong in it, and it asks no other host."""
+    opened_tab.page.set_viewport_size({"width": 1440, "height": 900})
+    opened_tab.show()
+    yield opened_tab
+    assert opened_tab.faults == []
+    assert {urlsplit(url).netloc for url in opened_tab.requests} - {urlsplit(opened_tab.address).netloc, ""} == set()
+
+
+@pytest.fixture(scope="session")
+def values():
+    """The RMS of outputs and of gradients of the run `sick`, as they are stored: in float32."""
+    return [rows.astype(np.float32).astype(np.float64) for rows in sick_values(layers_of())]

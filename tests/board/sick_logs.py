@@ -1,0 +1,98 @@
+"""Runs of a transformer with a sick layer that never were trained, for the tests of the page."""
+
+import numpy as np
+from board.logs import record, scalars, write
+
+from hookboard.record import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
+
+PARTS = {
+    "self_attn": ("MultiheadAttention", 0.1),
+    "linear1": ("Linear", 0.8),
+    "dropout": ("Dropout", 0.5),
+    "linear2": ("Linear", 0.4),
+    "norm1": ("LayerNorm", 1.0),
+    "norm2": ("LayerNorm", 1.0),
+}
+"""The parts of a layer, with their type and the usual RMS of their output."""
+
+SICK = "encoder.layers.7.linear1"
+
+STEPS = tuple(range(0, 120, 2))
+
+
+def layers_of(count=12):
+    """(name, type, usual RMS) of each layer of a transformer, in the order in which they run."""
+    inside = [(f"encoder.layers.{i}.{part}", kind, rms) for i in range(count) for part, (kind, rms) in PARTS.items()]
+    return [("token_embedding", "Embedding", 1.0), *inside, ("norm", "LayerNorm", 1.0), ("head", "Linear", 0.5)]
+
+
+def sick_values(layers, seed=0):
+    """RMS of outputs and of gradients, shape (layers, steps): the feed-forward part of layer 7 is dead."""
+    random = np.random.default_rng(seed)
+    names = [name for name, _, _ in layers]
+    usual = np.array([rms for _, _, rms in layers])[:, None] * np.exp(random.normal(0, 0.12, (len(layers), 1)))
+    noise = random.normal(0, 0.03, (2, len(layers), len(STEPS)))
+    course = 1 + 0.4 * np.array(STEPS) / STEPS[-1]
+    activations = usual * course * np.exp(noise[0])
+    gradients = 1e-4 * usual * np.exp(noise[1]) * np.linspace(2, 0.5, len(layers))[:, None]
+    activations[names.index(SICK)] = 9.9
+    activations[names.index("encoder.layers.7.dropout")] = 0
+    activations[names.index("encoder.layers.7.linear2")] = 0.02
+    gradients[[names.index(f"encoder.layers.7.{part}") for part in ("linear1", "dropout", "norm2")]] = 0
+    gradients[names.index("encoder.layers.3.linear2"), 20:22] = np.inf
+    return activations, gradients
+
+
+VERDICTS = (
+    {
+        "severity": "alarm",
+        "rule": "dead_units",
+        "module": SICK,
+        "since": 10,
+        "until": None,
+        "evidence": "256 of 256 units gave nothing above 0 on any sample since step 10.",
+        "advice": "Look at how this layer is initialized, its bias first.",
+        "batch_idx": None,
+    },
+    {
+        "severity": "note",
+        "rule": "no_gradient",
+        "module": "encoder.layers.7.norm2",
+        "since": 20,
+        "until": 60,
+        "evidence": "Only zeros reach its weights (it follows from dead_units in encoder.layers.7.linear1).",
+        "advice": "Mend dead_units in encoder.layers.7.linear1 first.",
+        "batch_idx": None,
+    },
+)
+
+
+def write_run(folder, *, has_record=True, seed=0, steps=STEPS):
+    """A run of a transformer of 12 layers, one of which is sick: its scalars, and if asked its record."""
+    layers = layers_of()
+    activations, gradients = sick_values(layers, seed)
+    names = [name for name, _, _ in layers]
+    tags = {f"activation_std/{name}": row for name, row in zip(names, activations, strict=True)}
+    tags |= {f"gradient_std/{name}": row for name, row in zip(names, gradients, strict=True)}
+    events = [scalars(step, {tag: float(row[STEPS.index(step)]) for tag, row in tags.items()}) for step in steps]
+    if has_record:
+        facts = tuple(
+            LayerFacts(name, (f"torch.nn.modules.{kind}",), (64, 63, 64), {f"{name}.weight": (64, 64)})
+            for name, kind, _ in layers
+        )
+        values = {"activation_rms": activations, "gradient_rms": gradients}
+        headline = "1 alarm and 1 note in 75 layers at 60 looks, from step 0 to 118."
+        health = HealthRecord(2, headline, VERDICTS, tuple(names), STEPS, values)
+        events.append(record(0, f"{LAYERS}/HealthMonitor", LayersRecord("HealthMonitor", 2, facts).strings()))
+        events.append(record(STEPS[-1], HEALTH, health.strings()))
+    write(folder, events)
+
+
+def write_foreign(folder, names):
+    """A run whose layers have foreign names, with a verdict on the first."""
+    values = np.abs(np.random.default_rng(0).normal(1, 0.1, (len(names), len(STEPS))))
+    tags = {f"activation_std/{name}": row for name, row in zip(names, values, strict=True)}
+    events = [scalars(step, {tag: float(row[i]) for tag, row in tags.items()}) for i, step in enumerate(STEPS)]
+    verdict = {**VERDICTS[0], "module": names[0], "evidence": "<b>bold</b> & <a href='javascript:alert(2)'>a link</a>"}
+    health = HealthRecord(2, names[0], (verdict,), tuple(names), STEPS, {"activation_rms": values})
+    write(folder, [*events, record(STEPS[-1], HEALTH, health.strings())])

@@ -1,0 +1,188 @@
+"""The tab in TensorBoard, in a real browser: what people do with it, and what must not happen."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from board.runs import NASTY
+from board.sick_logs import SICK, STEPS, layers_of, write_run
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+pytestmark = pytest.mark.browser
+
+NAMES = [name for name, _, _ in layers_of()]
+
+ROW = NAMES.index(SICK)
+
+
+def numbers(rows):
+    return np.array(rows, dtype=np.float64)
+
+
+def table(content):
+    return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+
+
+def test_the_csv_of_the_map_has_what_is_in_the_event_files(tab, values):
+    tab.show(run="sick", series="train/gradient/std")
+    lines = table(tab.download(".view button:has-text('CSV')"))
+    assert len(lines) == len(NAMES) * len(STEPS)
+    found = numbers([line["train/gradient/std"] for line in lines]).reshape(len(NAMES), len(STEPS))
+    assert [line["layer"] for line in lines[:: len(STEPS)]] == NAMES
+    assert [int(line["step"]) for line in lines[: len(STEPS)]] == list(STEPS)
+    np.testing.assert_array_equal(found, values[1])
+
+
+def test_depth_layer_and_verdicts_can_be_saved_as_csv(tab, values):
+    tab.show(run="sick", view="depth", step=STEPS[3], layer=SICK)
+    depth = {line["layer"]: line for line in table(tab.download(".view button:has-text('CSV')"))}
+    assert float(depth["head"]["health/gradient_rms"]) == values[1][NAMES.index("head"), 3]
+    layer = [
+        line
+        for line in table(tab.download(".side button:has-text('CSV')"))
+        if line["statistic"].endswith("activation_rms")
+    ]
+    np.testing.assert_array_equal(numbers([line["value"] for line in layer]), values[0][ROW])
+    tab.show(run="sick")
+    verdicts = table(tab.download(".side button:has-text('CSV')"))
+    assert [(line["rule"], line["module"], line["since"]) for line in verdicts[:1]] == [("dead_units", SICK, "10")]
+
+
+@pytest.mark.parametrize("view", ["map", "depth", "layer"])
+def test_views_can_be_saved_as_pictures(tab, view):
+    tab.show(run="sick", **({"layer": SICK} if view == "layer" else {"view": view}))
+    side = ".side" if view == "layer" else ".view"
+    assert tab.download(f"{side} button:has-text('PNG')").startswith(b"\x89PNG")
+
+
+def test_all_of_it_is_reached_by_the_keyboard(tab):
+    tab.find("#hookboard-types").focus()
+    for _ in range(6):
+        tab.page.keyboard.press("Tab")
+        if tab.find(".grid:focus").count():
+            break
+    expect(tab.find(".grid")).to_be_focused()
+    press = tab.page.keyboard.press
+    tab.show(run="sick", row="encoder.layers.7.self_attn", step=STEPS[4])
+    press("ArrowDown")
+    press("ArrowRight")
+    expect(tab.find(".said")).to_contain_text(f"{SICK}, Linear, step {STEPS[5]}")
+    press("Enter")
+    expect(tab.find(".side h2")).to_have_text(SICK)
+    press("Escape")
+    expect(tab.find(".side h2")).to_have_text("2 verdicts")
+    expect(tab.find(".grid")).to_be_focused()
+
+
+def test_a_link_shows_a_fresh_browser_the_same(tab, chromium):
+    tab.show(
+        run="sick",
+        series="health/gradient_rms",
+        how="linear",
+        row=SICK,
+        step=STEPS[9],
+        layer=SICK,
+        closed='["encoder.layers.7"]',
+    )
+    tab.find(".name").first.wait_for()
+    other = chromium.new_context(viewport={"width": 1440, "height": 900})
+    try:
+        page = other.new_page()
+        page.set_default_timeout(40_000)
+        page.goto(tab.page.url)
+        frame = page.frame_locator("iframe")
+        frame.locator(".app:not([aria-busy]) .name").first.wait_for()
+        for selector in (".head h2", ".legend", ".side", ".names", ".axis"):
+            assert frame.locator(selector).first.inner_text() == tab.find(selector).first.inner_text()
+    finally:
+        other.close()
+
+
+def test_dark_mode_is_that_of_tensorboard(tab):
+    background = "one => getComputedStyle(one).backgroundColor"
+    view = tab.find(".view")
+    assert view.evaluate(background) == "rgb(255, 255, 255)"
+    tab.page.evaluate("document.body.classList.add('dark-mode')")
+    expect(view).to_have_css("background-color", "rgb(48, 48, 48)")
+    tab.page.evaluate("document.body.classList.remove('dark-mode')")
+    expect(view).to_have_css("background-color", "rgb(255, 255, 255)")
+
+
+def test_a_narrow_window_has_one_column(tab):
+    tab.page.set_viewport_size({"width": 700, "height": 900})
+    view, side = tab.find(".view"), tab.find(".side")
+    expect(view).to_have_css("width", "684px")
+    assert side.bounding_box()["y"] >= view.bounding_box()["y"] + view.bounding_box()["height"]
+    assert tab.find("body").evaluate("() => document.documentElement.scrollWidth") <= 700
+    expect(tab.find(".name.alarm")).to_be_in_viewport()
+
+
+def test_a_verdict_leads_to_the_page_of_its_layer(tab):
+    tab.show(run="sick")
+    tab.find(".card.alarm").focus()
+    tab.page.keyboard.press("Enter")
+    expect(tab.find(".card.alarm")).to_be_focused()
+    tab.find("button:has-text('Show this layer')").click()
+    expect(tab.find(".side h2")).to_have_text(SICK)
+
+
+def test_the_tab_opens_on_a_run_that_was_watched(tab):
+    assert (tab.state["run"], tab.state["series"]) == ("sick", "health/activation_rms")
+
+
+def test_a_link_to_a_run_that_is_gone_says_so(tab):
+    tab.show(run="gone", series="train/nothing/std")
+    expect(tab.find(".notice")).to_contain_text(
+        "There is no run \N{LEFT DOUBLE QUOTATION MARK}gone\N{RIGHT DOUBLE QUOTATION MARK}"
+    )
+    tab.show(run="sick")
+    expect(tab.find(".notice")).to_be_hidden()
+
+
+def test_a_run_without_a_record_says_how_to_get_verdicts(tab):
+    tab.show(run="old")
+    expect(tab.find(".side")).to_contain_text("HealthMonitor()")
+    expect(tab.find(".card")).to_have_count(0)
+
+
+def test_foreign_names_are_shown_as_text(tab):
+    tab.show(run="zoo", sort="name")
+    assert sorted(tab.rows) == sorted(NASTY)
+    count = "() => document.querySelectorAll('img, script:not([src]), .name b, .card b:not(:first-child), a').length"
+    bare = tab.find("body").evaluate(count)
+    for name in NASTY:
+        tab.show(run="zoo", layer=name, row=name)
+        expect(tab.find(".side h2")).to_have_text(name)
+        expect(tab.find(".said")).to_contain_text(name)
+    assert tab.download(".side button:has-text('PNG')").startswith(b"\x89PNG")
+    assert tab.download(".view button:has-text('PNG')").startswith(b"\x89PNG")
+    tab.show(run="zoo")
+    expect(tab.find(".card")).to_contain_text(NASTY[0])
+    assert tab.find("body").evaluate(count) == bare
+
+
+def test_a_run_that_grows_is_followed_and_what_is_seen_stays(tab, page_logs):
+    tab.show(run="young", row="head", how="linear")
+    expect(tab.find(".facts-line").first).to_contain_text(f"steps 0 to {STEPS[9]}")
+    write_run(page_logs / "young", has_record=False, steps=STEPS[10:14])
+    tab.page.wait_for_timeout(2500)
+    tab.page.locator(".reload-button").click()
+    expect(tab.find(".facts-line").first).to_contain_text(f"steps 0 to {STEPS[13]}", timeout=20_000)
+    assert (tab.state["row"], tab.state["how"]) == ("head", "linear")
+
+
+def test_an_empty_log_directory_says_what_to_do(chromium, tab):
+    hint = "There is nothing of hookboard in this log directory. Add HealthMonitor()."
+    context = chromium.new_context()
+    try:
+        page = context.new_page()
+        page.set_default_timeout(40_000)
+        page.route("**/hookboard/runs", lambda route: route.fulfill(json={"runs": [], "hint": hint}))
+        page.goto(f"{tab.address}/#hookboard")
+        frame = page.frame_locator("iframe")
+        expect(frame.locator(".notice")).to_have_text(hint, timeout=40_000)
+        expect(frame.locator("main")).to_be_hidden()
+    finally:
+        context.close()
