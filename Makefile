@@ -24,8 +24,8 @@ demo-sick: $(INSTALLED)  ## the digits with a planted fault: what is said of a s
 test: $(INSTALLED)  ## the whole suite
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-test-fast: $(INSTALLED)  ## without what compiles, starts processes or is large
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not (compiles or spawns or large)'
+test-fast: $(INSTALLED)  ## without what compiles, starts processes or a browser, or is large
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not (browser or compiles or spawns or large)'
 
 test-oldest: $(OLDEST_INSTALLED)  ## the whole suite on the oldest versions that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE)
