@@ -117,15 +117,14 @@ class BlackBox:
             self._random = RandomState(with_hosts=self._is_checked or self._draws_on_host)
 
     @_shielded
-    def before_backward(self, loss: Tensor) -> None:
-        """Before each backward pass: look at the loss."""
+    def before_backward(self, loss: Tensor, value: float | None = None) -> None:
+        """Before each backward pass: look at the loss, or at its value where that is known."""
         self._backwards += 1
         if self._is_checked and self._random is not None:
             self._draws_on_host |= self._random.hosts_have_moved
             self._is_checked = False
         if self._exact:
-            loss = loss.detach().abs() if loss.is_complex() else loss.detach()
-            self._loss = float(loss if loss.numel() == 1 else loss.sum(dtype=torch.float64))
+            self._loss = _value_of(loss) if value is None else value
             if torch.is_anomaly_enabled() and not math.isfinite(self._loss):  # then backward raises
                 self._happened(self._search_forward)
         elif not (self._is_scaled and loss.dtype is torch.float16):  # it overflows when it is scaled
@@ -242,6 +241,11 @@ class BlackBox:
             self.count += 1
             why = "on this device it is looked at a step later; nonfinite='exact' finds the module in the step itself"
             self.events.append(said.of_unknown_place(noted.is_backward, noted.step, noted.batch_idx, why))
+
+
+def _value_of(loss: Tensor) -> float:
+    loss = loss.detach().abs() if loss.is_complex() else loss.detach()
+    return float(loss if loss.numel() == 1 else loss.sum(dtype=torch.float64))
 
 
 def _versions_in(batch: Any) -> list[int]:

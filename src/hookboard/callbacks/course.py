@@ -4,8 +4,7 @@ A watch is what a callback holds of one stage. Its two ExitStacks undo everythin
 batch has ended, one when the watch ends. An error in a callback ends its watch, not the run.
 """
 
-from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Set
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -140,22 +139,24 @@ class Course(Duties[W]):
                 f"{said_of_changes(fresh, names_in(pl_module))}."
             )
 
-    @contextmanager
-    def _shielded(self, watch: W, when: str) -> Iterator[None]:
+    def _shielded(self, watch: W, when: str) -> "_Shield":
         """Turn an error into a warning that ends the watch, unless the callback may stop the run."""
-        try:
-            yield
-        except NothingToShowError as nothing:
+        return _Shield(self._may_go_on, watch, when)
+
+    def _may_go_on(self, watch: W, when: str, error: Exception) -> bool:
+        """Whether a fault is no fault of the run; then it has been said, and the watch has ended."""
+        if isinstance(error, NothingToShowError):
             self._drop(watch)
-            warn(f"{self._name} {self.verb} nothing: {nothing}.")
-        except Exception as error:
-            if self.may_stop_the_run:
-                raise
-            is_first, watch.has_fault = not watch.has_fault, True
-            if not self._stays_after_a_fault(watch):
-                self._drop(watch)
-            if is_first:
-                warn_switched_off(f"{self._name} ({when})", error)
+            warn(f"{self._name} {self.verb} nothing: {error}.")
+            return True
+        if self.may_stop_the_run:
+            return False
+        is_first, watch.has_fault = not watch.has_fault, True
+        if not self._stays_after_a_fault(watch):
+            self._drop(watch)
+        if is_first:
+            warn_switched_off(f"{self._name} ({when})", error)
+        return True
 
     def _drop(self, watch: W) -> None:
         self._live.pop(watch.stage, None)
@@ -169,6 +170,23 @@ class Course(Duties[W]):
     @property
     def _name(self) -> str:
         return type(self).__name__
+
+
+class _Shield:
+    """See `Course._shielded`. A generator would take several times as long, and each step needs a dozen of them."""
+
+    __slots__ = ("_may_go_on", "_watch", "_when")
+
+    def __init__(self, may_go_on: Callable[[Any, str, Exception], bool], watch: Watch, when: str) -> None:
+        self._may_go_on = may_go_on
+        self._watch = watch
+        self._when = when
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        return isinstance(error, Exception) and self._may_go_on(self._watch, self._when, error)
 
 
 def _undo(watch: Watch) -> None:

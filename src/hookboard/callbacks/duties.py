@@ -142,7 +142,7 @@ class Duties(Callback, ABC, Generic[W]):
         """Before each optimizer step, due or not."""
 
     def _see_batch_end(self, trainer: Trainer, watch: W) -> None:
-        """After each training batch, due or not, before `_end_batch`."""
+        """After each training batch, due or not, before `_end_batch`; once more where an epoch ends."""
 
     def _end_batch(self, trainer: Trainer, watch: W) -> None:
         """After a batch that was watched; in training the optimizer has stepped, unless it accumulates."""

@@ -212,15 +212,15 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     ) -> None:
         watch.batch_idx = batch_idx
         if watch.black_box is not None:
-            watch.until_batch_end.callback(watch.black_box.end_batch)  # where an epoch is cut short
             watch.black_box.begin_batch(batch, batch_idx, logged_step(trainer))
             self._tell_events(trainer, watch)
 
     def _see_loss(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, loss: Tensor) -> None:
         scale = None if watch.scaling is None else watch.scaling.in_force()
-        watch.losses.add(logged_step(trainer), watch.batch_idx, loss if scale is None else loss.detach() / scale)
+        unscaled = loss if scale is None else loss.detach() / scale
+        value = watch.losses.add(logged_step(trainer), watch.batch_idx, unscaled)
         if watch.black_box is not None:
-            watch.black_box.before_backward(loss)
+            watch.black_box.before_backward(loss, value if scale is None else None)
 
     def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch) -> None:
         if watch.black_box is not None:

@@ -124,6 +124,8 @@ class HealthWatch(SiteWatch):
 
     def close(self) -> None:
         """Tell the verdict of the run, after an exception or a fault too; it does not raise."""
+        if self.black_box is not None:
+            self.black_box.end_batch()
         try:
             if self.judge is not None and self.reporter is not None:
                 self.reporter.close(self.judge.verdicts)

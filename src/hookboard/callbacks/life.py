@@ -87,15 +87,19 @@ class Life(Course[W]):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """See `_end_batch`."""
+        self._see_end(trainer)
+        self._finish_batch(trainer)
+
+    def _see_end(self, trainer: Trainer) -> None:
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
             with self._shielded(watch, "at the end of a batch"):
                 self._see_batch_end(trainer, watch)
-        self._finish_batch(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Undo what is left of a batch: if the module ends an epoch early, its last batch has no end hook."""
         self._leave_batch()
+        self._see_end(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `_end_training`."""

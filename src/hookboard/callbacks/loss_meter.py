@@ -19,8 +19,8 @@ class LossMeter:
     def __init__(self) -> None:
         self._parts: deque[tuple[int, int, float | Tensor]] = deque(maxlen=MOST)
 
-    def add(self, step: int, batch_idx: int, loss: Tensor) -> None:
-        """Keep a loss.
+    def add(self, step: int, batch_idx: int, loss: Tensor) -> float | None:
+        """Keep a loss; returns its value, unless the host would have to wait for it, or it is not kept.
 
         Args:
             step: the optimizer step it belongs to.
@@ -28,10 +28,15 @@ class LossMeter:
             loss: unscaled; with accumulation divided by the number of batches, as Lightning has it. What has several
                 numbers, or a complex one, as manual optimization may start from, is no loss, and is not kept.
         """
-        if loss.numel() == 1 and not loss.is_complex():
-            # A copy: the loss may be one number of a large tensor, or change later.
-            value = loss.item() if loss.is_cpu else loss.detach().reshape(()).clone()
+        if loss.numel() != 1 or loss.is_complex():
+            return None
+        if loss.is_cpu:
+            value: float = loss.item()
             self._parts.append((step, batch_idx, value))
+            return value
+        # A copy: the loss may be one number of a large tensor, or change later.
+        self._parts.append((step, batch_idx, loss.detach().reshape(()).clone()))
+        return None
 
     def take(self) -> list[Loss]:
         """The losses since the last call, in the order of steps; the host waits for the device once."""
