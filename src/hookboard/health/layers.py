@@ -1,5 +1,6 @@
 """`Layer`: what rules need to know of a module beside its numbers."""
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -70,10 +71,15 @@ class Layer:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     computed: frozenset[str] = frozenset()
 
-    @property
+    @functools.cached_property
     def has_matrix(self) -> bool:
         """Whether a weight has two or more dimensions, or may have: gains and biases often start at 0 or 1."""
         return any(len(self.shapes.get(name, (1, 1))) > 1 for name in self.weights)
+
+    @functools.cached_property
+    def stepped(self) -> tuple[str, ...]:
+        """Those of the trainable weights that may have a gradient of their own."""
+        return tuple(name for name in self.weights if name in self.trainable - self.computed)
 
 
 def kind_of(module: nn.Module) -> Kind:

@@ -209,7 +209,7 @@ class Run:
         count = self.window if looks is None else looks
         if len(self.looks) < count:
             return None
-        readings = [look.of(name, role) for look in list(self.looks)[-count:]]
+        readings = [look.numbers(name, role) for look in list(self.looks)[-count:]]
         channels = [reading.channels for reading in readings if reading is not None and reading.channels is not None]
         if len(channels) < count or len({part.shape for part in channels}) > 1:
             return None
@@ -229,9 +229,9 @@ class Run:
     def _look_at_answers(self, look: Look, is_first: bool) -> None:
         """Take from the outputs of the last layer what tells a classifier that knows nothing, see `LossCurve`."""
         if is_first:
-            ran = [layer.name for layer in self.layers if layer.weights and look.of(layer.name, "output") is not None]
+            ran = [layer.name for layer in self.layers if layer.weights and look.numbers(layer.name, "output") is not None]
             self._answers = ran[-1] if ran else ""
-        last = look.of(self._answers, "output")
+        last = look.numbers(self._answers, "output")
         channels = None if last is None else last.channels
         is_classifier = channels is not None and len(channels) > 1
         if is_first:
@@ -275,7 +275,7 @@ def _is_alike(one: Layer, other: Layer) -> bool:
 
 def _may_follow_softmax(look: Look, name: str) -> bool:
     """Whether the loss may take a softmax of these outputs: then their gradients add up to 0 for each sample."""
-    gradient = look.of(name, "grad_output")
+    gradient = look.numbers(name, "grad_output")
     if gradient is None or not gradient.moments.count:
         return True
     return abs(gradient.moments.mean) <= BALANCED * gradient.moments.rms

@@ -10,7 +10,6 @@ import numpy as np
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.measure import FIELDS
-from hookboard.recording import Reading
 
 _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("mean", "deviation", "min", "max"))
 
@@ -79,13 +78,13 @@ def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Laye
 
 
 def _channels(look: Look, layer: Layer) -> np.ndarray | None:
-    reading: Reading | None = look.of(layer.name, "output")
+    reading = look.numbers(layer.name, "output")
     return None if reading is None or reading.moments.nonfinite else reading.channels
 
 
 def _moved(look: Look, norm: Layer) -> float:
     """How far the step of a look has moved gains and biases (RMS): those of an evaluation behind it are others."""
-    updates = (look.of(name, "parameter_update") for name in norm.weights)
+    updates = (look.numbers(name, "parameter_update") for name in norm.weights)
     return max((update.moments.rms for update in updates if update is not None), default=0.0)
 
 

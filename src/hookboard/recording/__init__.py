@@ -1,10 +1,11 @@
 """From tensors of a step to readings: measure them, merge their rows over calls and ranks, bring them to the host."""
 
 from hookboard.recording.reading import Reading
-from hookboard.recording.readings import Readings
+from hookboard.recording.readings import Numbers, Readings
 from hookboard.recording.recorder import Recorder
 
 __all__ = [
+    "Numbers",
     "Reading",
     "Readings",
     "Recorder",

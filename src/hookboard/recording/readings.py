@@ -1,11 +1,13 @@
 """`Readings`: what one flush gives, as a table of rows; a reading is made when somebody asks for it."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from hookboard.measure import FIELDS, WIDTH
+from hookboard.measure import FIELDS, WIDTH, Moments
 from hookboard.recording.reading import Reading
 from hookboard.sites import Role, Site
 
@@ -45,6 +47,14 @@ class Places:
         return found
 
 
+class Numbers(NamedTuple):
+    """What a reading says beside its statistics; it is made in a fraction of the time. See `Reading`."""
+
+    moments: Moments
+    channels: np.ndarray | None
+    dtype: torch.dtype | None
+
+
 class Readings(Mapping[Site, Reading]):
     """The readings of one flush by site, in the order in which the sites were measured first.
 
@@ -54,6 +64,7 @@ class Readings(Mapping[Site, Reading]):
         places: which row belongs to which site.
         rows: shape (sites, WIDTH or more), float64; more is what stands behind the moments.
         channels: the rows of the channels of each site, see `Reading.channels`.
+        dtypes: of the tensors of each site, see `Reading.dtype`.
         make: makes the reading of a row.
     """
 
@@ -62,6 +73,7 @@ class Readings(Mapping[Site, Reading]):
         places: Places,
         rows: np.ndarray,
         channels: Sequence[np.ndarray | None],
+        dtypes: Sequence[torch.dtype | None],
         make: Callable[[int], Reading],
     ) -> None:
         self.places = places
@@ -70,6 +82,7 @@ class Readings(Mapping[Site, Reading]):
         """The moments of each site, shape (sites, columns of `hookboard.measure.FIELDS`), float64."""
         self.channels = channels
         """The rows of the channels of each site; None where there are none."""
+        self._dtypes = dtypes
         self._make = make
         self.is_finite = np.asarray((self.rows[:, _NONFINITE] == 0).all(axis=1))
         """Whether all values of a site are finite, shape (sites,)."""
@@ -81,7 +94,13 @@ class Readings(Mapping[Site, Reading]):
         made = list(readings)
         rows = np.array([reading.moments for reading in made], dtype=np.float64).reshape(-1, WIDTH)
         places = Places([reading.site for reading in made])
-        return Readings(places, rows, [reading.channels for reading in made], made.__getitem__)
+        channels, dtypes = [reading.channels for reading in made], [reading.dtype for reading in made]
+        return Readings(places, rows, channels, dtypes, made.__getitem__)
+
+    @functools.cached_property
+    def numbers(self) -> Sequence[Numbers]:
+        """The numbers of each site."""
+        return list(map(Numbers, map(Moments._make, self.rows.tolist()), self.channels, self._dtypes))
 
     def at(self, row: int) -> Reading:
         """The reading of a row."""
@@ -97,7 +116,8 @@ class Readings(Mapping[Site, Reading]):
             return self
         kept = np.flatnonzero(is_filled).tolist()
         places = Places([self.places.sites[row] for row in kept])
-        return Readings(places, self.rows[kept], [self.channels[row] for row in kept], lambda row: self.at(kept[row]))
+        channels, dtypes = ([part[row] for row in kept] for part in (self.channels, self._dtypes))
+        return Readings(places, self.rows[kept], channels, dtypes, lambda row: self.at(kept[row]))
 
     def __getitem__(self, site: Site) -> Reading:
         row = self.places.row(site)

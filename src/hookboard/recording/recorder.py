@@ -264,6 +264,7 @@ class Recorder:
             self._places,
             read.rows,
             read.channels,
+            read.dtypes,
             functools.partial(reading_of, self._plan, self.stage, bool(self._histogram), read),
         )
         for made in read.counted():  # what has bins is made now, so that a reading that is kept does not keep them

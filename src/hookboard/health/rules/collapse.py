@@ -93,7 +93,7 @@ def _at_the_end(run: Run, layers: list[Layer], course: np.ndarray) -> Symptom:
 
 def _answers(run: Run, layer: Layer) -> bool:
     """Whether a layer gives enough values to compare, of two channels or more: a single number may lie far from 0."""
-    reading = run.now.of(layer.name, "output")
+    reading = run.now.numbers(layer.name, "output")
     if reading is None or reading.channels is None or len(reading.channels) < 2:
         return False
     return bool(reading.moments.count >= ANSWERS * len(reading.channels))

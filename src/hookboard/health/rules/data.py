@@ -132,7 +132,7 @@ def _range(run: Run, reading: Reading) -> Said | None:
 
 def _entrance(run: Run) -> Layer | None:
     """The first layer with weights."""
-    return next((layer for layer in run.layers if layer.weights and run.now.of(layer.name, "output")), None)
+    return next((layer for layer in run.layers if layer.weights and run.now.numbers(layer.name, "output")), None)
 
 
 def _is_normalized_at_once(run: Run) -> bool:
@@ -143,7 +143,7 @@ def _is_normalized_at_once(run: Run) -> bool:
 def _is_scaled_inside(run: Run, reading: Reading) -> bool:
     """Whether the model scales the input itself, before its first layer, which gives less than its weights say."""
     first = _entrance(run)
-    output = None if first is None else run.now.of(first.name, "output")
+    output = None if first is None else run.now.numbers(first.name, "output")
     gains = [] if first is None else [weight_gain(run.now, first, name) for name in first.weights]
     gain = next((gain for gain in gains if not math.isnan(gain)), math.nan)
     if first is None or output is None or first.kind not in ("linear", "conv") or math.isnan(gain):

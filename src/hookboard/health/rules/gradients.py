@@ -67,7 +67,7 @@ def course_of(run: Run, look: Look) -> Course | None:
         return None
     layers, norms = [], []
     for layer in run.layers:
-        reading = look.of(layer.name, "grad_output")
+        reading = look.numbers(layer.name, "grad_output")
         if reading is None or not reading.moments.count or reading.moments.nonfinite:
             continue
         norm = reading.moments.rms * math.sqrt(reading.moments.count)

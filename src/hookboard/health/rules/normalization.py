@@ -84,8 +84,8 @@ def _is_usual(share: float) -> bool:
 
 def _normalized(run: Run, layer: Layer) -> float | None:
     """The deviation of the channels of a batch norm, as a share of its gain; None if it cannot be told."""
-    output = run.now.of(layer.name, "output")
-    gain = next((run.now.of(name, "parameter_before") or run.now.of(name, "parameter") for name in layer.weights), None)
+    output = run.now.numbers(layer.name, "output")
+    gain = next((run.now.numbers(name, "parameter_before") or run.now.numbers(name, "parameter") for name in layer.weights), None)
     if output is None or output.channels is None or gain is None or not gain.moments.rms:
         return None
     deviation = output.channels[:, _DEVIATION]
@@ -110,8 +110,8 @@ def _unnormalized(run: Run, layer: Layer, off: list[Layer], shares: dict[str, fl
 
 def _heavy_dropout(run: Run, place: int) -> Symptom | None:
     layer = run.layers[place]
-    output = run.now.of(layer.name, "output")
-    given = run.now.of(run.layers[place - 1].name, "output") if place else None
+    output = run.now.numbers(layer.name, "output")
+    given = run.now.numbers(run.layers[place - 1].name, "output") if place else None
     if output is None or given is None or output.moments.count != given.moments.count:
         return None
     left = given.moments.count - given.moments.zeros

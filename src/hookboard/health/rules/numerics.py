@@ -11,7 +11,7 @@ from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity, Symptom
-from hookboard.recording import Reading
+from hookboard.recording import Numbers, Reading
 
 SWALLOWED = 0.9
 """Share of the weights with a gradient that an update did not change, from which rounding swallows it (a choice)."""
@@ -157,8 +157,8 @@ def precision(run: Run) -> Iterator[Symptom]:
     yield from _swallowed(run, look)
     yield from _underflowing(run, look)
     for layer in run.layers:
-        output = look.of(layer.name, "output")
-        if output is not None and output.dtype is torch.float16:
+        output = look.numbers(layer.name, "output")
+        if output is not None and _is_half(output):
             limit = torch.finfo(torch.float16).max
             largest = max(abs(output.moments.min), abs(output.moments.max))
             if limit / HEADROOM < largest < math.inf:
@@ -170,8 +170,8 @@ def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
     """Gradients below the normal range of float16. Under a GradScaler nobody can tell, see `Look`."""
     if look.is_scaled:
         return
-    gradients = {layer.name: look.of(layer.name, "grad_output") for layer in run.layers}
-    shares = {n: _underflow_share(g) for n, g in gradients.items() if g is not None and g.dtype is torch.float16}
+    narrow = [layer.name for layer in run.layers if _is_half(look.numbers(layer.name, "grad_output"))]
+    shares = {name: _underflow_share(g) for name in narrow if (g := look.of(name, "grad_output")) is not None}
     sick = {name: share for name, share in shares.items() if share > UNDERFLOW}
     if not sick:
         return
@@ -179,7 +179,7 @@ def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
     is_lost = any(
         gradient is not None and gradient.moments.count and not gradient.moments.rms
         for layer in run.layers
-        for gradient in (look.of(name, "parameter_grad") for name in layer.weights)
+        for gradient in (look.numbers(name, "parameter_grad") for name in layer.weights)
     )
     severity: Severity = "alarm" if is_lost else _severity(run)
     advice = "use a GradScaler, or bf16"
@@ -193,6 +193,10 @@ def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
         yield Symptom(name, evidence, advice, severity, share)
 
 
+def _is_half(numbers: Numbers | None) -> bool:
+    return numbers is not None and numbers.dtype is torch.float16
+
+
 def _swallowed(run: Run, look: Look) -> Iterator[Symptom]:
     if look.overflowed:
         return
@@ -200,7 +204,7 @@ def _swallowed(run: Run, look: Look) -> Iterator[Symptom]:
     kinds = {}
     for layer in run.layers:
         for name in layer.weights:
-            parameter = look.of(name, "parameter")
+            parameter = look.numbers(name, "parameter")
             if parameter is not None and parameter.dtype in NARROW and look.stepped.get(name) is not None:
                 share = swallowed_share(look, name)
                 if look.stepped[name].rate and not math.isnan(share):

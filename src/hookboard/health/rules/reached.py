@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.run import Run
-from hookboard.recording import Reading
+from hookboard.recording import Numbers
 
 DONE = 1e-4
 """Share of its first gradient below which a layer that has moved has nothing more to learn (a choice)."""
@@ -14,7 +14,7 @@ DONE = 1e-4
 
 def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
     """Whether a weight is another than at a look before, `unknown` if not seen: in a GAN optimizers take turns."""
-    readings = [look.of(weight, "parameter") for look in run.looks]
+    readings = [look.numbers(weight, "parameter") for look in run.looks]
     known = [(m.mean, m.deviation, m.min, m.max) for m in (r.moments for r in readings if r is not None)]
     return unknown if len(known) < 2 else any(numbers != known[-1] for numbers in known)
 
@@ -31,12 +31,14 @@ def stepped_weights(look: Look, layer: Layer) -> list[str]:
 
     A large embedding of which only some rows were measured is left out: the tokens of the batch may be in none of them.
     """
-    stepped = [name for name in layer.weights if name in layer.trainable - layer.computed and name in look.stepped]
-    return [name for name in stepped if layer.kind != "embedding" or _is_whole(look, name, layer.shapes.get(name, ()))]
+    stepped = [name for name in layer.stepped if name in look.stepped]
+    if layer.kind != "embedding":
+        return stepped
+    return [name for name in stepped if _is_whole(look, name, layer.shapes.get(name, ()))]
 
 
 def _is_whole(look: Look, name: str, shape: Sequence[int]) -> bool:
-    reading = look.of(name, "parameter")
+    reading = look.numbers(name, "parameter")
     return reading is None or reading.moments.count + reading.moments.nonfinite >= math.prod(shape)
 
 
@@ -48,9 +50,9 @@ def main_weights(layer: Layer, names: Iterable[str]) -> list[str]:
 
 def has_gradient(look: Look, weight: str) -> bool:
     """Whether a gradient that is not all 0 has reached a weight."""
-    return reaches(look.of(weight, "parameter_grad"))
+    return reaches(look.numbers(weight, "parameter_grad"))
 
 
-def reaches(gradient: Reading | None) -> bool:
+def reaches(gradient: Numbers | None) -> bool:
     """Whether a gradient is there and not all 0."""
     return gradient is not None and (gradient.moments.rms > 0 or gradient.moments.nonfinite > 0)

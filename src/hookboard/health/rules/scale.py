@@ -167,9 +167,9 @@ def _blown_up(run: Run, layer: Layer) -> Iterator[Symptom]:
     """A recurrent layer without bounds, as one with ReLU: its weights are small, and what it gives is not."""
     if layer.kind != "recurrent":
         return
-    output = run.now.of(layer.name, "output")
+    output = run.now.numbers(layer.name, "output")
     before = run.layers[: run.place(layer.name)]
-    given = next((reading for other in reversed(before) if (reading := run.now.of(other.name, "output"))), None)
+    given = next((reading for other in reversed(before) if (reading := run.now.numbers(other.name, "output"))), None)
     if output is None or output.moments.nonfinite:
         return
     usual = 1.0 if given is None or not given.moments.count else max(given.moments.rms, 1.0)

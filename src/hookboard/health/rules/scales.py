@@ -58,7 +58,7 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
 
 def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -> float:
     """log10 of the factor by which a weight scales a signal of independent values: the L2 norm of a unit's weights."""
-    reading, shape = look.of(name, role), layer.shapes[name]
+    reading, shape = look.numbers(name, role), layer.shapes[name]
     if len(shape) < 2 or reading is None or not reading.moments.count or not 0 < reading.moments.rms < math.inf:
         return math.nan
     return math.log10(reading.moments.rms * math.sqrt(math.prod(shape[1:])))

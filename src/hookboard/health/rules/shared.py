@@ -6,7 +6,7 @@ from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity
-from hookboard.recording import Reading
+from hookboard.recording import Numbers
 
 MAD = 1.4826
 """A median absolute deviation times this is the standard deviation of normal numbers."""
@@ -15,13 +15,13 @@ MAD = 1.4826
 def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
     """The last layer with weights that runs before this one; with `units` of them, if given. None if there is none."""
     for other in reversed(run.layers[: run.place(layer.name)]):
-        has_units = units is None or channels_of(run.now.of(other.name, "output"), units) is not None
+        has_units = units is None or channels_of(run.now.numbers(other.name, "output"), units) is not None
         if other.weights and other.kind != "embedding" and has_units:
             return other
     return None
 
 
-def channels_of(reading: Reading | None, units: int) -> np.ndarray | None:
+def channels_of(reading: Numbers | None, units: int) -> np.ndarray | None:
     """The rows of the channels, shape (units, columns); None if there are not so many."""
     if reading is None or reading.channels is None or len(reading.channels) != units:
         return None
@@ -30,7 +30,7 @@ def channels_of(reading: Reading | None, units: int) -> np.ndarray | None:
 
 def weight_of(run: Run, layer: Layer, units: int) -> np.ndarray | None:
     """The rows of the weight that has one for each unit, shape (units, columns); None if there is none."""
-    rows = (channels_of(run.now.of(name, "parameter"), units) for name in layer.weights)
+    rows = (channels_of(run.now.numbers(name, "parameter"), units) for name in layer.weights)
     return next((part for part in rows if part is not None), None)
 
 
@@ -45,7 +45,7 @@ def was_zero(run: Run, layer: Layer) -> bool:
 
 def _began_at_zero(first: Look, layer: Layer) -> bool:
     names = [name for name in layer.weights if len(layer.shapes[name]) > 1] or list(layer.weights)
-    readings = [first.of(name, "parameter_before") or first.of(name, "parameter") for name in names]
+    readings = [first.numbers(name, "parameter_before") or first.numbers(name, "parameter") for name in names]
     known = [reading for reading in readings if reading is not None and reading.moments.count]
     return bool(known) and all(reading.moments.rms == 0 for reading in known)
 

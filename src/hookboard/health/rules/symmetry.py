@@ -47,7 +47,7 @@ def _in_layer(run: Run, layer: Layer) -> Symptom | None:
     if layer.kind in ("embedding", "norm"):
         return None
     for name in sorted(layer.trainable):
-        weight, gradient = run.now.of(name, "parameter"), run.now.of(name, "parameter_grad")
+        weight, gradient = run.now.numbers(name, "parameter"), run.now.numbers(name, "parameter_grad")
         if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
             continue
         twins = _twins(weight.channels, gradient.channels) if len(weight.channels) == len(gradient.channels) else 0
@@ -60,7 +60,7 @@ def _in_layer(run: Run, layer: Layer) -> Symptom | None:
 
 def _constant_at_first(run: Run, name: str, units: int) -> float | None:
     """The value that all elements of a weight had before the first measured step; None if they differed, or were 0."""
-    before = None if run.first is None else run.first.of(name, "parameter_before")
+    before = None if run.first is None else run.first.numbers(name, "parameter_before")
     if before is None or before.moments.count < 2 * units or not before.moments.mean:
         return None
     is_constant = before.moments.deviation <= ALIKE * abs(before.moments.mean)

@@ -178,7 +178,7 @@ def _dead_behind(run: Run, layer: Layer) -> Dead | None:
 
 def _is_finite(run: Run, layer: Layer) -> bool:
     """Whether the layer gave an output at this look, and all of it is finite."""
-    output = run.now.of(layer.name, "output")
+    output = run.now.numbers(layer.name, "output")
     return output is not None and not output.moments.nonfinite
 
 
