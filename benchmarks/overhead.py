@@ -2,6 +2,7 @@
 
     python benchmarks/overhead.py                   ResNet-18, batch 16, 3x64x64, every leaf module
     python benchmarks/overhead.py --histogram       with histograms on
+    python benchmarks/overhead.py --small           50 linear layers of 64 units, batch 16
     python benchmarks/overhead.py --health          HealthMonitor: due on every step, and at the default cadence
     python benchmarks/overhead.py --peers           with the other tools that are installed
 
@@ -46,6 +47,21 @@ class Classifier(LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         images, labels = batch
         return nn.functional.cross_entropy(self.net(images), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+
+class Small(LightningModule):
+    """Its steps are so short that the calls of hooks cost more than what they measure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(50)))
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        return nn.functional.cross_entropy(self.net(images[:, 0, 0]), labels)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
@@ -181,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30, help="turns of each variant")
     parser.add_argument("--steps", type=int, default=5, help="timed steps in each turn")
+    parser.add_argument("--small", action="store_true", help="a net of many small layers in place of the ResNet-18")
     parser.add_argument("--histogram", action="store_true", help="with histograms")
     parser.add_argument("--no-by-hand", action="store_true", help="leave out the hooks written by hand")
     parser.add_argument("--health", action="store_true", help="HealthMonitor in place of the loggers")
@@ -201,11 +218,12 @@ def main() -> None:
             enable_model_summary=False,
             enable_progress_bar=False,
         )
-        trainer.fit(Classifier(), DataLoader(SameBatch(), batch_size=None))
+        trainer.fit(Small() if args.small else Classifier(), DataLoader(SameBatch(), batch_size=None))
 
+    model = "50 layers of 64" if args.small else "ResNet-18, 3x64x64"
     print(
-        f"ResNet-18, batch {BATCH}, 3x64x64, every leaf module; torch {torch.__version__}, lightning "
-        f"{lightning.__version__}, {platform.machine()}, {torch.get_num_threads()} threads; "
+        f"{model}, batch {BATCH}, every leaf module; torch {torch.__version__}, "
+        f"lightning {lightning.__version__}, {platform.machine()}, {torch.get_num_threads()} threads; "
         f"{args.rounds} rounds of {args.steps} steps"
     )
     bare = turns.means["bare step"][1:]
