@@ -144,9 +144,15 @@ class Recorder:
     def _observe(self, slot: Slot, tensor: Tensor) -> None:
         try:
             found = self._prepared(slot, tensor)
-            if found is not None:
-                part, dim = found
-                self._keep(slot, part, *self._measured(slot, part, dim))
+            if found is None:
+                return
+            part, dim = found
+            plan, counts, moments_only = slot.plan, slot.counts, slot.traits.moments_only
+            if dim is None:
+                row, channels = measure(part, plan, counts=counts, moments_only=moments_only), None
+            else:
+                row, channels = measure_channels(part, dim, plan, counts=counts, moments_only=moments_only)
+            self._keep(slot, part, row, channels)
         except Exception as error:
             self._switch_off(slot.site, error)
 
@@ -172,13 +178,6 @@ class Recorder:
         if traits.is_gradient and self.scale is not None:
             part = unscaled(part, self.scale)
         return part, dim
-
-    def _measured(self, slot: Slot, tensor: Tensor, dim: int | None) -> tuple[Row, ChannelRows | None]:
-        """The row of a tensor, and those of its channels."""
-        moments_only = slot.traits.moments_only
-        if dim is None:
-            return measure(tensor, slot.plan, counts=slot.counts, moments_only=moments_only), None
-        return measure_channels(tensor, dim, slot.plan, counts=slot.counts, moments_only=moments_only)
 
     def _keep(self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None) -> None:
         if self._channels is not None and tensor.numel():
@@ -283,10 +282,10 @@ class Recorder:
         # What another rank has counted of a site is not the whole; nobody asks where there are no ranks.
         partly = measured if self._exchange.is_collective else ()
         bins = take_bins([self._slots[site] for site in local], partly, merged.device) if self._has_bins else {}
-        none = merged.new_zeros(BINS)
 
         def pack(layout: Layout, status: Tensor) -> Packet:
-            counted = [bins.get(site, none) for site, extent in layout.items() if extent.has_bins]
+            with_bins = [site for site, extent in layout.items() if extent.has_bins]
+            counted = [bins[site] if site in bins else merged.new_zeros(BINS) for site in with_bins]
             return Packet(
                 rows=in_order(merged, local, list(layout)),
                 channels=packed(channels, {} if self._keeps_channels else layout, merged.device),

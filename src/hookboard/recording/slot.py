@@ -68,12 +68,14 @@ def take_bins(slots: Sequence[Slot], partly: Container[int], device: torch.devic
         partly: the numbers of those whose bins are NaN if they have no histogram.
         device: where these are wanted.
     """
-    nothing = torch.full((BINS,), math.nan, dtype=torch.float64, device=device)
-    bins = {}
+    bins: dict[Site, Tensor] = {}
+    nothing: Tensor | None = None
     for slot in slots:
         if slot.counts is not None:
             bins[slot.site] = slot.counts.double()
             slot.counts.zero_()
         elif slot.index in partly:
+            if nothing is None:
+                nothing = torch.full((BINS,), math.nan, dtype=torch.float64, device=device)
             bins[slot.site] = nothing
     return bins
