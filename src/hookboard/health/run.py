@@ -229,7 +229,9 @@ class Run:
     def _look_at_answers(self, look: Look, is_first: bool) -> None:
         """Take from the outputs of the last layer what tells a classifier that knows nothing, see `LossCurve`."""
         if is_first:
-            ran = [layer.name for layer in self.layers if layer.weights and look.numbers(layer.name, "output") is not None]
+            ran = [
+                layer.name for layer in self.layers if layer.weights and look.numbers(layer.name, "output") is not None
+            ]
             self._answers = ran[-1] if ran else ""
         last = look.numbers(self._answers, "output")
         channels = None if last is None else last.channels

@@ -119,7 +119,9 @@ def _batches_alike(run: Run) -> Iterator[Symptom]:
     norm = next((layer for layer in run.layers if "BatchNorm" in layer.type and layer.trainable), None)
     if norm is None or run.seen < BATCHES or run.losses.is_mixed or not takes_the_batch(run, norm):
         return
-    last = next((layer for layer in reversed(run.layers) if layer.weights and run.now.numbers(layer.name, "output")), norm)
+    last = next(
+        (layer for layer in reversed(run.layers) if layer.weights and run.now.numbers(layer.name, "output")), norm
+    )
     rows = run.units(last.name, looks=len(run.looks))
     if last.kind == "norm" or rows is None or len(rows) < 3:
         return

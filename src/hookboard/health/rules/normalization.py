@@ -85,7 +85,10 @@ def _is_usual(share: float) -> bool:
 def _normalized(run: Run, layer: Layer) -> float | None:
     """The deviation of the channels of a batch norm, as a share of its gain; None if it cannot be told."""
     output = run.now.numbers(layer.name, "output")
-    gain = next((run.now.numbers(name, "parameter_before") or run.now.numbers(name, "parameter") for name in layer.weights), None)
+    gain = next(
+        (run.now.numbers(name, "parameter_before") or run.now.numbers(name, "parameter") for name in layer.weights),
+        None,
+    )
     if output is None or output.channels is None or gain is None or not gain.moments.rms:
         return None
     deviation = output.channels[:, _DEVIATION]

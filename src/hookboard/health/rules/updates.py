@@ -281,7 +281,9 @@ def _was_zero(run: Run, layer: Layer) -> bool:
     """Whether a weight of the layer, other than a bias or a gain, was all 0 before the first step."""
     if run.first is None:
         return False
-    befores = [run.first.numbers(name, "parameter_before") for name in layer.weights if len(layer.shapes.get(name, ())) > 1]
+    befores = [
+        run.first.numbers(name, "parameter_before") for name in layer.weights if len(layer.shapes.get(name, ())) > 1
+    ]
     return any(before is not None and before.moments.rms == 0 for before in befores)
 
 
