@@ -1,6 +1,5 @@
 """`Readings`: what one flush gives, as a table of rows; a reading is made when somebody asks for it."""
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -87,6 +86,7 @@ class Readings(Mapping[Site, Reading]):
         self.is_finite = np.asarray((self.rows[:, _NONFINITE] == 0).all(axis=1))
         """Whether all values of a site are finite, shape (sites,)."""
         self._made: dict[int, Reading] = {}
+        self._numbers: dict[Role, dict[str, Numbers]] = {}
 
     @staticmethod
     def of(readings: Iterable[Reading]) -> "Readings":
@@ -97,10 +97,16 @@ class Readings(Mapping[Site, Reading]):
         channels, dtypes = [reading.channels for reading in made], [reading.dtype for reading in made]
         return Readings(places, rows, channels, dtypes, made.__getitem__)
 
-    @functools.cached_property
-    def numbers(self) -> Sequence[Numbers]:
-        """The numbers of each site."""
-        return list(map(Numbers, map(Moments._make, self.rows.tolist()), self.channels, self._dtypes))
+    def numbers(self, role: Role) -> Mapping[str, Numbers]:
+        """The numbers of each module or parameter by name; of several tensors the first."""
+        found = self._numbers.get(role)
+        if found is None:
+            first, channels, dtypes = self.places.first(role), self.channels, self._dtypes
+            rows = list(first.values())
+            moments = map(Moments._make, self.rows[rows].tolist())
+            made = [Numbers(each, channels[row], dtypes[row]) for each, row in zip(moments, rows, strict=True)]
+            found = self._numbers[role] = dict(zip(first, made, strict=True))
+        return found
 
     def at(self, row: int) -> Reading:
         """The reading of a row."""
