@@ -2,7 +2,7 @@
 
 import pytest
 
-from hookboard.patterns import folded
+from hookboard.patterns import folded, regex_of
 
 LAYERS = [f"layers.{i}.{part}" for i in range(12) for part in ("attn", "mlp.0", "mlp.1")]
 
@@ -32,3 +32,9 @@ def test_names_that_differ_in_numbers_alone_are_one_if_all_such_are_meant(names,
 
 def test_what_is_left_is_cut_after_a_dozen():
     assert folded([f"part{i}" for i in range(20)]).endswith("part11 and 8 more")
+
+
+@pytest.mark.parametrize("pattern", ["**", "**.b", "a*", "**.*"])
+def test_a_star_stands_for_any_character_even_a_line_break(pattern):
+    assert regex_of(pattern).fullmatch("a\nx.b") or pattern == "a*"
+    assert regex_of(pattern).fullmatch("a\nb") or pattern == "**.b"

@@ -1,6 +1,9 @@
 """The record: what is written is what is read."""
 
 import json
+import math
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -59,3 +62,41 @@ def test_a_record_of_a_later_version_says_that_a_newer_hookboard_wrote_it(read):
     given = json.dumps({"version": VERSION + 1}).encode()
     with pytest.raises(ValueError, match="a newer one wrote it"):
         read([given])
+
+
+def spoiled(record, **fields):
+    """The strings of a record with other fields."""
+    first, *columns = record.strings()
+    return [json.dumps(json.loads(first) | fields).encode(), *columns]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"steps": [0, 50, math.inf]}, {"steps": [0, 50, 2**63]}, {"every_n_steps": math.inf}, {"layers": 3}]
+)
+def test_a_record_of_health_with_spoiled_fields_is_an_error(fields):
+    with pytest.raises(ValueError, match="no record"):
+        health_record(spoiled(HEALTH, **fields))
+
+
+@pytest.mark.parametrize("output", [[math.inf], ["x"], 3])
+def test_a_record_of_layers_with_a_spoiled_shape_is_an_error(output):
+    layer = {"name": "net.0", "types": [], "output": output, "parameters": {}}
+    with pytest.raises(ValueError, match="no record"):
+        layers_record(spoiled(LAYERS, layers=[layer]))
+
+
+@pytest.mark.parametrize("read", [layers_record, health_record])
+def test_json_without_an_end_to_its_depth_is_an_error(read):
+    with pytest.raises(ValueError, match="no record"):
+        read([b"[" * 200_000])
+
+
+def test_of_spoiled_columns_no_more_is_unpacked_than_there_is_room_for():
+    first, _ = HEALTH.strings()
+    bomb = zlib.compress(bytes(200 << 20))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="no record"):
+        health_record([first, bomb])
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20

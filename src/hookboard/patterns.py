@@ -19,12 +19,12 @@ def regex_of(pattern: str) -> re.Pattern[str]:
     if pattern.startswith("re:"):
         try:
             return re.compile(pattern.removeprefix("re:"))
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"modules: {pattern!r} is not a regular expression: {error}") from error
     # "**." in front of a name also stands for no module at all, as "**/" does in gitignore.
     parts = re.split(r"(\*\*\.|\*\*|\*)", pattern)
     meaning = {"**.": r"(?:.+\.)?", "**": r".*", "*": r"[^.]*"}
-    return re.compile("".join(meaning.get(part, re.escape(part)) for part in parts))
+    return re.compile("".join(meaning.get(part, re.escape(part)) for part in parts), re.DOTALL)
 
 
 def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:

@@ -26,6 +26,10 @@ HEALTH = "hookboard/health"
 """The tag of a `HealthRecord`."""
 
 
+_NOT_OURS = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, zlib.error)
+"""What the reading of fields that somebody else has written, or that were spoiled, may raise."""
+
+
 @dataclass(frozen=True)
 class LayerFacts:
     """What is known of a module beside its numbers.
@@ -106,7 +110,7 @@ def layers_record(strings: Sequence[bytes]) -> LayersRecord:
             for layer in given["layers"]
         )
         return LayersRecord(str(given["callback"]), int(given["every_n_steps"]), layers)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except _NOT_OURS as error:
         raise ValueError(f"no record of layers: {error!r}") from error
 
 
@@ -119,11 +123,12 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
     given = _read(strings)
     try:
         layers, steps = tuple(map(str, given["layers"])), tuple(map(int, given["steps"]))
-        columns = (_unpacked(packed).reshape(len(layers), len(steps)) for packed in strings[1:])
+        np.array(steps, np.int64)  # raises if a step is none of TensorBoard's
+        columns = (_unpacked(packed, len(layers), len(steps)) for packed in strings[1:])
         values = dict(zip(map(str, given["values"]), columns, strict=True))
         verdicts = tuple(dict(verdict) for verdict in given["verdicts"])
         return HealthRecord(int(given["every_n_steps"]), str(given["headline"]), verdicts, layers, steps, values)
-    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+    except _NOT_OURS as error:
         raise ValueError(f"no record of health: {error!r}") from error
 
 
@@ -144,16 +149,21 @@ def _packed(values: np.ndarray) -> bytes:
     return packer.compress(planes.tobytes()) + packer.flush()
 
 
-def _unpacked(packed: bytes) -> np.ndarray:
-    planes = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(4, -1)
-    return np.ascontiguousarray(planes.T).view("<f4")
+def _unpacked(packed: bytes, layers: int, steps: int) -> np.ndarray:
+    size = 4 * layers * steps
+    unpacker = zlib.decompressobj()
+    # No more than that: what was spoiled may unpack to any size.
+    planes = np.frombuffer(unpacker.decompress(packed, size + 1), np.uint8).reshape(4, layers * steps)
+    if not unpacker.eof:
+        raise ValueError("a column is cut")
+    return np.ascontiguousarray(planes.T).view("<f4").reshape(layers, steps)
 
 
 def _read(strings: Sequence[bytes]) -> dict[str, Any]:
     try:
         given = json.loads(strings[0])
         version = given["version"]
-    except (IndexError, KeyError, TypeError, ValueError) as error:
+    except _NOT_OURS as error:
         raise ValueError(f"no record of hookboard: {error!r}") from error
     if not isinstance(version, int) or version > VERSION:
         raise ValueError(

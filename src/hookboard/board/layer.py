@@ -87,9 +87,13 @@ def pictures_of(source: Source, run: Run, layer: str) -> list[dict[str, Any]]:
 
 
 def verdicts_of(run: Run, layer: str) -> list[Mapping[str, Any]]:
-    """The verdicts on a layer and on the blocks that it is part of."""
+    """The verdicts on a layer and on the blocks that it is part of, but for those on the run."""
     verdicts = run.health.verdicts if run.health else ()
-    return [one for one in verdicts if one["module"] and f"{layer}.".startswith(f"{one['module']}.")]
+    return [
+        one
+        for one in verdicts
+        if one["module"] == layer or (one["module"] and f"{layer}.".startswith(f"{one['module']}."))
+    ]
 
 
 def histogram(source: Source, run: str, tag: str) -> dict[str, Any]:

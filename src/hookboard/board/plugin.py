@@ -101,7 +101,8 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         return _packed(request, self._board.packed_map(source, run, series, columns, against))
 
     def _layer(self, source: Source, request: Request) -> Answer:
-        run, layer, columns = _given(request, "run"), _given(request, "layer"), _columns(request)
+        run, columns = _given(request, "run"), _columns(request)
+        layer = "" if request.args.get("layer") == "" else _given(request, "layer")  # "" is the whole model
         band = request.args.get("band", "1")
         if band not in ("0", "1"):
             raise RefusalError(f"band={band!r}: give 1 (with the band, the default) or 0.")

@@ -147,11 +147,11 @@ def _records(
 ) -> tuple[list[LayersRecord], HealthRecord | None, list[str]]:
     """All records of a run that can be read, and a warning for each that cannot."""
     wanted = sorted(tag for tag in tags if _is_record(tag))
-    found = source.tensors(run, wanted, PLUGIN, 1) if wanted else {}
+    found = _tensors(source, run, wanted)
     layers: list[LayersRecord] = []
     health, warnings = None, []
     for tag in wanted:
-        record = _record(tag, found.get(tag, []))
+        record = _record(tag, found[tag])
         if isinstance(record, LayersRecord):
             layers.append(record)
         elif isinstance(record, HealthRecord):
@@ -161,20 +161,37 @@ def _records(
     return layers, health, warnings
 
 
+def _tensors(source: Source, run: str, tags: Sequence[str]) -> dict[str, list[tuple[int, np.ndarray]] | ValueError]:
+    """Tag to its last tensor, or to the error if it cannot be read."""
+    if not tags:
+        return {}
+    try:
+        found = source.tensors(run, tags, PLUGIN, 1)
+    except ValueError as error:  # of all of them, if one cannot be read
+        if len(tags) == 1:
+            return {tags[0]: error}
+        return {tag: each for alone in tags for tag, each in _tensors(source, run, [alone]).items()}
+    return {tag: found.get(tag, []) for tag in tags}
+
+
 def _is_record(tag: str) -> bool:
     return tag == HEALTH or tag.startswith(f"{LAYERS}/")
 
 
-def _record(tag: str, tensors: Sequence[tuple[int, np.ndarray]]) -> LayersRecord | HealthRecord | ValueError:
+def _record(
+    tag: str, tensors: Sequence[tuple[int, np.ndarray]] | ValueError
+) -> LayersRecord | HealthRecord | ValueError:
     """The last of the tensors, read; the error if that fails."""
+    if isinstance(tensors, ValueError):
+        return tensors
     try:
         strings = _strings(tensors[-1][1]) if tensors else []
         if tag != HEALTH:
             return layers_record(strings)
         record = health_record(strings)
         return replace(record, verdicts=tuple(map(_verdict, record.verdicts)))
-    except ValueError as error:
-        return error
+    except (ValueError, OverflowError) as error:
+        return ValueError(str(error))
 
 
 def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,7 +220,7 @@ def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:
 
 def _layer_of(row: str, is_parameter: bool, layers: Mapping[str, LayerFacts], owners: Mapping[str, str]) -> str:
     if is_parameter:
-        return owners.get(row) or row.rpartition(".")[0] or row
+        return owners[row] if row in owners else row.rpartition(".")[0] or row
     head = row
     while head and head not in layers:  # a module may have a slash in its name
         head = head.rpartition("/")[0]

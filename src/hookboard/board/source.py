@@ -10,6 +10,7 @@ from tensorboard.errors import PublicError
 
 from hookboard.board.curves import Curve, curve_of
 from hookboard.board.refusal import RefusalError
+from hookboard.messages import listed
 from hookboard.record import PLUGIN
 
 SCALARS, HISTOGRAMS, IMAGES = "scalars", "histograms", "images"
@@ -90,8 +91,16 @@ class Source:
             tags: the tags; those that are not there are left out.
             plugin: the plugin that owns them.
             most: how many of each tag; the last is always among them.
+
+        Raises:
+            RefusalError: what is stored for one of them is no tensor.
         """
-        found = self._of_plugin("read_tensors", plugin, _filter(run, tags), most)
+        try:
+            found = self._of_plugin("read_tensors", plugin, _filter(run, tags), most)
+        except Exception as error:  # providers raise what the conversion of each sort of nonsense leads them to
+            raise RefusalError(
+                f"there is no tensor at {listed(map(repr, tags))} of run {run!r} ({error!r})."
+            ) from error
         return {tag: [(p.step, p.numpy) for p in points] for tag, points in found.get(run, {}).items()}
 
     def picture_tags(self, run: str) -> list[str]:
