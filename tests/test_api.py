@@ -1,7 +1,9 @@
 """What `import hookboard` gives, and what it does not load."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +43,16 @@ def test_a_folder_that_is_imported_first_has_its_compiled_functions():
 def test_the_callbacks_can_be_imported_first():
     code = "import hookboard.callbacks"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.spawns
+def test_what_a_notebook_asks_of_everything_loads_no_torch():
+    code = "import sys, hookboard; hasattr(hookboard, '_repr_html_'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_type_checker_sees_no_function_that_answers_for_any_name():
+    """It would take misspelled names, too."""
+    tree = ast.parse(Path(hookboard.__file__).read_text())
+    assert "__getattr__" not in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert callable(hookboard.__getattr__)

@@ -6,17 +6,14 @@
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from hookboard.api import *  # noqa: F403
-
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     """What is public is loaded when somebody asks for it: TensorBoard, which shows the tab, needs no torch for that."""
-    if not name.startswith("__") and importlib.util.find_spec(f"hookboard.{name}"):  # a folder or file
+    if not name.startswith("_") and importlib.util.find_spec(f"hookboard.{name}"):  # a folder or file
         return importlib.import_module(f"hookboard.{name}")
-    if name == "__all__" or not name.startswith("__"):
+    if name == "__all__" or not name.startswith("_"):  # notebooks ask everything for `_repr_html_`
         api = importlib.import_module("hookboard.api")
         if hasattr(api, name):
             return getattr(api, name)
@@ -24,4 +21,10 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__")})
+    return sorted({*globals(), *_load("__all__")})
+
+
+if TYPE_CHECKING:
+    from hookboard.api import *  # noqa: F403
+else:  # a type checker that sees it takes every name, also misspelled ones
+    __getattr__ = _load
