@@ -12,12 +12,16 @@ from hookboard.health.verdict import Verdict
 from hookboard.messages import warn_switched_off
 from hookboard.record import HEALTH, HealthRecord
 
+AT_ONCE = 32
+"""So many records are written as soon as there is a new verdict; later ones are in the next that is due anyway."""
+
 
 class RunRecord:
     """Decides after which looks the record of a run is written. Its methods do not raise.
 
     Each record holds the whole run, and is large. So it is written at the first look, when there are some more looks
-    again, at the end, and when a verdict begins or ends for the first time.
+    again, at the end, and when a verdict begins or ends for the first time. In a large model that may be at any look:
+    layers fall ill one after the other. So only the first such records are written.
 
     Args:
         every_n_steps: how many steps lie between two looks; None if it is not known.
@@ -29,14 +33,16 @@ class RunRecord:
         self._growth = growth
         self._at = 0
         self._told: set[tuple[str, str, str, bool]] = set()
+        self._news = 0
         self._last: Sequence[Verdict] = ()
         self._is_off = False
 
     def after_look(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
         """The record by its tag if it is to be written after this look; otherwise nothing."""
         is_due = run.seen >= max(self._at + 1, self._growth * self._at)
-        # Many layers may fall ill one after the other, and some again and again.
-        is_new = run.seen > self._at + run.window and not self._told.issuperset(map(key_of, verdicts))
+        may_be_new = self._news < AT_ONCE and run.seen > self._at + run.window
+        is_new = may_be_new and not self._told.issuperset(map(key_of, verdicts))
+        self._news += is_new
         return self._record(run, verdicts) if is_due or is_new else {}
 
     def last(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
