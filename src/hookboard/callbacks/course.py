@@ -91,9 +91,6 @@ class Course(Duties[W]):
                 if watch.stage == "train":
                     self._follow(trainer, pl_module, watch)
                 self._begin_batch(trainer, pl_module, watch, batch)
-        else:
-            with self._shielded(watch, "at the start of a batch"):
-                self._pass_batch(watch)
 
     def _finish_batch(self, trainer: Trainer) -> None:
         watch = self._live.get(running_stage(trainer))

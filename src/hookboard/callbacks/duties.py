@@ -110,9 +110,6 @@ class Duties(Callback, ABC, Generic[W]):
     def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: W, batch: Any) -> None:
         """Before a batch that is watched."""
 
-    def _pass_batch(self, watch: W) -> None:
-        """Before a batch that is not watched."""
-
     def _before_backward(self, watch: W) -> None:
         """Before the backward pass of a batch that is watched."""
 

@@ -152,7 +152,6 @@ class SiteLogger(Life[V]):
         watch.until_end.callback(forget_scratch)
         watch.until_end.callback(watch.taps.detach)
         watch.taps.attach()
-        watch.has_run = False
         watch.weights = self._weights(watch.selection.owners)
         watch.recorder.forget_shapes()
         watch.news.look_again()
@@ -162,15 +161,7 @@ class SiteLogger(Life[V]):
 
     def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: V, batch: Any) -> None:
         watch.until_batch_end.callback(_close, watch)
-        self._pass_batch(watch)
-        watch.taps.wake()
-
-    def _pass_batch(self, watch: V) -> None:
-        if watch.has_run:
-            for each in self._live.values():
-                if not each.is_due:
-                    each.taps.rest()
-        watch.has_run = True
+        watch.taps.active = True
 
     def _before_backward(self, watch: V) -> None:
         """Note the scale that this backward pass carries."""
@@ -208,7 +199,6 @@ class SiteLogger(Life[V]):
         measure_weights(watch.recorder, watch.weights, watch.before.copies, self._roles(), self._part)
 
     def _end_loop(self, trainer: Trainer, watch: V) -> None:
-        watch.taps.rest()
         self._log(trainer, watch)
 
     def _end_training(self, trainer: Trainer, watch: V) -> None:

@@ -20,7 +20,6 @@ class SiteWatch(Watch):
     Args:
         recorder: measures the tensors of all sites.
         taps: the hooks on modules.
-        has_run: whether the model has run since they were attached.
         weights: the watched weights by name.
         before: during a due step, copies of the weights before the optimizers stepped.
         gaps_are_named: whether the warning about sites without a reading has been given.
@@ -30,7 +29,6 @@ class SiteWatch(Watch):
 
     recorder: Recorder = field(kw_only=True)
     taps: Taps = field(kw_only=True)
-    has_run: bool = field(default=False, kw_only=True)
     weights: dict[str, Weight] = field(default_factory=dict, kw_only=True)
     before: Before = field(default_factory=Before, kw_only=True)
     gaps_are_named: bool = field(default=False, kw_only=True)

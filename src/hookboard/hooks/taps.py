@@ -45,13 +45,10 @@ class Taps:
         self._roles = tuple(roles)
         self._each_call = each_call
         self._old_gradients = {state for module in modules.values() for state in _gradients_of(module)}
-        self._is_in_graphs = in_graphs
-        self._is_hooked = False
         self._until_detached = ExitStack()
 
     def attach(self) -> None:
         """Hook every module, after the hooks that are already there."""
-        self._is_hooked = True
         before = self._each_call or bool({"input", "grad_input"} & set(self._roles))
         numbers: dict[str, int] = {}
         for name, module in self._modules.items():
@@ -69,26 +66,9 @@ class Taps:
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
-        self.active = self._is_hooked = False
+        self.active = False
         with self._until_detached:
             self.settle()
-
-    def rest(self) -> None:
-        """Take the hooks off until `wake`: one that does nothing costs each call of its module some microseconds.
-
-        They stay on if anything has been compiled: a graph is made once, with the hooks that are there then. So do not
-        call this before the model has run.
-        """
-        if self._is_hooked and not has_compiled_anything():
-            self.detach()
-
-    def wake(self) -> None:
-        """Put the hooks on again, if they are off, and show tensors to observers."""
-        if not self._is_hooked:
-            if self._is_in_graphs and has_compiled_anything():
-                torch.compiler.reset()  # these graphs were made while the hooks were off
-            self.attach()
-        self.active = True
 
     @property
     def active(self) -> bool:
