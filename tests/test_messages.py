@@ -7,14 +7,14 @@ import torch
 from toys import mlp
 
 from hookboard import HookboardWarning, capture, messages
-from hookboard.hooks import taps
+from hookboard.hooks import module_tap
 
 
 def test_a_hook_that_fails_at_a_prompt_does_not_speak_of_a_run(monkeypatch):
     def fails(*given):
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(taps, "tensors_in", fails)
+    monkeypatch.setattr(module_tap, "tensors_in", fails)
     net = mlp()
     with pytest.warns(HookboardWarning) as said, capture(net, "0"):
         net(torch.randn(2, 4))
