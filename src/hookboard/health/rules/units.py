@@ -134,13 +134,14 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity, usual: list[float]) 
     limit = HALF if dead.share >= MOST else SOME
     since = int(dead.since[min(math.floor(limit * dead.units), dead.dead - 1)])
     where = "" if dead.at is dead.source else f" of {dead.at.name} ({dead.at.type})"
+    whole = f"{dead.dead} of {dead.units} units{where}"
+    then = int((dead.since <= since).sum())
+    since_when = f"since step {since}" if then == dead.dead else f"now, {then} of them since step {since}"
     if dead.at.kind in EXACT:
-        what = f"{dead.dead} of {dead.units} units{where} gave 0 on every sample since step {since}"
+        what = f"{whole} gave 0 on every sample {since_when}"
     else:
-        what = (
-            f"{dead.dead} of {dead.units} units gave nothing above 0 on any sample since step {since}, and no gradient "
-            f"reaches them: the activation behind them is closed"
-        )
+        what = f"{whole} gave nothing above 0 on any sample {since_when}, and no gradient reaches them: the activation "
+        what += "behind them is closed"
     others = f"; other layers of the kind: {_range(usual)}" if usual else ""
     first = run.first.step if run.first is not None else 0
     if dead.at.kind == "dropout":
