@@ -19,7 +19,7 @@ GROWTH = 1.5
 """Pictures are drawn again when there are this many times as many looks: each shows the whole run, so few are enough,
 and all of them together cost no more for each look of a long run than of a short one."""
 
-FRESHNESS = 1.1
+FRESHNESS = 1.2
 """The same for records: somebody may follow the run in the tab, and they cost less."""
 
 _UNITS = {"activation_rms": "RMS", "gradient_rms": "RMS", "update_ratio": "ratio", "dead_fraction": "share"}
