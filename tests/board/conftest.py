@@ -41,6 +41,7 @@ def page_logs(tmp_path_factory):
     write_run(folder / "sick")
     write_run(folder / "twin", seed=1)
     write_run(folder / "old", has_record=False)
+    write_run(folder / "logged", is_judged=False)
     write_run(folder / "young", has_record=False, steps=STEPS[:10])
     write_foreign(folder / "zoo", runs.NASTY)
     return folder

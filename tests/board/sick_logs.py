@@ -67,8 +67,8 @@ VERDICTS = (
 )
 
 
-def write_run(folder, *, has_record=True, seed=0, steps=STEPS):
-    """A run of a transformer of 12 layers, one of which is sick: its scalars, and if asked its record."""
+def write_run(folder, *, has_record=True, is_judged=True, seed=0, steps=STEPS):
+    """A run of a transformer of 12 layers, one of which is sick: its scalars, and if asked its records."""
     layers = layers_of()
     activations, gradients = sick_values(layers, seed)
     names = [name for name, _, _ in layers]
@@ -84,7 +84,7 @@ def write_run(folder, *, has_record=True, seed=0, steps=STEPS):
         headline = "1 alarm and 1 note in 75 layers at 60 looks, from step 0 to 118."
         health = HealthRecord(2, headline, VERDICTS, tuple(names), STEPS, values)
         events.append(record(0, f"{LAYERS}/HealthMonitor", LayersRecord("HealthMonitor", 2, facts).strings()))
-        events.append(record(STEPS[-1], HEALTH, health.strings()))
+        events += [record(STEPS[-1], HEALTH, health.strings())] if is_judged else []
     write(folder, events)
 
 

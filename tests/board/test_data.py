@@ -57,7 +57,7 @@ def test_all_runs_with_our_data_are_listed_in_natural_order(board):
     ours = [".", "corrupt", "first_2", "first_10", "mixed", "nested/recorded", "nested/recorded/second"]
     assert (status, names, answer["hint"]) == (200, [*ours, "nested/wild run"], "")
     assert {run["name"]: run["last_step"] for run in answer["runs"]}["nested/recorded/second"] == 45
-    assert [run["name"] for run in answer["runs"] if run["has_record"]] == ["nested/recorded", "nested/recorded/second"]
+    assert [run["name"] for run in answer["runs"] if run["is_judged"]] == ["nested/recorded", "nested/recorded/second"]
 
 
 @pytest.mark.parametrize("run", [".", "nested/wild run", "nested/recorded", "first_10", "mixed"])

@@ -141,8 +141,9 @@ def test_a_link_to_a_run_that_is_gone_says_so(tab):
     expect(tab.find(".notice")).to_be_hidden()
 
 
-def test_a_run_without_a_record_says_how_to_get_verdicts(tab):
-    tab.show(run="old")
+@pytest.mark.parametrize("run", ["old", "logged"], ids=["no record", "that of a logger"])
+def test_a_run_without_a_record_says_how_to_get_verdicts(tab, run):
+    tab.show(run=run)
     expect(tab.find(".side")).to_contain_text("HealthMonitor()")
     expect(tab.find(".card")).to_have_count(0)
 
@@ -186,3 +187,9 @@ def test_an_empty_log_directory_says_what_to_do(chromium, tab):
         expect(frame.locator("main")).to_be_hidden()
     finally:
         context.close()
+
+
+def test_two_runs_that_are_compared_are_sorted_by_how_much_they_differ(tab):
+    tab.show(run="sick", against="twin", sort="worst")
+    assert tab.find(".side h2").inner_text() == "2 verdicts of sick"
+    assert SICK not in tab.rows[:1]

@@ -64,7 +64,7 @@ class Board:
                         "name": name,
                         "last_step": run.last_step,
                         "series": len(run.series),
-                        "has_record": run.is_ordered,
+                        "is_judged": run.health is not None,
                     }
                 )
         hint = "" if found else WITHOUT_OURS if source.runs() else EMPTY

@@ -34,7 +34,13 @@ def _names_matching(layers: Mapping[str, LayerFacts], pattern: str) -> set[str]:
         raise RefusalError(str(error)) from error
     matched = {name for name in layers if regex.fullmatch(name)}
     if not matched:
-        raise RefusalError(_nothing("modules", f"the pattern {pattern!r} matches no layer", pattern, list(layers)))
+        wider = f"**{pattern}**"
+        is_plain = pattern and not pattern.startswith("re:")
+        count = is_plain and sum(regex_of(wider).fullmatch(name) is not None for name in layers)
+        what = f"the pattern {pattern!r} matches no layer's whole name" + (
+            f", {wider!r} matches {count}" if count else ""
+        )
+        raise RefusalError(_nothing("layers", what, pattern, list(layers)))
     return matched
 
 

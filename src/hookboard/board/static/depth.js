@@ -81,7 +81,9 @@ function tracesOf({ numbers, column, index }, rows, i, colours) {
   const y = cells.map(({ at }) => at);
   const position = (value) => (isFinite(value) && !(scale.isLog && value <= 0) ? clamped(value, scale) : null);
   const colour = isBackward(series) ? colours.backward : colours.forward;
-  const sick = cells.map(({ row }) => gravest(row.verdicts));
+  const now = numbers.steps[column];
+  const holds = ({ since, until }) => since <= now && (until === null || now <= until);
+  const sick = cells.map(({ row }) => gravest(row.verdicts.filter(holds)));
   const base = { type: "scatter", xaxis: axisName("x", i), yaxis: "y", y, hoverinfo: "skip" };
   const off = (name, test, x, symbol, shade) => {
     const places = cells.filter(({ cell }) => cell !== null && test(cell)).map(({ at }) => at);

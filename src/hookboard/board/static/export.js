@@ -30,13 +30,18 @@ function field(value) {
   return /[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value;
 }
 
+/** What `HealthMonitor`'s own record holds as infinity may have been NaN too. */
+function told(value, id) {
+  return id.startsWith("health/") && value === Infinity ? "not finite" : value;
+}
+
 /** All values behind the rows that are shown, folded ones too: a line for each layer and step. */
 export function mapTable({ numbers, rows }, run, state) {
   const { steps, names, values, others } = numbers;
   const head = others ? ["layer", "step", run, state.against] : ["layer", "step", numbers.series.id];
   const indices = [...new Set(rows.flatMap((row) => row.rows))];
   const body = indices.flatMap((row) =>
-    steps.map((step, i) => [names[row], step, values[row][i], ...(others ? [others[row][i]] : [])]),
+    steps.map((step, i) => [names[row], step, ...[values, others].filter(Boolean).map((all) => told(all[row][i], numbers.series.id))]),
   );
   return [head, ...body];
 }
@@ -47,7 +52,7 @@ export function depthTable({ halves, rows }) {
   const indices = [...new Set(rows.flatMap((row) => row.rows))];
   const body = indices.map((row) => {
     const name = first.numbers.names[row];
-    return [name, first.numbers.steps[first.column], ...halves.map((half) => half.valueOf(name))];
+    return [name, first.numbers.steps[first.column], ...halves.map((half) => told(half.valueOf(name), half.numbers.series.id))];
   });
   return [["layer", "step", ...halves.map(({ numbers }) => numbers.series.id)], ...body];
 }
@@ -56,7 +61,7 @@ export function depthTable({ halves, rows }) {
 export function layerTable({ series }, decoded) {
   const body = series.flatMap((one) => {
     const columns = [one.values, one.low, one.median, one.high].map(decoded);
-    return one.steps.map((step, i) => [one.id, one.row, step, ...columns.map((column) => column[i])]);
+    return one.steps.map((step, i) => [one.id, one.row, step, ...columns.map((column) => told(column[i], one.id))]);
   });
   return [["statistic", "row", "step", "value", "p10 of the kind", "median of the kind", "p90 of the kind"], ...body];
 }

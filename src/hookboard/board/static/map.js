@@ -22,7 +22,7 @@ export function drawMap(grid, picture, colours) {
     yaxis: { visible: false, range: [rows.length - 0.5, -0.5], fixedrange: true },
   }; // prettier-ignore
   grid.plot.style.height = `${layout.height}px`;
-  drawAxis(grid.axis, stepMarks(numbers.steps, columns, grid.field.clientWidth / 70), "step · pull to look closer");
+  drawAxis(grid.axis, stepMarks(numbers.steps, columns, grid.field.clientWidth / 70), "step · drag to zoom");
   return window.Plotly.react(grid.plot, tracesOf(numbers, rows, colours), layout, { staticPlot: true });
 }
 
@@ -137,8 +137,8 @@ export function wordsOf(run, numbers, state, rows, hidden) {
   const what = state.against
     ? scale.isLog ? `${run.run} as a multiple of ${state.against}` : `${run.run} minus ${state.against}`
     : scale.isAround ? (scale.isLog ? "as a multiple of the median of its kind" : "minus the median of its kind") : "";
-  const last = steps[steps.length - 1];
-  const span = steps.length ? `steps ${steps[0]} to ${last}` : "no steps";
+  const [from, to] = state.view === "depth" || state.from === "" ? ["", ""] : [state.from, state.to];
+  const span = steps.length ? `steps ${from || steps[0]} to ${to || steps[steps.length - 1]}` : "no steps";
   const order = run.is_ordered ? "in the order they run" : "in the order of their names";
   const shown = rows.filter((row) => !row.isOpen || row.row >= 0).length;
   const folded = shown < numbers.names.length - hidden ? `, folded into ${several(shown, "line")}` : "";

@@ -83,10 +83,10 @@ export function rowsSeen(numbers, verdicts, state, filter, sort) {
   return seen(tree, open, sort === "name" ? (a, b) => natural(a.name, b.name) : undefined).map(dress);
 }
 
-/** What `worst` sorts by: alarms, then notes, then how far the row is from its kind at its worst step. */
+/** What `worst` sorts by: alarms, then notes, then how far the row is from its kind, or the other run, at its worst step. */
 function rank(numbers, verdicts, row) {
   const said = verdicts.filter(({ module }) => module === numbers.owners[row].name);
-  const gravity = said.some(({ severity }) => severity === "alarm") ? 2 : said.length ? 1 : 0;
+  const gravity = numbers.others ? 0 : said.some(({ severity }) => severity === "alarm") ? 2 : said.length ? 1 : 0;
   return [gravity, worstOf(numbers.far[row])];
 }
 

@@ -135,7 +135,9 @@ export function startPage(root) {
     const step = String(steps.find((one) => one >= since) ?? steps[steps.length - 1] ?? "");
     const { names, owners } = shown.numbers;
     const isBlock = module !== "" && names.some((name) => isBelow(name, module));
-    const row = names.find((name, i) => name === module || owners[i].name === module) ?? (isBlock ? module : undefined);
+    const own = names.find((name, i) => name === module || owners[i].name === module) ?? (isBlock ? module : undefined);
+    // Of the whole model no row is the one, but the step is to be seen.
+    const row = module === "" ? state.row || shown.rows[0]?.name : own;
     await update({ step, ...(row === undefined ? {} : { row, ...uncovered(row, module) }) });
     view.reveal(shown.rows.findIndex(({ name }) => name === row));
   }
@@ -185,7 +187,7 @@ async function load(given) {
   const notes = [hint];
   const has = (name) => runs.some((run) => run.name === name);
   const chosen = { against: has(given.against) ? given.against : "" };
-  chosen.run = has(given.run) ? given.run : (runs.find(({ has_record: is }) => is) ?? runs[0]).name;
+  chosen.run = has(given.run) ? given.run : (runs.find(({ is_judged: is }) => is) ?? runs[0]).name;
   if (given.run && given.run !== chosen.run) notes.push(`There is no run “${given.run}” here; this is “${chosen.run}”.`);
   const state = { ...given, ...chosen };
   const run = await ask("run", { run: state.run });
@@ -209,9 +211,8 @@ async function load(given) {
   const unmatched = map.unmatched ?? [];
   if (unmatched.length) notes.push(`Only one of both runs has ${unmatched.length} of the rows; they are left out.`);
   const how = (state.how === "deviation" && (against || state.view === "depth") ? "" : state.how) || series.scale;
-  const health = runs.find(({ name }) => name === run.run);
   const notice = notes.filter(Boolean).join(" ");
-  return { runs, run, series, map, how, ...selected, partner: other, layer, hasRecord: health.has_record, notice, chosen };
+  return { runs, run, series, map, how, ...selected, partner: other, layer, notice, chosen };
 }
 
 /** The layers that the filter leaves; null without one. */

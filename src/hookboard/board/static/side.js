@@ -31,7 +31,8 @@ export function makeSide(handlers) {
     csv.hidden = !state.layer && !run.verdicts.length;
     root.classList.toggle("open", Boolean(state.layer));
     if (!state.layer) {
-      title.textContent = run.verdicts.length ? several(run.verdicts.length, "verdict") : "Verdicts";
+      const whose = state.against ? ` of ${run.run}` : "";
+      title.textContent = `${run.verdicts.length ? several(run.verdicts.length, "verdict") : "Verdicts"}${whose}`;
       title.removeAttribute("title");
       root.setAttribute("aria-label", "verdicts");
       drawn = null;
@@ -59,7 +60,7 @@ export function makeSide(handlers) {
   /** Write the verdicts anew; the focus stays where it was. */
   function listVerdicts(chosen) {
     const at = [...panel.querySelectorAll("button.card")].indexOf(document.activeElement);
-    drawVerdicts(panel, shown.run, shown.hasRecord, chosen, handlers.go, open);
+    drawVerdicts(panel, shown.run, chosen, handlers.go, open);
     if (at >= 0) panel.querySelectorAll("button.card")[at]?.focus();
     listed = chosen;
   }

@@ -39,6 +39,7 @@ export function makeToolbar(update) {
   const types = box("types", "types", "Linear  !LayerNorm", "Types of layers, with spaces between them; ! excludes");
   const typeNames = element("datalist", { id: "hookboard-type-names" });
   const error = element("p", { class: "filter-error", id: "hookboard-filter-error", role: "alert" });
+  sort.title = "worst first: layers with an alarm, then with a note, then those farthest from the median of their kind at any step; of two runs those that differ most";
   fill(sort, [["order", "order"], ["name", "name"], ["worst", "worst first"]]); // prettier-ignore
   const root = element("header", { class: "toolbar", role: "toolbar", "aria-label": "what is shown" }, [
     view.root, field("Run", run), field("Show", what), group("Scale", how.root), field("Compare with", against),
@@ -50,7 +51,7 @@ export function makeToolbar(update) {
     fill(run, runs.map(({ name }) => [name, name]), answer.run);
     fillGroups(what, answer.series, series.id);
     const others = runs.filter(({ name }) => name !== answer.run).map(({ name }) => [name, name]);
-    fill(against, [["", "no other run"], ...others], state.against);
+    fill(against, [["", "no other run"], ...others], state.view === "depth" ? "" : state.against); // that view is of one run
     against.disabled = runs.length < 2 || state.view === "depth";
     sort.value = state.sort;
     sort.disabled = state.view === "depth";

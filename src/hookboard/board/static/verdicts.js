@@ -7,13 +7,12 @@ import { SYMBOLS } from "./grid.js";
  * Draw the list.
  * @param {HTMLElement} panel the place.
  * @param {Object} run the answer of `run`.
- * @param {boolean} hasRecord whether `HealthMonitor` watched the run.
  * @param {string} chosen the layer of the cursor.
  * @param {(verdict: Object) => void} go is called with the one that is clicked.
  * @param {(layer: string) => void} open is called with the layer that is to be shown.
  */
-export function drawVerdicts(panel, run, hasRecord, chosen, go, open) {
-  if (!hasRecord) {
+export function drawVerdicts(panel, run, chosen, go, open) {
+  if (!run.headline) {
     panel.replaceChildren(...howToGetThem());
     return;
   }
@@ -24,7 +23,7 @@ export function drawVerdicts(panel, run, hasRecord, chosen, go, open) {
     return card;
   });
   panel.replaceChildren(
-    run.headline ? element("p", { class: "headline", text: run.headline }) : "",
+    element("p", { class: "headline", text: run.headline }),
     cards.length
       ? element("ol", { class: "cards", "aria-label": "verdicts, worst first" }, cards)
       : element("p", { class: "well", text: "✓ HealthMonitor found no sick layer." }),

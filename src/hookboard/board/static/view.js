@@ -78,7 +78,7 @@ export function makeView(handlers, tip) {
     step.textContent = String(picture.numbers.steps[column]);
     slider.setAttribute("aria-valuetext", `step ${step.textContent}`);
     legend.replaceChildren(...halves.map(({ numbers }) => halfTitle(numbers, colours)));
-    key.textContent = "│ median of its kind   ✕ 0   ◆ NaN or Inf";
+    key.textContent = "│ median of its type (of all rows, if fewer than 3 are of it)   ✕ 0   ◆ NaN or Inf";
     drawDepth(grid, picture, colours);
   }
 
@@ -167,7 +167,8 @@ export function makeView(handlers, tip) {
   }
 
   function save(kind) {
-    const name = `${run.run}-${state.view === "depth" ? "depth" : picture.numbers.series.id}`;
+    const pair = picture.numbers.others ? `${run.run}-and-${state.against}` : run.run;
+    const name = `${pair}-${state.view === "depth" ? "depth" : picture.numbers.series.id}`;
     const [label, at] = [titled(picture.numbers.series.label), step.textContent];
     const heading = `${run.run}: ${state.view === "depth" ? `how the signal travels at step ${at}` : `${label} ${what.textContent}`}`;
     if (state.view === "depth") {
