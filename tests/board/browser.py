@@ -37,9 +37,9 @@ def require_entry_point():
 
 
 @contextmanager
-def tensorboard(logdir):
+def tensorboard(logdir, *more):
     """TensorBoard behind a path prefix; its address."""
-    options = ["--port=0", "--host=127.0.0.1", f"--path_prefix={PREFIX}", "--reload_interval=1"]
+    options = ["--port=0", "--host=127.0.0.1", f"--path_prefix={PREFIX}", "--reload_interval=1", *more]
     command = [sys.executable, "-m", "tensorboard.main", f"--logdir={logdir}", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         said = []

@@ -1,0 +1,61 @@
+"""The tab in TensorBoard, in a real browser: histograms, pictures, runs with unlike rows, and the slow loader."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from board.browser import Tab, tensorboard
+from board.drawn_logs import COUNTS, EDGES, WIDTHS
+from board.sick_logs import SICK
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+pytestmark = pytest.mark.browser
+
+
+def test_a_histogram_shows_the_shares_that_were_counted(tab):
+    tab.show(run="drawn", layer="net.0")
+    expect(tab.find(".side .heatmaplayer image")).to_have_count(1)
+    read = (
+        "all => all.map((gd) => gd.data[0]).filter((one) => one.type === 'heatmap').map(({ x, y, z }) => ({ x, y, z }))"
+    )
+    (trace,) = tab.find(".side .js-plotly-plot").evaluate_all(read)
+    assert trace["x"] == list(COUNTS)
+    centres, shares = np.array(trace["y"]), np.array(trace["z"])
+    for column, counts in enumerate(COUNTS.values()):
+        for low, high, count in zip(EDGES, EDGES[1:], counts, strict=False):
+            found = shares[(low < centres) & (centres < high), column].sum()
+            assert found == pytest.approx(count / sum(counts), abs=0.09)  # one bin may lie over an edge
+
+
+@pytest.mark.parametrize(("step", "shown"), [(0, 0), (10, 0), (20, 20)])
+def test_the_picture_is_the_last_one_before_the_step(tab, step, shown):
+    tab.show(run="drawn", layer="net.0", step=step)
+    figure = tab.find(".side figure.picture")
+    expect(figure).to_contain_text(f"at step {shown}")
+    figure.scroll_into_view_if_needed()
+    tab.page.wait_for_timeout(300)
+    assert figure.locator("img").evaluate("img => img.decode().then(() => img.naturalWidth)") == WIDTHS[shown]
+
+
+def test_of_two_runs_only_the_rows_of_both_are_compared_and_that_is_said(tab):
+    tab.show(run="drawn", against="drawn_too")
+    assert tab.rows == ["net.0"]
+    expect(tab.find(".notice").first).to_contain_text("Only one of both runs has 1 of the rows")
+
+
+def test_the_csv_of_two_runs_has_the_values_of_both(tab):
+    tab.show(run="drawn", against="drawn_too")
+    content = tab.download(".view button:has-text('CSV')").decode()
+    lines = list(csv.DictReader(io.StringIO(content, newline="")))
+    assert [(line["drawn"], line["drawn_too"]) for line in lines] == [(f"{1 + s}", f"{1 + s}") for s in COUNTS]
+
+
+def test_the_slow_loader_shows_the_sick_layer_too(chromium, page_logs):
+    with tensorboard(page_logs, "--load_fast=false") as address:
+        tab = Tab(chromium, address, state={"run": "sick"})
+        assert SICK in tab.rows
+        expect(tab.find(".card.alarm")).to_contain_text("dead_units")
+        assert tab.faults == []
+        tab.close()
