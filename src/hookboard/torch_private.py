@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo import OptimizedModule
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensor
@@ -94,11 +93,6 @@ def is_compiled(module: nn.Module) -> bool:
 def has_compiled_anything() -> bool:
     """Whether torch.compile has made a graph in this process."""
     return bool(counters["stats"])
-
-
-def is_compiler_waiting() -> bool:
-    """Whether torch.compile would compile a function that this thread calls now, as between two of its graphs."""
-    return get_eval_frame_callback() is not None
 
 
 def is_in_force(stance: Any) -> bool:

@@ -16,7 +16,7 @@ from hookboard.hooks.own_call import is_own_call
 from hookboard.messages import warn_switched_off
 from hookboard.nested import named_inputs, tensors_in
 from hookboard.sites import Role, Site
-from hookboard.torch_private import in_backward, is_compiler_waiting
+from hookboard.torch_private import in_backward
 
 
 class ModuleTap:
@@ -54,18 +54,12 @@ class ModuleTap:
             return None
         if torch.compiler.is_compiling():
             return None if self.graph_end is None else self.graph_end.before(self.roles, args, kwargs)
-        if is_compiler_waiting():
-            self._enter_uncompiled(args, kwargs)
-        else:
-            self._enter(args, kwargs)
+        self._enter(args, kwargs)
         return None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    def _enter_uncompiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Between two graphs torch.compile would compile this function, and all that it calls.
-        self._enter(args, kwargs)
-
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Between two graphs torch.compile would compile this function, and all that it calls.
         if self._is_off or is_own_call():
             return
         try:
@@ -87,16 +81,10 @@ class ModuleTap:
             return None
         if torch.compiler.is_compiling():
             return None if self.graph_end is None else self.graph_end.after(self.roles, args, kwargs, output)
-        if is_compiler_waiting():
-            self._leave_uncompiled(args, output)
-        else:
-            self._leave(args, output)
+        self._leave(args, output)
         return None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    def _leave_uncompiled(self, args: tuple[Any, ...], output: object) -> None:
-        self._leave(args, output)
-
     def _leave(self, args: tuple[Any, ...], output: object) -> None:
         if self._is_off or is_own_call():
             return
