@@ -81,7 +81,7 @@ def ask(base: str, path: str, **given: Any) -> tuple[Any, float, int]:
 def memory_of(process: int) -> float:
     """In MB."""
     status = Path(f"/proc/{process}/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]  # Linux has that line
 
 
 def wait(base: str, runs: int, last: int) -> None:

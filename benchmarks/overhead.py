@@ -8,8 +8,8 @@
 
 One Trainer trains one network. The variants take turns of a few steps, in an order drawn anew for each round, so
 that a drift of the machine's speed and the placement of the network in memory meet all of them alike; the first
-step of a turn, which attaches the hooks, does not count. Printed is the ratio of the median step to the median bare
-step, and beside it how that ratio spreads from round to round.
+step of a turn, which attaches the hooks, does not count. Printed is the median over the turns of their mean step, as
+a ratio to that of the bare turns, and beside it how the ratio spreads from round to round.
 """
 
 import argparse

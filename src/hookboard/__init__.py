@@ -25,6 +25,6 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from hookboard.api import *  # noqa: F403
+    from hookboard.api import *  # noqa: F403 - api.py has the list
 else:  # a type checker that sees it takes every name, also misspelled ones
     __getattr__ = _load

@@ -37,12 +37,12 @@ class Cache:
         """
         with self._lock:
             if (found := self._found(key, version)) is not None:
-                return found[1]  # type: ignore[no-any-return]
+                return found[1]  # type: ignore[no-any-return]  # entries are of all types
             making = self._making.setdefault(key, Lock())
         with making:
             with self._lock:
                 if (found := self._found(key, version)) is not None:
-                    return found[1]  # type: ignore[no-any-return]
+                    return found[1]  # type: ignore[no-any-return]  # entries are of all types
             try:
                 value = make()
                 self._keep(key, version, value, size_of(value))

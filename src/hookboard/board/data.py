@@ -34,7 +34,7 @@ EMPTY = (
     "Trainer(callbacks=[HealthMonitor()]), and start TensorBoard with --logdir on the directory of its logs."
 )
 WITHOUT_OURS = (
-    "No run in the log directory has data of hookboard. Add a callback of it to the Trainer, for example "
+    "No run in the log directory has numbers of layers by hookboard. Add a callback of it to the Trainer, for example "
     "Trainer(callbacks=[HealthMonitor()]), and train with a TensorBoardLogger."
 )
 

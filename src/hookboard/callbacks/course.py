@@ -170,7 +170,7 @@ class Course(Duties[W]):
 
 
 class _Shield:
-    """See `Course._shielded`. A generator would take several times as long, and each step needs a dozen of them."""
+    """See `Course._shielded`. No generator, which takes longer: each step needs several of them."""
 
     __slots__ = ("_may_go_on", "_watch", "_when")
 

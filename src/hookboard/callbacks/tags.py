@@ -8,7 +8,7 @@ from hookboard.callbacks.duties import Duties
 from hookboard.callbacks.trainer import inform, warn
 
 MANY = 2000
-"""More tags than this make TensorBoard slow, and nobody looks at them one by one."""
+"""More tags than anybody looks at one by one (a choice)."""
 
 
 def warn_of_equal_tags(last: object, trainer: Trainer) -> None:
