@@ -8,6 +8,7 @@ compiled = [
     Extension(
         f"hookboard.{name}",
         [f"src/hookboard/{name.replace('.', '/')}.c"],
+        depends=["src/hookboard/measure/_native_values.h"] if name == "measure._native" else [],
         extra_compile_args=["-O3"],
         py_limited_api=True,
         optional=True,

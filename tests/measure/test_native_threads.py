@@ -226,7 +226,7 @@ def test_threads_of_a_library_that_torch_does_not_use_are_left_alone():
     torch.set_num_threads(3)
 
     def measure_as_if_torch_used_more():
-        native._native.measure(large.data_ptr(), large.numel(), True, torch.get_num_threads() + 1)
+        native._native.measure(large.data_ptr(), 0, large.numel(), True, 0, torch.get_num_threads() + 1)
 
     assert in_a_new_thread(lambda: threads_started(measure_as_if_torch_used_more)) == 0
 

@@ -72,7 +72,7 @@ def freed(tensor):
 
 
 ALONE = {
-    "float64": (normal(3, dtype=torch.float64), None, None),
+    "integers": (torch.arange(3), None, None),
     "transposed": (normal(3, 4).t(), None, None),
     "gaps in a unit": (normal(4, 6)[:, ::2], 0, None),
     "expanded": (normal(1, 3).expand(4, 3), 0, None),

@@ -1,4 +1,4 @@
-/* One pass over float32 values where torch needs five. Optional: without it cpu.py does the same with torch's own
+/* One pass over values where torch needs five. Optional: without it cpu.py does the same with torch's own
    operations. Tensors come as the address of their first value: native.py, the only caller, has looked at each and
    holds it alive. */
 
@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -39,8 +40,10 @@
 #define CHUNK 4096 /* values that stay in the fastest cache for a second look */
 #define AHEAD 512  /* values */
 #define BESIDE 64  /* channels that are worked on together */
+#define WIDE 16384 /* values that stay in the second fastest */
 #define SHIFT 19   /* as in bins.py */
 #define BINS 8192
+#define FEW 2048   /* values for which a table of their own does not pay */
 
 #define ENOUGH 65536    /* values that are worth more than one thread */
 #define PIECE 16384     /* values that one thread takes at once */
@@ -51,6 +54,7 @@
 
 static const double CANCELLATION = 1e-6; /* as in cpu.py */
 
+enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 }; /* as in native.py */
 enum { COUNT, MEAN, M2, ABS_SUM, ZEROS, NANS, POSINF, NEGINF, MIN, MAX, WIDTH }; /* as in row.py */
 
 static const double EMPTY[WIDTH] = {[MIN] = INFINITY, [MAX] = -INFINITY};
@@ -117,178 +121,47 @@ static void add_to(int64_t *sum, int64_t more)
 }
 #endif
 
+static size_t least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static size_t divided_up(size_t a, size_t b)
+{
+    return (a + b - 1) / b;
+}
+
 /* Values of some channels: as many rows of each. */
 typedef struct {
-    const float *x;
+    const void *x;
     size_t channels, rows, width;
     size_t apart;  /* from one channel to the next */
     size_t stride; /* from one row to the next */
 } Part;
+
+/* Whether several channels lie in one vector. */
+static int is_narrow(const Part *part)
+{
+    return part->apart == part->width && part->apart < LANES && part->stride >= LANES;
+}
 
 /* What is summed up of each channel. */
 typedef struct {
     double sum[BESIDE], squares[BESIDE], abs_sum[BESIDE], zeros[BESIDE], min[BESIDE], max[BESIDE];
 } Sums;
 
-/* Sums of values that lie LANES apart. */
+/* The bins that one thread has counted. */
 typedef struct {
-    double sum[LANES], squares[LANES], abs_sum[LANES];
-    float min[LANES], max[LANES];
-    int32_t zeros[LANES];
-} Lanes;
+    uint32_t even[BINS], odd[BINS];
+    size_t counted;
+} Tables;
 
-PART_OF_CALLER void add_value(Lanes *lanes, int j, float value)
-{
-    double wide = value;
-    lanes->sum[j] += wide;
-    lanes->squares[j] += wide * wide;
-    lanes->min[j] = value < lanes->min[j] ? value : lanes->min[j];
-    lanes->max[j] = value > lanes->max[j] ? value : lanes->max[j];
-    lanes->zeros[j] += value == 0;
-}
-
-PART_OF_CALLER Lanes no_lanes(void)
-{
-    Lanes lanes = {{0}};
-    for (int j = 0; j < LANES; j++) {
-        lanes.min[j] = INFINITY;
-        lanes.max[j] = -INFINITY;
-    }
-    return lanes;
-}
-
-/* Adds rows of `width` values, a multiple of LANES. */
-PART_OF_CALLER void add_rows(Lanes *lanes, const float *restrict x, size_t rows, size_t width, size_t stride,
-                            int with_abs_sum)
-{
-    int is_scattered = rows > 1 && width < AHEAD; /* the processor does not foresee which memory is needed next */
-    for (size_t r = 0; r < rows; r++) {
-        for (size_t i = 0; i < width; i += LANES) {
-            if (is_scattered)
-                FETCH(x + r * stride + i + AHEAD);
-            for (int j = 0; j < LANES; j++)
-                add_value(lanes, j, x[r * stride + i + j]);
-        }
-    }
-    if (with_abs_sum)
-        for (size_t r = 0; r < rows; r++)
-            for (size_t i = 0; i < width; i += LANES)
-                for (int j = 0; j < LANES; j++)
-                    lanes->abs_sum[j] += fabsf(x[r * stride + i + j]);
-}
-
-/* Adds what is in `count` lanes from the first one on to the sums of channel c. */
-PART_OF_CALLER void add_lanes(Sums *sums, size_t c, const Lanes *lanes, size_t first, size_t count)
-{
-    for (size_t j = first; j < first + count; j++) {
-        sums->sum[c] += lanes->sum[j];
-        sums->squares[c] += lanes->squares[j];
-        sums->abs_sum[c] += lanes->abs_sum[j];
-        sums->zeros[c] += lanes->zeros[j];
-        sums->min[c] = lanes->min[j] < sums->min[c] ? lanes->min[j] : sums->min[c];
-        sums->max[c] = lanes->max[j] > sums->max[c] ? lanes->max[j] : sums->max[c];
-    }
-}
-
-/* One channel after the other. */
-FOR_EACH_PROCESSOR
-static void sum_up(Sums *restrict sums, const Part *restrict part, int with_abs_sum)
-{
-    size_t whole = part->width - part->width % LANES;
-    for (size_t c = 0; c < part->channels; c++) {
-        const float *restrict x = part->x + c * part->apart;
-        Lanes lanes = no_lanes();
-        add_rows(&lanes, x, part->rows, whole, part->stride, with_abs_sum);
-        int j = 0;
-        for (size_t r = 0; whole < part->width && r < part->rows; r++) {
-            for (size_t i = whole; i < part->width; i++, j = (j + 1) % LANES) { /* none waits for the one before */
-                float value = x[r * part->stride + i];
-                add_value(&lanes, j, value);
-                lanes.abs_sum[j] += with_abs_sum ? fabsf(value) : 0;
-            }
-        }
-        for (int half = LANES / 2; half; half /= 2) {
-            for (int j = 0; j < half; j++) {
-                lanes.sum[j] += lanes.sum[j + half];
-                lanes.squares[j] += lanes.squares[j + half];
-                lanes.abs_sum[j] += lanes.abs_sum[j + half];
-                lanes.zeros[j] += lanes.zeros[j + half];
-                lanes.min[j] = lanes.min[j + half] < lanes.min[j] ? lanes.min[j + half] : lanes.min[j];
-                lanes.max[j] = lanes.max[j + half] > lanes.max[j] ? lanes.max[j + half] : lanes.max[j];
-            }
-        }
-        sums->sum[c] = lanes.sum[0];
-        sums->squares[c] = lanes.squares[0];
-        sums->abs_sum[c] = lanes.abs_sum[0];
-        sums->zeros[c] = lanes.zeros[0];
-        sums->min[c] = lanes.min[0];
-        sums->max[c] = lanes.max[0];
-    }
-}
-
-/* As many channels at once as there are lanes for. `left` values are there to the end of each row. */
-PART_OF_CALLER void sum_up_beside(Sums *restrict sums, const Part *restrict part, size_t width, size_t left,
-                                 int with_abs_sum)
-{
-    size_t at_once = LANES / width;
-    for (size_t c = 0; c < part->channels; c += at_once, left -= at_once * width) {
-        size_t here = part->channels - c < at_once ? part->channels - c : at_once;
-        size_t before = left < LANES ? LANES - left : 0; /* so as not to read beyond the end */
-        Lanes lanes = no_lanes();
-        add_rows(&lanes, part->x + c * width - before, part->rows, LANES, part->stride, with_abs_sum);
-        for (size_t k = 0; k < here; k++)
-            add_lanes(sums, c + k, &lanes, before + k * width, width);
-    }
-}
-
-/* The same as sum_up for channels that have fewer values in a row than there are lanes. */
-FOR_EACH_PROCESSOR
-static void sum_up_narrow(Sums *restrict sums, const Part *restrict part, size_t left, int with_abs_sum)
-{
-    *sums = (Sums){{0}};
-    for (size_t c = 0; c < BESIDE; c++) {
-        sums->min[c] = INFINITY;
-        sums->max[c] = -INFINITY;
-    }
-    if (part->width == 1) /* known to the compiler */
-        sum_up_beside(sums, part, 1, left, with_abs_sum);
-    else
-        sum_up_beside(sums, part, part->width, left, with_abs_sum);
-}
-
-FOR_EACH_PROCESSOR
-static double squares_about(double mean, const float *restrict x, size_t count)
-{
-    double squares[LANES] = {0};
-    size_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        for (int j = 0; j < LANES; j++) {
-            double away = x[i + j] - mean;
-            squares[j] += away * away;
-        }
-    }
-    for (int j = 0; i < count; i++, j++) {
-        double away = x[i] - mean;
-        squares[j] += away * away;
-    }
-    double all = 0;
-    for (int j = 0; j < LANES; j++)
-        all += squares[j];
-    return all;
-}
-
-/* Counts what is not finite into the row and copies the rest; returns how many those are. */
-static size_t finite_of(const float *x, size_t count, float *finite, double *row)
-{
-    size_t kept = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (isfinite(x[i]))
-            finite[kept++] = x[i];
-        else
-            row[isnan(x[i]) ? NANS : x[i] > 0 ? POSINF : NEGINF]++;
-    }
-    return kept;
-}
+/* What is wanted beside sums: the bins go into `few` or into `tables`, unless both are NULL. */
+typedef struct {
+    int abs_sum;
+    int64_t *few;
+    Tables *tables;
+} Also;
 
 /* Chan, Golub and LeVeque, as in merge.py. The numbers of a row lie `apart` from each other. */
 PART_OF_CALLER void merge_apart(double *restrict row, const double *restrict other, size_t apart)
@@ -316,28 +189,6 @@ static void finish(double *row)
     double at_least_one = fmax(row[COUNT], 1);
     row[M2] = sqrt(row[M2] / at_least_one);
     row[ABS_SUM] /= at_least_one;
-}
-
-/* Adds at most CHUNK values to a row that still has sums. */
-static void add_chunk(double *row, const float *x, size_t count, int with_abs_sum)
-{
-    float finite[CHUNK];
-    Part part = {.x = x, .channels = 1, .rows = 1, .width = count};
-    Sums sums;
-    sum_up(&sums, &part, with_abs_sum);
-    if (!isfinite(*sums.squares)) {
-        part.width = count = finite_of(x, count, finite, row);
-        if (!count)
-            return;
-        part.x = x = finite;
-        sum_up(&sums, &part, with_abs_sum);
-    }
-    double n = (double)count, mean = *sums.sum / n, m2 = *sums.squares - *sums.sum * mean;
-    if (m2 < CANCELLATION * *sums.squares)
-        m2 = squares_about(mean, x, count);
-
-    double chunk[WIDTH] = {n, mean, m2, *sums.abs_sum, *sums.zeros, 0, 0, 0, *sums.min, *sums.max};
-    merge(row, chunk);
 }
 
 /* The columns of some rows. */
@@ -371,30 +222,6 @@ static void add_sums(Columns columns, const Sums *restrict sums, size_t channels
     }
 }
 
-static void add_part(Columns columns, const Part *part, size_t left, int with_abs_sum)
-{
-    Sums sums;
-    int64_t again[BESIDE];
-    if (part->apart == part->width && part->apart < LANES && part->stride >= LANES)
-        sum_up_narrow(&sums, part, left, with_abs_sum);
-    else
-        sum_up(&sums, part, with_abs_sum);
-    add_sums(columns, &sums, part->channels, (double)(part->rows * part->width), again);
-    for (size_t c = 0; c < part->channels; c++) {
-        if (!again[c])
-            continue;
-        float values[CHUNK];
-        double row[WIDTH];
-        for (size_t r = 0; r < part->rows; r++)
-            memcpy(values + r * part->width, part->x + c * part->apart + r * part->stride, part->width * sizeof *values);
-        for (int f = 0; f < WIDTH; f++)
-            row[f] = columns[f][c];
-        add_chunk(row, values, part->rows * part->width, with_abs_sum);
-        for (int f = 0; f < WIDTH; f++)
-            columns[f][c] = row[f];
-    }
-}
-
 /* The row of all that the columns describe. */
 static void row_of_columns(double *row, Columns columns, size_t channels)
 {
@@ -415,16 +242,6 @@ static void row_of_columns(double *row, Columns columns, size_t channels)
     }
 }
 
-static size_t least(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
-static size_t divided_up(size_t a, size_t b)
-{
-    return (a + b - 1) / b;
-}
-
 /* A tensor: values of shape (outer, channels, inner), where `channels` is 0 if only the row of all is wanted. The runs
    of `inner` values begin `apart` values apart; there are no gaps unless `outer` is 1 or `channels` is 0. What lies at
    `minus`, without gaps, is subtracted first, unless that is 0; then there are no channels.
@@ -433,7 +250,8 @@ static size_t divided_up(size_t a, size_t b)
    depend on the number of threads. A piece is `channels_each` channels of `outer_each` parts of the first dimension, or
    `values_each` values if no channels are wanted; `across` pieces have all channels. */
 typedef struct {
-    const float *x, *minus;
+    const void *x, *minus;
+    int type;
     size_t outer, channels, inner, apart;
     size_t pieces, across, channels_each, outer_each, values_each;
     double *row, (*rows)[WIDTH];
@@ -479,26 +297,6 @@ static void cut(Job *job)
     }
 }
 
-/* The columns of at most BESIDE channels from `first` on, of the runs from `begin` to `end`. */
-static void columns_of(Columns columns, const Job *job, size_t first, size_t channels, size_t begin, size_t end,
-                       int with_abs_sum)
-{
-    size_t inner = job->inner;
-    size_t together = inner < LANES ? CHUNK / LANES : inner < CHUNK ? CHUNK / inner : 1;
-    Part part = {.channels = channels, .stride = job->channels * job->apart, .apart = job->apart};
-    for (int f = 0; f < WIDTH; f++)
-        for (size_t c = 0; c < channels; c++)
-            columns[f][c] = EMPTY[f];
-    for (size_t o = begin; o < end; o += together) {
-        part.rows = least(end - o, together);
-        for (size_t i = 0; i < inner; i += CHUNK) {
-            part.width = least(inner - i, CHUNK);
-            part.x = job->x + o * part.stride + first * job->apart + i;
-            add_part(columns, &part, part.stride - first * job->apart, with_abs_sum);
-        }
-    }
-}
-
 /* Writes the rows of channels from `first` on, and merges them into the row of all. */
 static void keep(const Job *job, double *row, Columns columns, size_t first, size_t channels)
 {
@@ -512,45 +310,127 @@ static void keep(const Job *job, double *row, Columns columns, size_t first, siz
     }
 }
 
-/* Values that are one after the other. */
-static void add_values(double *row, const float *x, size_t count, int with_abs_sum)
+PART_OF_CALLER uint32_t bits_of(float value)
 {
-    for (size_t i = 0; i < count; i += CHUNK)
-        add_chunk(row, x + i, least(count - i, CHUNK), with_abs_sum);
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
 }
 
-/* Differences, or values with gaps, from `begin` to `end`. */
-FOR_EACH_PROCESSOR
-static void add_runs(double *row, const Job *job, size_t begin, size_t end, int with_abs_sum)
+PART_OF_CALLER uint64_t wide_bits_of(double value)
 {
-    float chunk[CHUNK];
-    size_t i = begin % job->inner; /* in its run */
-    const float *x = job->x + begin / job->inner * job->apart, *minus = job->minus ? job->minus + begin - i : NULL;
-    for (size_t used = 0, here; begin < end; begin += here) {
-        here = least(least(job->inner - i, CHUNK - used), end - begin);
-        for (size_t k = 0; k < here; k++)
-            chunk[used + k] = minus ? x[i + k] - minus[i + k] : x[i + k];
-        used += here;
-        i += here;
-        if (used == CHUNK || begin + here == end) {
-            add_chunk(row, chunk, used, with_abs_sum);
-            used = 0;
-        }
-        if (i == job->inner) {
-            i = 0;
-            x += job->apart;
-            minus = minus ? minus + job->inner : NULL;
-        }
-    }
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
 }
 
-static void do_piece(const Job *job, size_t piece, int with_abs_sum)
+PART_OF_CALLER uint32_t bin_of(float single)
+{
+    return bits_of(single) >> SHIFT;
+}
+
+PART_OF_CALLER float float_of(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+PART_OF_CALLER float of_bfloat16(uint16_t stored)
+{
+    return float_of((uint32_t)stored << 16);
+}
+
+/* All ones where the condition holds. */
+PART_OF_CALLER uint32_t mask_of(int condition)
+{
+    return -(uint32_t)condition;
+}
+
+/* By masks, as a branch would not be vectorized; and without subnormal numbers, which torch may have switched off. */
+PART_OF_CALLER float of_float16(uint16_t stored)
+{
+    const uint32_t smallest = 1u << 23, special = 31u << 23; /* that is normal, that is NaN or infinite */
+    uint32_t moved = (stored & 0x7fffu) << 13;
+    uint32_t is_subnormal = mask_of(moved < smallest);
+    uint32_t subnormal = bits_of(float_of(moved + (113u << 23)) - 0x1p-14f);
+    uint32_t bits = moved + (112u << 23) + (mask_of(moved >= special) & (112u << 23));
+    bits |= mask_of(moved > special) & 0x400000u; /* NaN becomes quiet, as in torch */
+    return float_of((bits & ~is_subnormal) | (subnormal & is_subnormal) | (uint32_t)(stored & 0x8000u) << 16);
+}
+
+/* As in bins.py: cut to the bits that name the bin, and what is beyond float32 into the outermost one. */
+PART_OF_CALLER float single_of(double value)
+{
+    double kept, largest = FLT_MAX;
+    uint64_t bits = wide_bits_of(value) & ~(((uint64_t)1 << (SHIFT + 29)) - 1);
+    memcpy(&kept, &bits, sizeof kept);
+    if (!isfinite(value))
+        return (float)value;
+    return (float)(kept > largest ? largest : kept < -largest ? -largest : kept);
+}
+
+#define STORED float
+#define VALUE float
+#define TALLY int32_t
+#define VALUE_OF(s) (s)
+#define SINGLE_OF(v) (v)
+#define IS_IN_PLACE 1
+#define IS_SPECIAL(s) ((bits_of(s) & 0x7f800000u) == 0x7f800000u)
+#define NAME(f) f##_float32
+#include "_native_values.h"
+
+#define STORED double
+#define VALUE double
+#define TALLY int64_t
+#define VALUE_OF(s) (s)
+#define SINGLE_OF(v) single_of(v)
+#define IS_IN_PLACE 1
+#define IS_SPECIAL(s) ((wide_bits_of(s) & 0x7ff0000000000000u) == 0x7ff0000000000000u)
+#define NAME(f) f##_float64
+#include "_native_values.h"
+
+#define STORED uint16_t
+#define VALUE float
+#define TALLY int32_t
+#define VALUE_OF(s) of_bfloat16(s)
+#define SINGLE_OF(v) (v)
+#define IS_IN_PLACE 0
+#define IS_SPECIAL(s) (((s) & 0x7f80) == 0x7f80)
+#define NAME(f) f##_bfloat16
+#include "_native_values.h"
+
+#define STORED uint16_t
+#define VALUE float
+#define TALLY int32_t
+#define VALUE_OF(s) of_float16(s)
+#define SINGLE_OF(v) (v)
+#define IS_IN_PLACE 0
+#define IS_SPECIAL(s) (((s) & 0x7c00) == 0x7c00)
+#define NAME(f) f##_float16
+#include "_native_values.h"
+
+typedef struct {
+    void (*columns_of)(Columns, const Job *, size_t, size_t, size_t, size_t, const Also *);
+    void (*add_values)(double *, const Job *, size_t, size_t, const Also *);
+    int (*has_special)(const void *, size_t);
+} Functions;
+
+static const Functions OF[] = {
+    [FLOAT32] = {columns_of_float32, add_values_float32, has_special_float32},
+    [FLOAT64] = {columns_of_float64, add_values_float64, has_special_float64},
+    [BFLOAT16] = {columns_of_bfloat16, add_values_bfloat16, has_special_bfloat16},
+    [FLOAT16] = {columns_of_float16, add_values_float16, has_special_float16},
+};
+
+static void do_piece(const Job *job, size_t piece, const Also *also)
 {
     double *found = job->found + piece * numbers_found(job);
     if (has_channel_in_several(job)) {
         size_t first = piece % job->across * job->channels_each, begin = piece / job->across * job->outer_each;
-        columns_of((double (*)[BESIDE])found, job, first, least(job->channels - first, job->channels_each), begin,
-                   least(begin + job->outer_each, job->outer), with_abs_sum);
+        OF[job->type].columns_of((double (*)[BESIDE])found, job, first,
+                                 least(job->channels - first, job->channels_each), begin,
+                                 least(begin + job->outer_each, job->outer), also);
         return;
     }
     memcpy(found, EMPTY, sizeof EMPTY);
@@ -558,16 +438,21 @@ static void do_piece(const Job *job, size_t piece, int with_abs_sum)
         size_t first = piece * job->channels_each, end = least(first + job->channels_each, job->channels);
         for (Columns columns; first < end; first += BESIDE) {
             size_t channels = least(end - first, BESIDE);
-            columns_of(columns, job, first, channels, 0, job->outer, with_abs_sum);
+            OF[job->type].columns_of(columns, job, first, channels, 0, job->outer, also);
             keep(job, found, columns, first, channels);
         }
         return;
     }
     size_t begin = piece * job->values_each, end = least(begin + job->values_each, job->outer * job->inner);
-    if (begin < end && (job->minus || job->outer > 1))
-        add_runs(found, job, begin, end, with_abs_sum);
-    else
-        add_values(found, job->x + begin, end - begin, with_abs_sum);
+    if (begin < end)
+        OF[job->type].add_values(found, job, begin, end, also);
+}
+
+/* Whether the squares of the row's values stay in the range of float64, as in cpu.py. */
+static int is_safe(const double *row)
+{
+    double size = fmax(-row[MIN], row[MAX]);
+    return !(size > 0) || (size > 1e-100 && size < 1e100);
 }
 
 static void join_pieces(const Job *job)
@@ -587,6 +472,23 @@ static void join_pieces(const Job *job)
             merge(job->row, job->found + piece * WIDTH);
     }
     finish(job->row);
+    if (job->type != FLOAT64)
+        return;
+    int all_safe = is_safe(job->row);
+    for (size_t c = 0; c < job->channels; c++)
+        all_safe &= is_safe(job->rows[c]);
+    if (!all_safe)
+        job->row[COUNT] = NAN;
+}
+
+static void add_tables(int64_t *counts, Tables *tables)
+{
+    for (int bin = 0; bin < BINS; bin++) {
+        int64_t found = (int64_t)tables->even[bin] + tables->odd[bin];
+        if (found)
+            add_to(counts + bin, found);
+    }
+    memset(tables, 0, sizeof *tables);
 }
 
 /* What one thread takes at once: a piece of a large job, or some small jobs. */
@@ -598,15 +500,29 @@ typedef struct {
 typedef struct {
     const Task *tasks;
     size_t count, next;
-    int with_abs_sum;
+    int with_abs_sum, are_few;
+    int64_t *counts; /* of the bins of all values; NULL if they are not wanted */
 } Tasks;
 
 static void do_tasks(void *argument)
 {
     Tasks *all = argument;
-    for (size_t k; (k = take_next(&all->next)) < all->count;)
+    Tables tables;
+    Also also = {.abs_sum = all->with_abs_sum};
+    if (all->counts && all->are_few) {
+        also.few = all->counts;
+    } else if (all->counts) {
+        memset(&tables, 0, sizeof tables);
+        also.tables = &tables;
+    }
+    for (size_t k; (k = take_next(&all->next)) < all->count;) {
         for (const Job *job = all->tasks[k].first; job < all->tasks[k].end; job++)
-            do_piece(job, all->tasks[k].piece, all->with_abs_sum);
+            do_piece(job, all->tasks[k].piece, &also);
+        if (also.tables && tables.counted > INT32_MAX)
+            add_tables(all->counts, &tables);
+    }
+    if (also.tables)
+        add_tables(all->counts, &tables);
 }
 
 /* There are at most as many tasks as pieces; returns how many. */
@@ -627,10 +543,12 @@ static size_t fill_tasks(Task *tasks, const Job *jobs, const Job *end)
     return count;
 }
 
-/* Fills the rows of all jobs; returns 0 if there is no memory for that. */
-static int do_jobs(Job *jobs, size_t count, int with_abs_sum, int threads)
+/* Fills the rows of all jobs, and adds the bins of their values to the counts, unless these are NULL. Returns 0 and
+   sets an exception if there is no memory for that. */
+static int do_jobs(Job *jobs, size_t count, int with_abs_sum, int64_t *counts, int threads)
 {
     size_t pieces = 0, numbers = 0, effort = 0;
+    Tasks all = {.with_abs_sum = with_abs_sum, .counts = counts};
     for (Job *job = jobs; job < jobs + count; job++) {
         cut(job);
         effort += effort_of(job);
@@ -639,15 +557,21 @@ static int do_jobs(Job *jobs, size_t count, int with_abs_sum, int threads)
         job->found = job->row;
     }
     if (effort < ENOUGH && !numbers) {
-        for (Job *job = jobs; job < jobs + count; job++) {
-            do_piece(job, 0, with_abs_sum);
+        Task task = {jobs, jobs + count, 0};
+        all.tasks = &task;
+        all.count = 1;
+        all.are_few = effort < FEW;
+        do_tasks(&all);
+        for (Job *job = jobs; job < jobs + count; job++)
             join_pieces(job);
-        }
         return 1;
     }
     double *found = malloc(numbers * sizeof *found + pieces * sizeof(Task));
-    if (!found)
+    if (!found) {
+        PyErr_NoMemory();
         return 0;
+    }
+    Py_BEGIN_ALLOW_THREADS
     Task *tasks = (Task *)(found + numbers);
     double *free_from = found;
     for (Job *job = jobs; job < jobs + count; job++) {
@@ -656,56 +580,57 @@ static int do_jobs(Job *jobs, size_t count, int with_abs_sum, int threads)
             free_from += job->pieces * numbers_found(job);
         }
     }
-    Tasks all = {.tasks = tasks, .count = fill_tasks(tasks, jobs, jobs + count), .with_abs_sum = with_abs_sum};
+    all.tasks = tasks;
+    all.count = fill_tasks(tasks, jobs, jobs + count);
     in_threads(do_tasks, &all, effort < ENOUGH ? 1 : threads);
     for (Job *job = jobs; job < jobs + count; job++)
         join_pieces(job);
     free(found);
+    Py_END_ALLOW_THREADS
     return 1;
 }
 
-static int do_jobs_unlocked(Job *jobs, size_t count, int with_abs_sum, int threads)
-{
-    int is_done;
-    Py_BEGIN_ALLOW_THREADS
-    is_done = do_jobs(jobs, count, with_abs_sum, threads);
-    Py_END_ALLOW_THREADS
-    if (!is_done)
-        PyErr_NoMemory();
-    return is_done;
-}
-
+/* The row as a list; None for one that `is_safe` has not let pass. */
 static PyObject *as_list(const double *row)
 {
-    return Py_BuildValue("[dddddddddd]", row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8],
-                         row[9]);
+    if (isnan(row[COUNT]))
+        Py_RETURN_NONE;
+    PyObject *list = PyList_New(WIDTH);
+    for (int f = 0; list && f < WIDTH; f++) {
+        PyObject *number = PyFloat_FromDouble(row[f]);
+        if (!number || PyList_SetItem(list, f, number))
+            Py_CLEAR(list);
+    }
+    return list;
 }
 
 static PyObject *measure(PyObject *module, PyObject *args)
 {
-    Py_ssize_t address, count;
-    int with_abs_sum, threads;
-    if (!PyArg_ParseTuple(args, "nnpi", &address, &count, &with_abs_sum, &threads))
+    Py_ssize_t address, count, counts;
+    int type, with_abs_sum, threads;
+    if (!PyArg_ParseTuple(args, "ninpni", &address, &type, &count, &with_abs_sum, &counts, &threads))
         return NULL;
     double row[WIDTH];
-    Job job = {.x = (const float *)address, .outer = 1, .inner = (size_t)count, .apart = (size_t)count, .row = row};
-    return do_jobs_unlocked(&job, 1, with_abs_sum, threads) ? as_list(row) : NULL;
+    Job job = {.x = (const void *)address, .type = type, .outer = 1, .inner = (size_t)count, .apart = (size_t)count,
+               .row = row};
+    return do_jobs(&job, 1, with_abs_sum, (int64_t *)counts, threads) ? as_list(row) : NULL;
 }
 
 static PyObject *measure_channels(PyObject *module, PyObject *args)
 {
-    Py_ssize_t address, outer, channels, inner;
-    int with_abs_sum, threads;
-    if (!PyArg_ParseTuple(args, "nnnnpi", &address, &outer, &channels, &inner, &with_abs_sum, &threads))
+    Py_ssize_t address, outer, channels, inner, counts;
+    int type, with_abs_sum, threads;
+    if (!PyArg_ParseTuple(args, "ninnnpni", &address, &type, &outer, &channels, &inner, &with_abs_sum, &counts,
+                          &threads))
         return NULL;
     double row[WIDTH];
     PyObject *rows = PyByteArray_FromStringAndSize(NULL, channels * (Py_ssize_t)sizeof row);
     if (!rows)
         return NULL;
-    Job job = {.x = (const float *)address, .outer = (size_t)outer, .channels = (size_t)channels,
+    Job job = {.x = (const void *)address, .type = type, .outer = (size_t)outer, .channels = (size_t)channels,
                .inner = (size_t)inner, .apart = (size_t)inner, .row = row,
                .rows = (double (*)[WIDTH])PyByteArray_AsString(rows)};
-    if (do_jobs_unlocked(&job, 1, with_abs_sum, threads))
+    if (do_jobs(&job, 1, with_abs_sum, (int64_t *)counts, threads))
         return Py_BuildValue("NN", as_list(row), rows);
     Py_DECREF(rows);
     return NULL;
@@ -715,9 +640,10 @@ static int read_job(PyObject *list, Py_ssize_t i, Job *job)
 {
     PyObject *item = PyList_GetItem(list, i);
     Py_ssize_t address, minus, outer, channels, inner, apart;
-    if (!item || !PyArg_ParseTuple(item, "nnnnnn", &address, &minus, &outer, &channels, &inner, &apart))
+    int type;
+    if (!item || !PyArg_ParseTuple(item, "nninnnn", &address, &minus, &type, &outer, &channels, &inner, &apart))
         return 0;
-    *job = (Job){.x = (const float *)address, .minus = (const float *)minus, .outer = (size_t)outer,
+    *job = (Job){.x = (const void *)address, .minus = (const void *)minus, .type = type, .outer = (size_t)outer,
                  .channels = (size_t)channels, .inner = (size_t)inner, .apart = (size_t)apart};
     return 1;
 }
@@ -747,86 +673,13 @@ static PyObject *measure_all(PyObject *module, PyObject *args)
         job->row = *row++;
         job->rows = rows;
     }
-    if (do_jobs_unlocked(jobs, (size_t)count, with_abs_sum, threads))
+    if (do_jobs(jobs, (size_t)count, with_abs_sum, NULL, threads))
         result = Py_BuildValue("OO", all, each);
 done:
     PyMem_Free(jobs);
     Py_XDECREF(all);
     Py_XDECREF(each);
     return result;
-}
-
-static inline uint32_t bin_of(const float *value)
-{
-    uint32_t bits;
-    memcpy(&bits, value, sizeof bits);
-    return bits >> SHIFT;
-}
-
-typedef struct {
-    int64_t *counts;
-    const float *x;
-    size_t count, next;
-} Counting;
-
-/* Neighbours are often equal, and to count twice in one place is to wait for the first: hence two tables. */
-typedef struct {
-    uint32_t even[BINS], odd[BINS];
-} Tables;
-
-static void add_tables(int64_t *counts, Tables *tables)
-{
-    for (int bin = 0; bin < BINS; bin++) {
-        int64_t found = (int64_t)tables->even[bin] + tables->odd[bin];
-        if (found)
-            add_to(counts + bin, found);
-    }
-    memset(tables, 0, sizeof *tables);
-}
-
-static void count_pieces(void *argument)
-{
-    Counting *all = argument;
-    Tables tables;
-    uint32_t counted = 0;
-    memset(&tables, 0, sizeof tables);
-    for (size_t from; (from = take_next(&all->next) * PIECE) < all->count; counted += PIECE) {
-        const float *x = all->x + from;
-        size_t i = 0, end = least(all->count - from, PIECE);
-        for (; i + 2 <= end; i += 2) {
-            tables.even[bin_of(x + i)]++;
-            tables.odd[bin_of(x + i + 1)]++;
-        }
-        if (i < end)
-            tables.even[bin_of(x + i)]++;
-        if (counted > INT32_MAX) {
-            add_tables(all->counts, &tables);
-            counted = 0;
-        }
-    }
-    add_tables(all->counts, &tables);
-}
-
-static PyObject *count_into(PyObject *module, PyObject *args)
-{
-    Py_ssize_t counts, address, count;
-    int threads;
-    if (!PyArg_ParseTuple(args, "nnni", &counts, &address, &count, &threads))
-        return NULL;
-    Counting all = {.counts = (int64_t *)counts, .x = (const float *)address, .count = (size_t)count};
-    Py_BEGIN_ALLOW_THREADS
-    in_threads(count_pieces, &all, all.count < ENOUGH ? 1 : threads);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-FOR_EACH_PROCESSOR
-static int has_special(const uint32_t *x, size_t count)
-{
-    uint32_t found = 0;
-    for (size_t i = 0; i < count; i++)
-        found |= (x[i] & 0x7f800000u) == 0x7f800000u;
-    return (int)found;
 }
 
 static PyObject *are_finite(PyObject *module, PyObject *args)
@@ -839,26 +692,28 @@ static PyObject *are_finite(PyObject *module, PyObject *args)
         return NULL;
     for (Py_ssize_t i = 0; i < length; i++) {
         Py_ssize_t address, count;
-        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "nn", &address, &count))
+        int type;
+        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "nin", &address, &type, &count))
             return NULL;
-        if (has_special((const uint32_t *)address, (size_t)count))
+        if (OF[type].has_special((const void *)address, (size_t)count))
             Py_RETURN_FALSE;
     }
     Py_RETURN_TRUE;
 }
 
 static PyMethodDef methods[] = {
-    {"measure", measure, METH_VARARGS, "measure(address, count, with_abs_mean, threads): the row of float32 values."},
+    {"measure", measure, METH_VARARGS,
+     "measure(address, type, count, with_abs_mean, counts, threads): the row of some values; None if squares of float64 "
+     "leave its range. Their bins are added to `counts`, unless that is 0."},
     {"measure_channels", measure_channels, METH_VARARGS,
-     "measure_channels(address, outer, channels, inner, with_abs_mean, threads): the row of float32 values of shape "
-     "(outer, channels, inner), and the memory of the rows of the channels."},
+     "measure_channels(address, type, outer, channels, inner, with_abs_mean, counts, threads): the same of values of "
+     "shape (outer, channels, inner), and the memory of the rows of the channels."},
     {"measure_all", measure_all, METH_VARARGS,
-     "measure_all([(address, minus, outer, channels, inner, apart), ...], with_abs_mean, threads): the memory of the "
-     "rows of several tensors, and that of the rows of their channels, see Job."},
-    {"count_into", count_into, METH_VARARGS,
-     "count_into(counts, address, count, threads): count float32 values into bins."},
+     "measure_all([(address, minus, type, outer, channels, inner, apart), ...], with_abs_mean, threads): the memory of "
+     "the rows of several tensors, and that of the rows of their channels, see Job. The count is NaN where `measure` "
+     "returns None."},
     {"are_finite", are_finite, METH_VARARGS,
-     "are_finite([(address, count), ...]): whether no float32 value is NaN or infinite."},
+     "are_finite([(address, type, count), ...]): whether no value is NaN or infinite."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -55,19 +55,24 @@ def measure_channels(
     dim %= tensor.dim()
     moments_only = moments_only or not tensor.numel()
     if is_readable:
-        row, channels = native.rows_of_channels(tensor, dim, with_abs_mean="abs_mean" in plan.wanted)
-        if not plan.more and (counts is None or moments_only):
-            return row, channels
-        values = values_of(tensor)
+        at_once = None if moments_only or plan.more else counts
+        found, channels = native.rows_of_channels(tensor, dim, with_abs_mean="abs_mean" in plan.wanted, counts=at_once)
+        counts = counts if at_once is None else None
+        if found is not None and not plan.more:
+            return found, channels
     else:
-        values = values_of(tensor)
+        found = None
+    values = values_of(tensor)
+    if found is None:
         row, channels = _rows(tensor.resolve_neg(), dim, plan.wanted)
+    else:
+        row = found
     return measure_rest(row, tensor, values, plan, counts, moments_only, dim), channels
 
 
 def measure_all(
     tensors: Sequence[tuple[Tensor, int | None, Tensor | None]], plan: Plan
-) -> list[tuple[list[float], np.ndarray | None]]:
+) -> list[tuple[Row, ChannelRows | None]]:
     """Measure many tensors in one call, without histograms and the user's statistics: for small ones calls cost most.
 
     Args:
@@ -82,25 +87,37 @@ def measure_all(
         (tensor, dim % tensor.dim() if dim is not None and _has_channels(tensor, dim) else None, minus)
         for tensor, dim, minus in tensors
     ]
-    return native.rows_of_all(given, with_abs_mean="abs_mean" in plan.wanted)
+    rows = native.rows_of_all(given, with_abs_mean="abs_mean" in plan.wanted)
+    return [
+        (row, channels) if row is not None else _alone(*each, plan)
+        for each, (row, channels) in zip(given, rows, strict=True)
+    ]
 
 
 def can_measure_together(tensor: Tensor, dim: int | None = None, minus: Tensor | None = None) -> bool:
     """Whether `measure_all` takes a tensor, the dimension of its channels, and what is to be subtracted from it.
 
-    It takes what the compiled kernel reads: plain float32 on the CPU.
+    It takes what the compiled kernel reads: plain floating point on the CPU.
     """
     return (dim is None or (minus is None and (dim == 0 or tensor.is_contiguous()))) and native.can_read_together(
         tensor, minus
     )
 
 
+def _alone(tensor: Tensor, dim: int | None, minus: Tensor | None, plan: Plan) -> tuple[Row, ChannelRows | None]:
+    """One of many whose squares float64 cannot hold."""
+    tensor = tensor if minus is None else tensor - minus
+    return (measure(tensor, plan), None) if dim is None else measure_channels(tensor, dim, plan)
+
+
 def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, ChannelRows]:
     """The row of the tensor and those of its channels, whatever its memory looks like."""
-    if tensor.is_cpu and tensor.dtype in cpu.EXACT_AS_FLOAT32:
-        copy = tensor.float().contiguous()
+    if tensor.is_cpu:
+        copy = (tensor.float() if tensor.dtype in cpu.EXACT_AS_FLOAT32 else tensor.double()).contiguous()
         if native.can_read(copy):
-            return native.rows_of_channels(copy, dim, with_abs_mean="abs_mean" in wanted)
+            row, rows = native.rows_of_channels(copy, dim, with_abs_mean="abs_mean" in wanted)
+            if row is not None:
+                return row, rows
     channels = rows_of_channels(tensor, dim, wanted)
     owner = torch.zeros(len(channels), dtype=torch.long, device=channels.device)
     whole = merge(channels, owner, 1)[0]

@@ -1,7 +1,6 @@
 """Rows and bin counts of values on the CPU, in float64. Here reading a number back costs nothing."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,7 +27,8 @@ EXACT_AS_FLOAT32 = {
 
 def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
     """The row of the values, with at least the columns that are wanted."""
-    rows = [_row_of_block(block, wanted) for block in _blocks(values.numbers)]
+    whole = _read(values.numbers, wanted)
+    rows = [whole] if whole else [_row_of_block(block, wanted) for block in values.numbers.split(BLOCK)]
     if values.zeros:
         rows.append([values.zeros, 0.0, 0.0, 0.0, values.zeros, 0.0, 0.0, 0.0, 0.0, 0.0])
     if len(rows) == 1:
@@ -38,16 +38,18 @@ def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
     return merged
 
 
-def _blocks(numbers: Tensor) -> Sequence[Tensor]:
-    return [numbers] if numbers.numel() <= BLOCK or native.can_read(numbers) else numbers.split(BLOCK)
+def _read(numbers: Tensor, wanted: frozenset[str]) -> list[float] | None:
+    """What the kernel makes of them; None if it cannot read them, or if float64 cannot hold their squares."""
+    return native.row_of(numbers, with_abs_mean="abs_mean" in wanted) if native.can_read(numbers) else None
 
 
 def _row_of_block(block: Tensor, wanted: frozenset[str]) -> list[float]:
     if not block.numel():
         return list(EMPTY)
     block = _as_float(block)
-    if native.can_read(block):
-        return native.row_of(block, with_abs_mean="abs_mean" in wanted)
+    row = _read(block, wanted)
+    if row:
+        return row
     low, high = (extreme.item() for extreme in torch.aminmax(block))
     if math.isfinite(low) and math.isfinite(high):
         return _row_of_finite(block, low, high, wanted)
@@ -99,12 +101,16 @@ def _squares_about(mean: float, total: float, wide: Tensor) -> float:
 
 def count_into(counts: Tensor, values: Values) -> None:
     """Add the bins of the values to `counts`, shape (BINS,), int64."""
-    for block in _blocks(values.numbers):
-        single = as_single(_as_float(block))
-        if native.can_read(single):
-            native.count_into(counts, single)
+    numbers = values.numbers
+    for block in [numbers] if native.can_read(numbers) else numbers.split(BLOCK):
+        if native.can_read(block):
+            native.count_into(counts, block)
+            continue
+        block = _as_float(block)
+        if native.can_read(block):
+            native.count_into(counts, block)
         else:
-            native.add_counts(counts, torch.bincount(bins_of(single), minlength=BINS))
+            native.add_counts(counts, torch.bincount(bins_of(as_single(block)), minlength=BINS))
     if values.zeros:
         zeros = torch.zeros(BINS, dtype=torch.long, device="cpu")
         zeros[0] = values.zeros

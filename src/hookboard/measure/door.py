@@ -38,12 +38,15 @@ def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments
     """
     if native.can_read(tensor):
         moments_only = moments_only or not tensor.numel()
-        row = native.row_of(tensor, with_abs_mean="abs_mean" in plan.wanted)
-        if plan.more:
-            row += _more(tensor, None, row, plan, None, moments_only)
-        if counts is not None and not moments_only:
-            native.count_into(counts, tensor)
-        return row
+        at_once = None if moments_only or plan.more else counts
+        row = native.row_of(tensor, with_abs_mean="abs_mean" in plan.wanted, counts=at_once)
+        if row is not None:
+            if plan.more:
+                row += _more(tensor, None, row, plan, None, moments_only)
+                if counts is not None and not moments_only:
+                    native.count_into(counts, tensor)
+            return row
+        counts = counts if at_once is None else None
     values = values_of(tensor)
     moments_only = moments_only or not (values.numbers.numel() or values.zeros)
     way = row_on_cpu if values.numbers.is_cpu else row_on_device
@@ -51,7 +54,7 @@ def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments
 
 
 def row_on_cpu(tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool) -> Row:
-    """`measure` for a tensor on the CPU that is no plain float32."""
+    """`measure` for a tensor on the CPU that the kernel does not read."""
     return measure_rest(cpu.row_of(values, plan.wanted), tensor, values, plan, counts, moments_only)
 
 

@@ -19,12 +19,18 @@ try:
 except ImportError:  # there was no C compiler when hookboard was installed
     _native = None  # type: ignore[assignment]
 
+_TYPES = {torch.float32: (0, 4), torch.float64: (1, 8), torch.bfloat16: (2, 2), torch.float16: (3, 2)}
+"""What the kernel reads: the number that it has for a type, and the bytes of a value."""
+
+_LARGE = 1 << 15
+"""Tensors with fewer values are never worth more than one thread."""
+
 _COUNTING = threading.Lock()
-"""Held while bins are added: the kernel runs without the interpreter's lock."""
+"""Held while bins are added: the kernel may run without the interpreter's lock."""
 
 
 def can_read(tensor: Tensor) -> bool:
-    """Whether the kernel may read the tensor: all its values lie at its address, in any order, as float32.
+    """Whether the kernel may read the tensor: all its values lie at its address, in any order, in a type that it reads.
 
     Only plain tensors pass. A subclass may have no memory of its own, a tensor inside `torch.func` has none, a view
     may mean the negative of what lies there, and FSDP frees the memory of tensors that still exist.
@@ -43,7 +49,9 @@ def can_read_together(tensor: Tensor, minus: Tensor | None = None) -> bool:
         tensor: the tensor.
         minus: what is to be subtracted from it; it must have no gaps.
     """
-    if minus is not None and not (minus.is_contiguous() and can_read(minus) and minus.shape == tensor.shape):
+    if minus is not None and not (
+        minus.is_contiguous() and can_read(minus) and minus.shape == tensor.shape and minus.dtype is tensor.dtype
+    ):
         return False
     if not _is_plain(tensor):
         return False
@@ -65,7 +73,7 @@ def _is_plain(tensor: Tensor) -> bool:
     return (
         _native is not None
         and (kind is Tensor or kind is nn.Parameter)
-        and tensor.dtype is torch.float32
+        and tensor.dtype in _TYPES
         and tensor.is_cpu
         and tensor.layout is torch.strided
         and not tensor.is_nested
@@ -76,43 +84,67 @@ def _is_plain(tensor: Tensor) -> bool:
 def _is_in_memory(tensor: Tensor, values: int) -> bool:
     """Whether so many values from its first one on lie in memory."""
     try:
-        needed = 4 * (tensor.storage_offset() + values)
+        needed = _TYPES[tensor.dtype][1] * (tensor.storage_offset() + values)
         return tensor.untyped_storage().nbytes() >= needed and tensor.data_ptr() != 0
     except RuntimeError:  # a tensor inside torch.func
         return False
 
 
-def row_of(tensor: Tensor, *, with_abs_mean: bool) -> list[float]:
-    """The row of a tensor that `can_read` has passed; `abs_mean` may be left 0."""
-    return _native.measure(tensor.data_ptr(), tensor.numel(), with_abs_mean, torch.get_num_threads())
+def row_of(tensor: Tensor, *, with_abs_mean: bool, counts: Tensor | None = None) -> list[float] | None:
+    """The row of a tensor that `can_read` has passed; `abs_mean` may be left 0.
+
+    Args:
+        tensor: the values.
+        with_abs_mean: whether to fill that column.
+        counts: the bins of the values are added to this, shape (BINS,), int64, contiguous, on the CPU.
+
+    Returns:
+        The row; None for float64 values whose squares leave its range. Then only the bins were added.
+    """
+    values = tensor.numel()
+    threads = torch.get_num_threads() if values >= _LARGE else 1
+    given = tensor.data_ptr(), _TYPES[tensor.dtype][0], values, with_abs_mean
+    if counts is None:
+        return _native.measure(*given, 0, threads)
+    with _COUNTING:
+        return _native.measure(*given, counts.data_ptr(), threads)
 
 
-def rows_of_channels(tensor: Tensor, dim: int, *, with_abs_mean: bool) -> tuple[list[float], np.ndarray]:
+def rows_of_channels(
+    tensor: Tensor, dim: int, *, with_abs_mean: bool, counts: Tensor | None = None
+) -> tuple[list[float] | None, np.ndarray]:
     """The rows of a tensor that `can_read` has passed, and of its channels; `abs_mean` may be left 0.
 
     Args:
         tensor: the values.
         dim: the dimension of the channels, not negative.
         with_abs_mean: whether to fill that column.
+        counts: as in `row_of`.
 
     Returns:
-        The row of the whole tensor, and those of the channels, shape (channels, WIDTH), float64.
+        The row of the whole tensor, and those of the channels, shape (channels, WIDTH), float64. The first is None, and
+        the others are not right, for float64 values whose squares leave its range, of any channel.
     """
     outer, channels, inner = _extents(tensor, dim)
-    row, rows = _native.measure_channels(
-        tensor.data_ptr(), outer, channels, inner, with_abs_mean, torch.get_num_threads()
-    )
+    given = tensor.data_ptr(), _TYPES[tensor.dtype][0], outer, channels, inner, with_abs_mean
+    threads = torch.get_num_threads()
+    if counts is None:
+        row, rows = _native.measure_channels(*given, 0, threads)
+    else:
+        with _COUNTING:
+            row, rows = _native.measure_channels(*given, counts.data_ptr(), threads)
     return row, np.frombuffer(rows).reshape(channels, WIDTH)
 
 
 def rows_of_all(
     tensors: Sequence[tuple[Tensor, int | None, Tensor | None]], *, with_abs_mean: bool
-) -> list[tuple[list[float], np.ndarray | None]]:
+) -> list[tuple[list[float] | None, np.ndarray | None]]:
     """The rows of tensors that `can_read_together` has passed, and of their channels; `abs_mean` may be left 0.
 
     Args:
         tensors: each with the dimension of its channels, which is the first where it has gaps, and None if they are not
-            wanted; and with what is subtracted from it first: None for nothing, as it must be where it has channels.
+            wanted; and with what is subtracted from it first, in float32 at least: None for nothing, as it must be
+            where it has channels.
         with_abs_mean: whether to fill that column.
 
     Returns:
@@ -123,13 +155,14 @@ def rows_of_all(
     of_all, of_channels = _native.measure_all(jobs, with_abs_mean, torch.get_num_threads())
     rows, channels = (np.frombuffer(memory).reshape(-1, WIDTH) for memory in (of_all, of_channels))
     start, found = 0, []
-    for row, (_, dim, _), (_, _, _, count, _, _) in zip(rows.tolist(), tensors, jobs, strict=True):
-        found.append((row, None if dim is None else channels[start : start + count]))
+    for row, (_, dim, _), (_, _, _, _, count, _, _) in zip(rows.tolist(), tensors, jobs, strict=True):
+        is_right = row[0] == row[0]  # its count is NaN
+        found.append((row if is_right else None, None if dim is None else channels[start : start + count]))
         start += count
     return found
 
 
-def _job(tensor: Tensor, dim: int | None, minus: Tensor | None) -> tuple[int, int, int, int, int, int]:
+def _job(tensor: Tensor, dim: int | None, minus: Tensor | None) -> tuple[int, int, int, int, int, int, int]:
     """What `measure_all` of the kernel takes for a tensor."""
     if tensor.is_contiguous():
         outer, channels, inner = (1, 0, tensor.numel()) if dim is None else _extents(tensor, dim)
@@ -137,7 +170,8 @@ def _job(tensor: Tensor, dim: int | None, minus: Tensor | None) -> tuple[int, in
     else:
         inner, apart = tensor.numel() // len(tensor), tensor.stride(0)
         outer, channels = (len(tensor), 0) if dim is None else (1, len(tensor))
-    return tensor.data_ptr(), 0 if minus is None else minus.data_ptr(), outer, channels, inner, apart
+    subtracted = 0 if minus is None else minus.data_ptr()
+    return tensor.data_ptr(), subtracted, _TYPES[tensor.dtype][0], outer, channels, inner, apart
 
 
 def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:
@@ -153,18 +187,12 @@ def are_finite(tensors: Sequence[Tensor]) -> bool | None:
     """Whether no value of some small tensors is NaN or infinite; None if the kernel may not read one of them."""
     if not all(map(can_read, tensors)):
         return None
-    return _native.are_finite([(tensor.data_ptr(), tensor.numel()) for tensor in tensors])
+    return _native.are_finite([(tensor.data_ptr(), _TYPES[tensor.dtype][0], tensor.numel()) for tensor in tensors])
 
 
 def count_into(counts: Tensor, tensor: Tensor) -> None:
-    """Add the bins of a tensor that `can_read` has passed.
-
-    Args:
-        counts: shape (BINS,), int64, contiguous, on the CPU; changed in place.
-        tensor: the values.
-    """
-    with _COUNTING:
-        _native.count_into(counts.data_ptr(), tensor.data_ptr(), tensor.numel(), torch.get_num_threads())
+    """Add the bins of a tensor that `can_read` has passed, as `row_of` does."""
+    row_of(tensor, with_abs_mean=False, counts=counts)
 
 
 def add_counts(counts: Tensor, more: Tensor) -> None:
