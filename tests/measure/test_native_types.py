@@ -137,19 +137,38 @@ def test_float64_lies_in_the_bin_whose_edges_hold_it():
         assert counts[bin_of_first : bin_of_first + len(edges)].tolist() == [1] * len(edges)
 
 
+@pytest.fixture
+def as_many_threads_as_before():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
 @every_type
 @every_shape
-@pytest.mark.parametrize("threads", [1, 2])
-def test_bins_are_counted_in_the_read_of_the_channels(shape, dim, dtype, threads):
-    tensor, counts, before = normal(*shape, dtype=dtype), no_counts(), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+@pytest.mark.usefixtures("as_many_threads_as_before")
+def test_bins_counted_in_the_read_of_the_channels_leave_any_number_of_threads_the_same_rows(shape, dim, dtype):
+    tensor = normal(*shape, dtype=dtype)
+    alone, channels_alone = native.rows_of_channels(tensor, dim, with_abs_mean=True)
+    plain, bins = native.row_of(tensor, with_abs_mean=True), bins_by_torch(tensor)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        counts = no_counts()
         row, channels = native.rows_of_channels(tensor, dim, with_abs_mean=True, counts=counts)
-        assert torch.equal(counts, bins_by_torch(tensor))
-        alone, channels_alone = native.rows_of_channels(tensor, dim, with_abs_mean=True)
-        assert (row, channels.tolist()) == (alone, channels_alone.tolist())
+        assert (row, channels.tobytes()) == (alone, channels_alone.tobytes())
+        assert torch.equal(counts, bins)
+        assert native.row_of(tensor, with_abs_mean=True, counts=counts) == plain
+        assert torch.equal(counts, 2 * bins)
+
+
+def test_subnormal_numbers_of_float16_are_read_where_torch_flushes_those_of_float32():
+    values = torch.arange(-1023, 1024, dtype=torch.float64).mul(2.0**-24).half()
+    torch.set_flush_denormal(True)
+    try:
+        row = native.row_of(values, with_abs_mean=True)
     finally:
-        torch.set_num_threads(before)
+        torch.set_flush_denormal(False)
+    assert close(row, row_of(values.double().numpy()))
 
 
 @every_type
