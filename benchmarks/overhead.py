@@ -4,7 +4,8 @@
     python benchmarks/overhead.py --histogram       with histograms on
     python benchmarks/overhead.py --small           50 linear layers of 64 units, batch 16
     python benchmarks/overhead.py --health          HealthMonitor: due on every step, and at the default cadence
-    python benchmarks/overhead.py --peers           with the other tools that are installed
+
+Other tools are compared by peers.py.
 
 One Trainer trains one network. The variants take turns of a few steps, in an order drawn anew for each round, so
 that a drift of the machine's speed and the placement of the network in memory meet all of them alike; the first
@@ -13,7 +14,6 @@ a ratio to that of the bare turns, and beside it how the ratio spreads from roun
 """
 
 import argparse
-import importlib.util
 import itertools
 import logging
 import platform
@@ -22,13 +22,14 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from tools import HooksByHand
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torchvision.models import resnet18
@@ -71,43 +72,6 @@ class SameBatch(IterableDataset[tuple[Tensor, Tensor]]):
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         batch = torch.randn(BATCH, 3, 64, 64), torch.randint(10, (BATCH,))
         return itertools.repeat(batch)
-
-
-class HooksByHand(Callback):
-    """The usual answer: six statistics of every output and its gradient, `.item()` and `add_scalar` each."""
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.handles = [
-            module.register_forward_hook(self.hook(name, trainer))
-            for name, module in pl_module.named_modules()
-            if not list(module.children())
-        ]
-
-    def hook(self, name: str, trainer: Trainer) -> Callable[..., None]:
-        writer = trainer.loggers[0].experiment
-
-        def log(kind: str, tensor: Tensor) -> None:
-            values = {
-                "mean": tensor.mean(),
-                "std": tensor.std(),
-                "min": tensor.min(),
-                "max": tensor.max(),
-                "norm": tensor.norm(),
-                "zero_fraction": (tensor == 0).float().mean(),
-            }
-            for statistic, value in values.items():
-                writer.add_scalar(f"{kind}_{statistic}/{name}", value.item(), trainer.global_step)
-
-        def forward(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            log("activation", output.detach())
-            if output.requires_grad:
-                output.register_hook(lambda grad: log("gradient", grad))
-
-        return forward
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        for handle in self.handles:
-            handle.remove()
 
 
 class Turns(Callback):
@@ -166,7 +130,7 @@ class Turns(Callback):
             callback.on_train_batch_end(*args)
 
 
-def variants(histogram: bool, by_hand: bool, peers: bool, health: bool) -> dict[str, list[Callback]]:
+def variants(histogram: bool, by_hand: bool, health: bool) -> dict[str, list[Callback]]:
     def watching(every_n_steps: int) -> list[Callback]:
         return [
             ActivationLogger(every_n_steps=every_n_steps, histogram=histogram),
@@ -186,28 +150,20 @@ def variants(histogram: bool, by_hand: bool, peers: bool, health: bool) -> dict[
         }
     if by_hand:
         chosen["hooks by hand, on every step"] = [HooksByHand()]
-    if peers:
-        from peers import PEERS
-
-        chosen |= {name: [make()] for name, (package, make) in PEERS.items() if importlib.util.find_spec(package)}
     return chosen
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30, help="turns of each variant")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps in each turn")
-    parser.add_argument("--small", action="store_true", help="a net of many small layers in place of the ResNet-18")
-    parser.add_argument("--histogram", action="store_true", help="with histograms")
-    parser.add_argument("--no-by-hand", action="store_true", help="leave out the hooks written by hand")
-    parser.add_argument("--health", action="store_true", help="HealthMonitor in place of the loggers")
-    parser.add_argument("--peers", action="store_true", help="with the other tools of the group 'peers'")
-    args = parser.parse_args()
+def take_turns(
+    variants: Mapping[str, list[Callback]], rounds: int, steps: int, model: LightningModule
+) -> dict[str, list[float]]:
+    """Train the model, and time the variants.
 
+    Returns:
+        By variant the mean seconds of a step in each of its turns, without the first, which warms up.
+    """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    torch.manual_seed(0)
-    turns = Turns(variants(args.histogram, not args.no_by_hand, args.peers, args.health), args.rounds, args.steps)
+    turns = Turns(variants, rounds, steps)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             max_steps=turns.total_steps,
@@ -218,20 +174,49 @@ def main() -> None:
             enable_model_summary=False,
             enable_progress_bar=False,
         )
-        trainer.fit(Small() if args.small else Classifier(), DataLoader(SameBatch(), batch_size=None))
+        trainer.fit(model, DataLoader(SameBatch(), batch_size=None))
+    return {name: seconds[1:] for name, seconds in turns.means.items()}
 
-    model = "50 layers of 64" if args.small else "ResNet-18, 3x64x64"
-    print(
-        f"{model}, batch {BATCH}, every leaf module; torch {torch.__version__}, "
-        f"lightning {lightning.__version__}, {platform.machine()}, {torch.get_num_threads()} threads; "
-        f"{args.rounds} rounds of {args.steps} steps"
+
+def ratio(seconds: Sequence[float], bare: Sequence[float]) -> float:
+    """The median over the turns, as a ratio to that of the bare turns."""
+    return statistics.median(seconds) / statistics.median(bare)
+
+
+def quartiles(seconds: Sequence[float], bare: Sequence[float]) -> list[float]:
+    """The quartiles of the ratio from round to round; at least two rounds."""
+    return statistics.quantiles([s / b for s, b in zip(seconds, bare, strict=True)], n=4)
+
+
+def setting(rounds: int, steps: int) -> str:
+    return (
+        f"torch {torch.__version__}, lightning {lightning.__version__}, {platform.machine()}, "
+        f"{torch.get_num_threads()} threads; {rounds} rounds of {steps} steps"
     )
-    bare = turns.means["bare step"][1:]
-    for name, with_warm_up in turns.means.items():
-        seconds = with_warm_up[1:]
-        low, middle, high = statistics.quantiles([s / b for s, b in zip(seconds, bare, strict=True)], n=4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30, help="turns of each variant")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps in each turn")
+    parser.add_argument("--small", action="store_true", help="a net of many small layers in place of the ResNet-18")
+    parser.add_argument("--histogram", action="store_true", help="with histograms")
+    parser.add_argument("--no-by-hand", action="store_true", help="leave out the hooks written by hand")
+    parser.add_argument("--health", action="store_true", help="HealthMonitor in place of the loggers")
+    args = parser.parse_args()
+
+    torch.manual_seed(0)
+    model = Small() if args.small else Classifier()
+    chosen = variants(args.histogram, not args.no_by_hand, args.health)
+    means = take_turns(chosen, args.rounds, args.steps, model)
+
+    title = "50 layers of 64" if args.small else "ResNet-18, 3x64x64"
+    print(f"{title}, batch {BATCH}, every leaf module; {setting(args.rounds, args.steps)}")
+    bare = means["bare step"]
+    for name, seconds in means.items():
+        low, middle, high = quartiles(seconds, bare)
         print(
-            f"{name:30} {statistics.median(seconds) / statistics.median(bare):6.3f}  "
+            f"{name:30} {ratio(seconds, bare):6.3f}  "
             f"(by round: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}; "
             f"{1e3 * statistics.median(seconds):.1f} ms)"
         )

@@ -1,117 +1,146 @@
-"""Other tools that watch a network, each as a Lightning callback that does on every step what its manual shows.
+"""What other tools that watch a network cost beside hookboard, as a Markdown table.
 
-A tool is imported when it is first attached, so that this module imports without any of them.
+    .venv/bin/python -m pip install --group peers
+    python benchmarks/peers.py                         all tools that can be imported, in about 6 minutes
+    python benchmarks/peers.py --only hookboard        some of them
+    python benchmarks/peers.py --list                  their names
+
+Each tool runs in a process of its own, by turns with the bare training step as in overhead.py: ResNet-18, batch 16,
+3x64x64, on every step. What cannot be imported is listed with the reason. composer asks for an older torch, so
+`pip install --no-deps mosaicml` and what it then lacks is needed; wandb runs offline.
 """
 
-import atexit
-import re
-import shutil
-import tempfile
-from collections.abc import Callable
+import argparse
+import importlib.metadata
+import json
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+import torch
+from overhead import BATCH, Classifier, quartiles, ratio, setting, take_turns
+from tools import CANNOT_RUN, TOOLS, Tool
 from torch import Tensor, nn
 
+HEADINGS = (
+    "tool",
+    "version",
+    "what it measures",
+    "values read per step",
+    "step / bare step",
+    "by round: median, quartiles",
+    "bare step",
+)
 
-def leaves(module: nn.Module) -> list[nn.Module]:
-    return [submodule for submodule in module.modules() if not list(submodule.children())]
+MOST_SECONDS = 150
+"""A tool that takes longer is given up."""
 
 
-class WandbWatch(Callback):
-    """`wandb.watch`, histograms of the gradients of the parameters, into an offline run.
+@dataclass
+class Result:
+    """What the process of one tool prints.
 
-    It writes the histograms of the parameters from a forward hook on the watched module. Lightning calls
-    `training_step` instead of `forward`, so these do not come, although `log="all"` asks for them.
+    Args:
+        seconds: the mean step in each of its turns.
+        bare: the same of the bare turns beside them.
     """
 
-    run: Any = None
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.run is None:
-            folder = tempfile.mkdtemp()
-            # Registered before wandb registers the end of its run, hence called after it.
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            import wandb
-
-            # Its sampling of the machine and capture of the console would go on during the turns of the others.
-            settings = wandb.Settings(console="off", silent=True, x_disable_stats=True)
-            self.run = wandb.init(mode="offline", dir=folder, settings=settings)
-        # Without an index every call gives the histograms new names.
-        self.run.watch(pl_module, log="all", log_freq=1, idx=0)
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        # The hooks only collect: logging something commits the step.
-        self.run.log({"trainer/global_step": trainer.global_step})
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.run.unwatch(pl_module)
+    seconds: list[float]
+    bare: list[float]
 
 
-class TorchModuleMonitor(Callback):
-    """`ModuleMonitor`: six statistics of the output of every leaf module and the norm of every parameter's gradient."""
+def values_by_kind() -> Counter[str]:
+    """How many values a step has of each kind of tensor."""
+    model, values = Classifier(), Counter[str]()
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        from torch_module_monitor import ModuleMonitor
-        from torch_module_monitor.monitor import default_format_module_name_fn
+    def count(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        is_leaf = not list(module.children())
+        taken = sum(each.numel() for each in args if isinstance(each, Tensor))
+        values.update({"inputs of all modules": taken, "outputs of all modules": output.numel()})
+        values.update(dict.fromkeys(("outputs", "output gradients"), output.numel() * is_leaf))
 
-        containers = (
-            re.escape(default_format_module_name_fn(name))
-            for name, module in pl_module.named_modules()
-            if list(module.children())
-        )
-        # A monitor keeps its module for good, so each attachment takes a new one.
-        self.monitor = ModuleMonitor(
-            monitor_step_fn=lambda step: True, excluded_modules_regex=f"(?:{'|'.join(containers)})$"
-        )
-        self.monitor.set_module(pl_module)
-        metrics: dict[str, Callable[[Tensor], Tensor]] = {
-            "mean": lambda tensor: tensor.mean(),
-            "std": lambda tensor: tensor.std(),
-            "min": lambda tensor: tensor.min(),
-            "max": lambda tensor: tensor.max(),
-            "norm": lambda tensor: tensor.norm(),
-            "zero_fraction": lambda tensor: (tensor == 0).float().mean(),
-        }
-        for name, metric in metrics.items():
-            self.monitor.add_activation_metric(name, metric)
-        self.monitor.add_gradient_metric("norm", lambda gradient: gradient.norm())
-
-    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
-        self.monitor.begin_step(trainer.global_step)
-
-    def on_before_optimizer_step(self, *args: Any) -> None:
-        self.monitor.monitor_gradients()
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        self.monitor.end_step()
-        for logger in trainer.loggers:
-            logger.log_metrics(self.monitor.get_step_metrics(), trainer.global_step)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # It has no method that lets go of its module.
-        self.monitor.activation_hooks.remove_all_hooks()
+    for module in model.net.modules():
+        module.register_forward_hook(count)
+    with torch.no_grad():
+        model.net(torch.randn(BATCH, 3, 64, 64))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    values.update({"parameters": parameters, "parameter gradients": parameters})
+    return values
 
 
-class FastaiActivationStats(Callback):
-    """`ActivationStats`: mean, std, near-zero share and histogram of the output of every leaf module, in a list."""
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        from fastai.callback.hook import ActivationStats
-
-        self.stats = ActivationStats(modules=leaves(pl_module), with_hist=True)
-        self.stats.before_fit()
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        # What its after_batch does, which asks a fastai Learner whether this is training.
-        self.stats.stats.append(self.stats.hooks.stored)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.stats.after_fit()
+def measured(name: str, rounds: int, steps: int) -> Result:
+    """Measure one tool in this process."""
+    torch.manual_seed(0)
+    means = take_turns({"bare step": [], name: TOOLS[name].make()}, rounds, steps, Classifier())
+    return Result(means[name], means["bare step"])
 
 
-PEERS: dict[str, tuple[str, Callable[[], Callback]]] = {
-    "wandb.watch": ("wandb", WandbWatch),
-    "torch-module-monitor": ("torch_module_monitor", TorchModuleMonitor),
-    "fastai ActivationStats": ("fastai", FastaiActivationStats),
-}
+def measured_elsewhere(name: str, rounds: int, steps: int) -> Result | str:
+    """Measure one tool in a process of its own; returns why that failed, if it did."""
+    command = [sys.executable, __file__, "--inside", name, "--rounds", str(rounds), "--steps", str(steps)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"not done after {MOST_SECONDS} s"
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    printed = next(line for line in done.stdout.splitlines() if line.startswith('{"seconds"'))  # beside what tools say
+    return Result(**json.loads(printed))
+
+
+def version_of(tool: Tool) -> str:
+    try:
+        return importlib.metadata.version(tool.package) if tool.package else ""
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def row(name: str, result: Result, values: Counter[str]) -> str:
+    tool = TOOLS[name]
+    low, middle, high = quartiles(result.seconds, result.bare)
+    cells = [
+        name,
+        version_of(tool),
+        tool.measures,
+        f"{sum(values[kind] for kind in tool.reads) / 1e6:.1f} M",
+        f"{ratio(result.seconds, result.bare):.2f}",
+        f"{middle:.2f} ({low:.2f} to {high:.2f})",
+        f"{1e3 * statistics.median(result.bare):.0f} ms",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each tool, 2 or more")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps in each turn")
+    parser.add_argument("--only", nargs="+", choices=TOOLS, default=list(TOOLS), metavar="TOOL", help="these tools")
+    parser.add_argument("--list", action="store_true", help="print the names of the tools")
+    parser.add_argument("--inside", choices=TOOLS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(TOOLS))
+        return
+    if args.inside:
+        print(json.dumps(asdict(measured(args.inside, args.rounds, args.steps))))
+        return
+
+    print(f"ResNet-18, batch {BATCH}, 3x64x64, on every step; {setting(args.rounds, args.steps)}\n")
+    print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}")
+    failed, values = dict[str, str](), values_by_kind()
+    for name in args.only:
+        result = measured_elsewhere(name, args.rounds, args.steps)
+        if isinstance(result, str):
+            failed[name] = f"{version_of(TOOLS[name])}: {result}"
+        else:
+            print(row(name, result, values), flush=True)
+    print("\nNot compared:\n")
+    for name, why in (failed | CANNOT_RUN).items():
+        print(f"- {name}: {why}")
+
+
+if __name__ == "__main__":
+    main()
