@@ -16,6 +16,7 @@ from hookboard.callbacks.rerun import CannotRunAgainError, RandomState, step_aga
 from hookboard.callbacks.sentinels import Sentinels, spoiled_gradients
 from hookboard.health import Nonfinite
 from hookboard.hooks import Search
+from hookboard.measure import measuring_device
 from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.torch_private import version_of
@@ -245,7 +246,7 @@ class BlackBox:
 
 def _value_of(loss: Tensor) -> float:
     loss = loss.detach().abs() if loss.is_complex() else loss.detach()
-    return float(loss if loss.numel() == 1 else loss.sum(dtype=torch.float64))
+    return float(loss if loss.numel() == 1 else loss.to(measuring_device(loss.device)).sum(dtype=torch.float64))
 
 
 def _versions_in(batch: Any) -> list[int]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hookboard.health import Loss
+from hookboard.measure import needs_host
 
 MOST = 4096
 """How many losses are kept between two reads."""
@@ -59,7 +60,8 @@ def _on_host(values: Sequence[float | Tensor]) -> list[float]:
     """All as numbers; the host waits for the device once."""
     waiting = [value for value in values if isinstance(value, Tensor)]
     device = waiting[0].device if waiting else None
-    known = iter(torch.stack([value.to(device, torch.float64) for value in waiting]).tolist() if waiting else ())
+    wide = torch.float32 if device is not None and needs_host(device) else torch.float64
+    known = iter(torch.stack([value.to(device, wide) for value in waiting]).tolist() if waiting else ())
     return [next(known) if isinstance(value, Tensor) else value for value in values]
 
 

@@ -25,7 +25,7 @@ from hookboard.callbacks.trainer import (
 from hookboard.callbacks.watch import Watch, listed_gaps, names_in
 from hookboard.callbacks.weights import measure_gradients, measure_weights
 from hookboard.hooks import Taps, forget_graphs
-from hookboard.measure import DERIVED, Plan, Statistic, forget_scratch, plan
+from hookboard.measure import DERIVED, Plan, Statistic, forget_scratch, needs_host, plan
 from hookboard.messages import chosen
 from hookboard.parameters import Weight, weights_of
 from hookboard.ranks import Ranks
@@ -112,10 +112,6 @@ class SiteLogger(Life[V]):
     def _stages(self, trainer: Trainer) -> list[Stage]:
         return chosen("stages", self.stages, get_args(Stage))
 
-    def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
-        is_mps = pl_module.device.type == "mps"
-        return super()._why_not(trainer, pl_module) or ("MPS has no float64, which the sums need" if is_mps else None)
-
     def _is_collective(self, trainer: Trainer) -> bool:
         return self.sync_dist
 
@@ -123,6 +119,11 @@ class SiteLogger(Life[V]):
         return log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
 
     def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> V:
+        if needs_host(pl_module.device) and not self._live:
+            inform(
+                f"{self._name}: {pl_module.device.type.upper()} has no float64; what is measured is copied to the host "
+                "first, which waits for the device."
+            )
         recorder = self._recorder(trainer, pl_module, watch)
         scaling = None
         if any(ROLES[role].is_gradient for role in self._roles()):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from hookboard.measure import FORMULAS
+from hookboard.measure import FORMULAS, measuring_device
 from hookboard.parameters import Weight
 from hookboard.recording import Reading, Recorder
 from hookboard.sites import Site
@@ -103,7 +103,7 @@ def _second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor
     kept, step = state.get("exp_avg_sq"), state.get("step")
     if not isinstance(kept, Tensor) or step is None or "betas" not in group or "eps" not in group:
         return None
-    steps = torch.as_tensor(step, dtype=torch.float64).to(kept.device)
+    steps = torch.as_tensor(step, device=measuring_device(kept.device)).double()
     wide = torch.promote_types(kept.dtype, torch.float32)
     moment: Tensor = kept.to(wide) / (1 - group["betas"][1] ** steps).to(wide)
     return moment

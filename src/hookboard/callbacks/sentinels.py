@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from hookboard.measure import are_finite
+from hookboard.measure import are_finite, needs_host
 from hookboard.ranks import local
 from hookboard.selection import named_submodules
 
@@ -52,7 +52,7 @@ class Sentinels:
         return not self._columns and 0 < len(plain) == len(gradients) and bool(are_finite(plain))
 
     def total(self) -> Tensor | None:
-        """The sum of them all, shape (), float64: not finite if one of them is not. None if there is no gradient.
+        """A number that is not finite if one of them is not, such as their sum, shape (). None if there is no gradient.
 
         Nothing waits for the device.
         """
@@ -65,6 +65,8 @@ class Sentinels:
             joined = torch.cat(parts)  # one operation on small tensors costs less than one for each of them
         except RuntimeError:  # they lie on several devices
             joined = torch.cat([part.to(device) for part in parts])
+        if needs_host(device):  # a sum in float32 could overflow; x - x is 0 or NaN
+            return joined.sub(joined).sum()
         return joined.sum(dtype=torch.float64)
 
 

@@ -10,6 +10,7 @@ from hookboard.measure.columns import Columns
 from hookboard.measure.derived import DERIVED, dead_share
 from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram
+from hookboard.measure.host import measuring_device, needs_host
 from hookboard.measure.merge import merge_rows
 from hookboard.measure.native import are_finite
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
@@ -43,7 +44,9 @@ __all__ = [
     "measure",
     "measure_all",
     "measure_channels",
+    "measuring_device",
     "merge_rows",
+    "needs_host",
     "plan",
     "width_of",
 ]

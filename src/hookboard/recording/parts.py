@@ -113,7 +113,13 @@ def reading_of(plan: Plan, stage: Stage, with_histogram: bool, read: Unpacked, r
 
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
     """A gradient without the scale, in float32 at least: half precision, which needs the scale, would lose it."""
-    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale.to(gradient.device)
+
+
+def on_host(tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> Iterator[tuple[Site, Tensor, Tensor | None]]:
+    """The same with tensors that are copied to the host."""
+    for site, tensor, minus in tensors:
+        yield site, tensor.detach().cpu(), None if minus is None else minus.cpu()
 
 
 def difference(tensor: Tensor, minus: Tensor) -> Tensor:

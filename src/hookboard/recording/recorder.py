@@ -21,12 +21,13 @@ from hookboard.measure import (
     measure,
     measure_all,
     measure_channels,
+    measuring_device,
 )
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
 from hookboard.recording.channels import ChannelBuffer, packed
 from hookboard.recording.exchange import Exchange, Extent, Layout, Packet
-from hookboard.recording.parts import Unpacked, as_taken, difference, in_order, reading_of, unpacked, unscaled
+from hookboard.recording.parts import Unpacked, as_taken, difference, in_order, on_host, reading_of, unpacked, unscaled
 from hookboard.recording.readings import Places, Readings
 from hookboard.recording.rows import RowBuffer
 from hookboard.recording.slot import Slot, no_counts, shapes_of, take_bins
@@ -44,7 +45,7 @@ class Recorder:
 
     Args:
         plan: the statistics to measure.
-        device: where the rows are kept.
+        device: where the tensors are. The rows are kept there too, or on the host if that device has no float64.
         stage: the stage that is noted in readings.
         histogram: whether to count histograms too; or a function that says so for a site when its first tensor comes.
         channels: is asked for each tensor which of its dimensions holds the channels, whose rows are then measured too;
@@ -72,15 +73,16 @@ class Recorder:
         self.stage: Stage = stage
         self._plan = plan.with_histogram() if histogram else plan
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._plan.wanted]
-        self._rows = RowBuffer(plan.more, device)
+        self._rows = RowBuffer(plan.more, measuring_device(device))
+        self._is_copied = self._rows.device != device
         self._slots: dict[Site, Slot] = {}
         self._opening = threading.Lock()
         self._histogram = histogram
         self._has_bins = bool(histogram) or "bins" in plan.wanted
         self._channels = channels
         self._ends = ends
-        self._channel_rows = ChannelBuffer(device)
-        self._keeps_channels = device.type == "cpu" and (ranks is None or not sync)
+        self._channel_rows = ChannelBuffer(self._rows.device)
+        self._keeps_channels = self._rows.device.type == "cpu" and (ranks is None or not sync)
         self._extents: Layout = {}
         self._met: set[int] = set()
         self._rank = 0 if ranks is None else ranks.rank
@@ -116,7 +118,7 @@ class Recorder:
         """
         waiting: list[Waiting] = []
         values = 0
-        for site, tensor, minus in tensors:
+        for site, tensor, minus in on_host(tensors) if self._is_copied else tensors:
             slot = self._slots.get(site) or self._add(site)
             try:
                 found = self._prepared(slot, tensor)
@@ -166,6 +168,7 @@ class Recorder:
             return None
         traits = slot.traits
         tensor = tensor.detach() if tensor.requires_grad else tensor
+        tensor = tensor.cpu() if self._is_copied else tensor
         part = own_part(tensor, is_replicated=traits.of_parameter, rank=self._rank, is_merged=self._is_merged)
         if part is None:
             return None
@@ -290,7 +293,7 @@ class Recorder:
                 rows=in_order(merged, local, list(layout)),
                 channels=packed(channels, {} if self._keeps_channels else layout, merged.device),
                 bins=torch.stack(counted) if counted else merged.new_zeros(0, BINS),
-                flags=flags.to(merged),
+                flags=flags.to(merged.device).to(merged),
                 status=status.to(merged),
             )
 

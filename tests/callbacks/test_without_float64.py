@@ -1,0 +1,150 @@
+"""Devices without float64, such as Apple's MPS: what is measured is copied to the host.
+
+There is no such machine here. Tensors pretend to be on one: they say that they are on `mps`, and raise what MPS raises
+where a float64 tensor would come to be there, or where they are mixed with tensors of the host.
+"""
+
+import logging
+import math
+
+import pytest
+import torch
+from oracle import assert_true
+from torch import Tensor, nn
+from toys import Toy, batches, fit, mlp
+
+from hookboard import HealthMonitor, ParameterLogger
+from hookboard.callbacks.loss_meter import LossMeter
+from hookboard.callbacks.optimizer_state import measure_surprise
+from hookboard.callbacks.sentinels import Sentinels
+from hookboard.measure import plan
+from hookboard.parameters import weights_of
+from hookboard.recording import Recorder
+from hookboard.sites import Site
+
+MPS = torch.device("mps")
+DEVICE = Tensor.device.__get__
+IS_CPU = Tensor.is_cpu.__get__
+
+
+class OnMPS(Tensor):
+    """A tensor in the memory of the host that behaves as if it were on MPS."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function == DEVICE:
+            return MPS
+        if function == IS_CPU:
+            return False
+        if function == Tensor.cpu or (function == Tensor.to and "cpu" in map(str, args)):
+            with torch._C.DisableTorchFunctionSubclass():
+                return args[0].detach().as_subclass(Tensor).clone()
+        given = [each for each in args if isinstance(each, Tensor)]
+        if any(each.dim() for each in given if not isinstance(each, OnMPS)):
+            raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices")
+        args = tuple("cpu" if each == MPS else each for each in args) if function == Tensor.to else args
+        made = super().__torch_function__(function, types, args, kwargs or {})
+        if isinstance(made, OnMPS):
+            with torch._C.DisableTorchFunctionSubclass():
+                if made.dtype is torch.float64:
+                    raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return made
+
+
+def on_mps(tensor):
+    return tensor.as_subclass(OnMPS)
+
+
+def measured(role, *tensors, statistics=("mean", "std", "l2"), **options):
+    recorder, site = Recorder(plan(statistics), MPS, **options), Site("net", role)
+    for tensor in tensors:
+        recorder.open(site)(on_mps(tensor))
+    return recorder.flush(torch.zeros(1))[0][site]
+
+
+def test_the_pretended_device_has_no_float64_and_is_no_host():
+    tensor = on_mps(torch.ones(3))
+    assert tensor.device == MPS
+    assert not tensor.is_cpu
+    with pytest.raises(TypeError, match="float64"):
+        tensor.double()
+    with pytest.raises(RuntimeError, match="same device"):
+        tensor + torch.ones(3)
+
+
+def test_statistics_are_those_of_all_values():
+    parts = [torch.randn(5, 3), torch.randn(2, 3)]
+    assert_true(measured("output", *parts).statistics, parts)
+
+
+def test_histograms_and_channels_are_measured_too():
+    tensor = torch.randn(64, 3)
+    reading = measured("output", tensor, histogram=True, channels=lambda site, tensor: 1)
+    assert reading.histogram.counts.sum() == tensor.numel()
+    assert len(reading.channels) == 3
+
+
+def test_gradients_are_divided_by_a_scale_on_the_device():
+    recorder, site = Recorder(plan("mean"), MPS), Site("net", "grad_output")
+    recorder.scale = on_mps(torch.tensor(4.0))
+    recorder.open(site)(on_mps(torch.tensor([8.0, 16.0])))
+    assert recorder.flush()[0][site].statistics["mean"] == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_update_of_a_weight_is_measured(dtype):
+    before, after = torch.ones(4, dtype=dtype), torch.full((4,), 1.5, dtype=dtype)
+    recorder, site = Recorder(plan("l2"), MPS), Site("weight", "parameter_update")
+    recorder.observe_all([(site, on_mps(nn.Parameter(after)), on_mps(before))])
+    assert recorder.flush()[0][site].statistics["l2"] == pytest.approx(1)
+
+
+def test_the_loss_is_read():
+    meter = LossMeter()
+    meter.add(0, 0, on_mps(torch.tensor(1.5)))
+    meter.add(1, 1, on_mps(torch.tensor(2.5)))
+    assert [loss.value for loss in meter.take()] == [1.5, 2.5]
+
+
+@pytest.mark.parametrize(("value", "is_finite"), [(3e38, True), (math.inf, False), (math.nan, False)])
+def test_gradients_are_looked_at_without_an_overflow(value, is_finite):
+    layer = nn.Linear(2, 2)
+    sentinels = Sentinels(layer)
+    for parameter in layer.parameters():
+        parameter.grad = torch.full_like(parameter, value)
+    sentinels._whole = [Gradient(on_mps(parameter.grad)) for parameter in layer.parameters()]
+    assert math.isfinite(float(sentinels.total())) is is_finite
+
+
+class Gradient:
+    """A parameter, as far as sentinels read it."""
+
+    def __init__(self, grad):
+        self.grad = grad
+
+
+def test_the_second_moment_of_an_optimizer_is_read():
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    recorder = Recorder(plan("rms"), MPS)
+    for parameter in layer.parameters():
+        state = optimizer.state[parameter]
+        state["exp_avg_sq"] = on_mps(state["exp_avg_sq"])
+        parameter.grad = on_mps(parameter.grad)
+    measure_surprise(recorder, optimizer, weights_of({"": layer}))
+    readings = recorder.flush()[0]
+    assert [reading.moments.rms for reading in readings.values()] == pytest.approx([1, 1], rel=1e-4)
+
+
+def test_one_line_says_that_it_waits(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr("hookboard.measure.host.WITHOUT_FLOAT64", {"cpu"})
+    with caplog.at_level(logging.INFO):
+        fit(tmp_path, Toy(mlp()), batches(2, 2), HealthMonitor(every_n_steps=1), ParameterLogger(every_n_steps=1))
+    lines = [record.getMessage() for record in caplog.records if "no float64" in record.getMessage()]
+    assert lines == [
+        f"hookboard: {name}: CPU has no float64; what is measured is copied to the host first, which waits for the "
+        "device."
+        for name in ("HealthMonitor", "ParameterLogger")
+    ]
