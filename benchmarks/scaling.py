@@ -1,0 +1,272 @@
+"""What watching costs as the number of layers and the size of tensors grow, and what memory it takes.
+
+    python benchmarks/scaling.py           everything, in under 6 minutes; writes docs/images/scaling.png
+    python benchmarks/scaling.py --quick   small ones alone, in under 40 seconds; writes no picture
+
+Three Markdown tables are printed. *Sites*: one forward and backward pass of a chain of tiny layers, with
+`ActivationLogger` and `GradientLogger` due on every step, never due, and without them. *Size*: the time to measure one
+tensor beside one read of it by torch's sum. *Memory*: that of one site, and what a run holds after more and more steps.
+"""
+
+import argparse
+import gc
+import itertools
+import logging
+import platform
+import statistics
+import time
+import tracemalloc
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
+from hookboard.measure import BINS, DEFAULT, measure, plan
+from hookboard.recording import Recorder
+from hookboard.sites import Site
+
+NEVER = 10**9
+PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
+
+
+class Chain(LightningModule):
+    """A chain of tiny layers."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return self.net(batch).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+class Nowhere(Logger):
+    """Takes numbers and drops them, so that no writer grows and nothing waits for a disk."""
+
+    @property
+    def name(self) -> str:
+        return "nowhere"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        pass
+
+    def log_hyperparams(self, *args: object, **kwargs: object) -> None:
+        pass
+
+
+class Clock(Callback):
+    """Notes when each step begins; and calls a function at the steps that are given."""
+
+    def __init__(self, at: Sequence[int] = (), do: Callable[[int], None] = lambda step: None) -> None:
+        self.at, self.do = frozenset(at), do
+        self.starts: list[float] = []
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
+        if trainer.global_step in self.at:
+            self.do(trainer.global_step)
+        self.starts.append(time.perf_counter())
+
+
+def fit(model: LightningModule, steps: int, *callbacks: Callback) -> None:
+    trainer = Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        callbacks=list(callbacks),
+        logger=Nowhere(),
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(model, DataLoader([torch.randn(4, 4)] * (steps + 1), batch_size=None))
+
+
+class CostOfSites(NamedTuple):
+    """Seconds of a step of a net with so many layers."""
+
+    layers: int
+    bare: float
+    never_due: float
+    due: float
+
+
+def cost_of_sites(layers: int, steps: int) -> CostOfSites:
+    """Steps of a chain of layers, timed; the first two of each fit, which warm up, are left out."""
+
+    def seconds(*every_n_steps: int) -> float:
+        clock = Clock()
+        watching = [logger(every_n_steps=n) for n in every_n_steps for logger in (ActivationLogger, GradientLogger)]
+        fit(Chain(layers), steps + 3, clock, *watching)
+        return statistics.median(end - start for start, end in itertools.pairwise(clock.starts[2:]))
+
+    return CostOfSites(layers, seconds(), seconds(NEVER), seconds(1))
+
+
+class CostOfSize(NamedTuple):
+    """Seconds to measure a tensor of so many values."""
+
+    values: int
+    one_read: float
+    row: float
+    with_histogram: float
+
+
+def cost_of_size(values: int, repeats: int) -> CostOfSize:
+    """A tensor is measured again and again; the median."""
+    tensor, default = torch.randn(values), plan(DEFAULT)
+    counts = torch.zeros(BINS, dtype=torch.long)
+
+    def seconds(do: Callable[[], object]) -> float:
+        do()
+        took = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            do()
+            took.append(time.perf_counter() - start)
+        return statistics.median(took)
+
+    return CostOfSize(
+        values,
+        seconds(tensor.sum),
+        seconds(lambda: measure(tensor, default)),
+        seconds(lambda: measure(tensor, default.with_histogram(), counts=counts)),
+    )
+
+
+class Held(NamedTuple):
+    """Bytes that are held at a step."""
+
+    step: int
+    traced: int
+    resident: int
+
+
+def memory_per_site(sites: int) -> float:
+    """Bytes that Python and NumPy hold for each site of a recorder, after a step and its readings."""
+    recorder, tensor = Recorder(plan(("mean", "std")), torch.device("cpu")), torch.ones(4)
+    gc.collect()
+    tracemalloc.start()
+    for index in range(sites):
+        recorder.open(Site(f"layer.{index}", "output"))(tensor)
+    readings = recorder.flush()
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del readings
+    return held / sites
+
+
+def resident() -> int:
+    """Bytes of this process that lie in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def growth(at: Sequence[int], every_n_steps: int) -> list[Held]:
+    """What a run of a tiny net holds at these steps, with all callbacks that log numbers."""
+    held = []
+
+    def note(step: int) -> None:
+        gc.collect()
+        held.append(Held(step, tracemalloc.get_traced_memory()[0], resident()))
+
+    watching = [logger(every_n_steps=every_n_steps) for logger in (ActivationLogger, GradientLogger, ParameterLogger)]
+    tracemalloc.start()
+    fit(Chain(2), max(at) + 1, Clock(at, note), *watching, HealthMonitor(every_n_steps=every_n_steps))
+    tracemalloc.stop()
+    return held
+
+
+def draw(sites: Sequence[CostOfSites], sizes: Sequence[CostOfSize], path: Path) -> None:
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    layers = [each.layers for each in sites]
+    left.loglog(layers, [1e3 * each.due for each in sites], "o-", color="#b2182b", label="due on every step")
+    left.loglog(layers, [1e3 * each.never_due for each in sites], "s-", color="#2166ac", label="never due")
+    left.loglog(layers, [1e3 * each.bare for each in sites], ".--", color="#333333", label="bare")
+    left.set(title="A step of a chain of 4x4 layers", xlabel="layers (two sites each)", ylabel="milliseconds")
+    values = [each.values for each in sizes]
+    right.loglog(values, [1e3 * e.with_histogram for e in sizes], "^-", color="#e08214", label="with histogram")
+    right.loglog(values, [1e3 * e.row for e in sizes], "o-", color="#b2182b", label="five statistics")
+    right.loglog(values, [1e3 * e.one_read for e in sizes], ".--", color="#333333", label="one read (sum)")
+    right.set(title="Measuring one tensor", xlabel="values", ylabel="milliseconds")
+    for axes in (left, right):
+        axes.legend(frameon=False)
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100, facecolor="white")
+    pyplot.close(figure)
+
+
+def show_sites(counts: Sequence[int], most_seconds: float) -> list[CostOfSites]:
+    print("| layers | bare step | never due | due | due: per site |\n|---|---|---|---|---|")
+    rows, start = [], time.perf_counter()
+    for layers in counts:
+        if time.perf_counter() - start > most_seconds:
+            print(f"\nout of time before {layers} layers")
+            break
+        row = cost_of_sites(layers, max(5, 3000 // layers))
+        rows.append(row)
+        per_site = 1e6 * (row.due - row.bare) / (2 * layers)
+        print(
+            f"| {layers:,} | {1e3 * row.bare:.2f} ms | {row.never_due / row.bare:.2f} | {row.due / row.bare:.2f} "
+            f"| {per_site:.1f} us |",
+            flush=True,
+        )
+    return rows
+
+
+def show_sizes(sizes: Sequence[int]) -> list[CostOfSize]:
+    print("\n| values | one read | five statistics | with histogram |\n|---|---|---|---|")
+    rows = []
+    for values in sizes:
+        row = cost_of_size(values, max(3, min(200, 10**8 // values)))
+        rows.append(row)
+        cells = [f"{values:.0e}", *(f"{1e6 * seconds:,.1f} us" for seconds in row[1:])]
+        print(f"| {' | '.join(cells)} |", flush=True)
+    return rows
+
+
+def show_memory(sites: int, steps: Sequence[int], every_n_steps: int) -> None:
+    print(f"\nMemory of one of {sites:,} sites: {memory_per_site(sites):,.0f} bytes\n")
+    print(f"All callbacks, due on every {every_n_steps}th step:\n")
+    print("| step | held by Python and NumPy | resident |\n|---|---|---|")
+    for step, traced, lies in growth(steps, every_n_steps):
+        print(f"| {step:,} | {traced / 1e6:.2f} MB | {lies / 1e6:.0f} MB |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small ones alone, and no picture")
+    args = parser.parse_args()
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    print(f"torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads\n")
+    if args.quick:
+        show_sites([10, 100], 10)
+        show_sizes([10**2, 10**4, 10**6])
+        show_memory(200, [100, 300], 10)
+        return
+    sites = show_sites([10, 100, 1_000, 10_000], 120)
+    sizes = show_sizes([10**power for power in range(2, 9)])
+    draw(sites, sizes, PICTURE)
+    show_memory(2_000, [1_000, 2_000, 5_000, 10_000], 10)
+
+
+if __name__ == "__main__":
+    main()
