@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torch._dynamo.utils import counters
@@ -169,3 +170,19 @@ def exchange_record_writer(writer: FileWriter, old: type[Any], new: Callable[[An
     records: Any = getattr(thread, "_record_writer", None)
     if type(records) is old and hasattr(records, "_writer"):
         thread._record_writer = new(records._writer)
+
+
+def write_bytes(writer: FileWriter, event: bytes) -> bool:
+    """Have an event written that is serialized already; returns whether the writer takes such.
+
+    Args:
+        writer: the writer of events.
+        event: the serialized event.
+    """
+    events = writer.event_writer
+    write = getattr(getattr(events, "_async_writer", None), "write", None)
+    # One with a method of its own for events may do something else with them.
+    if write is None or type(events).add_event is not EventFileWriter.add_event or "add_event" in vars(events):
+        return False
+    write(event)
+    return True

@@ -6,7 +6,7 @@ import torch
 from oracle import normal
 from ways import every_way, histogram_of, no_counts, on_cpu, without_a_compiler
 
-from hookboard.measure import histogram
+from hookboard.measure import histogram, histograms
 from hookboard.measure.scratch import BLOCK
 
 
@@ -94,3 +94,19 @@ def test_a_histogram_is_fine_enough_to_draw_and_small_enough_to_write():
 
 def test_nothing_finite_gives_an_empty_histogram():
     assert len(histogram(counts_of(torch.tensor([math.nan])), math.inf, -math.inf).counts) == 0
+
+
+def test_what_lies_between_two_filled_bins_is_one_empty_bin():
+    found = histogram_of(on_cpu, torch.tensor([-64.0, 0.0, 0.0, 64.0]))
+    assert found.counts.tolist() == [1, 0, 2, 0, 1]
+    assert found.edges[[0, -1]].tolist() == [-64, 64]
+
+
+def test_sites_that_are_converted_together_have_the_histograms_that_each_has_alone():
+    tensors = [normal(500), torch.tensor([math.nan]), torch.tensor([1e-40, 3e38]), torch.full((3,), -2.0), normal(9)]
+    ends = [(x[x.isfinite()].double().numpy()) for x in tensors]
+    low, high = (np.array([f(x, initial=e) for x in ends]) for f, e in ((np.min, math.inf), (np.max, -math.inf)))
+    together = histograms([counts_of(x) for x in tensors], low, high)
+    for tensor, found, *range_of in zip(tensors, together, low, high, strict=True):
+        alone = histogram(counts_of(tensor), *range_of)
+        assert (found.edges.tolist(), found.counts.tolist()) == (alone.edges.tolist(), alone.counts.tolist())

@@ -1,11 +1,12 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from oracle import normal
 
 from hookboard import Statistic
-from hookboard.measure import FORMULAS, Moments, plan
+from hookboard.measure import FORMULAS, Moments, measure, plan
 from hookboard.measure.merge import merge_own
 from hookboard.measure.statistics import measure_own
 
@@ -130,3 +131,14 @@ def test_a_statistic_leaves_random_state_and_grad_mode_as_they_were_and_its_erro
 def test_a_plain_function_in_place_of_a_statistic_says_how_to_wrap_it():
     with pytest.raises(ValueError, match=r"wrap your function, as in hookboard.Statistic"):
         plan([lambda x: x.mean()])
+
+
+def test_the_statistics_of_many_sites_are_those_of_each_to_the_last_bit():
+    resolved = plan([*FORMULAS])
+    rows = [measure(normal(size, mean=mean), resolved) for size in (1, 2, 999) for mean in (0.0, 1e-20, 3e30)]
+    rows.append(list(NOTHING))
+    rows.append(measure(torch.tensor([math.nan, math.inf]), resolved))
+    found = resolved.table(np.array(rows, dtype=np.float64), *[[None] * len(rows)] * 3)
+    for name, column in zip(found.names, found.values.T, strict=True):
+        each = [FORMULAS[name].value(Moments(*row)) for row in rows]
+        assert column.tobytes() == np.array(each, dtype=np.float64).tobytes(), name

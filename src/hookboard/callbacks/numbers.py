@@ -67,7 +67,9 @@ class SiteLogger(Life[V]):
     @property
     def readings(self) -> tuple[Reading, ...]:
         """The merged readings of the last due step or evaluation loop, whichever was later."""
-        return tuple(self._readings)
+        if not isinstance(self._readings, tuple):  # they are made when somebody asks, once
+            self._readings = tuple(self._readings)
+        return self._readings
 
     # What a callback that measures has of its own.
 
@@ -100,9 +102,9 @@ class SiteLogger(Life[V]):
         """The part of a weight, or of its gradient, that is measured."""
         return weight
 
-    def _finish(self, readings: list[Reading]) -> list[Reading]:
+    def _finish(self, found: Readings) -> Readings:
         """Compute what needs the readings of several sites, such as ratios; returns the readings to log."""
-        return readings
+        return found
 
     # Its life.
 
@@ -242,17 +244,18 @@ class SiteLogger(Life[V]):
 
     def _log(self, trainer: Trainer, watch: V) -> None:
         found = self._flush(trainer, watch)
-        readings = self._finish(list(found.values()))
-        self._readings = tuple(reading for reading in readings if not reading.is_empty)
+        readings = self._finish(found)
+        filled = readings.filled()
+        self._readings = filled.values()
         if trainer.is_global_zero:
-            entry, model = entry_of(self.readings, logged_step(trainer)), trainer.lightning_module
+            entry, model = entry_of(filled, logged_step(trainer)), trainer.lightning_module
             entry.records.update(
                 watch.news.after_step(found, model, watch.selection, watch.recorder, watch.every_n_steps)
             )
             watch.loggers.write(entry)
         if not watch.gaps_are_named:
             watch.gaps_are_named = True
-            self._name_gaps(trainer, watch, readings)
+            self._name_gaps(trainer, watch, list(readings.values()))
             for name, sites in without_curves(self._names, self.readings, names_in(trainer.lightning_module)):
                 inform(f"{self._name}: no {name} of {sites}: {self._why_not_there(name)} (this is said once).")
 

@@ -21,7 +21,7 @@ from hookboard.callbacks.optimizer_state import (
 from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.callbacks.watch import Selection
 from hookboard.measure import FORMULAS, Plan, Statistic, as_list, plan
-from hookboard.recording import Reading
+from hookboard.recording import Readings
 from hookboard.selection import select
 from hookboard.sites import Role
 
@@ -133,7 +133,8 @@ class ParameterLogger(SiteLogger[SiteWatch]):
     def _select(self, pl_module: LightningModule) -> Selection:
         return Selection(owners=select(pl_module, self.modules, self.types, owning="parameters"))
 
-    def _finish(self, readings: list[Reading]) -> list[Reading]:
+    def _finish(self, found: Readings) -> Readings:
+        readings = list(found.values())
         norm_before = {
             r.site.name: FORMULAS["l2"].value(r.moments) for r in readings if r.site.role == "parameter_before"
         }
@@ -149,7 +150,7 @@ class ParameterLogger(SiteLogger[SiteWatch]):
                 reading = dataclasses.replace(reading, statistics={name: values[name] for name in self._asked(UPDATES)})
             if reading.site.role != "parameter_before":
                 finished.append(reading)
-        return finished
+        return Readings.of(finished)
 
 
 def _ratio(norm: float, before: float) -> float:

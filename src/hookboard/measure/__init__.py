@@ -9,13 +9,14 @@ from hookboard.measure.channels import MOST_CHANNELS, ChannelRows, can_measure_t
 from hookboard.measure.columns import Columns
 from hookboard.measure.derived import DERIVED, dead_share
 from hookboard.measure.door import measure
-from hookboard.measure.histograms import Histogram, histogram
+from hookboard.measure.histograms import Histogram, histogram, histograms
 from hookboard.measure.host import measuring_device, needs_host
 from hookboard.measure.merge import merge_rows
 from hookboard.measure.native import are_finite
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
 from hookboard.measure.scratch import forget_scratch
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, plan, width_of
+from hookboard.measure.table import Table
 
 __all__ = [
     "BINS",
@@ -34,6 +35,7 @@ __all__ = [
     "Plan",
     "Row",
     "Statistic",
+    "Table",
     "are_finite",
     "as_list",
     "can_measure_together",
@@ -41,6 +43,7 @@ __all__ = [
     "elements_in",
     "forget_scratch",
     "histogram",
+    "histograms",
     "measure",
     "measure_all",
     "measure_channels",

@@ -1,6 +1,7 @@
 """What counts in fixed bins tell: a `Histogram`, quantiles. Such counts merge by addition, for any range of values."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,43 +34,69 @@ def _bin_edges() -> tuple[np.ndarray, np.ndarray]:
 _ORDER, _EDGES = _bin_edges()
 
 
-def histogram(counts: np.ndarray, low: float, high: float, resolution: int = 64) -> Histogram:
-    """The histogram behind the counts, ready to be written.
-
-    Neighbouring bins are joined until each is at least `1 / resolution` of the range wide: a chart cannot show the
-    hundreds of bins close to zero, and the file would hold them for every site and step.
-
-    The outermost bins of float32's range hold all that is beyond it, up to `low` and `high`.
-
-    Args:
-        counts: shape (BINS,), as `measure` left them.
-        low: the smallest finite value; it becomes the first edge.
-        high: the largest finite value; it becomes the last edge.
-        resolution: how many bins the range is cut into, about, at most.
+def histogram(counts: np.ndarray, low: float, high: float) -> Histogram:
+    """The histogram behind the counts of one site, see `histograms`.
 
     Example:
         >>> import torch
         >>> from hookboard.measure import measure, plan
         >>> counts = torch.zeros(BINS, dtype=torch.long)
         >>> row = measure(torch.tensor([0.0, 0.0, 1.0, float("nan")]), plan("mean"), counts=counts)
-        >>> histogram(counts.numpy(), low=0.0, high=1.0).counts.sum().item()
-        3.0
+        >>> histogram(counts.numpy(), low=0.0, high=1.0).counts.tolist()
+        [2.0, 0.0, 1.0]
     """
-    ordered = counts[_ORDER].astype(np.float64)
-    filled = np.flatnonzero(ordered)
-    if not len(filled):
-        return Histogram(np.zeros(1), np.zeros(0))
-    first, last = filled[0], filled[-1]
-    edges = np.clip(_EDGES[first : last + 2], low, high)
-    ordered = ordered[first : last + 1]
-    edges[0], edges[-1] = low, high
+    return histograms([counts], np.array([low]), np.array([high]))[0]
 
-    # An edge is kept where it is the first in its share of the range, which is halved: it may exceed float64.
-    width = (high / 2 - low / 2) / resolution
-    share = np.floor((edges / 2 - low / 2) / max(width, np.finfo(np.float64).tiny))
-    kept = np.flatnonzero(np.diff(share, prepend=-1) > 0)
-    kept = np.union1d(kept[kept < len(ordered)], [0])
-    return Histogram(np.append(edges[kept], edges[-1]), np.add.reduceat(ordered, kept))
+
+def histograms(
+    counts: Sequence[np.ndarray], low: np.ndarray, high: np.ndarray, resolution: int = 64
+) -> list[Histogram]:
+    """The histograms behind the counts of some sites, ready to be written.
+
+    Neighbouring bins are joined until each is about `1 / resolution` of the range wide: a chart cannot show the
+    hundreds of bins close to zero, and the file would hold them for every site and step. What lies between two bins
+    that hold something is one bin, however wide: a chart draws it alike.
+
+    The outermost bins of float32's range hold all that is beyond it, up to `low` and `high`.
+
+    Args:
+        counts: of each site, shape (BINS,), as `measure` left them.
+        low: of each site the smallest finite value, shape (sites,); it becomes the first edge.
+        high: the largest, which becomes the last edge.
+        resolution: how many bins the range is cut into, at most.
+    """
+    with np.errstate(all="ignore"):  # of a site without finite values
+        # In halves: the range may exceed float64.
+        cuts = 2 * (low / 2 + np.arange(1, resolution)[:, None] / resolution * (high / 2 - low / 2))
+    starts = np.zeros((len(counts), resolution + 1), dtype=np.intp)
+    starts[:, 1:-1] = np.searchsorted(_EDGES, cuts.T).clip(0, len(_ORDER))
+    starts[:, -1] = len(_ORDER)
+    sums = np.array([_sums(each, start) for each, start in zip(counts, starts, strict=True)])
+
+    # A bin is kept where it or the one before it holds something, and where another that does follows.
+    is_filled = sums > 0
+    after_filled = np.pad(is_filled, ((0, 0), (1, 0)))[:, :-1]
+    before_filled = np.maximum.accumulate(is_filled[:, ::-1], axis=1)[:, ::-1]
+    is_kept = is_filled | (after_filled & before_filled)
+    edges = _EDGES[starts[:, :-1]].clip(low[:, None], high[:, None])
+    ends = np.cumsum(is_kept.sum(axis=1))[:-1]
+    found = zip(np.split(edges[is_kept], ends), np.split(sums[is_kept], ends), low, high, strict=True)
+    return [_between(inner, sums, low, high) for inner, sums, low, high in found]
+
+
+def _between(starts: np.ndarray, sums: np.ndarray, low: float, high: float) -> Histogram:
+    if not len(sums):
+        return Histogram(np.zeros(1), sums)
+    edges = np.append(starts, high)
+    edges[0] = low
+    return Histogram(edges, sums)
+
+
+def _sums(counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The sums of bins from each start to the next one; starts are places from the lowest to the highest value."""
+    half = len(_ORDER) // 2
+    ordered = np.concatenate([counts[BINS // 2 + half - 1 : BINS // 2 - 1 : -1], counts[:half], [0.0]])
+    return np.where(np.diff(starts) > 0, np.add.reduceat(ordered, starts[:-1]), 0.0)
 
 
 def quantile(counts: np.ndarray, low: float, high: float, share: float) -> float:

@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +32,10 @@ Row = list[float] | Tensor
 
 
 class Moments(NamedTuple):
-    """One merged row on the host. `FIELDS` describes the arguments; those that no statistic needs are NaN."""
+    """One merged row on the host. `FIELDS` describes the arguments; those that no statistic needs are NaN.
+
+    Each may also be an array, shape (n,), float64: the moments of n sites at once.
+    """
 
     count: float  # type: ignore[assignment]  # every tuple has a method of this name, which nobody needs here
     mean: float
@@ -57,7 +61,9 @@ class Moments(NamedTuple):
     @property
     def rms(self) -> float:
         """The root of the mean square."""
-        return math.hypot(self.mean, self.deviation)
+        # Python's own `hypot` differs in the last bit from that of arrays.
+        root = np.hypot(self.mean, self.deviation)
+        return root if root.ndim else root.item()  # type: ignore[no-any-return]  # an array for arrays
 
     @property
     def square_sum(self) -> float:

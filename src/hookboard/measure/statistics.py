@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from hookboard.dotted import object_at
 from hookboard.measure.columns import AtEnds, Columns
 from hookboard.measure.derived import DERIVED, ENDS, Merged
 from hookboard.measure.row import WIDTH, Moments
+from hookboard.measure.table import Table
 from hookboard.messages import unknown
 
 DEFAULT = ("mean", "std", "abs_max", "zero_fraction", "nonfinite_count")
@@ -24,21 +25,35 @@ class Formula(NamedTuple):
 
     Args:
         needs: the columns of `REQUESTABLE` that it needs.
-        value: computes it from a merged row.
+        value: computes it from a merged row; from `Moments` of arrays, for each site, the same to the last bit. Then
+            the caller silences NumPy's warnings with `np.errstate`.
     """
 
     needs: frozenset[str]
     value: Callable[[Moments], float]
 
 
+def _sqrt(number: float) -> float:
+    return np.sqrt(number) if isinstance(number, np.ndarray) else math.sqrt(number)
+
+
+def _larger(one: float, other: float) -> float:
+    return np.maximum(one, other) if isinstance(one, np.ndarray) else max(one, other)
+
+
 def _std(m: Moments) -> float:
-    return m.deviation * math.sqrt(m.count / (m.count - 1)) if m.count > 1 else 0.0
+    return m.deviation * _sqrt(m.count / _larger(m.count - 1, 1)) * (m.count > 1)
 
 
 def _formula(needs: str, value: Callable[[Moments], float], *, of_any: bool = True) -> Formula:
     """A formula that gives NaN if there is no finite value, unless `of_any` is False, as for counts."""
-    guarded = (lambda m: value(m) if m.count else math.nan) if of_any else value
-    return Formula(frozenset(needs.split()), guarded)
+
+    def guarded(m: Moments) -> float:
+        if isinstance(m.count, np.ndarray):
+            return np.where(m.count != 0, value(m), math.nan)
+        return value(m) if m.count else math.nan
+
+    return Formula(frozenset(needs.split()), guarded if of_any else value)
 
 
 FORMULAS: dict[str, Formula] = {
@@ -47,11 +62,11 @@ FORMULAS: dict[str, Formula] = {
     "var": _formula("mean deviation", lambda m: _std(m) * _std(m)),
     "min": _formula("", lambda m: m.min),
     "max": _formula("", lambda m: m.max),
-    "abs_max": _formula("", lambda m: max(abs(m.min), abs(m.max))),
+    "abs_max": _formula("", lambda m: _larger(abs(m.min), abs(m.max))),
     "abs_mean": _formula("abs_mean", lambda m: m.abs_mean),
     "rms": _formula("mean deviation", lambda m: m.rms),
     "l1": _formula("abs_mean", lambda m: m.abs_sum),
-    "l2": _formula("mean deviation", lambda m: m.rms * math.sqrt(m.count)),
+    "l2": _formula("mean deviation", lambda m: m.rms * _sqrt(m.count)),
     "zero_fraction": _formula("zeros", lambda m: m.zeros / m.count),
     "nonfinite_count": _formula("", lambda m: m.nonfinite, of_any=False),
     "nan_count": _formula("", lambda m: m.nan, of_any=False),
@@ -152,35 +167,51 @@ class Plan:
         channels: np.ndarray | None = None,
         dtype: torch.dtype | None = None,
     ) -> dict[str, float]:
-        """Every statistic by name; those that the site does not have are left out.
+        """Every statistic of one site by name; those that it does not have are left out. See `table`."""
+        return self.table(np.array([[*moments, *more]], dtype=np.float64), [bins], [channels], [dtype]).of(0)
+
+    def table(
+        self,
+        rows: np.ndarray,
+        bins: Sequence[np.ndarray | None],
+        channels: Sequence[np.ndarray | None],
+        dtypes: Sequence[torch.dtype | None],
+    ) -> Table:
+        """Every statistic of many sites at once.
 
         Args:
-            moments: of a merged row.
-            more: what stands behind them.
-            bins: the counts of the values, shape (BINS,); None if there are none.
-            channels: the row of each channel, shape (channels, WIDTH); None if there are none.
-            dtype: of the tensors; None if unknown.
+            rows: shape (sites, `width`), float64: merged rows.
+            bins: of each site the counts of its values, shape (BINS,); None if there are none.
+            channels: of each site the row of each channel, shape (channels, WIDTH); None if there are none.
+            dtypes: of the tensors of each site; None if unknown.
         """
-        if self.has_derived:
-            numbers, start = {}, 0
-            for columns in self.columns:
-                numbers[columns] = list(more[start : start + columns.width])
-                start += columns.width
-            values = self._known(Merged(moments, bins, channels, dtype, numbers))
-        else:
-            values = {name: FORMULAS[name].value(moments) for name in self.names}
-        if self.own:
-            own = more[len(more) - len(self.own) :]
-            values.update({statistic.name: value for statistic, value in zip(self.own, own, strict=True)})
-        return values
+        moments, columns = Moments(*rows[:, :WIDTH].T), dict[str, Any]()
+        merged = list(map(self._merged, rows.tolist(), bins, channels, dtypes)) if self.has_derived else []
+        with np.errstate(all="ignore"):
+            for name in self.names:
+                derived = DERIVED.get(name)
+                columns[name] = FORMULAS[name].value(moments) if derived is None else [*map(derived.value, merged)]
+        own = rows[:, rows.shape[1] - len(self.own) :]
+        columns.update({statistic.name: column for statistic, column in zip(self.own, own.T, strict=True)})
+        values, is_there = np.empty((len(rows), len(columns))), np.ones((len(rows), len(columns)), dtype=bool)
+        for place, (name, column) in enumerate(columns.items()):
+            values[:, place] = column  # None becomes NaN
+            if name in DERIVED:
+                is_there[:, place] = [value is not None for value in column]
+        return Table(tuple(columns), values, is_there)
 
-    def _known(self, merged: Merged) -> dict[str, float]:
-        values = {}
-        for name in self.names:
-            value = FORMULAS[name].value(merged.moments) if name in FORMULAS else DERIVED[name].value(merged)
-            if value is not None:
-                values[name] = value
-        return values
+    def _merged(
+        self,
+        row: Sequence[float],
+        bins: np.ndarray | None,
+        channels: np.ndarray | None,
+        dtype: torch.dtype | None,
+    ) -> Merged:
+        numbers, start = {}, WIDTH
+        for columns in self.columns:
+            numbers[columns] = list(row[start : start + columns.width])
+            start += columns.width
+        return Merged(Moments(*row[:WIDTH]), bins, channels, dtype, numbers)
 
 
 def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Sequence[str] = ()) -> Plan:

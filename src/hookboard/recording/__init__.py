@@ -1,7 +1,7 @@
 """From tensors of a step to readings: measure them, merge their rows over calls and ranks, bring them to the host."""
 
 from hookboard.recording.reading import Reading
-from hookboard.recording.readings import Numbers, Readings
+from hookboard.recording.readings import Numbers, Readings, Results
 from hookboard.recording.recorder import Recorder
 
 __all__ = [
@@ -9,4 +9,5 @@ __all__ = [
     "Reading",
     "Readings",
     "Recorder",
+    "Results",
 ]

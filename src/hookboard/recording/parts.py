@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import WIDTH, ChannelRows, Moments, Plan, histogram
+from hookboard.measure import FIELDS, ChannelRows, Histogram, Plan, histograms
 from hookboard.recording.exchange import Layout, Packet
-from hookboard.recording.reading import Reading
+from hookboard.recording.readings import Results
 from hookboard.sites import Site, Stage
+
+_MIN, _MAX = FIELDS.index("min"), FIELDS.index("max")
 
 
 @dataclass
@@ -53,10 +55,6 @@ class Unpacked:
                 if part is not None:
                     part[:, column] = math.nan
         return self
-
-    def counted(self) -> list[int]:
-        """The numbers of the sites that have counts."""
-        return [row for row, bins in enumerate(self.bins) if bins is not None]
 
 
 def as_taken(taken: Mapping[int, ChannelRows | None], layout: Layout) -> Iterator[np.ndarray | None]:
@@ -101,14 +99,16 @@ def unpacked(packet: Packet, layout: Layout, mine: Layout, channels: Iterable[np
     return Unpacked(list(layout), packet.rows.numpy(), list(rows_of_channels), list(bins_in(packet, layout)), dtypes)
 
 
-def reading_of(plan: Plan, stage: Stage, with_histogram: bool, read: Unpacked, row: int) -> Reading:
-    """The reading of one row; no method, so that whoever keeps it does not keep the recorder."""
-    numbers, channels, dtype = read.rows[row].tolist(), read.channels[row], read.dtypes[row]
-    bins = read.bins[row] if read.bins else None
-    moments = Moments(*numbers[:WIDTH])
-    drawn = histogram(bins, moments.min, moments.max) if bins is not None and with_histogram else None
-    statistics = plan.values(moments, numbers[WIDTH:], bins=bins, channels=channels, dtype=dtype)
-    return Reading(read.sites[row], moments, statistics, drawn, stage, channels=channels, dtype=dtype)
+def results_of(plan: Plan, stage: Stage, with_histogram: bool, read: Unpacked) -> Results:
+    """The statistics and histograms of all sites; no method, so that whoever keeps it does not keep the recorder."""
+    drawn: list[Histogram | None] = [None] * len(read.sites)
+    counted = [row for row, bins in enumerate(read.bins) if bins is not None] if with_histogram else []
+    if counted:
+        low, high = read.rows[counted][:, [_MIN, _MAX]].T
+        found = histograms([bins for bins in read.bins if bins is not None], low, high)
+        for row, histogram in zip(counted, found, strict=True):
+            drawn[row] = histogram
+    return Results(stage, plan.table(read.rows, read.bins, read.channels, read.dtypes), drawn)
 
 
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:

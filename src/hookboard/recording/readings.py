@@ -1,14 +1,14 @@
 """`Readings`: what one flush gives, as a table of rows; a reading is made when somebody asks for it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from hookboard.measure import FIELDS, WIDTH, Moments
+from hookboard.measure import FIELDS, WIDTH, Histogram, Moments, Table
 from hookboard.recording.reading import Reading
-from hookboard.sites import Role, Site
+from hookboard.sites import Role, Site, Stage
 
 _COUNT = FIELDS.index("count")
 _NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)
@@ -28,6 +28,7 @@ class Places:
         for site, row in self._rows.items():
             self._first.setdefault(site.role, {}).setdefault(site.name, row)
         self._asked: dict[tuple[Role, tuple[str, ...]], np.ndarray] = {}
+        self._kept: dict[str, tuple[Hashable, Any]] = {}
 
     def row(self, site: Site) -> int | None:
         """The row of a site; None if there is none."""
@@ -45,6 +46,13 @@ class Places:
             found = self._asked[role, names] = np.array([first.get(name, -1) for name in names], dtype=np.intp)
         return found
 
+    def once(self, what: str, state: Hashable, make: Callable[[], Any]) -> Any:
+        """What was made of these sites; it is made anew only if the state that it was made in is another one."""
+        kept = self._kept.get(what)
+        if kept is None or kept[0] != state:
+            kept = self._kept[what] = state, make()
+        return kept[1]
+
 
 class Numbers(NamedTuple):
     """What a reading says beside its statistics; it is made in a fraction of the time. See `Reading`."""
@@ -54,17 +62,38 @@ class Numbers(NamedTuple):
     dtype: torch.dtype | None
 
 
+class Results(NamedTuple):
+    """What is computed of the rows of one flush, for all sites at once.
+
+    Args:
+        stage: of all readings.
+        statistics: of each site.
+        histograms: of each site; None where there is none.
+    """
+
+    stage: Stage
+    statistics: Table
+    histograms: Sequence[Histogram | None]
+
+    def at(self, rows: list[int]) -> "Results":
+        """The same of some of the sites."""
+        names, values, is_there = self.statistics
+        table = Table(names, values[rows], is_there[rows])
+        return Results(self.stage, table, [self.histograms[row] for row in rows])
+
+
 class Readings(Mapping[Site, Reading]):
     """The readings of one flush by site, in the order in which the sites were measured first.
 
-    Most are only looked at in `rows`: to make an object of each costs more than all else in a flush.
+    Most are only looked at in `rows` and `results`: to make an object of each costs more than all else in a flush.
 
     Args:
         places: which row belongs to which site.
         rows: shape (sites, WIDTH or more), float64; more is what stands behind the moments.
         channels: the rows of the channels of each site, see `Reading.channels`.
         dtypes: of the tensors of each site, see `Reading.dtype`.
-        make: makes the reading of a row.
+        compute: computes the results of all sites when somebody asks.
+        made: the readings, where there are some without results.
     """
 
     def __init__(
@@ -73,7 +102,8 @@ class Readings(Mapping[Site, Reading]):
         rows: np.ndarray,
         channels: Sequence[np.ndarray | None],
         dtypes: Sequence[torch.dtype | None],
-        make: Callable[[int], Reading],
+        compute: Callable[[], Results] | None,
+        made: Sequence[Reading] = (),
     ) -> None:
         self.places = places
         """Which row belongs to which site."""
@@ -82,10 +112,11 @@ class Readings(Mapping[Site, Reading]):
         self.channels = channels
         """The rows of the channels of each site; None where there are none."""
         self._dtypes = dtypes
-        self._make = make
+        self._compute = compute
+        self._results: Results | None = None
         self.is_finite = np.asarray((self.rows[:, _NONFINITE] == 0).all(axis=1))
         """Whether all values of a site are finite, shape (sites,)."""
-        self._made: dict[int, Reading] = {}
+        self._made: dict[int, Reading] = dict(enumerate(made))
         self._numbers: dict[Role, dict[str, Numbers]] = {}
 
     @staticmethod
@@ -95,7 +126,16 @@ class Readings(Mapping[Site, Reading]):
         rows = np.array([reading.moments for reading in made], dtype=np.float64).reshape(-1, WIDTH)
         places = Places([reading.site for reading in made])
         channels, dtypes = [reading.channels for reading in made], [reading.dtype for reading in made]
-        return Readings(places, rows, channels, dtypes, made.__getitem__)
+        return Readings(places, rows, channels, dtypes, None, made)
+
+    @property
+    def results(self) -> Results | None:
+        """The statistics and histograms of all sites; None if only readings were given."""
+        compute = self._compute
+        if compute is not None:
+            self._results = compute()
+            self._compute = None  # it holds all that was measured
+        return self._results
 
     def numbers(self, role: Role) -> Mapping[str, Numbers]:
         """The numbers of each module or parameter by name; of several tensors the first."""
@@ -112,7 +152,17 @@ class Readings(Mapping[Site, Reading]):
         """The reading of a row."""
         reading = self._made.get(row)
         if reading is None:
-            reading = self._made[row] = self._make(row)
+            results = self.results
+            assert results is not None  # otherwise all readings were given
+            reading = self._made[row] = Reading(
+                self.places.sites[row],
+                Moments(*self.rows[row].tolist()),
+                results.statistics.of(row),
+                results.histograms[row],
+                results.stage,
+                channels=self.channels[row],
+                dtype=self._dtypes[row],
+            )
         return reading
 
     def filled(self) -> "Readings":
@@ -121,9 +171,13 @@ class Readings(Mapping[Site, Reading]):
         if is_filled.all():
             return self
         kept = np.flatnonzero(is_filled).tolist()
-        places = Places([self.places.sites[row] for row in kept])
+        sites = self.places.sites
+        places = self.places.once("filled", tuple(kept), lambda: Places([sites[row] for row in kept]))
         channels, dtypes = ([part[row] for row in kept] for part in (self.channels, self._dtypes))
-        return Readings(places, self.rows[kept], channels, dtypes, lambda row: self.at(kept[row]))
+        results = self.results
+        if results is None:
+            return Readings(places, self.rows[kept], channels, dtypes, None, [self.at(row) for row in kept])
+        return Readings(places, self.rows[kept], channels, dtypes, lambda: results.at(kept))
 
     def __getitem__(self, site: Site) -> Reading:
         row = self.places.row(site)

@@ -27,7 +27,7 @@ from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
 from hookboard.recording.channels import ChannelBuffer, packed
 from hookboard.recording.exchange import Exchange, Extent, Layout, Packet
-from hookboard.recording.parts import Unpacked, as_taken, difference, in_order, on_host, reading_of, unpacked, unscaled
+from hookboard.recording.parts import Unpacked, as_taken, difference, in_order, on_host, results_of, unpacked, unscaled
 from hookboard.recording.readings import Places, Readings
 from hookboard.recording.rows import RowBuffer
 from hookboard.recording.slot import Slot, no_counts, shapes_of, take_bins
@@ -262,16 +262,10 @@ class Recorder:
         if self._places.sites != read.sites:
             self._places = Places(read.sites)
 
-        table = Readings(
-            self._places,
-            read.rows,
-            read.channels,
-            read.dtypes,
-            functools.partial(reading_of, self._plan, self.stage, bool(self._histogram), read),
-        )
-        for made in read.counted():  # what has bins is made now, so that a reading that is kept does not keep them
-            table.at(made)
-        read.bins.clear()
+        compute = functools.partial(results_of, self._plan, self.stage, bool(self._histogram), read)
+        table = Readings(self._places, read.rows, read.channels, read.dtypes, compute)
+        if any(bins is not None for bins in read.bins):
+            _ = table.results  # now, so that who keeps the table does not keep the bins
         return table
 
     def _packer(

@@ -1,15 +1,45 @@
 """`Entry`: everything that is written at one step."""
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from hookboard.images import Picture
-from hookboard.recording import Reading
+from hookboard.recording import Reading, Readings, Results
+from hookboard.writers.events import ScalarTags
 from hookboard.writers.table import Table
 
 Layout = dict[str, dict[str, list[Any]]]
 """Category to title to a chart: its kind, "Margin" or "Multiline", and a list of its tags."""
+
+
+class Scalars(Mapping[str, float]):
+    """The values of some tags. They are put into a dict when somebody asks for one of them by its tag.
+
+    Args:
+        tags: of the values.
+        values: shape (tags,), float64.
+    """
+
+    def __init__(self, tags: ScalarTags, values: np.ndarray) -> None:
+        self.tags = tags
+        self.values_in_order = values
+
+    @functools.cached_property
+    def _by_tag(self) -> dict[str, float]:
+        return dict(zip(self.tags.tags, self.values_in_order.tolist(), strict=True))
+
+    def __getitem__(self, tag: str) -> float:
+        return self._by_tag[tag]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tags.tags)
+
+    def __len__(self) -> int:
+        return len(self.tags.tags)
 
 
 @dataclass(frozen=True)
@@ -30,7 +60,7 @@ class Entry:
     """
 
     step: int
-    scalars: dict[str, float] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
     histograms: dict[str, Reading] = field(default_factory=dict)
     pictures: dict[str, Picture] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -39,13 +69,53 @@ class Entry:
     records: dict[str, Sequence[bytes]] = field(default_factory=dict)
 
 
-def entry_of(readings: Iterable[Reading], step: int) -> Entry:
+def entry_of(readings: Readings, step: int) -> Entry:
     """The statistics and histograms of some readings, by tag."""
-    entry = Entry(step)
-    for reading in readings:
+    results = readings.results
+    if results is None:
+        return _entry_of_each(readings, step)
+    named = _named(readings, results)
+    scalars = Scalars(named.scalars, results.statistics.values.ravel()[named.picked])
+    drawn = zip(named.histograms, results.histograms, strict=True)
+    return Entry(step, scalars, {tag: readings.at(row) for row, (tag, one) in enumerate(drawn) if one is not None})
+
+
+class _Named(NamedTuple):
+    """The tags of a table of results.
+
+    Args:
+        scalars: the tags of statistics.
+        picked: which values of the table they belong to, row after row.
+        histograms: of each site the tag of its histogram.
+    """
+
+    scalars: ScalarTags
+    picked: np.ndarray
+    histograms: list[str]
+
+
+def _named(readings: Readings, results: Results) -> _Named:
+    """The tags of the results, which are made once as long as sites and statistics stay the same."""
+    sites, stage, (names, _, is_there) = readings.places.sites, results.stage, results.statistics
+
+    def make() -> _Named:
+        tags = [tag for site in sites for tag in site.scalar_tags(names, stage)]
+        # Two sites may share a tag: then the last one has it.
+        picked = {tags[place]: place for place in np.flatnonzero(is_there).tolist()}
+        places = np.array([*picked.values()], dtype=np.intp)
+        return _Named(ScalarTags([*picked]), places, [site.histogram_tag(stage) for site in sites])
+
+    named: _Named = readings.places.once("tags", (stage, names, is_there.tobytes()), make)
+    return named
+
+
+def _entry_of_each(readings: Readings, step: int) -> Entry:
+    scalars: dict[str, float] = {}
+    histograms: dict[str, Reading] = {}
+    for reading in readings.values():
         site, stage = reading.site, reading.stage
         tags = site.scalar_tags(reading.statistics, stage)
-        entry.scalars.update(zip(tags, reading.statistics.values(), strict=True))
+        scalars.update(zip(tags, reading.statistics.values(), strict=True))
         if reading.histogram is not None:
-            entry.histograms[site.histogram_tag(stage)] = reading
-    return entry
+            histograms[site.histogram_tag(stage)] = reading
+    return Entry(step, scalars, histograms)

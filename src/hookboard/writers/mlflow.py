@@ -16,7 +16,7 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
         What the logger cannot take, in words.
     """
     if entry.scalars:
-        logger.log_metrics(entry.scalars, entry.step)
+        logger.log_metrics(dict(entry.scalars), entry.step)
     client, run = logger.experiment, logger.run_id
     for tag, picture in entry.pictures.items():
         client.log_image(run, picture.image().convert("RGB"), key=_allowed(tag), step=entry.step)

@@ -12,7 +12,7 @@ def write_to_other(logger: Logger, entry: Entry) -> list[str]:
         What the logger cannot take, in words; empty if it took everything.
     """
     if entry.scalars:
-        logger.log_metrics(entry.scalars, entry.step)
+        logger.log_metrics(dict(entry.scalars), entry.step)
     refused = [name for name in ("histograms", "texts", "tables") if getattr(entry, name)]
     log_image = getattr(logger, "log_image", None)
     if log_image is None:

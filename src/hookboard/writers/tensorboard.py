@@ -1,19 +1,21 @@
 """Writing to TensorBoard."""
 
 import mmap
+import time
 from pathlib import Path
 
+import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.compat.proto import types_pb2
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, HistogramProto, Summary, SummaryMetadata
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from hookboard.images import Picture
 from hookboard.record import PLUGIN
-from hookboard.recording import Reading
-from hookboard.torch_private import file_writer_of
-from hookboard.writers.entry import Entry
+from hookboard.torch_private import file_writer_of, write_bytes
+from hookboard.writers.entry import Entry, Scalars
+from hookboard.writers.events import ScalarTags, event_of, histogram_of
 from hookboard.writers.records import quicken
 
 _RECORD = SummaryMetadata(
@@ -35,12 +37,31 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     for tag, text in texts.items():
         logger.experiment.add_text(tag, text, entry.step)
-    event = Event()
-    values = event.summary.value  # filled in place: a message that is passed to another is copied
-    for tag, value in entry.scalars.items():
-        values.add(tag=tag, simple_value=value)
+    if summary := _numbers(entry) + _others(entry):
+        writer = file_writer_of(logger.experiment)
+        quicken(writer)
+        event = event_of(summary, entry.step, time.time())
+        if not write_bytes(writer, event):
+            writer.event_writer.add_event(Event.FromString(event))
+    return []
+
+
+def _numbers(entry: Entry) -> bytes:
+    """The scalars and histograms, as the fields of a summary."""
+    scalars = entry.scalars
+    if not isinstance(scalars, Scalars):
+        scalars = Scalars(ScalarTags([*scalars]), np.array([*scalars.values()], dtype=np.float64))
+    parts = [scalars.tags.summary(scalars.values_in_order)]
     for tag, reading in entry.histograms.items():
-        values.add(tag=tag, histo=_histogram(reading))
+        assert reading.histogram is not None
+        parts.append(histogram_of(tag, reading.moments, reading.histogram))
+    return b"".join(parts)
+
+
+def _others(entry: Entry) -> bytes:
+    """The pictures and records, as the fields of a summary."""
+    summary = Summary()
+    values = summary.value  # filled in place: a message that is passed to another is copied
     for tag, picture in entry.pictures.items():
         values.append(_image(tag, picture))
     for tag, strings in entry.records.items():
@@ -48,11 +69,8 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
         value.tensor.dtype = types_pb2.DT_STRING
         value.tensor.tensor_shape.dim.add(size=len(strings))
         value.tensor.string_val.extend(strings)
-    if values:
-        writer = file_writer_of(logger.experiment)
-        quicken(writer)
-        writer.add_event(event, entry.step)
-    return []
+    found: bytes = summary.SerializeToString()
+    return found
 
 
 def _has_layout(logger: TensorBoardLogger) -> bool:
@@ -73,17 +91,3 @@ def _image(tag: str, picture: Picture) -> Summary.Value:
     plugin = SummaryMetadata.PluginData(plugin_name="images")
     metadata = SummaryMetadata(plugin_data=plugin, summary_description=picture.caption)
     return Summary.Value(tag=tag, image=image, metadata=metadata)
-
-
-def _histogram(reading: Reading) -> HistogramProto:
-    moments, histogram = reading.moments, reading.histogram
-    assert histogram is not None
-    return HistogramProto(
-        min=moments.min,
-        max=moments.max,
-        num=moments.count,
-        sum=moments.count * moments.mean,
-        sum_squares=moments.square_sum,
-        bucket_limit=histogram.edges[1:],
-        bucket=histogram.counts,
-    )

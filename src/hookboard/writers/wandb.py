@@ -12,7 +12,7 @@ def write_to_wandb(logger: WandbLogger, entry: Entry) -> list[str]:
         What the logger cannot take, in words.
     """
     if entry.scalars:
-        logger.log_metrics(entry.scalars, entry.step)
+        logger.log_metrics(dict(entry.scalars), entry.step)
     for tag, picture in entry.pictures.items():
         logger.log_image(tag, [picture.image().convert("RGB")], entry.step, caption=[picture.caption])
     for tag, table in entry.tables.items():

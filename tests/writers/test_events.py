@@ -1,0 +1,154 @@
+"""The bytes that are handed to TensorBoard's writer, against the messages that protobuf makes."""
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from oracle import normal
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import HistogramProto
+from torch import nn
+
+from hookboard.measure import plan
+from hookboard.recording import Recorder
+from hookboard.sites import Site
+from hookboard.torch_private import file_writer_of
+from hookboard.writers import Entry, entry_of
+from hookboard.writers.events import ScalarTags, event_of
+from hookboard.writers.tensorboard import write_to_tensorboard
+
+VALUES = [0.0, -0.0, 0.1, -1e-46, 3.4028235e38, 3.4028236e38, 1e300, -1e300, np.inf, -np.inf, np.nan, 2.0**-149]
+
+
+def message(scalars, step, wall_time=1.5):
+    event = Event(wall_time=wall_time, step=step)
+    for tag, value in scalars.items():
+        event.summary.value.add(tag=tag, simple_value=value)
+    return event
+
+
+def recorded(tensors, statistics="mean std", **options):
+    recorder = Recorder(plan(statistics.split()), torch.device("cpu"), **options)
+    for _ in range(2):
+        for site, tensor in tensors.items():
+            recorder.open(site)(tensor)
+        yield recorder.flush()[0]
+
+
+@pytest.mark.parametrize("step", [0, 1, 300, 2**40, -1])
+def test_the_event_of_scalars_is_the_one_that_protobuf_makes(step):
+    scalars = {f"activation_std/net.{i}": value for i, value in enumerate(VALUES)}
+    found = event_of(ScalarTags(list(scalars)).summary(np.array(VALUES)), step, 1.5)
+    assert found == message(scalars, step).SerializeToString()
+
+
+@pytest.mark.parametrize("tag", ["a", "ä/été/层", "x" * 111, "x" * 130, "x" * 40_000])
+def test_tags_of_any_length_and_script_are_those_that_protobuf_writes(tag):
+    found = event_of(ScalarTags([tag, "b"]).summary(np.array([1.0, 2.0])), 3, 1.5)
+    assert found == message({tag: 1.0, "b": 2.0}, 3).SerializeToString()
+
+
+def test_one_step_does_not_change_the_bytes_of_another():
+    tags = ScalarTags(["a"])
+    first = tags.summary(np.array([1.0]))
+    tags.summary(np.array([2.0]))
+    assert event_of(first, 0, 1.5) == message({"a": 1.0}, 0).SerializeToString()
+
+
+@pytest.fixture
+def tensorboard(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name=None, version="")
+    yield logger
+    logger.finalize("success")
+
+
+def written(logger, folder):
+    logger.experiment.flush()
+    events = EventAccumulator(str(folder), {"tensors": 0, "scalars": 0, "histograms": 0})
+    events.Reload()
+    return events
+
+
+def test_a_histogram_is_the_one_that_protobuf_makes(tensorboard, monkeypatch):
+    site = Site("net.0", "output")
+    (readings, _) = recorded({site: torch.cat([normal(200), torch.tensor([40.0, torch.nan])])}, histogram=True)
+    reading = readings[site]
+    moments, drawn = reading.moments, reading.histogram
+    expected = HistogramProto(
+        min=moments.min,
+        max=moments.max,
+        num=moments.count,
+        sum=moments.count * moments.mean,
+        sum_squares=moments.square_sum,
+        bucket_limit=drawn.edges[1:],
+        bucket=drawn.counts,
+    )
+    given = []
+    writer = file_writer_of(tensorboard.experiment)
+    monkeypatch.setattr(writer.event_writer, "add_event", given.append)
+    write_to_tensorboard(tensorboard, Entry(3, histograms={"activations/net.0": reading}))
+    (value,) = given[0].summary.value
+    assert (value.tag, value.histo) == ("activations/net.0", expected)
+
+
+def test_numbers_pictures_and_records_are_one_event(tensorboard, tmp_path, monkeypatch):
+    given = []
+    writer = file_writer_of(tensorboard.experiment)
+    monkeypatch.setattr(writer.event_writer, "add_event", given.append)
+    site = Site("net.0", "output")
+    entry = entry_of(next(recorded({site: normal(9)}, histogram=True)), 7)
+    entry.records["hookboard/health"] = [b"one"]
+    write_to_tensorboard(tensorboard, entry)
+    (event,) = given
+    tags = ["activation_mean/net.0", "activation_std/net.0", "activations/net.0", "hookboard/health"]
+    assert [value.tag for value in event.summary.value] == tags
+    assert event.step == 7
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_what_is_written_can_be_read_with_and_without_the_private_writer_of_bytes(
+    tensorboard, tmp_path, monkeypatch, is_missing
+):
+    given = []
+    writer = file_writer_of(tensorboard.experiment)
+    if is_missing:
+        monkeypatch.setattr(type(writer.event_writer._async_writer), "write", None)
+        monkeypatch.setattr(type(writer.event_writer), "add_event", lambda self, event: given.append(event))
+    site = Site("net.0", "output")
+    write_to_tensorboard(tensorboard, entry_of(next(recorded({site: torch.tensor([1.0, 3.0])})), 7))
+    if is_missing:
+        found = {value.tag: value.simple_value for value in given[0].summary.value}
+        monkeypatch.undo()
+    else:
+        events = written(tensorboard, tmp_path)
+        found = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
+    assert found == {"activation_mean/net.0": 2.0, "activation_std/net.0": np.float32(2**0.5)}
+
+
+def test_tags_are_made_once_as_long_as_the_sites_stay_the_same():
+    first, second = (entry_of(each, 0) for each in recorded({Site("a", "output"): normal(4)}))
+    assert first.scalars.tags is second.scalars.tags
+
+
+def test_a_statistic_that_only_some_sites_have_is_left_out_at_the_others():
+    sites = {Site("a", "output"): normal(4), Site("b", "output"): torch.arange(4)}
+    scalars = entry_of(next(recorded(sites, "headroom mean")), 0).scalars
+    assert list(scalars) == ["activation_headroom/a", "activation_mean/a", "activation_mean/b"]
+    assert scalars["activation_mean/b"] == 1.5
+
+
+def test_of_two_sites_with_one_tag_the_last_one_has_it():
+    sites = {Site("a", "output", "b"): torch.zeros(1), Site("a/b", "output"): torch.ones(1)}
+    assert dict(entry_of(next(recorded(sites, "mean")), 0).scalars) == {"activation_mean/a/b": 1.0}
+
+
+def test_a_table_and_its_readings_give_the_same_entry():
+    recorder = Recorder(plan(["mean", "rms"]), torch.device("cpu"), histogram=True)
+    for index, layer in enumerate([nn.Linear(3, 3), nn.Linear(4, 4)]):
+        recorder.open(Site(f"net.{index}", "parameter"))(layer.weight)
+    table = recorder.flush()[0]
+    each = type(table).of(table.values())
+    one, other = entry_of(table, 0), entry_of(each, 0)
+    assert dict(one.scalars) == other.scalars
+    assert one.histograms == other.histograms
