@@ -98,11 +98,31 @@ def test_the_largest_and_smallest_numbers_are_finite():
 
 @pytest.mark.parametrize(
     "gradient",
-    [None, torch.ones(3).as_subclass(Shared), torch.ones(1).expand(3), torch.ones(3, device="meta")],
-    ids=["missing", "a subclass", "one number shown thrice", "without values"],
+    [
+        torch.ones(3).as_subclass(Shared),
+        torch.ones(3, device="meta"),
+        torch.ones(3).to_sparse(),
+        torch.full((3,), 3e38),
+    ],
+    ids=["a subclass", "without values", "sparse", "too large to add up"],
 )
-def test_the_host_is_not_sure_of_gradients_that_are_not_plain(gradient):
+def test_the_host_is_not_sure_of_gradients_that_it_cannot_add_up(gradient):
     model = with_gradients(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))
-    model[1].bias = nn.Parameter(torch.zeros(3, device=None if gradient is None else gradient.device))
+    model[1].bias = nn.Parameter(torch.zeros(3, device=gradient.device))
     model[1].bias.grad = gradient
     assert not Sentinels(model).are_surely_finite()
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [None, torch.ones(1).expand(3), torch.ones(6)[::2], torch.ones(3, dtype=torch.complex64)],
+    ids=["missing", "one number shown thrice", "with gaps", "complex"],
+)
+def test_the_host_is_sure_of_all_gradients_that_it_can_add_up(gradient):
+    model = with_gradients(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))
+    model[1].bias = nn.Parameter(torch.zeros(3, dtype=None if gradient is None else gradient.dtype))
+    model[1].bias.grad = gradient
+    sentinels = Sentinels(model)
+    assert sentinels.are_surely_finite()
+    model[0].bias.grad[0] = math.nan
+    assert not sentinels.are_surely_finite()

@@ -250,7 +250,10 @@ def _value_of(loss: Tensor) -> float:
 
 
 def _versions_in(batch: Any) -> list[int]:
-    return [0 if tensor.is_inference() else version_of(tensor) for _, tensor in tensors_in(batch)]
+    given = batch if type(batch) in (tuple, list) else [batch]
+    # Nearly every batch is a few plain tensors, and it is looked at in every step.
+    tensors = given if all(type(part) is Tensor for part in given) else [tensor for _, tensor in tensors_in(batch)]
+    return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors]
 
 
 def _strided(gradient: Tensor | None) -> Tensor | None:

@@ -1,5 +1,6 @@
 """A few small gradients that tell whether any gradient of a model is not finite."""
 
+import cmath
 from collections.abc import Iterator
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from hookboard.measure import are_finite, needs_host
+from hookboard.measure import needs_host
 from hookboard.ranks import local
 from hookboard.selection import named_submodules
 
@@ -46,10 +47,20 @@ class Sentinels:
         self._columns = _spread(large) if len(small) < FEW else []
 
     def are_surely_finite(self) -> bool:
-        """Whether the host sees at once that they are all finite; False says nothing: `total` does."""
-        gradients = [parameter.grad for parameter in self._whole]
-        plain = [gradient for gradient in gradients if gradient is not None]
-        return not self._columns and 0 < len(plain) == len(gradients) and bool(are_finite(plain))
+        """Whether the host sees at once that they are all finite; False says nothing: `total` does.
+
+        It runs after every backward pass: one sum over all, without a look at what kind of tensor each of them is.
+        """
+        if self._columns:
+            return False
+        gradients = [gradient for parameter in self._whole if (gradient := parameter.grad) is not None]
+        if not gradients or not all(type(gradient) is Tensor for gradient in gradients):
+            return False  # an operation on a subclass may be a collective
+        try:
+            joined = torch.cat([part if part.dim() == 1 else part.reshape(-1) for part in gradients])
+        except RuntimeError:  # some are sparse, or they lie on several devices
+            return False
+        return not joined.is_meta and cmath.isfinite(joined.sum().item())
 
     def total(self) -> Tensor | None:
         """A number that is not finite if one of them is not, such as their sum, shape (). None if there is no gradient.
