@@ -63,7 +63,7 @@ def watch_output(
     if base is None or memory is None:
         if not is_leaf and base is not None:
             on_unclear(UNSEEN)
-        handle: RemovableHandle = tensor.register_hook(_OutputGradient(observe, switch))
+        handle: RemovableHandle = tensor.register_hook(OutputGradient(observe, switch))
         return handle if is_leaf else None
     known = _known_twin(tensor, base, observe)
     hooks = known or ViewGradient(memory, observe, memory.of_view, switch, on_unclear)
@@ -74,8 +74,15 @@ def watch_output(
     return None
 
 
-class _OutputGradient:
-    """Holds no tensor: one that its own hook holds would outlive the graph."""
+class OutputGradient:
+    """The hook of an output that is no view; it serves every call of a module.
+
+    It holds no tensor: one that its own hook holds would outlive the graph.
+
+    Args:
+        observe: is called with the gradient.
+        switch: nothing is observed while it is off.
+    """
 
     __slots__ = ("observe", "switch")
 
@@ -84,6 +91,7 @@ class _OutputGradient:
         self.switch = switch
 
     def __call__(self, grad: Tensor) -> None:
+        """Show the gradient."""
         if self.switch.on:
             self.observe(grad)
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.hooks.calls import Call, Calls
-from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
+from hookboard.hooks.gradients import Observer, OutputGradient, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import GraphEnd
 from hookboard.hooks.input_gradients import InputGradients, edges_of
 from hookboard.hooks.own_call import is_own_call
 from hookboard.messages import warn_switched_off
 from hookboard.nested import named_inputs, tensors_in
 from hookboard.sites import Role, Site
-from hookboard.torch_private import in_backward
+from hookboard.torch_private import base_of, in_backward
 
 
 class ModuleTap:
@@ -39,6 +39,7 @@ class ModuleTap:
         self._switch = switch
         self.graph_end: GraphEnd | None = None
         self._observers: dict[tuple[str, str], Callable[..., object]] = {}
+        self._of_outputs: dict[str, OutputGradient] = {}
         self._each_call = each_call
         self._calls = Calls() if each_call or "grad_input" in roles else None
         self._input_gradients: list[InputGradients] = []
@@ -147,9 +148,16 @@ class ModuleTap:
         if not tensor.requires_grad:
             self.causes["grad_output"] = _why_no_gradient_of("output", [tensor])
             return
-        handle = watch_output(tensor, self._observer("grad_output", path), self._switch, self._explain("grad_output"))
+        ready = self._of_outputs.get(path)
+        if ready is not None and base_of(tensor) is None and not tensor.is_leaf:  # as `watch_output` would hook it
+            tensor.register_hook(ready)
+            return
+        observer = self._observer("grad_output", path)
+        handle = watch_output(tensor, observer, self._switch, self._explain("grad_output"))
         if handle is not None:
             self._until_settled.callback(handle.remove)
+        if not self._each_call:
+            self._of_outputs[path] = OutputGradient(observer, self._switch)
 
     def _watch_input_gradients(self, call: Call, outputs: list[Tensor]) -> None:
         observers = {path: self._observer("grad_input", path) for path in call.edges}

@@ -169,7 +169,9 @@ class Recorder:
         traits = slot.traits
         tensor = tensor.detach() if tensor.requires_grad else tensor
         tensor = tensor.cpu() if self._is_copied else tensor
-        part = own_part(tensor, is_replicated=traits.of_parameter, rank=self._rank, is_merged=self._is_merged)
+        part: Tensor | None = tensor
+        if self._rank or type(tensor) is not Tensor:  # else it is its own part, which costs a call to find out
+            part = own_part(tensor, is_replicated=traits.of_parameter, rank=self._rank, is_merged=self._is_merged)
         if part is None:
             return None
         if slot.index not in self._met:

@@ -55,4 +55,8 @@ def has_gradient(look: Look, weight: str) -> bool:
 
 def reaches(gradient: Numbers | None) -> bool:
     """Whether a gradient is there and not all 0."""
-    return gradient is not None and (gradient.moments.rms > 0 or gradient.moments.nonfinite > 0)
+    if gradient is None:
+        return False
+    moments = gradient.moments
+    # Of finite values with any other than 0 the mean or the deviation is not 0; both are 0 where there are none.
+    return moments.deviation > 0 or abs(moments.mean) > 0 or moments.nonfinite > 0
