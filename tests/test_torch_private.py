@@ -70,6 +70,8 @@ def test_the_hooks_and_buffers_of_a_module_are_its_own_dicts():
     check("forward_pre_hooks_of", torch_private.forward_pre_hooks_of(module) == {before.id: print})
     torch_private.buffers_of(module)["running_mean"] = torch.full((2,), 7.0)
     check("buffers_of", module.running_mean.tolist() == [7.0, 7.0])
+    check("parameters_of", torch_private.parameters_of(module)["weight"] is module.weight)
+    check("modules_of", torch_private.modules_of(torch.nn.Sequential(module)) == {"0": module})
 
 
 @pytest.mark.compiles

@@ -86,6 +86,16 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The module's own parameters by name, without a search for equal ones."""
+    return module._parameters
+
+
+def modules_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The modules right inside this one by name."""
+    return module._modules
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile runs the module's forward."""
     return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None

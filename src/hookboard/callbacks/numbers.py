@@ -27,7 +27,7 @@ from hookboard.callbacks.weights import measure_gradients, measure_weights
 from hookboard.hooks import Taps, forget_graphs
 from hookboard.measure import DERIVED, Plan, Statistic, forget_scratch, needs_host, plan
 from hookboard.messages import chosen
-from hookboard.parameters import Weight, weights_of
+from hookboard.parameters import Weight, are_still, weights_of
 from hookboard.ranks import Ranks
 from hookboard.recording import Reading, Readings, Recorder
 from hookboard.sites import ROLES, Role, Site, Stage
@@ -223,6 +223,8 @@ class SiteLogger(Life[V]):
 
         It is called before the optimizer steps: sharded modules have other parameters during forward and backward.
         """
+        if are_still(watch.weights, watch.selection.owners):
+            return
         weights = self._weights(watch.selection.owners)
         kinds = {name: "replaced" if name in watch.weights else "new" for name in weights}
         kinds |= dict.fromkeys(watch.weights.keys() - weights.keys(), "gone")
