@@ -87,6 +87,7 @@ class Course(Duties[W]):
             return
         watch.is_due = self._wants(trainer, watch, batch_idx, dataloader_idx)
         if watch.is_due:
+            watch.is_open = True
             with self._shielded(watch, "at the start of a batch"):
                 if watch.stage == "train":
                     self._follow(trainer, pl_module, watch)
@@ -107,8 +108,10 @@ class Course(Duties[W]):
         """Undo what an earlier batch has left."""
         for watch in list(self._live.values()):
             watch.is_due = False
-            with self._shielded(watch, "at the end of a batch"):
-                watch.until_batch_end.close()
+            if watch.is_open:
+                watch.is_open = False
+                with self._shielded(watch, "at the end of a batch"):
+                    watch.until_batch_end.close()
 
     def _follow(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
         """If modules of the model were replaced, watch the new ones, and warn once."""

@@ -238,7 +238,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
 
     def _tell_events(self, trainer: Trainer, watch: HealthWatch) -> None:
         """Tell what the black box has found; several ranks do that together, at the next look."""
-        if not self._has_ranks(trainer) and (events := watch.new_events()):
+        if watch.has_news and not self._has_ranks(trainer) and (events := watch.new_events()):
             self._tell(watch, events)
             watch.end_if_asked(trainer, self.stop_on, self._verdicts)
 

@@ -89,6 +89,11 @@ class HealthWatch(SiteWatch):
         losses = self.losses.take()
         return over_ranks(losses, self.new_events()) if of_all_ranks else (losses, [])
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the black box has found something since the last call of `new_events`."""
+        return self.black_box is not None and len(self.black_box.events) > self.told
+
     def new_events(self) -> list[Nonfinite]:
         """What the black box has found since the last call."""
         events = [] if self.black_box is None else self.black_box.events[self.told :]
