@@ -227,6 +227,22 @@ def test_an_alarm_that_another_explains_is_a_note_that_says_so():
     assert "it follows from dead_units in act0" in judge.verdicts[1].evidence
 
 
+def test_an_alarm_that_is_a_root_follows_from_nothing():
+    judge = judged(
+        at(*EVERY, name="dead_units", module="act0", severity="alarm"),
+        at(*EVERY, name="no_gradient", module="fc0", severity="alarm", is_root=True),
+    )
+    assert {(v.severity, v.rule) for v in judge.verdicts} == {("alarm", "dead_units"), ("alarm", "no_gradient")}
+
+
+def test_weights_that_a_vanished_gradient_does_not_move_follow_from_it():
+    found = of_two(
+        at(*EVERY, name="vanishing_gradient", module="", severity="alarm"),
+        at(*EVERY, name="not_updated", module="fc0", severity="alarm"),
+    )
+    assert found == [("alarm", "vanishing_gradient", ""), ("note", "not_updated", "fc0")]
+
+
 def test_a_note_explains_no_alarm():
     found = of_two(
         at(*EVERY, name="dead_units", module="act0"),

@@ -42,6 +42,11 @@ def test_a_cut_is_named_where_the_gradient_is_lost_first(by):
     assert "2 layers, fc0 to fc1" in found[0].evidence
 
 
+@pytest.mark.parametrize(("by", "is_root"), [(lambda name, role: None, True), (zeros, False)], ids=["none", "zeros"])
+def test_only_a_gradient_that_never_comes_is_a_fault_by_itself(by, is_root):
+    assert symptoms(NO_GRADIENT, training(change=lambda step: cut_behind("fc1", by)))[0].is_root is is_root
+
+
 def test_a_cut_behind_an_activation_is_named_there():
     assert places(symptoms(NO_GRADIENT, training(change=lambda step: cut_behind("act1")))) == [("act1", "alarm")]
 
@@ -231,6 +236,7 @@ def test_a_layer_with_rate_zero_is_named():
     found = symptoms(NOT_UPDATED, made)
     assert places(found) == [("fc1", "alarm")]
     assert "learning rate is 0" in found[0].evidence
+    assert found[0].is_root
 
 
 def test_a_rate_that_has_come_down_to_zero_is_well():
@@ -271,6 +277,13 @@ def test_a_layer_that_has_moved_and_has_hardly_any_gradient_left_is_done(left, f
 def test_a_matrix_that_does_not_move_counts_and_a_bias_alone_does_not():
     assert places(symptoms(NOT_UPDATED, training(change=lambda step: still("fc1.weight")))) == [("fc1", "alarm")]
     assert symptoms(NOT_UPDATED, training(change=lambda step: still("fc1.bias"))) == []
+
+
+def test_neighbours_that_do_not_move_are_said_once():
+    found = symptoms(NOT_UPDATED, training(change=lambda step: still(*WEIGHTS[:4])))
+    assert places(found) == [("fc0", "alarm")]
+    assert "the weights of 2 layers, fc0 to fc1, and they do not move: at a learning rate" in found[0].evidence
+    assert not found[0].is_root
 
 
 def test_what_holds_for_all_layers_is_said_once():

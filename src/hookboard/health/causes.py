@@ -95,6 +95,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause("nonfinite", (*_SIGNAL, *_STANDSTILL, "symmetric_units", "input_scale", *_LAST)),
     Cause("precision", (*_STANDSTILL, *_SIGNAL)),
     Cause("dead_units", (*_STANDSTILL, "saturated"), is_hard=True),
+    # A gradient that has all but vanished moves no weight: the step is lost in rounding. In the end it is 0.
+    Cause("vanishing_gradient", ("no_gradient", "not_updated"), is_hard=True),
     Cause("no_gradient", ("not_updated", "update_too_small", "vanishing_gradient"), "before"),
     Cause("no_gradient", _LAST),
     Cause("not_updated", ("update_too_small", "activation_scale", "vanishing_gradient", "collapsed", *_LAST), "same"),
@@ -119,7 +121,9 @@ ORDER = tuple(dict.fromkeys(cause.rule for cause in CAUSES[1:]))
 """The rules in the order in which alarms that do not explain each other are said; those that are not here come last."""
 
 
-def explained(verdicts: Sequence[Verdict], run: Run, hard: Collection[Verdict] = ()) -> dict[Verdict, Verdict]:
+def explained(
+    verdicts: Sequence[Verdict], run: Run, hard: Collection[Verdict] = (), roots: Collection[Verdict] = ()
+) -> dict[Verdict, Verdict]:
     """For each verdict that another one explains: that other one.
 
     An alarm is explained by an alarm only, never by a note.
@@ -128,6 +132,7 @@ def explained(verdicts: Sequence[Verdict], run: Run, hard: Collection[Verdict] =
         verdicts: all that are said.
         run: the run.
         hard: those that were alarms while the loss showed no harm.
+        roots: those that follow from nothing else.
     """
     found: dict[Verdict, Verdict] = {}
     by_rule: dict[str, list[Verdict]] = {}
@@ -142,7 +147,9 @@ def explained(verdicts: Sequence[Verdict], run: Run, hard: Collection[Verdict] =
             if one in found or (cause.is_hard and one not in hard):
                 continue
             for other in (verdict for effect in cause.effects for verdict in by_rule.get(effect, ())):
-                if other not in found and not (cause.is_soft and other in hard) and _follows(run, cause, one, other):
+                if other in found or other in roots or (cause.is_soft and other in hard):
+                    continue
+                if _follows(run, cause, one, other):
                     found[other] = one
     return found
 

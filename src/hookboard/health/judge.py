@@ -160,7 +160,9 @@ class Judge:
         is_harmed = self._well < self.run.window and self.run.seen > 0
         cases = {case.verdict(*key, self.run.window, is_harmed): case for key, case in said.items()}
         cases = {self._waits(verdict, case): case for verdict, case in cases.items()}
-        causes = explained(list(cases), self.run, {verdict for verdict, case in cases.items() if case.is_hard})
+        hard = {verdict for verdict, case in cases.items() if case.is_hard}
+        roots = {verdict for verdict, case in cases.items() if case.symptom.is_root}
+        causes = explained(list(cases), self.run, hard, roots)
 
         def rank(verdict: Verdict) -> tuple[object, ...]:
             case = cases[verdict]
@@ -192,7 +194,7 @@ class Judge:
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
         """An alarm, as a note while its cause may be a case that has not lasted long enough; for a window at most."""
-        if verdict.severity == "note" or case.at_once or case.alarms >= 2 * self.run.window:
+        if verdict.severity == "note" or case.at_once or case.symptom.is_root or case.alarms >= 2 * self.run.window:
             return verdict
         early = {
             replace(open_.verdict(*key, self.run.window, True), severity=open_.symptom.severity): open_

@@ -44,6 +44,7 @@ class Symptom:
         size: how bad it is, in any unit: of equal verdicts of one rule the largest comes first.
         since: the optimizer step at which it began. Left out: the step at which the rule first saw it.
         batch_idx: the index of the batch, for what happens in a single step.
+        is_root: whether it follows from no other fault, as a layer that is in no optimizer.
     """
 
     module: str
@@ -53,3 +54,4 @@ class Symptom:
     size: float = 0.0
     since: int | None = None
     batch_idx: int | None = None
+    is_root: bool = False

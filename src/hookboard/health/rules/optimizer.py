@@ -1,7 +1,8 @@
 """Rules about what reaches the weights: `no_gradient` and `not_updated`."""
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -25,6 +26,8 @@ PATIENCE = 4
 
 WHOLE = 0.8
 """What holds for this share of the layers is said once, of the whole model (a choice)."""
+
+NO_RATE = "its learning rate is 0"
 
 
 def no_gradient(run: Run) -> Iterator[Symptom]:
@@ -124,7 +127,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
     usual = median_of(_gradient_rms(look, layer) for layer in others)
     zeros = all(look.numbers(name, "parameter_grad") is not None for layer in chain for name in layer.weights)
     what = "only zeros reach" if zeros else "no gradient reaches"
-    where = chain[0].name if len(chain) == 1 else f"{len(chain)} layers, {chain[0].name} to {chain[-1].name}"
+    where = chain[0].name if len(chain) == 1 else _from_to(chain)
     elsewhere = f"elsewhere its RMS is {usual:.2g}" if others else "nor any other layer"
     severity: Severity = "alarm" if others or run.losses.is_harmed else "note"
     return Symptom(
@@ -134,6 +137,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
         severity,
         float(len(chain)),
         _gone_since(run, chain[-1]),
+        is_root=not zeros,  # a dead layer behind passes zeros: only a cut passes nothing
     )
 
 
@@ -161,16 +165,30 @@ def not_updated(run: Run) -> Iterator[Symptom]:
         return
     yield from _in_no_optimizer(run, look)
     yield from _frozen_between(run, look)
-    still = {layer.name: why for layer in run.layers if (why := _why_still(run, look, layer))}
     stepped = [layer for layer in run.layers if stepped_weights(look, layer)]
+    why_still = {layer.name: why for layer in stepped if (why := _why_still(run, look, layer))}
     advice = "look at the learning rate of its group of parameters, and at the type of its weights"
-    if len(stepped) > 2 and len(still) > WHOLE * len(stepped):
-        why = next(iter(still.values()))
-        yield Symptom("", f"a gradient reaches {len(still)} layers that do not move: {why}", advice, "alarm")
+    if len(stepped) > 2 and len(why_still) > WHOLE * len(stepped):
+        evidence = f"a gradient reaches {len(why_still)} layers that do not move: {next(iter(why_still.values()))}"
+        yield Symptom("", evidence, advice, "alarm")
         return
-    for name, why in still.items():
-        evidence = f"a gradient reaches its weights, and they do not move: {why}; {len(still)} of {len(stepped)} layers"
-        yield Symptom(name, evidence, advice, "alarm")
+    for chain in _neighbours(stepped, why_still):
+        why = why_still[chain[0].name]
+        whose = "its weights" if len(chain) == 1 else f"the weights of {_from_to(chain)}"
+        evidence = f"a gradient reaches {whose}, and they do not move: {why}; {len(why_still)} of {len(stepped)} layers"
+        is_root = why.startswith(NO_RATE)
+        yield Symptom(chain[0].name, evidence, advice, "alarm", float(len(chain)), is_root=is_root)
+
+
+def _neighbours(layers: Iterable[Layer], why: Mapping[str, str]) -> Iterator[list[Layer]]:
+    """Layers that follow each other in the order of execution and of which the same is said."""
+    for said, chain in itertools.groupby(layers, lambda layer: why.get(layer.name, "")):
+        if said:
+            yield list(chain)
+
+
+def _from_to(chain: Sequence[Layer]) -> str:
+    return f"{len(chain)} layers, {chain[0].name} to {chain[-1].name}"
 
 
 def _without_any_rate(run: Run) -> Iterator[Symptom]:
@@ -178,7 +196,7 @@ def _without_any_rate(run: Run) -> Iterator[Symptom]:
     if run.seen > 2 * run.window and run.losses.is_stuck:
         steps = f"steps {run.first.step if run.first else 0} to {run.now.step}"
         evidence = f"the learning rate of every weight was 0 at all looks of {steps}; {run.losses.harm}"
-        yield Symptom("", evidence, "look at the learning rate and its schedule", "alarm")
+        yield Symptom("", evidence, "look at the learning rate and its schedule", "alarm", is_root=True)
 
 
 def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
@@ -188,7 +206,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
     if len(left) > 1 and len(left) == len(trained):
         evidence = f"a gradient reaches all {len(left)} layers, and no optimizer moves any: they stay as they are"
         advice = "look whether the optimizer was given the parameters of this model, not of a copy"
-        yield Symptom("", evidence, advice, "alarm", float(len(left)))
+        yield Symptom("", evidence, advice, "alarm", float(len(left)), is_root=True)
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
     is_backbone = front == len(left) and front >= BACKBONE * len(trained)
@@ -201,7 +219,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
             f"{len(trained) - len(left)} of {len(trained)} layers are in one"
         )
         advice = "give its parameters to the optimizer, or set requires_grad to False"
-        yield Symptom(layer.name, evidence, advice, "note" if is_backbone else "alarm")
+        yield Symptom(layer.name, evidence, advice, "note" if is_backbone else "alarm", is_root=True)
 
 
 def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
@@ -215,7 +233,7 @@ def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
     if all(first.kind in kinds for kinds in sides):
         several = f", and those of {len(frozen) - 1} more" if len(frozen) > 1 else ""
         evidence = f"its weights are frozen{several}; {len(main) - len(frozen)} layers before and behind are trained"
-        yield Symptom(first.name, evidence, "set requires_grad to True, unless it is meant to be so")
+        yield Symptom(first.name, evidence, "set requires_grad to True, unless it is meant to be so", is_root=True)
 
 
 def _is_frozen(look: Look, layer: Layer) -> bool:
@@ -245,7 +263,7 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
         others = [stepped.rate for stepped in look.stepped.values() if stepped.rate]
         # A rate that was not 0 before has come to the end of its schedule.
         was_zero = not any(run.peak_rate[name] for name in weights)
-        return f"its learning rate is 0, that of others up to {max(others):.2g}" if others and was_zero else ""
+        return f"{NO_RATE}, that of others up to {max(others):.2g}" if others and was_zero else ""
     if is_done(run, layer):
         return ""
     parameter = look.numbers(weights[0], "parameter")
