@@ -1,6 +1,7 @@
 """Warnings and errors: the category of warnings, errors about unknown names, and lists of names in one line."""
 
 import difflib
+import logging
 import os
 import traceback
 import warnings
@@ -20,6 +21,11 @@ def warn(text: str) -> None:
     """Give a warning of the category `HookboardWarning` that begins with "hookboard:"."""
     # Where our code stands is of no use to the reader, nor is its text, which Python would print.
     warnings.warn_explicit(f"hookboard: {text}", HookboardWarning, "hookboard", 1)
+
+
+def inform(text: str) -> None:
+    """Log one line of information that begins with "hookboard:", as Lightning logs its own."""
+    logging.getLogger("lightning.pytorch").info("hookboard: %s", text)
 
 
 def warn_switched_off(what: str, error: Exception) -> None:

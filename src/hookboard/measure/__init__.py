@@ -4,6 +4,7 @@
 `measure_all` does either for many tensors at once. Nothing else in this folder is given tensors of a model.
 """
 
+from hookboard.measure.accelerator import tell_of_compiling
 from hookboard.measure.bins import BINS
 from hookboard.measure.channels import MOST_CHANNELS, ChannelRows, can_measure_together, measure_all, measure_channels
 from hookboard.measure.columns import Columns
@@ -51,5 +52,6 @@ __all__ = [
     "merge_rows",
     "needs_host",
     "plan",
+    "tell_of_compiling",
     "width_of",
 ]

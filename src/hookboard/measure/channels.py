@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookboard.measure import cpu, device, native
-from hookboard.measure.door import measure, measure_rest
+from hookboard.measure import accelerator, cpu, device, native
+from hookboard.measure.door import measure, measure_rest, one_row
 from hookboard.measure.merge import merge
 from hookboard.measure.row import EMPTY, Row
 from hookboard.measure.statistics import Plan
-from hookboard.measure.values import values_of
+from hookboard.measure.values import Values, unscaled, values_of
 
 MOST_CHANNELS = 4096
 """Tensors with more channels, such as logits over a vocabulary, get a plain row."""
@@ -21,7 +21,13 @@ ChannelRows = np.ndarray | Tensor
 
 
 def measure_channels(
-    tensor: Tensor, dim: int, plan: Plan, *, counts: Tensor | None = None, moments_only: bool = False
+    tensor: Tensor,
+    dim: int,
+    plan: Plan,
+    *,
+    counts: Tensor | None = None,
+    moments_only: bool = False,
+    scale: Tensor | None = None,
 ) -> tuple[Row, ChannelRows | None]:
     """Measure a tensor like `measure`, and each of its channels.
 
@@ -31,6 +37,7 @@ def measure_channels(
         plan: what to measure. What stands behind the moments is measured of the whole tensor only.
         counts: as in `measure`, of the whole tensor.
         moments_only: as in `measure`.
+        scale: as in `measure`.
 
     Returns:
         What `measure` returns; and the rows of the channels, which the host has not waited for either. They are None if
@@ -47,26 +54,30 @@ def measure_channels(
         >>> row[FIELDS.index("mean")], channels[:, FIELDS.index("mean")]
         (3.5, array([2., 5.]))
     """
-    row: Row
-    channels: ChannelRows
-    is_readable = native.can_read(tensor)
+    if scale is not None and (plan.more or not accelerator.can_divide(tensor, scale)):
+        tensor, scale = unscaled(tensor, scale), None
+    is_readable = scale is None and native.can_read(tensor)
     if not ((is_readable or _is_regular(tensor)) and _has_channels(tensor, dim)):
-        return measure(tensor, plan, counts=counts, moments_only=moments_only), None
+        return measure(tensor, plan, counts=counts, moments_only=moments_only, scale=scale), None
     dim %= tensor.dim()
     moments_only = moments_only or not tensor.numel()
+    with_abs_mean = "abs_mean" in plan.wanted
+    at_once = None if moments_only or plan.more else counts
+    row: Row | None
+    channels: ChannelRows | None
     if is_readable:
-        at_once = None if moments_only or plan.more else counts
-        found, channels = native.rows_of_channels(tensor, dim, with_abs_mean="abs_mean" in plan.wanted, counts=at_once)
+        row, channels = native.rows_of_channels(tensor, dim, with_abs_mean=with_abs_mean, counts=at_once)
         counts = counts if at_once is None else None
-        if found is not None and not plan.more:
-            return found, channels
     else:
-        found = None
-    values = values_of(tensor)
-    if found is None:
+        row = channels = _rows_by_kernel(tensor, dim, with_abs_mean, at_once, scale)
+    if row is not None and not plan.more:
+        return row, channels
+    if row is None:
+        tensor = tensor if scale is None else unscaled(tensor, scale)
         row, channels = _rows(tensor.resolve_neg(), dim, plan.wanted)
-    else:
-        row = found
+    elif isinstance(row, Tensor):
+        row = one_row(row)
+    values = values_of(tensor)
     return measure_rest(row, tensor, values, plan, counts, moments_only, dim), channels
 
 
@@ -108,6 +119,15 @@ def _alone(tensor: Tensor, dim: int | None, minus: Tensor | None, plan: Plan) ->
     """One of many whose squares float64 cannot hold."""
     tensor = tensor if minus is None else tensor - minus
     return (measure(tensor, plan), None) if dim is None else measure_channels(tensor, dim, plan)
+
+
+def _rows_by_kernel(
+    tensor: Tensor, dim: int, with_abs_mean: bool, counts: Tensor | None, scale: Tensor | None
+) -> Tensor | None:
+    """The rows of the channels by the Triton kernel; None if it cannot be used."""
+    if not accelerator.can_read(tensor):
+        return None
+    return accelerator.rows_of(tensor, dim, with_abs_mean=with_abs_mean, counts=counts, scale=scale)
 
 
 def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, ChannelRows]:

@@ -1,17 +1,49 @@
-"""Rows and bin counts on any device, by torch's operations. The host reads nothing back: it would have to wait."""
+"""Rows and bin counts on any device: by the Triton kernel, or else by torch's operations.
+
+The host reads nothing back: it would have to wait.
+"""
 
 import math
 
 import torch
 from torch import Tensor
 
+from hookboard.measure import accelerator
 from hookboard.measure.bins import as_single, bins_of
 from hookboard.measure.merge import merge
-from hookboard.measure.row import EMPTY, unit_of
+from hookboard.measure.row import EMPTY, WIDTH, unit_of
 from hookboard.measure.values import Values
 
 BLOCK = 1 << 26
 """Elements measured at once: bounds the memory of the temporaries."""
+
+
+def parts_of(
+    values: Values, wanted: frozenset[str], counts: Tensor | None = None, scale: Tensor | None = None
+) -> Tensor | None:
+    """Rows that merge to the row of the values, by the Triton kernel; None if it cannot be used.
+
+    Args:
+        values: the values.
+        wanted: the columns to fill.
+        counts: the bins of the values are added to this.
+        scale: the values are divided by this first.
+    """
+    numbers = values.numbers
+    if not accelerator.can_read(numbers):
+        return None
+    rows = accelerator.rows_of(numbers, with_abs_mean="abs_mean" in wanted, counts=counts, scale=scale)
+    if rows is None:
+        return None
+    if values.holes is not None:
+        rows[0, 5] -= values.holes
+    if values.zeros:
+        more = rows.new_zeros(1, WIDTH)
+        more[0, 0] = more[0, 4] = values.zeros
+        rows = torch.cat([rows, more])
+        if counts is not None:
+            counts[:1] += values.zeros
+    return rows
 
 
 def row_of(values: Values, wanted: frozenset[str]) -> Tensor:
@@ -81,6 +113,8 @@ def rows_of_block(block: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
 
 def count_into(counts: Tensor, values: Values) -> None:
     """Add the bins of the values to `counts`, shape (BINS,), int64, on their device."""
+    if parts_of(values, frozenset(), counts) is not None:
+        return
     for block in values.numbers.split(BLOCK):
         bins = bins_of(as_single(block))
         # bincount would make the host wait. To add is atomic on a device, for as many streams as there are.

@@ -5,13 +5,21 @@ import math
 import torch
 from torch import Tensor
 
-from hookboard.measure import cpu, device, native
+from hookboard.measure import accelerator, cpu, device, native
+from hookboard.measure.merge import merge
 from hookboard.measure.row import WIDTH, Row
 from hookboard.measure.statistics import Plan, measure_own
-from hookboard.measure.values import Values, values_of
+from hookboard.measure.values import Values, unscaled, values_of
 
 
-def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments_only: bool = False) -> Row:
+def measure(
+    tensor: Tensor,
+    plan: Plan,
+    *,
+    counts: Tensor | None = None,
+    moments_only: bool = False,
+    scale: Tensor | None = None,
+) -> Row:
     """Measure a tensor. Any number of threads may do so at once.
 
     Args:
@@ -20,10 +28,12 @@ def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments
         counts: the bins of its values are added to this, shape (BINS,), int64, contiguous, on the tensor's device.
         moments_only: leave out `counts` and all that is not moments, which is then NaN. An empty tensor is always
             measured like this.
+        scale: what is measured is the tensor divided by this, shape (), in float32 at least.
 
     Returns:
         `plan.width` numbers: the columns of `FIELDS`, followed by those of `plan.more`. Floats on the CPU;
-        elsewhere a float64 tensor on the device, which the host has not waited for. Only sparse tensors with
+        elsewhere a float64 tensor on the device, which the host has not waited for: shape (plan.width,), or
+        (n, plan.width), rows of parts of the tensor that `merge_rows` makes its row. Only sparse tensors with
         duplicates and subclasses that wrap other tensors make it wait.
 
     Raises:
@@ -36,7 +46,9 @@ def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments
         >>> row[FIELDS.index("mean")], row[FIELDS.index("nan")]
         (2.0, 1.0)
     """
-    if native.can_read(tensor):
+    if scale is not None and (plan.more or not accelerator.can_divide(tensor, scale)):
+        tensor, scale = unscaled(tensor, scale), None
+    if scale is None and native.can_read(tensor):
         moments_only = moments_only or not tensor.numel()
         at_once = None if moments_only or plan.more else counts
         row = native.row_of(tensor, with_abs_mean="abs_mean" in plan.wanted, counts=at_once)
@@ -49,8 +61,9 @@ def measure(tensor: Tensor, plan: Plan, *, counts: Tensor | None = None, moments
         counts = counts if at_once is None else None
     values = values_of(tensor)
     moments_only = moments_only or not (values.numbers.numel() or values.zeros)
-    way = row_on_cpu if values.numbers.is_cpu else row_on_device
-    return way(tensor, values, plan, counts, moments_only)
+    if values.numbers.is_cpu and scale is None:
+        return row_on_cpu(tensor, values, plan, counts, moments_only)
+    return row_on_device(tensor, values, plan, counts, moments_only, scale)
 
 
 def row_on_cpu(tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool) -> Row:
@@ -58,9 +71,33 @@ def row_on_cpu(tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None
     return measure_rest(cpu.row_of(values, plan.wanted), tensor, values, plan, counts, moments_only)
 
 
-def row_on_device(tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool) -> Row:
+def row_on_device(
+    tensor: Tensor,
+    values: Values,
+    plan: Plan,
+    counts: Tensor | None,
+    moments_only: bool,
+    scale: Tensor | None = None,
+) -> Row:
     """`measure` for a tensor that is not on the CPU; right for one that is, but slower."""
-    return measure_rest(device.row_of(values, plan.wanted), tensor, values, plan, counts, moments_only)
+    # A user's statistic may raise, and then nothing may have been counted.
+    counts_now = None if moments_only or plan.more else counts
+    parts = device.parts_of(values, plan.wanted, counts_now, scale)
+    if parts is not None and not plan.more:
+        return parts
+    if scale is not None:
+        tensor, values = unscaled(tensor, scale), Values(unscaled(values.numbers, scale))
+    row = device.row_of(values, plan.wanted) if parts is None else one_row(parts)
+    return measure_rest(row, tensor, values, plan, counts, moments_only)
+
+
+def one_row(parts: Tensor) -> Tensor:
+    """The merged row of some rows of one tensor, shape (WIDTH,), on their device."""
+    if len(parts) <= accelerator.MOST_PROGRAMS:
+        row = accelerator.merged(parts)
+        if row is not None:
+            return row[0]
+    return merge(parts, torch.zeros(len(parts), dtype=torch.long, device=parts.device), 1)[0]
 
 
 def measure_rest(

@@ -28,7 +28,7 @@ EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
 """The row of no values."""
 
 Row = list[float] | Tensor
-"""Floats on the CPU; elsewhere a float64 tensor on the device."""
+"""Floats on the CPU; elsewhere a float64 tensor on the device: the row, or rows of parts, which merge to the row."""
 
 
 class Moments(NamedTuple):

@@ -87,6 +87,11 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
     return Values(_flat(_real(_with_memory(explicit))), tensor.numel() - explicit.numel())
 
 
+def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
+    """A gradient without the scale, in float32 at least: half precision, which needs the scale, would lose it."""
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale.to(gradient.device)
+
+
 def _plain(tensor: Tensor) -> Tensor:
     """The tensor as one that has its values in memory, whatever subclass it is."""
     if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:

@@ -111,11 +111,6 @@ def results_of(plan: Plan, stage: Stage, with_histogram: bool, read: Unpacked) -
     return Results(stage, plan.table(read.rows, read.bins, read.channels, read.dtypes), drawn)
 
 
-def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
-    """A gradient without the scale, in float32 at least: half precision, which needs the scale, would lose it."""
-    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale.to(gradient.device)
-
-
 def on_host(tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> Iterator[tuple[Site, Tensor, Tensor | None]]:
     """The same with tensors that are copied to the host."""
     for site, tensor, minus in tensors:

@@ -27,7 +27,7 @@ from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
 from hookboard.recording.channels import ChannelBuffer, packed
 from hookboard.recording.exchange import Exchange, Extent, Layout, Packet
-from hookboard.recording.parts import Unpacked, as_taken, difference, in_order, on_host, results_of, unpacked, unscaled
+from hookboard.recording.parts import Unpacked, as_taken, difference, in_order, on_host, results_of, unpacked
 from hookboard.recording.readings import Places, Readings
 from hookboard.recording.rows import RowBuffer
 from hookboard.recording.slot import Slot, no_counts, shapes_of, take_bins
@@ -125,7 +125,9 @@ class Recorder:
                 if found is None:
                     continue
                 part, dim = found
-                if slot.plan.more or slot.counts is not None or not can_measure_together(part, dim, minus):
+                is_scaled = slot.traits.is_gradient and self.scale is not None
+                has_more = slot.plan.more or slot.counts is not None or is_scaled
+                if has_more or not can_measure_together(part, dim, minus):
                     slot.observe(tensor if minus is None else difference(tensor, minus))
                     continue
             except Exception as error:
@@ -150,10 +152,11 @@ class Recorder:
                 return
             part, dim = found
             plan, counts, moments_only = slot.plan, slot.counts, slot.traits.moments_only
+            scale = self.scale if slot.traits.is_gradient else None
             if dim is None:
-                row, channels = measure(part, plan, counts=counts, moments_only=moments_only), None
+                row, channels = measure(part, plan, counts=counts, moments_only=moments_only, scale=scale), None
             else:
-                row, channels = measure_channels(part, dim, plan, counts=counts, moments_only=moments_only)
+                row, channels = measure_channels(part, dim, plan, counts=counts, moments_only=moments_only, scale=scale)
             self._keep(slot, part, row, channels)
         except Exception as error:
             self._switch_off(slot.site, error)
@@ -180,8 +183,6 @@ class Recorder:
                 slot.shape = tuple(tensor.shape)
         # The part of a DTensor may hold some of the channels only, which the ranks could not tell apart.
         dim = None if self._channels is None or part is not tensor else self._channels(slot.site, part)
-        if traits.is_gradient and self.scale is not None:
-            part = unscaled(part, self.scale)
         return part, dim
 
     def _keep(self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None) -> None:

@@ -8,11 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import EMPTY, WIDTH, Columns, Row, Statistic, merge_rows, width_of
+from hookboard.measure import EMPTY, WIDTH, Columns, Row, Statistic, merge_rows, tell_of_compiling, width_of
 
 MOST_ROWS = 4096
 """How many rows are kept at most before those of each owner are merged, as in a long validation loop. Of wider
 rows it is as many as take the same memory."""
+
+MOST_PARTS = 1 << 18
+"""The same for rows of parts, which an accelerator writes without merging them: 20 MB."""
 
 
 class RowBuffer:
@@ -29,6 +32,8 @@ class RowBuffer:
         self._rows: list[tuple[int, Row]] = []
         self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
         self._most = self._least
+        self._parts = 0
+        """Rows of parts since the last merge."""
         self._merging = threading.Lock()
 
     def __len__(self) -> int:
@@ -45,10 +50,13 @@ class RowBuffer:
 
         Args:
             owner: the index of the site that the row belongs to.
-            row: WIDTH + width_of(more) numbers.
+            row: WIDTH + width_of(more) numbers; or rows of parts, shape (n, WIDTH + width_of(more)).
         """
         self._rows.append((owner, row))  # needs no lock: it is one step for the interpreter
-        if len(self._rows) >= self._most:
+        if isinstance(row, Tensor) and row.dim() == 2:
+            with self._merging:
+                self._parts += len(row)
+        if len(self._rows) >= self._most or self._parts >= MOST_PARTS:
             self._merge_early()
 
     def take(self, owners: int) -> Tensor:
@@ -64,13 +72,16 @@ class RowBuffer:
         with self._merging:
             rows = list(self._rows)
             del self._rows[: len(rows)]  # others may have come behind them
+            self._parts = 0
+        tell_of_compiling()
         return self._merged(rows, owners)
 
     def _merge_early(self) -> None:
         with self._merging:
             rows = list(self._rows)
-            if len(rows) < self._most:  # another thread has done it
+            if len(rows) < self._most and self._parts < MOST_PARTS:  # another thread has done it
                 return
+            self._parts = 0
             owners = sorted({owner for owner, _ in rows})
             merged = self._merged(rows, owners[-1] + 1)
             each = merged.tolist() if merged.is_cpu else merged.unbind()
@@ -79,16 +90,22 @@ class RowBuffer:
 
     def _merged(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
         row_of = dict(rows)
-        if len(row_of) == len(rows):  # there is nothing to merge
+        sizes = [len(row) if isinstance(row, Tensor) and row.dim() == 2 else 1 for _, row in rows]
+        total = sum(sizes)
+        if len(row_of) == total:  # there is nothing to merge
             nothing = [*EMPTY, *[math.nan] * width_of(self._more)]
             return self._block([row_of.get(owner, nothing) for owner in range(owners)])
-        owner = self._on_device(torch.tensor([owner for owner, _ in rows], device="cpu"))
+        # Short enough that the host does not wait until they are copied.
+        owner, size = self._on_device(torch.tensor([[owner for owner, _ in rows], sizes], device="cpu"))
+        if total != len(rows):
+            owner = owner.repeat_interleave(size, output_size=total)
         return merge_rows(self._block([row for _, row in rows]), owner, owners, self._more)
 
     def _block(self, rows: list[Row]) -> Tensor:
         """One matrix of the rows, which are tensors where they were measured on another device than the CPU."""
         if any(isinstance(row, Tensor) for row in rows):
-            return torch.stack([self._on_device(row if isinstance(row, Tensor) else _tensor(row)) for row in rows])
+            each = [self._on_device(row if isinstance(row, Tensor) else _tensor(row)) for row in rows]
+            return torch.cat([row if row.dim() == 2 else row[None] for row in each])
         return self._on_device(_tensor(rows))
 
     def _on_device(self, tensor: Tensor) -> Tensor:
