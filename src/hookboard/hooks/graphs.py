@@ -40,7 +40,11 @@ _NUMBERS = itertools.count()
 _NEXT = torch.tensor([0, 1], device="cpu")
 
 _LIBRARY = torch.library.Library("hookboard", "DEF")
-_LIBRARY.define("show(Tensor key, Tensor? tensor, str role, str path, str cause) -> Tensor")
+# It runs Python, which a CUDA graph would not run again. Older versions of torch have no such tag.
+_LIBRARY.define(
+    "show(Tensor key, Tensor? tensor, str role, str path, str cause) -> Tensor",
+    tags=[tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"],
+)
 
 
 @torch.library.impl(_LIBRARY, "show", "CompositeExplicitAutograd")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hookboard.measure import EMPTY, WIDTH, ChannelRows, merge_rows
 from hookboard.recording.exchange import Layout
+from hookboard.recording.streams import Streams
 from hookboard.sites import Site
 
 MOST_CALLS = 16
@@ -21,10 +22,12 @@ class ChannelBuffer:
 
     Args:
         device: where they are merged.
+        streams: those on which the rows are made.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, streams: Streams | None = None) -> None:
         self._device = device
+        self._streams = streams or Streams()
         self._calls: dict[int, list[ChannelRows]] = {}
         self._unlike: set[int] = set()
         self._lock = threading.Lock()
@@ -49,14 +52,16 @@ class ChannelBuffer:
             else:
                 calls.append(rows)
                 if len(calls) >= MOST_CALLS:
-                    calls[:] = self._merged([calls])
+                    with self._streams.joined():
+                        calls[:] = self._merged([calls])
 
     def take(self) -> dict[int, ChannelRows | None]:
         """Empty the buffer; returns the merged rows of each owner, None where its calls had no channels in common."""
         with self._lock:
             calls, self._calls = self._calls, {}
             unlike, self._unlike = self._unlike, set()
-        merged = self._merged([each for owner, each in calls.items() if owner not in unlike])
+        with self._streams.joined():
+            merged = iter(list(self._merged([each for owner, each in calls.items() if owner not in unlike])))
         return {owner: None if owner in unlike else next(merged) for owner in calls}
 
     def _merged(self, sites: Sequence[list[ChannelRows]]) -> Iterator[ChannelRows]:

@@ -4,6 +4,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from hookboard.recording.parts import Unpacked, as_taken, difference, in_order, 
 from hookboard.recording.readings import Places, Readings
 from hookboard.recording.rows import RowBuffer
 from hookboard.recording.slot import Slot, no_counts, shapes_of, take_bins
+from hookboard.recording.streams import Streams
 from hookboard.sites import Role, Site, Stage
 
 MOST_WAITING = 1 << 20
@@ -73,7 +75,8 @@ class Recorder:
         self.stage: Stage = stage
         self._plan = plan.with_histogram() if histogram else plan
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._plan.wanted]
-        self._rows = RowBuffer(plan.more, measuring_device(device))
+        self._streams = Streams()
+        self._rows = RowBuffer(plan.more, measuring_device(device), self._streams)
         self._is_copied = self._rows.device != device
         self._slots: dict[Site, Slot] = {}
         self._opening = threading.Lock()
@@ -81,7 +84,7 @@ class Recorder:
         self._has_bins = bool(histogram) or "bins" in plan.wanted
         self._channels = channels
         self._ends = ends
-        self._channel_rows = ChannelBuffer(self._rows.device)
+        self._channel_rows = ChannelBuffer(self._rows.device, self._streams)
         self._keeps_channels = self._rows.device.type == "cpu" and (ranks is None or not sync)
         self._extents: Layout = {}
         self._met: set[int] = set()
@@ -151,12 +154,12 @@ class Recorder:
             if found is None:
                 return
             part, dim = found
-            plan, counts, moments_only = slot.plan, slot.counts, slot.traits.moments_only
             scale = self.scale if slot.traits.is_gradient else None
+            of: dict[str, Any] = {"counts": slot.counts, "moments_only": slot.traits.moments_only, "scale": scale}
             if dim is None:
-                row, channels = measure(part, plan, counts=counts, moments_only=moments_only, scale=scale), None
+                row, channels = measure(part, slot.plan, **of), None
             else:
-                row, channels = measure_channels(part, dim, plan, counts=counts, moments_only=moments_only, scale=scale)
+                row, channels = measure_channels(part, dim, slot.plan, **of)
             self._keep(slot, part, row, channels)
         except Exception as error:
             self._switch_off(slot.site, error)
@@ -177,6 +180,7 @@ class Recorder:
             part = own_part(tensor, is_replicated=traits.of_parameter, rank=self._rank, is_merged=self._is_merged)
         if part is None:
             return None
+        self._streams.note(part)
         if slot.index not in self._met:
             self._meet(slot, part)
             if slot.shape is None:
@@ -281,7 +285,8 @@ class Recorder:
         channels = {} if self._keeps_channels else {local[index]: rows for index, rows in taken.items()}
         # What another rank has counted of a site is not the whole; nobody asks where there are no ranks.
         partly = measured if self._exchange.is_collective else ()
-        bins = take_bins([self._slots[site] for site in local], partly, merged.device) if self._has_bins else {}
+        with self._streams.joined():
+            bins = take_bins([self._slots[site] for site in local], partly, merged.device) if self._has_bins else {}
 
         def pack(layout: Layout, status: Tensor) -> Packet:
             with_bins = [site for site, extent in layout.items() if extent.has_bins]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hookboard.measure import EMPTY, WIDTH, Columns, Row, Statistic, merge_rows, tell_of_compiling, width_of
+from hookboard.recording.streams import Streams
 
 MOST_ROWS = 4096
 """How many rows are kept at most before those of each owner are merged, as in a long validation loop. Of wider
@@ -24,10 +25,14 @@ class RowBuffer:
     Args:
         more: what stands behind the moments in a row.
         device: where the rows are merged.
+        streams: those on which the rows are made.
     """
 
-    def __init__(self, more: Sequence[Columns | Statistic], device: torch.device) -> None:
+    def __init__(
+        self, more: Sequence[Columns | Statistic], device: torch.device, streams: Streams | None = None
+    ) -> None:
         self.device = device
+        self._streams = streams or Streams()
         self._more = more
         self._rows: list[tuple[int, Row]] = []
         self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
@@ -89,6 +94,10 @@ class RowBuffer:
             self._most = max(self._least, 2 * len(owners))
 
     def _merged(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
+        with self._streams.joined():
+            return self._merged_here(rows, owners)
+
+    def _merged_here(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
         row_of = dict(rows)
         sizes = [len(row) if isinstance(row, Tensor) and row.dim() == 2 else 1 for _, row in rows]
         total = sum(sizes)
