@@ -61,7 +61,7 @@ def measure(
         counts = counts if at_once is None else None
     values = values_of(tensor)
     moments_only = moments_only or not (values.numbers.numel() or values.zeros)
-    if values.numbers.is_cpu and scale is None:
+    if values.numbers.is_cpu and not accelerator.can_read(values.numbers):
         return row_on_cpu(tensor, values, plan, counts, moments_only)
     return row_on_device(tensor, values, plan, counts, moments_only, scale)
 

@@ -32,7 +32,6 @@ from hookboard.recording.parts import Unpacked, as_taken, difference, in_order, 
 from hookboard.recording.readings import Places, Readings
 from hookboard.recording.rows import RowBuffer
 from hookboard.recording.slot import Slot, no_counts, shapes_of, take_bins
-from hookboard.recording.streams import Streams
 from hookboard.sites import Role, Site, Stage
 
 MOST_WAITING = 1 << 20
@@ -75,8 +74,7 @@ class Recorder:
         self.stage: Stage = stage
         self._plan = plan.with_histogram() if histogram else plan
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._plan.wanted]
-        self._streams = Streams()
-        self._rows = RowBuffer(plan.more, measuring_device(device), self._streams)
+        self._rows = RowBuffer(plan.more, measuring_device(device))
         self._is_copied = self._rows.device != device
         self._slots: dict[Site, Slot] = {}
         self._opening = threading.Lock()
@@ -84,7 +82,7 @@ class Recorder:
         self._has_bins = bool(histogram) or "bins" in plan.wanted
         self._channels = channels
         self._ends = ends
-        self._channel_rows = ChannelBuffer(self._rows.device, self._streams)
+        self._channel_rows = ChannelBuffer(self._rows.device, self._rows.streams)
         self._keeps_channels = self._rows.device.type == "cpu" and (ranks is None or not sync)
         self._extents: Layout = {}
         self._met: set[int] = set()
@@ -128,9 +126,8 @@ class Recorder:
                 if found is None:
                     continue
                 part, dim = found
-                is_scaled = slot.traits.is_gradient and self.scale is not None
-                has_more = slot.plan.more or slot.counts is not None or is_scaled
-                if has_more or not can_measure_together(part, dim, minus):
+                more = slot.plan.more or slot.counts is not None or (slot.traits.is_gradient and self.scale is not None)
+                if more or not can_measure_together(part, dim, minus):
                     slot.observe(tensor if minus is None else difference(tensor, minus))
                     continue
             except Exception as error:
@@ -180,7 +177,7 @@ class Recorder:
             part = own_part(tensor, is_replicated=traits.of_parameter, rank=self._rank, is_merged=self._is_merged)
         if part is None:
             return None
-        self._streams.note(part)
+        self._rows.streams.note(part)
         if slot.index not in self._met:
             self._meet(slot, part)
             if slot.shape is None:
@@ -285,7 +282,7 @@ class Recorder:
         channels = {} if self._keeps_channels else {local[index]: rows for index, rows in taken.items()}
         # What another rank has counted of a site is not the whole; nobody asks where there are no ranks.
         partly = measured if self._exchange.is_collective else ()
-        with self._streams.joined():
+        with self._rows.streams.joined():
             bins = take_bins([self._slots[site] for site in local], partly, merged.device) if self._has_bins else {}
 
         def pack(layout: Layout, status: Tensor) -> Packet:

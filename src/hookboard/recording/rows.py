@@ -25,14 +25,12 @@ class RowBuffer:
     Args:
         more: what stands behind the moments in a row.
         device: where the rows are merged.
-        streams: those on which the rows are made.
     """
 
-    def __init__(
-        self, more: Sequence[Columns | Statistic], device: torch.device, streams: Streams | None = None
-    ) -> None:
+    def __init__(self, more: Sequence[Columns | Statistic], device: torch.device) -> None:
         self.device = device
-        self._streams = streams or Streams()
+        self.streams = Streams()
+        """Those on which the rows are made."""
         self._more = more
         self._rows: list[tuple[int, Row]] = []
         self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
@@ -94,7 +92,7 @@ class RowBuffer:
             self._most = max(self._least, 2 * len(owners))
 
     def _merged(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
-        with self._streams.joined():
+        with self.streams.joined():
             return self._merged_here(rows, owners)
 
     def _merged_here(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
