@@ -63,6 +63,7 @@ def _sum(x, PAIRS: tl.constexpr):
 @triton.jit
 def _factor_for(size):
     """The power of two that brings a magnitude into [1, 2), as far as it is a normal number."""
+    size = tl.abs(size)  # the larger of 0 and -0 may be -0, whose sign is a bit beside the exponent
     if size.dtype == tl.float64:
         exponent = size.to(tl.int64, bitcast=True) >> 52
         factor = (tl.maximum(2046 - exponent, 1) << 52).to(tl.float64, bitcast=True)
