@@ -221,7 +221,6 @@ def rows_of(
         change = (smaller / factor).to(tl.float64)
         factor = smaller
         scaled = tl.where(is_finite, x, 0.0) * factor[None, :]
-
         tile_total, tile_mean, about_mean = _moments(scaled, is_finite, here, PAIRS)
         # Chan's formula. The shares may be of the values' type: the error of a mean is that of its distance here.
         before = count.to(wide)
@@ -241,8 +240,7 @@ def rows_of(
     at = rows + (program.to(tl.int64) * channels + channel) * WIDTH
     mean, abs_mean = total / many * unit, magnitudes / many * unit
     deviation = tl.sqrt(squares / many) * unit
-    columns = (count, mean, deviation, abs_mean, zeros, nan, posinf, neginf, low, high)
-    _store(at, channel < channels, columns)
+    _store(at, channel < channels, (count, mean, deviation, abs_mean, zeros, nan, posinf, neginf, low, high))
 
 
 @triton.jit(do_not_specialize=["count", "channels"])
