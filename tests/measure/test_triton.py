@@ -1,13 +1,16 @@
 """The Triton kernels without a GPU: their numbers under Triton's interpreter, and what they compile to."""
 
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton here")
 
@@ -33,61 +36,87 @@ SIGNATURE = {
     "inner": "i64",
 }
 
-VARIANTS = [
-    (capability, dtype, layout, has_scale, has_bins)
-    for capability in (80, 90, 120)
-    for dtype in ("fp32", "bf16", "fp16", "fp64")
-    for layout, has_scale, has_bins in [
-        (0, True, True),
-        (0, False, False),
-        (1, True, True),
-        (2, True, True),
-        (3, True, True),
-    ]
-]
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+
+EVERY = bool(os.environ.get("EVERY_VARIANT"))
+"""Whether all variants are compiled, which takes minutes: `EVERY_VARIANT=1 pytest tests/measure/test_triton.py`.
+Otherwise for each type and layout the one that does most, and one that does least."""
+
+
+def variants() -> Iterator[tuple[str, int, bool, bool, bool, bool]]:
+    """What the launcher can choose: type, layout, then whether there is a scale, abs_mean, bins, an aligned address."""
+    for dtype, layout in itertools.product(TYPES, range(4)):
+        if EVERY:
+            yield from ((dtype, layout, *flags) for flags in itertools.product((True, False), repeat=4))
+        else:
+            yield dtype, layout, True, True, True, True
+    if not EVERY:
+        yield "fp32", 0, False, False, False, True
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("capability", [80, 90, 120])
 def test_every_variant_compiles_without_a_spill(capability, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for variant in VARIANTS:
-        if variant[0] == capability:
-            registers, stack, local = resources(*variant, tmp_path)
-            assert (stack, local) == (0, 0), variant
-            assert registers <= 168, f"{variant}: fewer than three programs fit on a multiprocessor"
+    for variant in variants():
+        found = resources(row_kernel(capability, *variant), capability, tmp_path)
+        assert (found["STACK"], found["LOCAL"]) == (0, 0), variant
+        assert found["REG"] <= 168, f"{variant}: fewer than three programs fit on a multiprocessor"
+        assert found["SHARED"] <= 48 << 10, f"{variant}: more shared memory than any card gives without asking"
+    merging = resources(merge_kernel(), capability, tmp_path)
+    assert (merging["STACK"], merging["LOCAL"]) == (0, 0)
 
 
-def resources(capability, dtype, layout, has_scale, has_bins, folder):
-    """Registers, stack and local memory of a variant, as the driver would have them."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+def row_kernel(capability, dtype, layout, has_scale, has_abs_mean, has_bins, is_aligned):
+    """The source of a variant of `rows_of`, as the launcher asks for it on such a card."""
     from hookboard.measure import accelerator, triton_kernel
 
-    values, width = accelerator.TILES[("flat", "spread", "last", "last")[layout]]
+    values, width = accelerator.tile(("flat", "spread", "last", "last")[layout], TYPES[dtype])
+    has_fast_float64 = (capability // 10, capability % 10) in accelerator.FAST_FLOAT64
     constants = {
         "LAYOUT": layout,
         "ROWS": values,
         "CHANNELS": width,
-        "PAIRS": capability == 120 and dtype != "fp64",
+        "PAIRS": dtype != "fp64" and not has_fast_float64,
         "HAS_SCALE": has_scale,
-        "HAS_ABS_MEAN": True,
+        "HAS_ABS_MEAN": has_abs_mean,
         "HAS_BINS": has_bins,
     }
-    signature = {**SIGNATURE, "values": f"*{dtype}", **dict.fromkeys(constants, "constexpr")}
+    aligned = range(4) if is_aligned else range(1, 4)
+    return source_of(triton_kernel.rows_of, {**SIGNATURE, "values": f"*{dtype}"}, constants, aligned)
+
+
+def merge_kernel():
+    from hookboard.measure import accelerator, triton_kernel
+
+    signature = {"parts": "*fp64", "rows": "*fp64", "count": "i32", "channels": "i64"}
+    return source_of(triton_kernel.merge, signature, {"PARTS": accelerator.MOST_PROGRAMS}, range(2))
+
+
+def source_of(kernel, signature, constants, aligned):
+    from triton.compiler import ASTSource
+
+    signature |= dict.fromkeys(constants, "constexpr")
     names = list(signature)
-    source = ASTSource(
-        triton_kernel.rows_of,
+    return ASTSource(
+        kernel,
         signature=signature,
         constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(i,): [["tt.divisibility", 16]] for i in range(4)},
+        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
-    options = {"num_warps": accelerator.WARPS, "enable_fp_fusion": False}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def resources(source, capability, folder):
+    """Registers, stack, local and shared memory of a kernel, as the driver would have them."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from hookboard.measure import accelerator
+
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=accelerator.OPTIONS)
     cubin = folder / "kernel.cubin"
     cubin.write_bytes(compiled.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     told = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
-    return [int(re.search(rf"{name}:(\d+)", told)[1]) for name in ("REG", "STACK", "LOCAL")]
+    found = {name: int(re.search(rf"{name}:(\d+)", told)[1]) for name in ("REG", "STACK", "LOCAL")}
+    return {**found, "SHARED": compiled.metadata.shared}

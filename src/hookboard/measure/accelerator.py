@@ -25,12 +25,15 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """What the kernels read."""
 
 MOST_PROGRAMS = 512
-"""Programs in a launch at most, in which four or five run at once on each multiprocessor. It bounds what they write."""
+"""Programs in a launch at most, of which three or more run at once on a multiprocessor. It bounds what they write."""
 
 TILES = {"flat": (2048, 1), "spread": (2048, 1), "last": (64, 32)}
-"""Values and channels in a tile. Twice as many need so many registers that too few programs run at once."""
+"""Values and channels in a tile, of float64 half as many values. Twice as many need so many registers that too few
+programs run at once."""
 
-WARPS = 4
+OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": False}
+"""How Triton compiles. Left to itself, it takes so few registers for some kernels that they spill. A fused multiply-add
+would not round away what `two_sum` collects."""
 
 MOST_INNER = 1 << 30
 """Longer runs of a channel have places that 32 bits do not hold."""
@@ -109,11 +112,8 @@ def rows_of(
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise TypeError("a CUDA graph is being captured: its tensors have no values yet")
     tensor, (outer, channels, inner) = _readable(tensor, dim)
-    if channels == 1:
-        layout, (values, width), elements = "flat", TILES["flat"], outer * inner
-    else:
-        layout, elements = "last" if inner == 1 else "spread", outer * inner
-        values, width = TILES[layout]
+    layout, elements = "flat" if channels == 1 else "last" if inner == 1 else "spread", outer * inner
+    values, width = tile(layout, tensor.dtype)
     if inner >= MOST_INNER and layout == "spread":
         return None
     groups = -(-channels // width)
@@ -162,6 +162,12 @@ def tell_of_compiling() -> None:
             "the next run will find them there (this is said once)"
         )
         _state.seconds = math.inf
+
+
+def tile(layout: str, dtype: torch.dtype) -> tuple[int, int]:
+    """How many values of how many channels a program takes at once."""
+    values, channels = TILES[layout]
+    return (values // 2 if dtype is torch.float64 else values), channels
 
 
 def _readable(tensor: Tensor, dim: int | None) -> tuple[Tensor, tuple[int, int, int]]:
@@ -220,7 +226,7 @@ def _launch(name: str, grid: tuple[int, ...], arguments: Sequence[Any], options:
     kernel = getattr(_kernels(), name)[grid]
     # Triton compiles for these; and for tensors that are not aligned to 16 bytes, such as parts of others.
     variant = (name, tensor.dtype, tensor.device, tensor.data_ptr() % 16 == 0, *options.values())
-    run = functools.partial(kernel, *arguments, **options, num_warps=WARPS, enable_fp_fusion=False)
+    run = functools.partial(kernel, *arguments, **options, **OPTIONS)
     try:
         # Triton launches on the current device, which need not be the tensor's.
         is_elsewhere = tensor.is_cuda and tensor.device.index != torch.cuda.current_device()

@@ -11,7 +11,7 @@ from hookboard.measure.door import measure, measure_rest, one_row
 from hookboard.measure.merge import merge
 from hookboard.measure.row import EMPTY, Row
 from hookboard.measure.statistics import Plan
-from hookboard.measure.values import Values, unscaled, values_of
+from hookboard.measure.values import unscaled, values_of
 
 MOST_CHANNELS = 4096
 """Tensors with more channels, such as logits over a vocabulary, get a plain row."""

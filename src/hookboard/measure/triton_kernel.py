@@ -4,28 +4,17 @@
 `hookboard.measure.FIELDS` for each channel of its tile (a plain tensor has one channel). It writes these rows once,
 at its end; nobody waits for them. `merge` makes them one row for each channel; plain rows are merged at the flush.
 
-The numbers are exact to 1e-6 by these means:
-
-- **Range.** Values are multiplied by a power of two, which is exact, such that the largest magnitude that the program
-  has met lies in [1, 2) (or a little above, at the very end of the range). So no square overflows or vanishes.
-- **Sums** of a tile are float64 where the card adds it at half the speed of float32. Other cards have a 64th of that
-  speed: there a sum is a pair of float32, `high + low`, which together hold 48 bits. Pairs are added by the exact sum
-  of two numbers (Knuth, "The Art of Computer Programming" 2, 4.2.2; Dekker, "A floating-point technique for extending
-  the available precision", 1971): `low` collects what each addition rounds away.
-- **Variance.** The squares are those of the differences from the tile's own mean, computed while the tile is still in
-  registers. The mean is rounded to the type of the values; what that changes is subtracted again. So a standard
-  deviation of 0.1 about a mean of 1e4 is right.
-- **Merging** tiles, and then programs, is that of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm
-  for computing sample variances", 1979, in float64.
-
-float64 values are measured in float64 throughout. Under TRITON_INTERPRET=1 the same source runs on the CPU.
+`triton_arithmetic.py` says what makes the numbers exact. float64 values are measured in float64 throughout. Under
+TRITON_INTERPRET=1 the same source runs on the CPU.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803, SIM108
+# ruff: noqa: N803
 
 import triton
 import triton.language as tl
+
+from hookboard.measure.triton_arithmetic import factor_for, joined, moments, sum_of
 
 WIDTH = tl.constexpr(10)
 
@@ -40,37 +29,6 @@ LAST = tl.constexpr(2)
 
 LAST_ALIGNED = tl.constexpr(3)
 """The same, and their number is a multiple of 16, so that several are loaded at once."""
-
-
-@triton.jit
-def _two_sum(a_high, a_low, b_high, b_low):
-    """The sum of two pairs: the high parts exactly, what is rounded away added to the low parts."""
-    high = a_high + b_high
-    b = high - a_high
-    rounded_away = (a_high - (high - b)) + (b_high - b)
-    return high, a_low + b_low + rounded_away
-
-
-@triton.jit
-def _sum(x, PAIRS: tl.constexpr):
-    """The sum over the rows of a tile, float64."""
-    if PAIRS:
-        high, low = tl.reduce((x, tl.zeros_like(x)), 0, _two_sum)
-        return high.to(tl.float64) + low.to(tl.float64)
-    return tl.sum(x.to(tl.float64), 0)
-
-
-@triton.jit
-def _factor_for(size):
-    """The power of two that brings a magnitude into [1, 2), as far as it is a normal number."""
-    size = tl.abs(size)  # the larger of 0 and -0 may be -0, whose sign is a bit beside the exponent
-    if size.dtype == tl.float64:
-        exponent = size.to(tl.int64, bitcast=True) >> 52
-        factor = (tl.maximum(2046 - exponent, 1) << 52).to(tl.float64, bitcast=True)
-    else:
-        exponent = size.to(tl.int32, bitcast=True) >> 23
-        factor = (tl.maximum(254 - exponent, 1) << 23).to(tl.float32, bitcast=True)
-    return factor
 
 
 @triton.jit
@@ -101,23 +59,12 @@ def _count_into(counts, x, is_there):
 
 
 @triton.jit
-def _moments(scaled, is_finite, here, PAIRS: tl.constexpr):
-    """The sum, the mean and the sum of squares about the mean of a tile's finite values; all float64."""
-    wide: tl.constexpr = scaled.dtype
-    one_by = 1.0 / tl.maximum(here, 1).to(wide)
-    many = here.to(tl.float64)
-    total = _sum(scaled, PAIRS)
-    # The mean in the type of the values, corrected once so that it is rounded well; `rest` is what it lacks.
-    mean = total.to(wide) * one_by
-    mean += (total - many * mean.to(tl.float64)).to(wide) * one_by
-    rest = total - many * mean.to(tl.float64)
-    away = tl.where(is_finite, scaled - mean[None, :], 0.0)
-    if PAIRS:
-        squares = _sum(away * away, PAIRS)
-    else:
-        squares = tl.sum(away.to(tl.float64) * away.to(tl.float64), 0)
-    correction = rest * one_by.to(tl.float64)
-    return total, mean.to(tl.float64) + correction, tl.maximum(squares - rest * correction, 0.0)
+def _count_others(nan, posinf, neginf, x, is_there):
+    """The counts of what is not finite, with those of a tile."""
+    nan += tl.sum(((x != x) & is_there).to(tl.int32), 0)
+    posinf += tl.sum(((x == float("inf")) & is_there).to(tl.int32), 0)
+    neginf += tl.sum(((x == float("-inf")) & is_there).to(tl.int32), 0)
+    return nan, posinf, neginf
 
 
 @triton.jit
@@ -141,10 +88,41 @@ def _offsets(start, elements, channel, channels, inner, LAYOUT: tl.constexpr, RO
 
 
 @triton.jit
-def _store(at, is_there, columns):
-    """Write rows; the columns are a tuple of WIDTH."""
-    for column in tl.static_range(WIDTH):
-        tl.store(at + column, columns[column].to(tl.float64), mask=is_there)
+def _load(at, is_there, scale, HAS_SCALE: tl.constexpr, wide: tl.constexpr):
+    """The values of a tile, divided by the scale if there is one."""
+    x = tl.load(at, mask=is_there, other=0.0).to(wide)
+    if HAS_SCALE:
+        divisor = tl.load(scale).to(wide)
+        x = tl.div_rn(x, divisor) if wide == tl.float32 else x / divisor
+    return x
+
+
+@triton.jit
+def _extremes(x, is_finite):
+    """The smallest and the largest finite value of a tile."""
+    low = tl.min(tl.where(is_finite, x, float("inf")), 0)
+    return low, tl.max(tl.where(is_finite, x, float("-inf")), 0)
+
+
+@triton.jit
+def _store(at, is_there, factor, count, sums, others):
+    """Write rows.
+
+    Args:
+        at: where they begin.
+        is_there: which of them exist.
+        factor: what the sums were multiplied by.
+        count: how many finite values.
+        sums: of the values, of the squares about their mean, of the magnitudes.
+        others: the columns behind the means.
+    """
+    many, unit = tl.maximum(count, 1).to(tl.float64), 1.0 / factor.to(tl.float64)
+    tl.store(at, count.to(tl.float64), mask=is_there)
+    tl.store(at + 1, sums[0] / many * unit, mask=is_there)
+    tl.store(at + 2, tl.sqrt(sums[1] / many) * unit, mask=is_there)
+    tl.store(at + 3, sums[2] / many * unit, mask=is_there)
+    for column in tl.static_range(4, WIDTH):
+        tl.store(at + column, others[column - 4].to(tl.float64), mask=is_there)
 
 
 @triton.jit(do_not_specialize=["elements", "channels", "inner"])
@@ -188,19 +166,16 @@ def rows_of(
 
     count = tl.zeros([CHANNELS], tl.int64)
     zeros, nan, posinf, neginf = count, count, count, count
-    low = tl.full([CHANNELS], float("inf"), wide)
-    high = tl.full([CHANNELS], float("-inf"), wide)
+    low, high = tl.full([CHANNELS], float("inf"), wide), tl.full([CHANNELS], float("-inf"), wide)
     # In units of 1 / factor: the sum, the sum of magnitudes, the mean, the squares about it.
-    factor = _factor_for(tl.zeros([CHANNELS], wide))
+    factor = factor_for(tl.zeros([CHANNELS], wide))
     total = tl.zeros([CHANNELS], tl.float64)
     magnitudes, mean, squares = total, total, total
 
     start = program.to(tl.int64) * ROWS
     while start < elements:
         offsets, is_there = _offsets(start, elements, channel, channels, inner, LAYOUT, ROWS)
-        x = tl.load(values + offsets, mask=is_there, other=0.0).to(wide)
-        if HAS_SCALE:
-            x = tl.div_rn(x, tl.load(scale).to(wide)) if wide == tl.float32 else x / tl.load(scale).to(wide)
+        x = _load(values + offsets, is_there, scale, HAS_SCALE, wide)
         is_finite = (tl.abs(x) < float("inf")) & is_there
         if HAS_BINS:
             _count_into(counts, x, is_there)
@@ -209,38 +184,26 @@ def rows_of(
         both = tl.sum(is_finite.to(tl.int32) + (((x == 0) & is_there).to(tl.int32) << 16), 0)
         here = both & 65535
         zeros += both >> 16
-        expected = tl.minimum(elements - start, ROWS).to(tl.int32)
-        if tl.max(tl.where(channel < channels, expected - here, 0), 0) > 0:
-            nan += tl.sum(((x != x) & is_there).to(tl.int32), 0)
-            posinf += tl.sum(((x == float("inf")) & is_there).to(tl.int32), 0)
-            neginf += tl.sum(((x == float("-inf")) & is_there).to(tl.int32), 0)
+        if tl.max(tl.where(channel < channels, tl.minimum(elements - start, ROWS) - here, 0), 0) > 0:
+            nan, posinf, neginf = _count_others(nan, posinf, neginf, x, is_there)
 
-        low = tl.minimum(low, tl.min(tl.where(is_finite, x, float("inf")), 0))
-        high = tl.maximum(high, tl.max(tl.where(is_finite, x, float("-inf")), 0))
-        smaller = tl.minimum(factor, _factor_for(tl.maximum(tl.maximum(-low, high), 0.0)))
+        tile_low, tile_high = _extremes(x, is_finite)
+        low, high = tl.minimum(low, tile_low), tl.maximum(high, tile_high)
+        smaller = tl.minimum(factor, factor_for(tl.maximum(tl.maximum(-low, high), 0.0)))
         change = (smaller / factor).to(tl.float64)
         factor = smaller
         scaled = tl.where(is_finite, x, 0.0) * factor[None, :]
-        tile_total, tile_mean, about_mean = _moments(scaled, is_finite, here, PAIRS)
-        # Chan's formula. The shares may be of the values' type: the error of a mean is that of its distance here.
-        before = count.to(wide)
-        share = here.to(wide) / tl.maximum(before + here.to(wide), 1.0)
-        mean *= change
-        distance = tile_mean - mean
-        squares = squares * change * change + about_mean + distance * distance * (before * share).to(tl.float64)
-        mean += distance * share.to(tl.float64)
+        tile_total, tile_mean, about_mean = moments(scaled, is_finite, here, PAIRS)
+        mean, squares = joined(mean * change, squares * change * change, count, tile_mean, about_mean, here, wide)
         total = total * change + tile_total
         if HAS_ABS_MEAN:
-            magnitudes = magnitudes * change + _sum(tl.abs(scaled), PAIRS)
+            magnitudes = magnitudes * change + sum_of(tl.abs(scaled), PAIRS)
         count += here
         start += programs.to(tl.int64) * ROWS
 
-    many = tl.maximum(count, 1).to(tl.float64)
-    unit = 1.0 / factor.to(tl.float64)
     at = rows + (program.to(tl.int64) * channels + channel) * WIDTH
-    mean, abs_mean = total / many * unit, magnitudes / many * unit
-    deviation = tl.sqrt(squares / many) * unit
-    _store(at, channel < channels, (count, mean, deviation, abs_mean, zeros, nan, posinf, neginf, low, high))
+    columns = (zeros, nan, posinf, neginf, low, high)
+    _store(at, channel < channels, factor, count, (total, squares, magnitudes), columns)
 
 
 @triton.jit(do_not_specialize=["count", "channels"])
@@ -264,7 +227,7 @@ def merge(parts, rows, count: tl.int32, channels: tl.int64, PARTS: tl.constexpr)
     high = tl.max(tl.load(at + 9, mask=is_there, other=float("-inf")), 0)
     total = tl.sum(many, 0)
     at_least_one = tl.maximum(total, 1.0)
-    factor = _factor_for(tl.maximum(tl.maximum(-low, high), 0.0))
+    factor = factor_for(tl.maximum(tl.maximum(-low, high), 0.0))
     unit = 1.0 / factor
     means = tl.load(at + 1, mask=is_there, other=0.0) * factor
     deviations = tl.load(at + 2, mask=is_there, other=0.0) * factor
