@@ -1,11 +1,14 @@
 """Warnings and errors: the category of warnings, errors about unknown names, and lists of names in one line."""
 
 import difflib
+import functools
 import logging
 import os
+import threading
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 Name = TypeVar("Name", bound=str)
@@ -20,12 +23,34 @@ class HookboardWarning(UserWarning):
 def warn(text: str) -> None:
     """Give a warning of the category `HookboardWarning` that begins with "hookboard:"."""
     # Where our code stands is of no use to the reader, nor is its text, which Python would print.
-    warnings.warn_explicit(f"hookboard: {text}", HookboardWarning, "hookboard", 1)
+    hand_over(functools.partial(warnings.warn_explicit, f"hookboard: {text}", HookboardWarning, "hookboard", 1))
+
+
+_thread = threading.local()
+
+
+def hand_over(task: Callable[[], None]) -> None:
+    """Do something that only the training thread may do: in that thread at once, elsewhere see `handing_over`."""
+    tasks = getattr(_thread, "tasks", None)
+    if tasks is None:
+        task()
+    else:
+        tasks.append(task)
+
+
+@contextmanager
+def handing_over(tasks: list[Callable[[], None]]) -> Iterator[None]:
+    """Collect what this thread hands over, warnings among it, for the training thread to do."""
+    _thread.tasks = tasks
+    try:
+        yield
+    finally:
+        _thread.tasks = None
 
 
 def inform(text: str) -> None:
     """Log one line of information that begins with "hookboard:", as Lightning logs its own."""
-    logging.getLogger("lightning.pytorch").info("hookboard: %s", text)
+    hand_over(functools.partial(logging.getLogger("lightning.pytorch").info, "hookboard: %s", text))
 
 
 def warn_switched_off(what: str, error: Exception) -> None:

@@ -7,13 +7,15 @@ batch has ended, one when the watch ends. An error in a callback ends its watch,
 from collections.abc import Callable, Set
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 
+from hookboard.callbacks.budget import OVERHEAD, Budget, Clock, Share
 from hookboard.callbacks.decision import Decision, agreed
 from hookboard.callbacks.duties import Duties, NothingToShowError, W
 from hookboard.callbacks.ending import ensure_ending
-from hookboard.callbacks.trainer import inform, running_stage, warn, without_trainer
+from hookboard.callbacks.trainer import inform, logged_step, running_stage, warn, without_trainer
 from hookboard.callbacks.watch import Selection, Watch, changes, is_same, names_in, said_of_changes
+from hookboard.callbacks.worker import Worker, has_own_thread
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import has_process_group
 from hookboard.selection import NothingToSelectError
@@ -38,10 +40,15 @@ class Course(Duties[W]):
     def __init__(self) -> None:
         super().__init__()
         self._live: dict[str, W] = {}
+        self._worker = Worker()
+        self.clock = Clock()
+        self._share = Share()
+        self._budget: Budget | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration; a copy watches nothing until a run of its own starts."""
-        return without_trainer(self.__dict__) | {"_live": {}}
+        self._worker.wait()
+        return without_trainer(self.__dict__) | {"_live": {}, "clock": Clock(), "_share": Share(), "_budget": None}
 
     def _start(self, trainer: Trainer, pl_module: LightningModule, running: Set[str]) -> None:
         """Begin to watch those of the callback's stages that are to run."""
@@ -52,6 +59,9 @@ class Course(Duties[W]):
         if decision.reason:
             inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
         elif self._takes_part(trainer):
+            self._worker = Worker(f"hookboard {self._name}", has_own_thread(pl_module.device))
+            self._share = Share()
+            self._budget = None if self.max_overhead is None else Budget(self.max_overhead, self.clock)
             said: set[str] = set()
             for stage in decision.stages:
                 if stage in running:
@@ -86,6 +96,9 @@ class Course(Duties[W]):
         if watch is None:
             return
         watch.is_due = self._wants(trainer, watch, batch_idx, dataloader_idx)
+        if self._budget is not None and watch.stage == "train":
+            self._budget.begin_batch(logged_step(trainer))
+            self._budget.is_due = watch.is_due
         if watch.is_due:
             watch.is_open = True
             with self._shielded(watch, "at the start of a batch"):
@@ -105,7 +118,8 @@ class Course(Duties[W]):
                     self._end_batch(trainer, watch)
 
     def _leave_batch(self) -> None:
-        """Undo what an earlier batch has left."""
+        """Undo what an earlier batch has left, and say what the worker has to say by now."""
+        self._worker.catch_up()
         for watch in list(self._live.values()):
             watch.is_due = False
             if watch.is_open:
@@ -139,6 +153,30 @@ class Course(Duties[W]):
                 f"{said_of_changes(fresh, names_in(pl_module))}."
             )
 
+    @property
+    def is_in_training(self) -> bool:
+        """Whether it watches a training now."""
+        return "train" in self._live
+
+    def _overhead(self, trainer: Trainer, watch: W) -> dict[str, float]:
+        """The share of time that all callbacks have taken since the last look, by its tag; one of them tells it."""
+        given: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set outside its __init__
+        every = [callback for callback in given if isinstance(callback, Course)]
+        teller = next((one for one in every if one.tells_overhead and one.is_in_training), None)
+        share = self._share.take(one.clock for one in every) if teller is self and watch.stage == "train" else None
+        return {} if share is None else {OVERHEAD: share}
+
+    def _stretch(self, watch: W, factor: int) -> None:
+        """Take this many times the cadence from now on; said once."""
+        is_first, watch.stretch = watch.stretch == 1 and not watch.is_stretch_said, factor
+        if is_first and factor > 1 and self._budget is not None:
+            watch.is_stretch_said = True
+            inform(
+                f"{self._name} measures every {factor * watch.every_n_steps} steps instead of {watch.every_n_steps}: "
+                f"a look takes {1e3 * (self._budget.look or 0):.3g} ms, a step {1e3 * self._budget.step:.3g} ms, and "
+                f"max_overhead is {self._budget.share} (this is said once)."
+            )
+
     def _shielded(self, watch: W, when: str) -> "_Shield":
         """Turn an error into a warning that ends the watch, unless the callback may stop the run."""
         return _Shield(self._may_go_on, watch, when)
@@ -159,13 +197,36 @@ class Course(Duties[W]):
         return True
 
     def _drop(self, watch: W) -> None:
+        self._worker.settle()
         self._live.pop(watch.stage, None)
+        self._leave(watch)
         _undo(watch)
 
+    def _leave_to_worker(self, watch: W, job: Callable[[], None], when: str) -> None:
+        """Do what training need not wait for; if it fails, the same happens as if it had failed here.
+
+        Args:
+            watch: what it is done for.
+            job: reads nothing of the Trainer, the model, or an `experiment` that a logger still has to make.
+            when: said of a fault.
+        """
+
+        def on_fault(error: BaseException) -> None:
+            with self._shielded(watch, when):
+                raise error
+
+        self._worker.do(job, on_fault)
+
     def _end_all(self) -> None:
-        live, self._live = self._live, {}
-        for watch in live.values():
-            _undo(watch)
+        try:
+            self._worker.close()
+        finally:
+            live, self._live = self._live, {}
+            for watch in live.values():
+                try:
+                    self._leave(watch)
+                finally:
+                    _undo(watch)
 
     @property
     def _name(self) -> str:

@@ -38,6 +38,12 @@ class Duties(Callback, ABC, Generic[W]):
     needs_logger = True
     """Whether there is nothing to watch for if the Trainer has no logger."""
 
+    max_overhead: float | None = None
+    """The largest share of the training time that its due steps may take; None for no limit."""
+
+    tells_overhead = False
+    """Whether it logs what all callbacks take; of several in a Trainer the first does."""
+
     sees_every_step = False
     """Whether it is asked at each training batch, due or not, by the methods that begin with `_see_`."""
 
@@ -149,6 +155,9 @@ class Duties(Callback, ABC, Generic[W]):
 
     def _end_training(self, trainer: Trainer, watch: W) -> None:
         """After the last batch of a fit."""
+
+    def _leave(self, watch: W) -> None:
+        """Before a watch ends, after an exception too; what was left to the worker is done. It must not raise."""
 
     def _stays_after_a_fault(self, watch: W) -> bool:
         """Whether the watch must live on, because other ranks wait for it."""

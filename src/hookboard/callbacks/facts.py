@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from hookboard.callbacks.trainer import inform
 from hookboard.health import DefinedDims, ends_of, layers_of
-from hookboard.measure import Plan
+from hookboard.measure import Plan, needs_host
 from hookboard.parameters import weights_of
 from hookboard.patterns import folded
 from hookboard.recording import Reading
@@ -50,3 +52,17 @@ def without_curves(
         if name != "saturated_fraction" or len(without) == len(readings):
             names = folded(dict.fromkeys(reading.site.name for reading in without), among)
             yield name, names
+
+
+def say_if_copied(owner: str, device: torch.device) -> None:
+    """Say so if what a callback measures is copied to the host.
+
+    Args:
+        owner: the callback's name.
+        device: of the model.
+    """
+    if needs_host(device):
+        inform(
+            f"{owner}: {device.type.upper()} has no float64; what is measured is copied to the host first, which waits "
+            "for the device."
+        )

@@ -1,7 +1,7 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
@@ -9,9 +9,17 @@ from torch.optim import Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.course import is_due
-from hookboard.callbacks.health_watch import EVALUATED, HealthWatch, rule_among, say_split, some_units, steps_of
-from hookboard.callbacks.numbers import SiteLogger
-from hookboard.callbacks.reporter import Reporter
+from hookboard.callbacks.health_watch import (
+    EVALUATED,
+    MEASURED,
+    Finding,
+    HealthWatch,
+    layers_in,
+    say_split,
+    some_units,
+    steps_of,
+)
+from hookboard.callbacks.numbers import AFTER_LOOP, SiteLogger
 from hookboard.callbacks.trainer import is_alone, logged_step
 from hookboard.callbacks.watch import Selection, Watch
 from hookboard.health import (
@@ -19,7 +27,6 @@ from hookboard.health import (
     ChannelDims,
     Judge,
     Layer,
-    Look,
     NeedsHistogram,
     Nonfinite,
     Rule,
@@ -32,14 +39,7 @@ from hookboard.messages import chosen, warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.ranks import Ranks
 from hookboard.recording import Recorder
-from hookboard.selection import NothingToSelectError, select
 from hookboard.sites import Role, Site, Stage
-
-MEASURED = ("rms", "zero_fraction")
-"""The statistics that make the recorder fill the columns that rules read."""
-
-Finding = Literal["auto", "exact", "late"]
-"""How the module that gave the first NaN is found."""
 
 
 class HealthMonitor(SiteLogger[HealthWatch]):
@@ -70,9 +70,11 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             not wait, and names the step exactly and the module from the next look. `auto` is `exact` on the CPU and
             `late` elsewhere.
         stop_on: End the fit when one of these rules gives an alarm: names of rules, or `alarm` for any. The step in
-            which that is seen is still made. Left out: never.
+            which that is seen is still made; on a GPU each logged step then waits until it is judged. Left out: never.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
+        max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where its logged
+            steps take more, it logs at a multiple of `every_n_steps`, and says so once. Left out: no limit.
 
     Raises:
         ValueError: At construction: an unknown rule, or a number below 1. At fit start: a pattern or type that matches
@@ -98,8 +100,9 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         nonfinite: Finding = "auto",
         stop_on: str | Sequence[str] | None = None,
         sync_dist: bool = True,
+        max_overhead: float | None = None,
     ) -> None:
-        super().__init__(modules, types, every_n_steps, MEASURED, False, sync_dist)
+        super().__init__(modules, types, every_n_steps, MEASURED, False, sync_dist, max_overhead=max_overhead)
         self.rules = rules
         self.window = window
         self.nonfinite = nonfinite
@@ -117,6 +120,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """What is to be said of the run so far, worst first."""
+        self._worker.wait()
         return self._verdicts
 
     # What it watches.
@@ -139,16 +143,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         return super()._why_not(trainer, pl_module)
 
     def _select(self, pl_module: LightningModule) -> Selection:
-        try:
-            owners = select(pl_module, self.modules, self.types, owning="parameters")
-        except NothingToSelectError:
-            owners = {}
-        except ValueError as error:
-            raise ValueError(f"{error}{rule_among(self.modules)}") from None
-        modules = select(pl_module, self.modules, self.types)
-        if self.modules is None and self.types is None:
-            modules |= {name: module for name, module in owners.items() if name}
-        return Selection(modules, owners)
+        return layers_in(pl_module, self.modules, self.types)
 
     def _reset(self) -> None:
         super()._reset()
@@ -159,8 +154,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         if watch.stage == "train":
             if trainer.is_global_zero:
                 say_split(self._weights(watch.selection.owners))
-                health.judge = Judge(self._rules(), self._known["train"], self.window)
-                health.reporter = Reporter(health.judge, watch.loggers, watch.every_n_steps)
+                health.begin_judging(Judge(self._rules(), self._known["train"], self.window))
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
                 is_scaled = health.scaling is not None
@@ -189,6 +183,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         before = watch.selection
         super()._follow(trainer, pl_module, watch)
         if watch.selection is not before:
+            self._worker.settle()  # it may be judging
             watch.follow(self._known[watch.stage], self._layers(watch.selection))
 
     # What it does at each step.
@@ -198,7 +193,9 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             return batch_idx < EVALUATED
         step = logged_step(trainer)
         watch.first_step = step if watch.first_step is None else watch.first_step
-        return watch.every_n_steps > 0 and (step == watch.first_step or is_due(step, watch.every_n_steps))
+        return watch.every_n_steps > 0 and (
+            step == watch.first_step or is_due(step, watch.every_n_steps * watch.stretch)
+        )
 
     def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, batch: Any) -> None:
         super()._begin_batch(trainer, pl_module, watch, batch)
@@ -239,42 +236,49 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     def _tell_events(self, trainer: Trainer, watch: HealthWatch) -> None:
         """Tell what the black box has found; several ranks do that together, at the next look."""
         if watch.has_news and not self._has_ranks(trainer) and (events := watch.new_events()):
+            self._worker.settle()  # it may be judging
             self._tell(watch, events)
-            watch.end_if_asked(trainer, self.stop_on, self._verdicts)
+            self._end_if_asked(trainer, watch)
 
     def _tell(self, watch: HealthWatch, events: Sequence[Nonfinite]) -> None:
         if events and watch.judge is not None:
             self._verdicts = watch.tell(events)
 
-    def _has_ranks(self, trainer: Trainer) -> bool:
-        return trainer.world_size > 1 and self.sync_dist
-
     def _before_optimizer_step(self, pl_module: LightningModule, watch: HealthWatch, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(pl_module, watch, optimizer)
         if self._has_lazy:  # by now they have their shapes
+            self._worker.settle()
             watch.follow(self._known[watch.stage], self._layers(watch.selection))
         for each in pl_module.trainer.optimizers:
             watch.stepped |= steps_of(each, watch.weights)
 
     def _log(self, trainer: Trainer, watch: HealthWatch) -> None:
-        readings = self._flush(trainer, watch).filled()
-        self._readings = readings.values()
+        arrived, training, step = self._send(trainer, watch), self._live.get("train"), logged_step(trainer)
         watch.gaps_are_named = True
-        losses, events = watch.since_last_look(self._has_ranks(trainer)) if watch.stage == "train" else ([], [])
-        training, step = self._live.get("train"), logged_step(trainer)
-        if training is not None and training.judge is not None:
-            try:
-                self._tell(watch, events)
-                if watch.stage == "train":
-                    self._verdicts = watch.judged(step, readings, losses)
-                else:
-                    training.judge.see_evaluation(Look(step, 0, readings))
-                    self._verdicts = training.judge.verdicts
-            except Exception as error:  # the other ranks go on measuring, so this one must
-                training.judge = None
-                warn_switched_off(f"judging by {self._name}", error)
-        watch.stepped = {}
+        judge = None if training is None else training.evaluation(step)
         if watch.stage == "train":
+            facts = watch.news.facts(trainer.lightning_module, watch.selection)
+            judge = watch.look(step, facts, self._has_ranks(trainer), self._overhead(trainer, watch))
+            if trainer.is_global_zero:
+                watch.loggers.prepare()
+
+        def take() -> None:
+            readings = arrived().filled()
+            self._readings = readings.values()
+            if judge is not None and training is not None and training.judge is not None:
+                try:
+                    self._verdicts = judge(readings)
+                except Exception as error:  # the other ranks go on measuring, so this one must
+                    training.judge = None
+                    warn_switched_off(f"judging by {self._name}", error)
+
+        self._leave_to_worker(watch, take, "at the end of a batch" if watch.stage == "train" else AFTER_LOOP)
+        if watch.stage == "train":
+            self._end_if_asked(trainer, watch)
+
+    def _end_if_asked(self, trainer: Trainer, watch: HealthWatch) -> None:
+        if self.stop_on is not None and not watch.is_ending:
+            self._worker.settle()
             watch.end_if_asked(trainer, self.stop_on, self._verdicts)
 
     def written_tags(self) -> Iterator[str]:
@@ -288,11 +292,5 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             watch.close()
             super()._end_training(trainer, watch)
 
-    def _end_all(self) -> None:
-        for watch in self._live.values():
-            watch.close()  # after an exception too, what has been seen is told
-        super()._end_all()
-
-    def _drop(self, watch: HealthWatch) -> None:
-        watch.close()
-        super()._drop(watch)
+    def _leave(self, watch: HealthWatch) -> None:
+        watch.close()  # after an exception too, what has been seen is told

@@ -1,24 +1,34 @@
 """`HealthWatch`: what `HealthMonitor` holds of one stage."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from lightning.pytorch import Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
+from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.loss_meter import LossMeter, mean_over_ranks
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.callbacks.trainer import alert, logged_step
+from hookboard.callbacks.watch import Selection
 from hookboard.health import RULES, Judge, Layer, Look, Loss, Nonfinite, Stepped, Verdict, ended_by, first_of
 from hookboard.messages import listed, warn, warn_switched_off
 from hookboard.parameters import Weight
 from hookboard.ranks import Ranks
 from hookboard.recording import Readings
+from hookboard.selection import NothingToSelectError, select
+
+MEASURED = ("rms", "zero_fraction")
+"""The statistics that make the recorder fill the columns that rules read."""
+
+Finding = Literal["auto", "exact", "late"]
+"""How the module that gave the first NaN is found."""
 
 MOST_VALUES = 1 << 16
 """Of a weight with more values only every k-th unit is measured, so that the cost does not follow its size."""
@@ -53,29 +63,53 @@ class HealthWatch(SiteWatch):
     told: int = field(default=0, kw_only=True)
     is_ending: bool = field(default=False, kw_only=True)
 
-    def judged(self, step: int, readings: Readings, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
-        """Take a look, judge the run, and tell what the judge says.
+    def begin_judging(self, judge: Judge) -> None:
+        """Have this judge judge the run, and tell what it says."""
+        self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps)
+
+    def look(
+        self, step: int, facts: Facts, of_all_ranks: bool, scalars: Mapping[str, float]
+    ) -> Callable[[Readings], tuple[Verdict, ...]]:
+        """What takes a look, judges the run, and tells what the judge says, in any thread.
+
+        It is called with all readings of the step, and returns the verdicts, worst first.
 
         Args:
             step: the optimizer step.
-            readings: all readings of the step.
-            losses: of every step since the look before.
-
-        Returns:
-            The verdicts, worst first.
+            facts: of the layers.
+            of_all_ranks: see `since_last_look`.
+            scalars: what is written besides, by tag.
         """
-        assert self.judge is not None
-        assert self.reporter is not None
+        losses, events = self.since_last_look(of_all_ranks)
         frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
-        is_scaled = self.scaling is not None
-        overflowed = is_scaled and any(reading.overflowed for reading in readings.values())
-        self.judge.see(Look(step, self.batch_idx, readings, losses, self.stepped, overflowed, frozen, is_scaled))
-        verdicts, layers = self.judge.verdicts, self.judge.run.layers
-        records = self.news.in_order(
-            layers, lambda: [layer.name for layer in layers], self.selection, self.recorder, self.every_n_steps
-        )
-        self.reporter.after_look(verdicts, records)
-        return verdicts
+        is_scaled, batch_idx = self.scaling is not None, self.batch_idx
+        stepped, self.stepped = self.stepped, {}
+
+        def take(readings: Readings) -> tuple[Verdict, ...]:
+            assert self.judge is not None
+            assert self.reporter is not None
+            if events:
+                self.tell(events)
+            overflowed = is_scaled and any(reading.overflowed for reading in readings.values())
+            self.judge.see(Look(step, batch_idx, readings, losses(), stepped, overflowed, frozen, is_scaled))
+            verdicts, layers = self.judge.verdicts, self.judge.run.layers
+            records = self.news.in_order(
+                layers, lambda: [layer.name for layer in layers], facts, self.recorder, self.every_n_steps
+            )
+            self.reporter.after_look(verdicts, records, scalars)
+            return verdicts
+
+        return take
+
+    def evaluation(self, step: int) -> Callable[[Readings], tuple[Verdict, ...]]:
+        """The same for the readings of an evaluation loop in this training."""
+
+        def take(readings: Readings) -> tuple[Verdict, ...]:
+            assert self.judge is not None
+            self.judge.see_evaluation(Look(step, 0, readings))
+            return self.judge.verdicts
+
+        return take
 
     def follow(self, known: dict[str, Layer], layers: Mapping[str, Layer]) -> None:
         """Take other layers, where the model has changed; `known` is what the recorder reads."""
@@ -84,10 +118,15 @@ class HealthWatch(SiteWatch):
         if self.judge is not None:
             self.judge.run.follow(known)
 
-    def since_last_look(self, of_all_ranks: bool) -> tuple[list[Loss], list[Nonfinite]]:
-        """The losses since the last look; of all ranks with their events, which every rank must call then."""
-        losses = self.losses.take()
-        return over_ranks(losses, self.new_events()) if of_all_ranks else (losses, [])
+    def since_last_look(self, of_all_ranks: bool) -> tuple[Callable[[], list[Loss]], list[Nonfinite]]:
+        """What gives the losses since the last look, in any thread; of all ranks with their events.
+
+        Of all ranks, every rank must call this, and the host waits for the device here.
+        """
+        if not of_all_ranks:
+            return self.losses.send(), []
+        losses, events = over_ranks(self.losses.send()(), self.new_events())
+        return lambda: losses, events
 
     @property
     def has_news(self) -> bool:
@@ -138,7 +177,29 @@ class HealthWatch(SiteWatch):
             warn_switched_off("the last verdict of HealthMonitor", error)
 
 
-def rule_among(modules: object) -> str:
+def layers_in(
+    model: nn.Module,
+    modules: str | Sequence[str] | None,
+    types: str | type | Sequence[str | type] | None,
+) -> Selection:
+    """What is watched of a model, see `HealthMonitor`.
+
+    Raises:
+        ValueError: the patterns or types match no module.
+    """
+    try:
+        owners = select(model, modules, types, owning="parameters")
+    except NothingToSelectError:
+        owners = {}
+    except ValueError as error:
+        raise ValueError(f"{error}{_rule_among(modules)}") from None
+    selected = select(model, modules, types)
+    if modules is None and types is None:
+        selected |= {name: module for name, module in owners.items() if name}
+    return Selection(selected, owners)
+
+
+def _rule_among(modules: object) -> str:
     """A hint, where the name of a rule was given for modules; else ""."""
     given = list(modules) if isinstance(modules, list | tuple) else [modules]
     rule = next((name for name in RULES if name in given), None)

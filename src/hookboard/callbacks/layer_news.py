@@ -1,6 +1,7 @@
 """`LayerNews`: the record of the watched layers for the tab in TensorBoard, where it is new or has changed."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from torch import nn
 
@@ -29,7 +30,8 @@ class LayerNews:
 
     def __init__(self, callback: str) -> None:
         self._callback = callback
-        self._sign: object = None
+        self._facts: Facts | None = None
+        self._of: tuple[object, object] = (None, None)
         self._last: list[bytes] = []
         self._is_off = False
         self._places: object = None
@@ -39,11 +41,25 @@ class LayerNews:
 
     def look_again(self) -> None:
         """Make the record anew after the next step: modules, or their parameters, have changed."""
-        self._sign = None
-        self._shapes = {}
+        self._facts = None
+
+    def facts(self, model: nn.Module, selection: Selection) -> "Facts":
+        """What the other methods need of the model, which only the training thread may look at; each runs in any one.
+
+        Args:
+            model: the whole model.
+            selection: what is watched.
+        """
+        if self._facts is None:
+            self._facts = Facts()
+            try:
+                self._facts = facts_of_layers(model, {**selection.modules, **selection.owners})
+            except Exception as error:
+                self._switch_off(error)
+        return self._facts
 
     def after_step(
-        self, readings: Readings, model: nn.Module, selection: Selection, recorder: Recorder, every_n_steps: int
+        self, readings: Readings, facts: "Facts", recorder: Recorder, every_n_steps: int
     ) -> dict[str, list[bytes]]:
         """The record by its tag if it has changed; otherwise nothing.
 
@@ -52,8 +68,7 @@ class LayerNews:
 
         Args:
             readings: of the step or loop.
-            model: the whole model.
-            selection: what is watched.
+            facts: those of the time of the step.
             recorder: has measured it.
             every_n_steps: how many optimizer steps lie between two due steps.
         """
@@ -63,20 +78,19 @@ class LayerNews:
             self._met = self._met if names <= self._met else self._met | names
 
         def order() -> list[str]:
-            modules = _all_of(selection)
-            defined = [name for name in ("", *dict(named_submodules(model))) if name in modules]
-            ran = dict.fromkeys(name for role in _OF_CALLS for name in places.first(role) if name in modules)
-            known = [name for name in self._ran if name in modules]
+            defined = list(facts)
+            ran = dict.fromkeys(name for role in _OF_CALLS for name in places.first(role) if name in facts)
+            known = [name for name in self._ran if name in facts]
             self._ran = with_late_ones(known or ran, ran, defined)
             return with_late_ones(self._ran, defined, defined)
 
-        return self.in_order(self._met, order, selection, recorder, every_n_steps)
+        return self.in_order(self._met, order, facts, recorder, every_n_steps)
 
     def in_order(
         self,
         sign: object,
         order: Callable[[], Iterable[str]],
-        selection: Selection,
+        facts: "Facts",
         recorder: Recorder,
         every_n_steps: int,
     ) -> dict[str, list[bytes]]:
@@ -85,51 +99,54 @@ class LayerNews:
         Args:
             sign: as long as it is the same object, the order is, and nothing is looked at.
             order: the names of the modules in order.
-            selection: what is watched.
+            facts: those of the time of the step.
             recorder: has measured it.
             every_n_steps: how many optimizer steps lie between two due steps.
         """
-        if sign is self._sign or self._is_off:
+        if self._is_off or (sign is self._of[0] and facts is self._of[1]):
             return {}
-        self._sign = sign
+        if facts is not self._of[1]:
+            self._shapes = {}
+        self._of = (sign, facts)
         try:
             # The gradient of an output has its shape.
             self._shapes = {**recorder.shapes("grad_output"), **recorder.shapes("output"), **self._shapes}
-            layers = layer_facts(order(), _all_of(selection), self._shapes)
+            layers = tuple(replace(facts[name], output=self._shapes.get(name)) for name in order())
             strings = LayersRecord(self._callback, every_n_steps, layers).strings()
         except Exception as error:
-            self._is_off = True
-            warn_switched_off(f"the record of {self._callback}'s layers for the tab in TensorBoard", error)
+            self._switch_off(error)
             return {}
         if strings == self._last:
             return {}
         self._last = strings
         return {f"{LAYERS}/{self._callback}": strings}
 
+    def _switch_off(self, error: Exception) -> None:
+        self._is_off = True
+        warn_switched_off(f"the record of {self._callback}'s layers for the tab in TensorBoard", error)
 
-def layer_facts(
-    order: Iterable[str], modules: Mapping[str, nn.Module], outputs: Mapping[str, tuple[int, ...]]
-) -> tuple[LayerFacts, ...]:
+
+class Facts(dict[str, LayerFacts]):
+    """Name to what is known of a module but the shape of its output, in the order in which the model defines them."""
+
+
+def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts:
     """What is known of each module.
 
     Args:
-        order: the names in the order of the record.
-        modules: name to module.
-        outputs: name to the shape of the first output, where it is known.
+        model: the whole model.
+        modules: those that are watched, by name.
     """
     owned: dict[int, dict[str, tuple[int, ...]]] = {}
     for name, weight in weights_of(modules).items():
         # What a parametrization computes is no parameter, and what is lazy has no shape yet.
         if not (weight.is_computed or weight.is_lazy):
             owned.setdefault(id(weight.module), {})[name] = tuple(weight.parameters[0].shape)
-    return tuple(
-        LayerFacts(name, _types_of(modules[name]), outputs.get(name), owned.get(id(modules[name]), {}))
-        for name in order
+    defined = (name for name in ("", *dict(named_submodules(model))) if name in modules)
+    return Facts(
+        (name, LayerFacts(name, _types_of(modules[name]), None, owned.get(id(modules[name]), {})))
+        for name in dict.fromkeys([*defined, *modules])
     )
-
-
-def _all_of(selection: Selection) -> dict[str, nn.Module]:
-    return {**selection.modules, **selection.owners}
 
 
 def _types_of(module: nn.Module) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hookboard.callbacks.budget import timed
 from hookboard.callbacks.course import Course
 from hookboard.callbacks.duties import W
 from hookboard.callbacks.tags import inform_of_many_tags, warn_of_equal_tags
@@ -28,6 +29,7 @@ from hookboard.callbacks.trainer import is_alone, running_stage
 class Life(Course[W]):
     """Base of all callbacks: the hooks of Lightning."""
 
+    @timed
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Select and attach.
 
@@ -38,6 +40,7 @@ class Life(Course[W]):
         inform_of_many_tags(self)
         warn_of_equal_tags(self, trainer)
 
+    @timed
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `_begin_training`."""
         watch = self._live.get("train")
@@ -45,6 +48,7 @@ class Life(Course[W]):
             with self._shielded(watch, "at the start of the training"):
                 self._begin_training(trainer, watch)
 
+    @timed
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """See `_begin_batch`."""
         self._start_batch(trainer, pl_module, batch, batch_idx, 0)
@@ -53,6 +57,7 @@ class Life(Course[W]):
             with self._shielded(watch, "at the start of a batch"):
                 self._see_batch(trainer, pl_module, watch, batch, batch_idx)
 
+    @timed
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """See `_before_backward`."""
         watch = self._live.get("train")
@@ -63,6 +68,7 @@ class Life(Course[W]):
             with self._shielded(watch, "before the backward pass"):
                 self._before_backward(watch)
 
+    @timed
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `_after_backward`."""
         watch = self._live.get("train")
@@ -73,6 +79,7 @@ class Life(Course[W]):
             with self._shielded(watch, "after the backward pass"):
                 self._after_backward(watch)
 
+    @timed
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """See `_before_optimizer_step`."""
         watch = self._live.get("train")
@@ -83,6 +90,7 @@ class Life(Course[W]):
             with self._shielded(watch, "before the optimizer step"):
                 self._before_optimizer_step(pl_module, watch, optimizer)
 
+    @timed
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -96,20 +104,26 @@ class Life(Course[W]):
             with self._shielded(watch, "at the end of a batch"):
                 self._see_batch_end(trainer, watch)
 
+    @timed
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Undo what is left of a batch: if the module ends an epoch early, its last batch has no end hook."""
         self._leave_batch()
         self._see_end(trainer)
 
+    @timed
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `_end_training`."""
+        self._worker.settle()
         for watch in list(self._live.values()):
             with self._shielded(watch, "at the end of the training"):
                 self._end_training(trainer, watch)
 
+    @timed
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `_begin_loop`. An evaluation outside of a fit also selects and attaches, as `on_fit_start` does."""
         self._leave_batch()
+        if self._budget is not None:
+            self._budget.pause()
         stage = running_stage(trainer)
         if is_alone(trainer):
             if stage in self._stages(trainer):
@@ -121,12 +135,14 @@ class Life(Course[W]):
                 self._follow(trainer, pl_module, watch)
                 self._begin_loop(trainer, watch)
 
+    @timed
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """See `_begin_batch`."""
         self._start_batch(trainer, pl_module, batch, batch_idx, dataloader_idx)
 
+    @timed
     def on_validation_batch_end(
         self,
         trainer: Trainer,
@@ -139,6 +155,7 @@ class Life(Course[W]):
         """See `_end_batch`."""
         self._finish_batch(trainer)
 
+    @timed
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `_end_loop`."""
         self._leave_batch()
@@ -146,12 +163,14 @@ class Life(Course[W]):
         if watch is not None:
             with self._shielded(watch, "at the end of an evaluation"):
                 self._end_loop(trainer, watch)
+        self._worker.settle()
 
     on_test_start = on_predict_start = on_validation_start
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
     on_test_end = on_predict_end = on_validation_end
 
+    @timed
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Undo everything: Lightning does not call `teardown` after a failure."""
         self._end_all()

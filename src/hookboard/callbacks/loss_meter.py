@@ -1,7 +1,7 @@
 """`LossMeter`: the loss of every optimizer step, read from the device only when a step is due."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hookboard.health import Loss
 from hookboard.measure import needs_host
+from hookboard.recording import sent
 
 MOST = 4096
 """How many losses are kept between two reads."""
@@ -39,30 +40,40 @@ class LossMeter:
         self._parts.append((step, batch_idx, loss.detach().reshape(()).clone()))
         return None
 
-    def take(self) -> list[Loss]:
-        """The losses since the last call, in the order of steps; the host waits for the device once."""
+    def send(self) -> Callable[[], list[Loss]]:
+        """What waits for the device, once, and gives the losses since the last call, in the order of steps.
+
+        Any thread may call it.
+        """
         parts, self._parts = list(self._parts), deque(maxlen=MOST)
-        if not parts:
-            return []
-        values = _on_host([value for _, _, value in parts])
-        losses: dict[int, Loss] = {}
-        for (step, batch_idx, _), value in zip(parts, values, strict=True):
-            before = losses.get(step)
-            if before is None:
-                losses[step] = Loss(step, batch_idx, value)
-            else:
-                backwards = before.backwards + (batch_idx == before.batch_idx)
-                losses[step] = Loss(step, batch_idx, before.value + value, backwards)
-        return list(losses.values())
+        values = _sent([value for _, _, value in parts])
+
+        def arrived() -> list[Loss]:
+            losses: dict[int, Loss] = {}
+            for (step, batch_idx, _), value in zip(parts, values(), strict=True):
+                before = losses.get(step)
+                if before is None:
+                    losses[step] = Loss(step, batch_idx, value)
+                else:
+                    backwards = before.backwards + (batch_idx == before.batch_idx)
+                    losses[step] = Loss(step, batch_idx, before.value + value, backwards)
+            return list(losses.values())
+
+        return arrived
 
 
-def _on_host(values: Sequence[float | Tensor]) -> list[float]:
-    """All as numbers; the host waits for the device once."""
+def _sent(values: Sequence[float | Tensor]) -> Callable[[], list[float]]:
+    """What gives all as numbers, in any thread, see `hookboard.recording.sent`."""
     waiting = [value for value in values if isinstance(value, Tensor)]
     device = waiting[0].device if waiting else None
     wide = torch.float32 if device is not None and needs_host(device) else torch.float64
-    known = iter(torch.stack([value.to(device, wide) for value in waiting]).tolist() if waiting else ())
-    return [next(known) if isinstance(value, Tensor) else value for value in values]
+    copy = sent(torch.stack([value.to(device, wide) for value in waiting])) if waiting else None
+
+    def arrived() -> list[float]:
+        known = iter(copy().tolist() if copy is not None else ())
+        return [next(known) if isinstance(value, Tensor) else value for value in values]
+
+    return arrived
 
 
 def mean_over_ranks(ranks: Sequence[Sequence[Loss]]) -> list[Loss]:

@@ -1,31 +1,32 @@
 """The base of callbacks that log numbers: it measures the due steps, writes the readings, and names what is missing."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookboard.callbacks.budget import check_share
 from hookboard.callbacks.course import is_due
-from hookboard.callbacks.facts import facts_of, without_curves
+from hookboard.callbacks.facts import facts_of, say_if_copied
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.life import Life
 from hookboard.callbacks.scaling import Scaling
-from hookboard.callbacks.site_watch import SiteWatch, gaps_of
+from hookboard.callbacks.site_watch import Gaps, SiteWatch
 from hookboard.callbacks.trainer import (
     check_every_n_steps,
     inform,
     is_accumulating,
     log_every_n_steps,
     logged_step,
-    warn,
 )
-from hookboard.callbacks.watch import Watch, listed_gaps, names_in
+from hookboard.callbacks.watch import Watch, names_in
 from hookboard.callbacks.weights import measure_gradients, measure_weights
 from hookboard.hooks import Taps, forget_graphs
-from hookboard.measure import DERIVED, Plan, Statistic, forget_scratch, needs_host, plan
+from hookboard.measure import DERIVED, Plan, Statistic, forget_scratch, plan
 from hookboard.messages import chosen
 from hookboard.parameters import Weight, are_still, weights_of
 from hookboard.ranks import Ranks
@@ -35,11 +36,14 @@ from hookboard.writers import entry_of
 
 V = TypeVar("V", bound=SiteWatch)
 
+AFTER_LOOP = "at the end of an evaluation"
+
 
 class SiteLogger(Life[V]):
     """Base of callbacks that log readings: one flush of the recorder for each due step and each evaluation loop."""
 
     verb = "measures"
+    tells_overhead = True
 
     def __init__(
         self,
@@ -50,8 +54,10 @@ class SiteLogger(Life[V]):
         histogram: bool,
         sync_dist: bool,
         stages: Stage | Sequence[Stage] = "train",
+        max_overhead: float | None = None,
     ) -> None:
         super().__init__()
+        check_share(max_overhead)
         check_every_n_steps(every_n_steps, "to follow the Trainer's log_every_n_steps")
         self.modules = modules
         self.types = types
@@ -60,6 +66,7 @@ class SiteLogger(Life[V]):
         self.histogram = histogram
         self.sync_dist = sync_dist
         self.stages = stages
+        self.max_overhead = max_overhead
         self._readings: Iterable[Reading] = ()
         self._plan()
         chosen("stages", stages, get_args(Stage))
@@ -67,6 +74,7 @@ class SiteLogger(Life[V]):
     @property
     def readings(self) -> tuple[Reading, ...]:
         """The merged readings of the last due step or evaluation loop, whichever was later."""
+        self._worker.wait()
         if not isinstance(self._readings, tuple):  # they are made when somebody asks, once
             self._readings = tuple(self._readings)
         return self._readings
@@ -121,11 +129,8 @@ class SiteLogger(Life[V]):
         return log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
 
     def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> V:
-        if needs_host(pl_module.device) and not self._live:
-            inform(
-                f"{self._name}: {pl_module.device.type.upper()} has no float64; what is measured is copied to the host "
-                "first, which waits for the device."
-            )
+        if not self._live:
+            say_if_copied(self._name, pl_module.device)
         recorder = self._recorder(trainer, pl_module, watch)
         scaling = None
         if any(ROLES[role].is_gradient for role in self._roles()):
@@ -151,7 +156,7 @@ class SiteLogger(Life[V]):
     def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: V) -> None:
         forget_graphs(pl_module)
         roles = [role for role in self._roles() if not ROLES[role].of_parameter]
-        watch.taps = Taps(watch.selection.modules, roles, watch.recorder.open, in_graphs=True)
+        watch.taps = Taps(watch.selection.modules, roles, self.clock.opener(watch.recorder.open), in_graphs=True)
         watch.until_end.callback(forget_scratch)
         watch.until_end.callback(watch.taps.detach)
         watch.taps.attach()
@@ -160,7 +165,7 @@ class SiteLogger(Life[V]):
         watch.news.look_again()
 
     def _wants(self, trainer: Trainer, watch: V, batch_idx: int, dataloader_idx: int) -> bool:
-        return watch.stage != "train" or is_due(logged_step(trainer), watch.every_n_steps)
+        return watch.stage != "train" or is_due(logged_step(trainer), watch.every_n_steps * watch.stretch)
 
     def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: V, batch: Any) -> None:
         watch.until_batch_end.callback(_close, watch)
@@ -225,52 +230,52 @@ class SiteLogger(Life[V]):
         """
         if are_still(watch.weights, watch.selection.owners):
             return
-        weights = self._weights(watch.selection.owners)
-        kinds = {name: "replaced" if name in watch.weights else "new" for name in weights}
-        kinds |= dict.fromkeys(watch.weights.keys() - weights.keys(), "gone")
-        changed = {
-            name: kind
-            for name, kind in kinds.items()
-            if kind != "replaced" or not weights[name].is_same(watch.weights[name])
-        }
-        watch.weights = weights
+        changed = watch.follow_weights(self._weights(watch.selection.owners))
         if changed:
             watch.news.look_again()
         self._say_changed(watch, changed, pl_module)
 
-    def _flush(self, trainer: Trainer, watch: V) -> Readings:
-        """The readings of the step or loop."""
+    def _send(self, trainer: Trainer, watch: V) -> Callable[[], Readings]:
+        """What gives the readings of the step or loop, in any thread; it waits for the device."""
+        wanted = shared = None
+        if self._budget is not None and watch.stage == "train":
+            wanted = self._budget.wanted(watch.every_n_steps, watch.stretch)
+            if self._has_ranks(trainer):  # which must all measure the same steps
+                shared = torch.tensor([wanted], dtype=torch.float64, device="cpu")
         if watch.scaling is None:
-            return watch.recorder.flush()[0]
-        return watch.scaling.flush(watch.recorder, trainer.lightning_module, trainer.optimizers, watch.weights)
+            sent = watch.recorder.send(shared)
+        else:
+            model, optimizers = trainer.lightning_module, trainer.optimizers
+            sent = watch.scaling.send(watch.recorder, model, optimizers, watch.weights, shared)
+        if wanted is not None:
+            self._stretch(watch, wanted if shared is None else int(sent.flags()[-1]))
+        return sent.readings
+
+    def _has_ranks(self, trainer: Trainer) -> bool:
+        return trainer.world_size > 1 and self.sync_dist
 
     def _log(self, trainer: Trainer, watch: V) -> None:
-        found = self._flush(trainer, watch)
-        readings = self._finish(found)
-        filled = readings.filled()
-        self._readings = filled.values()
-        if trainer.is_global_zero:
-            entry, model = entry_of(filled, logged_step(trainer)), trainer.lightning_module
-            entry.records.update(
-                watch.news.after_step(found, model, watch.selection, watch.recorder, watch.every_n_steps)
-            )
-            watch.loggers.write(entry)
-        if not watch.gaps_are_named:
-            watch.gaps_are_named = True
-            self._name_gaps(trainer, watch, list(readings.values()))
-            for name, sites in without_curves(self._names, self.readings, names_in(trainer.lightning_module)):
-                inform(f"{self._name}: no {name} of {sites}: {self._why_not_there(name)} (this is said once).")
+        model, step, writes = trainer.lightning_module, logged_step(trainer), trainer.is_global_zero
+        arrived, facts = self._send(trainer, watch), watch.news.facts(model, watch.selection)
+        say_gaps, watch.gaps_are_named = not watch.gaps_are_named, True
+        gaps = Gaps.of(self._name, watch, self._expected(watch), names_in(model)) if say_gaps else None
+        overhead = self._overhead(trainer, watch)
+        if writes:
+            watch.loggers.prepare()
 
-    def _name_gaps(self, trainer: Trainer, watch: V, readings: Sequence[Reading]) -> None:
-        """Give one warning that names all selected sites without a reading, grouped by cause."""
-        expected, step = self._expected(watch), logged_step(trainer)
-        gaps = list(gaps_of(watch, expected, readings))
-        if gaps:
-            where = f"at step {step}" if watch.stage == "train" else f"in the {watch.stage} loop at step {step}"
-            warn(
-                f"{self._name}: {len(gaps)} of {len(expected)} sites had nothing to measure {where} "
-                f"(this is said once):{listed_gaps(gaps, names_in(trainer.lightning_module))}"
-            )
+        def write() -> None:
+            found = arrived()
+            readings = self._finish(found)
+            filled = readings.filled()
+            self._readings = filled.values()
+            if writes:
+                entry = entry_of(filled, step, overhead)
+                entry.records.update(watch.news.after_step(found, facts, watch.recorder, watch.every_n_steps))
+                watch.loggers.write(entry)
+            if gaps is not None:
+                gaps.say(watch, step, list(readings.values()), self._names, self._why_not_there)
+
+        self._leave_to_worker(watch, write, "at the end of a batch" if watch.stage == "train" else AFTER_LOOP)
 
     def _expected(self, watch: V) -> list[tuple[str, Role]]:
         """Names and roles of which at least one tensor should be measured in a due step."""

@@ -70,6 +70,8 @@ class ParameterLogger(SiteLogger[SiteWatch]):
         histogram: Whether to log histograms too. They cost more than all statistics together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
+        max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where its logged
+            steps take more, it logs at a multiple of `every_n_steps`, and says so once. Left out: no limit.
 
     Raises:
         ValueError: At construction: an unknown statistic, or an `every_n_steps` below 1. At fit start: a pattern
@@ -89,8 +91,9 @@ class ParameterLogger(SiteLogger[SiteWatch]):
         statistics: str | Sequence[str | Statistic] = ("mean", "std", "abs_max", *USUAL),
         histogram: bool = False,
         sync_dist: bool = True,
+        max_overhead: float | None = None,
     ) -> None:
-        super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
+        super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist, max_overhead=max_overhead)
 
     def _asked(self, among: Collection[str]) -> list[str]:
         given = as_list(self.statistics)

@@ -1,6 +1,7 @@
 """`Reporter`: tells a person what a judge says: the page in the loggers, and lines in the terminal."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hookboard.callbacks.trainer import alert, inform
 from hookboard.health import Judge, Look, Page, Verdict, before_nonfinite, closing, news
@@ -26,17 +27,20 @@ class Reporter:
         self._alarms: set[tuple[str, str]] = set()
         self._is_closed = False
 
-    def after_look(self, verdicts: tuple[Verdict, ...], records: Mapping[str, Sequence[bytes]]) -> None:
+    def after_look(
+        self, verdicts: tuple[Verdict, ...], records: Mapping[str, Sequence[bytes]], scalars: Mapping[str, float]
+    ) -> None:
         """Write what is due after a look, and say what is new.
 
         Args:
             verdicts: worst first.
             records: tag to the strings of further records.
+            scalars: tag to value of further scalars.
         """
         self._say_new(verdicts)
         entry = self._page.entry(self._judge.run, verdicts)
         entry.records.update(records)
-        self._loggers.write(entry)
+        self._loggers.write(replace(entry, scalars={**entry.scalars, **scalars}))
 
     def at_event(self, verdicts: tuple[Verdict, ...], step: int, before: Look | None) -> None:
         """Write the readings before the first NaN or Inf, and say it.

@@ -2,19 +2,19 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from hookboard.callbacks.trainer import warn
 from hookboard.parameters import Weight
 from hookboard.ranks import local
-from hookboard.recording import Reading, Readings, Recorder
+from hookboard.recording import Reading, Readings, Recorder, Sent
 from hookboard.selection import named_submodules
 from hookboard.sites import ROLES, Site
 from hookboard.torch_private import has_unscaled, scale_of
@@ -65,26 +65,38 @@ class Scaling:
             self._overflowed[optimizer] = earlier | ~largest.isfinite()
         return None if has_unscaled(self._scaler, optimizer) else self.in_force()
 
-    def flush(
-        self, recorder: Recorder, model: LightningModule, optimizers: Sequence[Optimizer], weights: Mapping[str, Weight]
-    ) -> Readings:
-        """Flush the recorder; readings of gradients that overflowed keep only their counts.
+    def send(
+        self,
+        recorder: Recorder,
+        model: LightningModule,
+        optimizers: Sequence[Optimizer],
+        weights: Mapping[str, Weight],
+        shared: Tensor | None = None,
+    ) -> Sent:
+        """Have the recorder send what it has measured.
 
         Args:
             recorder: has measured the gradients.
             model: the whole model.
             optimizers: all optimizers of the fit.
             weights: the watched weights by name.
+            shared: shape (k,), further flags for `Recorder.send`, behind those of its own.
+
+        Returns:
+            What the recorder has sent; readings of gradients that overflowed keep only their counts.
         """
-        readings, (*raised, is_unknown) = recorder.flush(self._flags(optimizers, model.device))
-        if is_unknown:
-            readings = Readings.of(self._without_unknown(list(readings.values())))
-        guilty = [optimizer for optimizer, flag in zip(optimizers, raised, strict=True) if flag]
-        if not guilty:
-            return readings
-        modules = {"": model, **dict(named_submodules(model))}
-        parameters = {name: weight.parameters[0] for name, weight in weights.items()}
-        return Readings.of(marked(list(readings.values()), guilty, optimizers, modules, parameters))
+        holders = Holders.of(model, optimizers, weights)
+        own = self._flags(optimizers, model.device)
+        sent = recorder.send(own if shared is None else torch.cat([own.double(), shared.to(own.device)]))
+
+        def readings() -> Readings:
+            found, (*raised, is_unknown) = sent.readings(), sent.flags()[: len(own)]
+            if is_unknown:
+                found = Readings.of(self._without_unknown(list(found.values())))
+            guilty = {number for number, flag in enumerate(raised) if flag}
+            return Readings.of(marked(list(found.values()), guilty, holders)) if guilty else found
+
+        return sent._replace(readings=readings)
 
     def _without_unknown(self, readings: list[Reading]) -> list[Reading]:
         """NaN for the gradients of which nothing tells whether they carry the scale; one warning says so."""
@@ -111,55 +123,62 @@ class Scaling:
         return torch.stack([*overflows, never | unknown])
 
 
-def marked(
-    readings: list[Reading],
-    guilty: Sequence[Optimizer],
-    optimizers: Sequence[Optimizer],
-    modules: Mapping[str, nn.Module],
-    parameters: Mapping[str, Parameter],
-) -> list[Reading]:
+@dataclass(frozen=True)
+class Holders:
+    """Which optimizers hold what, as numbers, at one time: the model and the optimizers may change afterwards.
+
+    Args:
+        held: the ids of the parameters of each optimizer.
+        modules: the ids of the parameters of each module by name, the model itself under "".
+        parameters: the id of each watched parameter by name.
+    """
+
+    held: list[set[int]]
+    modules: dict[str, set[int]]
+    parameters: dict[str, int]
+
+    @staticmethod
+    def of(model: nn.Module, optimizers: Sequence[Optimizer], weights: Mapping[str, Weight]) -> "Holders":
+        """Those of now."""
+        modules = {"": model, **dict(named_submodules(model))}
+        return Holders(
+            [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers],
+            {name: {id(p) for p in module.parameters()} for name, module in modules.items()},
+            {name: id(weight.parameters[0]) for name, weight in weights.items()},
+        )
+
+    def of_site(self, site: Site) -> set[int]:
+        """The numbers of the optimizers that a site belongs to: which hold the parameter, or one of the module.
+
+        A module without parameters belongs to the optimizers of the module around it; if no module around it has any
+        parameter, to all optimizers.
+        """
+        name = site.name
+        if name in self.parameters:
+            return {number for number, ids in enumerate(self.held) if self.parameters[name] in ids}
+        while True:
+            own = self.modules.get(name, set())
+            holders = {number for number, ids in enumerate(self.held) if own & ids}
+            if holders or not name:
+                return holders or set(range(len(self.held)))
+            name = name.rpartition(".")[0]
+
+
+def marked(readings: list[Reading], guilty: Set[int], holders: Holders) -> list[Reading]:
     """Mark the readings that belong to an optimizer that overflowed: they keep only their counts.
 
     Args:
         readings: of any role; only those of gradients are marked.
-        guilty: the optimizers that have overflowed.
-        optimizers: all optimizers of the fit.
-        modules: all modules of the model by name, the model itself under "".
-        parameters: the watched parameters by name.
+        guilty: the numbers of the optimizers that have overflowed.
+        holders: which optimizers hold what.
     """
-    held = {o: {id(p) for group in o.param_groups for p in group["params"]} for o in optimizers}
-    return [
-        _marked(r) if ROLES[r.site.role].is_gradient and _holders(r.site, held, modules, parameters) & {*guilty} else r
-        for r in readings
-    ]
+    return [_marked(r) if ROLES[r.site.role].is_gradient and holders.of_site(r.site) & guilty else r for r in readings]
 
 
 def _is_of_call(reading: Reading) -> bool:
     """Whether it is of gradients that come with a call of a module, not of a parameter's."""
     traits = ROLES[reading.site.role]
     return traits.is_gradient and not traits.of_parameter
-
-
-def _holders(
-    site: Site,
-    held: Mapping[Optimizer, set[int]],
-    modules: Mapping[str, nn.Module],
-    parameters: Mapping[str, Parameter],
-) -> set[Optimizer]:
-    """The optimizers that a site belongs to: those that hold the parameter, or a parameter of the module.
-
-    A module without parameters belongs to the optimizers of the module around it; if no module around it has any
-    parameter, to all optimizers.
-    """
-    name = site.name
-    if name in parameters:
-        return {optimizer for optimizer, ids in held.items() if id(parameters[name]) in ids}
-    while True:
-        own = {id(p) for p in modules[name].parameters()} if name in modules else set()
-        holders = {optimizer for optimizer, ids in held.items() if own & ids}
-        if holders or not name:
-            return holders or set(held)
-        name = name.rpartition(".")[0]
 
 
 def _marked(reading: Reading) -> Reading:

@@ -1,11 +1,13 @@
 """`SiteWatch`: what a callback that measures holds of one stage, and the sites of which it had no reading."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hookboard.callbacks.facts import without_curves
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.scaling import Scaling
-from hookboard.callbacks.watch import Watch
+from hookboard.callbacks.trainer import inform, warn
+from hookboard.callbacks.watch import Watch, listed_gaps
 from hookboard.callbacks.weights import Before
 from hookboard.hooks import Taps
 from hookboard.parameters import Weight, why_silent
@@ -35,23 +37,75 @@ class SiteWatch(Watch):
     scaling: Scaling | None = field(default=None, kw_only=True)
     news: LayerNews = field(kw_only=True)
 
+    def follow_weights(self, weights: dict[str, Weight]) -> dict[str, str]:
+        """Take these weights; returns the name of each that differs, and `new`, `replaced` or `gone`."""
+        kinds = {name: "replaced" if name in self.weights else "new" for name in weights}
+        kinds |= dict.fromkeys(self.weights.keys() - weights.keys(), "gone")
+        before, self.weights = self.weights, weights
+        return {
+            name: kind for name, kind in kinds.items() if kind != "replaced" or not weights[name].is_same(before[name])
+        }
 
-def gaps_of(
-    watch: SiteWatch, expected: Iterable[tuple[str, Role]], readings: Iterable[Reading]
-) -> Iterator[tuple[str, Role, str]]:
-    """Name, role and cause of everything that should have been measured and was not."""
-    measured = {(reading.site.name, reading.site.role): reading for reading in readings}
-    for name, role in expected:
-        reading = measured.get((name, role))
-        if reading is None:
-            yield name, role, _why_silent(watch, name, role)
-        elif reading.is_empty:
-            yield name, role, "every tensor was empty"
+
+@dataclass(frozen=True)
+class Gaps:
+    """What to say of the sites without a reading, taken at one step: the model may change afterwards.
+
+    Args:
+        owner: the callback's name, used in warnings.
+        causes: name and role of everything that should be measured, and the most likely reason if it is not.
+        among: all names of the model, see `names_in`.
+    """
+
+    owner: str
+    causes: Mapping[tuple[str, Role], str]
+    among: Sequence[str]
+
+    @staticmethod
+    def of(owner: str, watch: SiteWatch, expected: Iterable[tuple[str, Role]], among: Sequence[str]) -> "Gaps":
+        """Those of now."""
+        return Gaps(owner, {(name, role): _why_silent(watch, name, role) for name, role in expected}, among)
+
+    def say(
+        self,
+        watch: SiteWatch,
+        step: int,
+        readings: Sequence[Reading],
+        names_of: Callable[[Role], Sequence[str]],
+        why_not_there: Callable[[str], str],
+    ) -> None:
+        """Give one warning that names all sites without a reading, grouped by cause, and say what statistics lack.
+
+        Args:
+            watch: of the stage.
+            step: the optimizer step.
+            readings: of what was measured.
+            names_of: the statistics that are logged for a role.
+            why_not_there: says why some sites may not have a statistic.
+        """
+        found = list(self.found(watch.recorder, readings))
+        if found:
+            where = f"at step {step}" if watch.stage == "train" else f"in the {watch.stage} loop at step {step}"
+            warn(
+                f"{self.owner}: {len(found)} of {len(self.causes)} sites had nothing to measure {where} "
+                f"(this is said once):{listed_gaps(found, self.among)}"
+            )
+        kept = [reading for reading in readings if not reading.is_empty]
+        for name, sites in without_curves(names_of, kept, self.among):
+            inform(f"{self.owner}: no {name} of {sites}: {why_not_there(name)} (this is said once).")
+
+    def found(self, recorder: Recorder, readings: Iterable[Reading]) -> Iterator[tuple[str, Role, str]]:
+        """Name, role and cause of everything that should have been measured and was not."""
+        measured = {(reading.site.name, reading.site.role): reading for reading in readings}
+        for (name, role), cause in self.causes.items():
+            reading = measured.get((name, role))
+            if reading is None:
+                yield name, role, "switched off, as a warning above says" if recorder.is_off(name, role) else cause
+            elif reading.is_empty:
+                yield name, role, "every tensor was empty"
 
 
 def _why_silent(watch: SiteWatch, name: str, role: Role) -> str:
-    if watch.recorder.is_off(name, role):
-        return "switched off, as a warning above says"
     if name in watch.weights and ROLES[role].of_parameter:
         return why_silent(watch.weights[name])
     return watch.taps.why_silent(name, role)

@@ -1,5 +1,6 @@
 """Everything that callbacks ask of a Trainer, the only file with private names of Lightning."""
 
+import functools
 import logging
 from typing import Any
 
@@ -18,12 +19,12 @@ def warn(text: str) -> None:
 
 def inform(text: str) -> None:
     """Log one line of information, on rank 0."""
-    rank_zero_info(f"hookboard: {text}")
+    messages.hand_over(functools.partial(rank_zero_info, f"hookboard: {text}"))
 
 
 def alert(text: str) -> None:
     """The same as a line of warning, for who has silenced Lightning's information."""
-    _warning(f"hookboard: {text}")
+    messages.hand_over(functools.partial(_warning, f"hookboard: {text}"))
 
 
 _warning = rank_zero_only(logging.getLogger("lightning.pytorch").warning)

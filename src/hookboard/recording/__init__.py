@@ -1,8 +1,10 @@
 """From tensors of a step to readings: measure them, merge their rows over calls and ranks, bring them to the host."""
 
+from hookboard.recording.parts import Sent
 from hookboard.recording.reading import Reading
 from hookboard.recording.readings import Numbers, Readings, Results
 from hookboard.recording.recorder import Recorder
+from hookboard.recording.sending import sent
 
 __all__ = [
     "Numbers",
@@ -10,4 +12,6 @@ __all__ = [
     "Readings",
     "Recorder",
     "Results",
+    "Sent",
+    "sent",
 ]

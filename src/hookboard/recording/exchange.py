@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hookboard.measure import Columns, Statistic, merge_rows
 from hookboard.ranks import Ranks
+from hookboard.recording.sending import sent
 from hookboard.sites import Site
 
 
@@ -58,13 +59,19 @@ class Packet:
     flags: Tensor
     status: Tensor
 
-    def to_host(self) -> "Packet":
-        """The same on the CPU, in one transfer."""
+    def to_host(self) -> Callable[[], "Packet"]:
+        """Start the one transfer to the CPU; returns what gives the packet there, see `sent`."""
         if self.rows.is_cpu:
-            return self
+            return lambda: self
         parts = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        flat = torch.cat([part.flatten() for part in parts]).cpu()
-        return Packet(*[a.view_as(b) for a, b in zip(flat.split([p.numel() for p in parts]), parts, strict=True)])
+        shapes = [part.shape for part in parts]
+        arrived = sent(torch.cat([part.flatten() for part in parts]))
+
+        def packet() -> Packet:
+            flat = arrived().split([shape.numel() for shape in shapes])
+            return Packet(*[part.view(shape) for part, shape in zip(flat, shapes, strict=True)])
+
+        return packet
 
     def over(self, ranks: Ranks, more: Sequence[Columns | Statistic]) -> "Packet":
         """The same merged over all ranks, in one collective."""
@@ -114,11 +121,12 @@ class Exchange:
         self._has_given_up = True
         return self.is_collective and not self._is_told
 
-    def bring(self, mine: Layout, pack: Callable[[Layout, Tensor], Packet]) -> tuple[Layout, Packet]:
-        """The layout of all ranks, and their packet on the host.
+    def bring(self, mine: Layout, pack: Callable[[Layout, float], Packet]) -> tuple[Layout, Callable[[], Packet]]:
+        """The layout of all ranks, and what gives their packet on the host.
 
         All ranks must pack in the same layout. If a rank has a new site, or has channels or a histogram of one for the
-        first time, the ranks agree on a new layout, which costs one more exchange.
+        first time, the ranks agree on a new layout, which costs one more exchange. To see whether they must, the host
+        waits here for the device, once; where nothing is merged it does not.
 
         Args:
             mine: the sites of this rank.
@@ -128,16 +136,17 @@ class Exchange:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
         if self._ranks is None:
-            return mine, pack(mine, torch.zeros(1, dtype=torch.float64, device="cpu")).to_host()
+            return mine, pack(mine, 0.0).to_host()
         while True:
             is_new = any(site not in self._agreed or not self._agreed[site].holds(mine[site]) for site in mine)
-            status = torch.tensor([math.nan if self._has_given_up else is_new], dtype=torch.float64, device="cpu")
-            host = pack(self._agreed, status).over(self._ranks, self._more).to_host()
+            status = math.nan if self._has_given_up else float(is_new)
+            packet = pack(self._agreed, status).over(self._ranks, self._more).to_host()
+            host = packet()
             if math.isnan(host.status):
                 self._has_given_up = self._is_told = True
                 raise RuntimeError("another rank has stopped measuring")
             if not host.status:
-                return self._agreed, host
+                return self._agreed, packet
             agreed: Layout = {}
             for site, extent in self._ranks.union([*self._agreed.items(), *mine.items()]):
                 agreed[site] = agreed.get(site, extent).joined(extent)

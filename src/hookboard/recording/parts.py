@@ -1,19 +1,33 @@
 """What stands before and behind a packet: tensors as they are measured, rows as they are read."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import FIELDS, ChannelRows, Histogram, Plan, histograms
+from hookboard.measure import BINS, FIELDS, ChannelRows, Histogram, Plan, histograms
+from hookboard.recording.channels import packed
 from hookboard.recording.exchange import Layout, Packet
-from hookboard.recording.readings import Results
+from hookboard.recording.readings import Readings, Results
 from hookboard.sites import Site, Stage
 
 _MIN, _MAX = FIELDS.index("min"), FIELDS.index("max")
+
+
+class Sent(NamedTuple):
+    """What is on its way to the host. Any thread may call what it holds; both wait for the device.
+
+    Args:
+        readings: gives a reading for every site of which a tensor was measured; to be called once.
+        flags: gives of each flag the largest over the ranks.
+    """
+
+    readings: Callable[[], Readings]
+    flags: Callable[[], list[float]]
 
 
 @dataclass
@@ -121,6 +135,37 @@ def difference(tensor: Tensor, minus: Tensor) -> Tensor:
     """In float32 at least: two neighbouring half-precision weights differ by less than their type resolves."""
     wide = torch.promote_types(tensor.dtype, torch.float32)
     return tensor.to(wide) - minus.to(wide)
+
+
+def packer(
+    sites: list[Site],
+    rows: Tensor,
+    channels: Mapping[Site, ChannelRows | None] | None,
+    bins: Mapping[Site, Tensor],
+    flags: Tensor,
+) -> Callable[[Layout, float], Packet]:
+    """Makes the packet of what was measured at some sites, for any layout and a status.
+
+    Args:
+        sites: in the order of their rows.
+        rows: one for each site, and behind them the empty one.
+        channels: the rows of their channels; None if no packet holds them.
+        bins: of those that have a histogram.
+        flags: see `Packet`.
+    """
+
+    def pack(layout: Layout, status: float) -> Packet:
+        with_bins = [site for site, extent in layout.items() if extent.has_bins]
+        counted = [bins[site] if site in bins else rows.new_zeros(BINS) for site in with_bins]
+        return Packet(
+            rows=in_order(rows, sites, list(layout)),
+            channels=packed(channels or {}, {} if channels is None else layout, rows.device),
+            bins=torch.stack(counted) if counted else rows.new_zeros(0, BINS),
+            flags=flags.to(rows.device).to(rows),
+            status=rows.new_full((1,), status),  # a copy from the host would wait for the device
+        )
+
+    return pack
 
 
 def in_order(rows: Tensor, given: list[Site], wanted: list[Site]) -> Tensor:

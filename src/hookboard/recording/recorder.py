@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hookboard.measure import (
-    BINS,
     FIELDS,
     REQUESTABLE,
     ChannelRows,
@@ -26,9 +25,9 @@ from hookboard.measure import (
 )
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
-from hookboard.recording.channels import ChannelBuffer, packed
+from hookboard.recording.channels import ChannelBuffer
 from hookboard.recording.exchange import Exchange, Extent, Layout, Packet
-from hookboard.recording.parts import Unpacked, as_taken, difference, in_order, on_host, results_of, unpacked
+from hookboard.recording.parts import Sent, Unpacked, as_taken, difference, on_host, packer, results_of, unpacked
 from hookboard.recording.readings import Places, Readings
 from hookboard.recording.rows import RowBuffer
 from hookboard.recording.slot import Slot, no_counts, shapes_of, take_bins
@@ -141,7 +140,7 @@ class Recorder:
         self._measure_waiting(waiting)
 
     def _measure_waiting(self, waiting: Sequence[Waiting]) -> None:
-        rows = measure_all([(part, dim, minus) for _, part, dim, minus in waiting], self._plan) if waiting else ()
+        rows = measure_all([each[1:] for each in waiting], self._plan) if waiting else ()
         for (slot, part, _, _), (row, channels) in zip(waiting, rows, strict=True):
             self._keep(slot, part, row, channels)
 
@@ -230,30 +229,38 @@ class Recorder:
         """Whether measuring this role of this module or parameter has failed, on any rank."""
         return any((site.name, site.role) == (name, role) for site in self._off)
 
-    def flush(self, flags: Tensor | None = None) -> tuple[Readings, list[bool]]:
-        """Merge what was measured since the last flush and forget it.
+    def flush(self, flags: Tensor | None = None) -> tuple[Readings, list[float]]:
+        """What `send` gives, on the host."""
+        sent = self.send(flags)
+        return sent.readings(), sent.flags()
+
+    def send(self, flags: Tensor | None = None) -> Sent:
+        """Merge what was measured since the last flush, forget it, and start its way to the host.
 
         Args:
-            flags: shape (k,), one number for each condition that the caller wants to share with the other ranks: 0 if
-                it is false on this rank.
+            flags: shape (k,), numbers of at least 0 that the caller wants to share with the other ranks.
 
         Returns:
-            A reading for every site of which a tensor was measured, and for each flag whether it is true. If the ranks
-            merge, both are over all ranks.
+            What waits for the device; if the ranks merge, the host has waited here already. Another thread may call it
+            while this one measures on, in the order in which it was sent.
 
         Raises:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
         flags = torch.zeros(0, device="cpu") if flags is None else flags
-        owners, mine = self._rows.owners, dict(self._extents)
-        known = list(mine)
+        owners, mine, known = self._rows.owners, dict(self._extents), list(self._extents)
         if not (owners or len(flags) or self._exchange.is_collective):
-            return Readings.of([]), []
+            return Sent(lambda: Readings.of([]), list)
         met, self._met = self._met, set()
         taken = self._channel_rows.take()
-        layout, host = self._exchange.bring(mine, self._packer(known, flags, met, taken))
-        read = unpacked(host, layout, mine, as_taken(taken, layout) if self._keeps_channels else None)
-        return self._table(read, elements_in(host.rows).numpy(), owners), host.flags.bool().tolist()
+        layout, packet = self._exchange.bring(mine, self._packer(known, flags, met, taken))
+
+        def readings() -> Readings:
+            host = packet()
+            read = unpacked(host, layout, mine, as_taken(taken, layout) if self._keeps_channels else None)
+            return self._table(read, elements_in(host.rows).numpy(), owners)
+
+        return Sent(readings, lambda: packet().flags.tolist())
 
     def _table(self, read: Unpacked, elements: np.ndarray, owners: Container[int]) -> Readings:
         """The readings of every site that was measured here, or on another rank."""
@@ -274,26 +281,15 @@ class Recorder:
 
     def _packer(
         self, local: list[Site], flags: Tensor, measured: Container[int], taken: Mapping[int, ChannelRows | None]
-    ) -> Callable[[Layout, Tensor], Packet]:
+    ) -> Callable[[Layout, float], Packet]:
         """Makes the packet of what was measured at these sites, for any layout."""
         merged = self._rows.take(len(local) + 1)  # the last is the empty row
         if self._off:
             merged[[index for index, site in enumerate(local) if site in self._off]] = math.nan
-        channels = {} if self._keeps_channels else {local[index]: rows for index, rows in taken.items()}
+        channels = None if self._keeps_channels else {local[index]: rows for index, rows in taken.items()}
         # What another rank has counted of a site is not the whole; nobody asks where there are no ranks.
         partly = measured if self._exchange.is_collective else ()
         with self._rows.streams.joined():
             bins = take_bins([self._slots[site] for site in local], partly, merged.device) if self._has_bins else {}
 
-        def pack(layout: Layout, status: Tensor) -> Packet:
-            with_bins = [site for site, extent in layout.items() if extent.has_bins]
-            counted = [bins[site] if site in bins else merged.new_zeros(BINS) for site in with_bins]
-            return Packet(
-                rows=in_order(merged, local, list(layout)),
-                channels=packed(channels, {} if self._keeps_channels else layout, merged.device),
-                bins=torch.stack(counted) if counted else merged.new_zeros(0, BINS),
-                flags=flags.to(merged.device).to(merged),
-                status=status.to(merged),
-            )
-
-        return pack
+        return packer(local, merged, channels, bins, flags)

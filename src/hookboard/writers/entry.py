@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,9 @@ from hookboard.writers.table import Table
 
 Layout = dict[str, dict[str, list[Any]]]
 """Category to title to a chart: its kind, "Margin" or "Multiline", and a list of its tags."""
+
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 class Scalars(Mapping[str, float]):
@@ -69,13 +73,20 @@ class Entry:
     records: dict[str, Sequence[bytes]] = field(default_factory=dict)
 
 
-def entry_of(readings: Readings, step: int) -> Entry:
-    """The statistics and histograms of some readings, by tag."""
+def entry_of(readings: Readings, step: int, others: Mapping[str, float] = NOTHING) -> Entry:
+    """The statistics and histograms of some readings, by tag.
+
+    Args:
+        readings: the readings.
+        step: on the logger's axis.
+        others: scalars beside them.
+    """
     results = readings.results
     if results is None:
-        return _entry_of_each(readings, step)
-    named = _named(readings, results)
-    scalars = Scalars(named.scalars, results.statistics.values.ravel()[named.picked])
+        return _entry_of_each(readings, step, others)
+    named = _named(readings, results, tuple(others))
+    values = results.statistics.values.ravel()[named.picked]
+    scalars = Scalars(named.scalars, np.concatenate([values, [*others.values()]]))
     drawn = zip(named.histograms, results.histograms, strict=True)
     return Entry(step, scalars, {tag: readings.at(row) for row, (tag, one) in enumerate(drawn) if one is not None})
 
@@ -94,8 +105,8 @@ class _Named(NamedTuple):
     histograms: list[str]
 
 
-def _named(readings: Readings, results: Results) -> _Named:
-    """The tags of the results, which are made once as long as sites and statistics stay the same."""
+def _named(readings: Readings, results: Results, others: tuple[str, ...]) -> _Named:
+    """The tags of the results, and of other scalars: made once as long as sites and statistics stay the same."""
     sites, stage, (names, _, is_there) = readings.places.sites, results.stage, results.statistics
 
     def make() -> _Named:
@@ -103,14 +114,14 @@ def _named(readings: Readings, results: Results) -> _Named:
         # Two sites may share a tag: then the last one has it.
         picked = {tags[place]: place for place in np.flatnonzero(is_there).tolist()}
         places = np.array([*picked.values()], dtype=np.intp)
-        return _Named(ScalarTags([*picked]), places, [site.histogram_tag(stage) for site in sites])
+        return _Named(ScalarTags([*picked, *others]), places, [site.histogram_tag(stage) for site in sites])
 
-    named: _Named = readings.places.once("tags", (stage, names, is_there.tobytes()), make)
+    named: _Named = readings.places.once("tags", (stage, names, is_there.tobytes(), others), make)
     return named
 
 
-def _entry_of_each(readings: Readings, step: int) -> Entry:
-    scalars: dict[str, float] = {}
+def _entry_of_each(readings: Readings, step: int, others: Mapping[str, float]) -> Entry:
+    scalars = dict(others)
     histograms: dict[str, Reading] = {}
     for reading in readings.values():
         site, stage = reading.site, reading.stage

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch.utils.tensorboard import SummaryWriter
 
-from hookboard.messages import warn, warn_switched_off
+from hookboard.messages import hand_over, warn, warn_switched_off
 from hookboard.writers.csv import write_to_csv
 from hookboard.writers.entry import Entry
 from hookboard.writers.mlflow import write_to_mlflow
@@ -28,26 +28,60 @@ class Loggers:
         self._loggers = list(loggers)
         self._owner = owner
         self._refused: set[str] = set()
+        self._in_any_thread: list[Logger] | None = None
 
     @property
     def places(self) -> list[str]:
         """Where a person finds what has been written: a line for each logger of a known kind."""
         return [place for logger in self._loggers if (place := place_of(logger))]
 
+    def prepare(self) -> None:
+        """Have the loggers make now what they make when they are first written to, which the training thread must do.
+
+        Without it each entry is written by the training thread.
+        """
+        if self._in_any_thread is None:
+            self._in_any_thread = [logger for logger in self._loggers if _takes_in_any_thread(logger)]
+
     def write(self, entry: Entry) -> None:
-        """Write an entry to each logger; one that fails gets no more."""
+        """Write an entry to each logger; one that fails gets no more.
+
+        Any thread may call it: what goes to a logger that only the training thread may use is handed over to that one.
+        """
         for logger in list(self._loggers):
-            name = type(logger).__name__
-            try:
-                refused = write(logger, entry)
-            except Exception as error:
-                self._loggers.remove(logger)
-                warn_switched_off(f"writing {self._owner}'s values to {name}", error)
-                continue
-            for what in refused:
-                if f"{name} {what}" not in self._refused:
-                    self._refused.add(f"{name} {what}")
-                    warn(f"{self._owner}: {name} takes no {what}; they are left out there.")
+            if logger in (self._in_any_thread or ()):
+                self._write_to(logger, entry)
+            else:
+                hand_over(functools.partial(self._write_to, logger, entry))
+
+    def _write_to(self, logger: Logger, entry: Entry) -> None:
+        if logger not in self._loggers:  # it has failed since
+            return
+        name = type(logger).__name__
+        try:
+            refused = write(logger, entry)
+        except Exception as error:
+            self._loggers.remove(logger)
+            warn_switched_off(f"writing {self._owner}'s values to {name}", error)
+            return
+        for what in refused:
+            if f"{name} {what}" not in self._refused:
+                self._refused.add(f"{name} {what}")
+                warn(f"{self._owner}: {name} takes no {what}; they are left out there.")
+
+
+def _takes_in_any_thread(logger: Logger) -> bool:
+    """Whether it is TensorBoard's, which puts what it is given into a queue.
+
+    Others write at once, as CSVLogger does into the lists that Lightning's own values go to.
+    """
+    writer = write.dispatch(type(logger))
+    if writer not in (write_to_tensorboard, write.dispatch(object)):
+        return False
+    try:
+        return isinstance(getattr(logger, "experiment", None), SummaryWriter)
+    except Exception:  # it is said when an entry is written
+        return False
 
 
 @functools.singledispatch

@@ -1,0 +1,155 @@
+"""How much of the time of a training callbacks take, and the cadence that keeps one of them within a share of it."""
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from hookboard.sites import Site
+
+OVERHEAD = "hookboard/overhead"
+"""The tag of the share of time that all callbacks took since the last look."""
+
+OpenSite = Callable[[Site], Callable[[Tensor], None]]
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+class Clock:
+    """Adds up the time that the host spends in the hooks of one callback, of Lightning and of modules and tensors."""
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+        """In seconds."""
+        self._is_running = False
+
+    def opener(
+        self, open_site: Callable[[Site], Callable[[Tensor], None]]
+    ) -> Callable[[Site], Callable[[Tensor], None]]:
+        """The same function, whose observers are timed."""
+        return lambda site: functools.partial(self._observe, open_site(site))
+
+    def _observe(self, observe: Callable[[Tensor], None], tensor: Tensor) -> None:
+        start = perf_counter()
+        observe(tensor)
+        if not self._is_running:  # else the hook around it is timed
+            self.spent += perf_counter() - start
+
+    def run(self, hook: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Call a hook, and add the time that it takes."""
+        start, self._is_running = perf_counter(), True
+        try:
+            return hook(*args, **named)
+        finally:
+            self._is_running = False
+            self.spent += perf_counter() - start
+
+
+def timed(hook: Hook) -> Hook:
+    """A method of a callback that its clock times."""
+
+    @functools.wraps(hook)
+    def within(self: Any, *args: Any, **named: Any) -> Any:
+        return self.clock.run(hook, self, *args, **named)
+
+    return within  # type: ignore[return-value]  # it takes what the hook takes
+
+
+class Share:
+    """The share of time that several clocks have counted since the last look."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+
+    def take(self, clocks: Iterable[Clock]) -> float | None:
+        """The share since the last call; None at the first."""
+        now, spent = perf_counter(), sum(clock.spent for clock in clocks)
+        last, self._last = self._last, (now, spent)
+        return None if last is None else (spent - last[1]) / (now - last[0])
+
+
+def check_share(given: Any) -> None:
+    """Check a `max_overhead`.
+
+    Raises:
+        ValueError: it is neither None nor above 0 and at most 1.
+    """
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if given is not None and not (is_number and 0 < given <= 1):
+        raise ValueError(
+            f"max_overhead={given!r}: give the largest share of the training time that the callback may take, above 0 "
+            "and at most 1, such as 0.02, or leave it out for no limit."
+        )
+
+
+class Budget:
+    """Finds how far the cadence of a callback must stretch to keep its due steps within a share of the training time.
+
+    The first due step does not count: it warms up.
+
+    Args:
+        share: the largest share, above 0 and at most 1.
+        clock: of the callback.
+    """
+
+    def __init__(self, share: float, clock: Clock) -> None:
+        self.share = share
+        self.is_due = False
+        """Whether the running batch is due."""
+        self._clock = clock
+        self._began: tuple[float, float, int] | None = None
+        self._time = self._steps = 0.0
+        self._looks = 0
+        self._own = 0.0
+        self.look: float | None = None
+        """How many seconds a due step adds."""
+
+    def begin_batch(self, step: int) -> None:
+        """Before each training batch, and before it is known whether it is due.
+
+        Args:
+            step: the optimizer step that it belongs to.
+        """
+        self._close(step)
+        self._began = perf_counter(), self._clock.spent, step
+
+    def pause(self) -> None:
+        """What follows, until the next batch, is no training."""
+        if self._began is not None:
+            self._close(self._began[2] + 1)
+        self._began = None
+
+    def _close(self, step: int) -> None:
+        if self._began is None:
+            return
+        start, spent, begun = self._began
+        own = self._clock.spent - spent
+        self._time += perf_counter() - start - own
+        self._steps += step - begun
+        if self.is_due:
+            self._own += own
+            if step != begun:
+                self._looks += 1
+                if self._looks > 1:
+                    self.look = self._own if self.look is None else (self.look + self._own) / 2
+                self._own = 0.0
+
+    @property
+    def step(self) -> float:
+        """How many seconds an optimizer step takes without the callback; 0 if that is not known."""
+        return self._time / self._steps if self._steps else 0.0
+
+    def wanted(self, every_n_steps: int, now: int) -> int:
+        """By which factor the cadence must stretch.
+
+        Args:
+            every_n_steps: the cadence without it.
+            now: the factor in force. It shrinks only to half of it or less, so that it does not go up and down.
+        """
+        if self.look is None or not self.step:
+            return now
+        needed = max(1, math.ceil(self.look * (1 - self.share) / (self.share * self.step * every_n_steps)))
+        self._time, self._steps = self._time / 2, self._steps / 2  # what was long ago counts less
+        return needed if needed > now or needed <= now / 2 else now
