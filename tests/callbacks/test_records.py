@@ -209,7 +209,8 @@ def test_a_fault_in_making_a_record_is_said_once_and_the_numbers_are_written(tmp
 def test_a_csv_logger_leaves_records_out_without_a_word(tmp_path):
     watching = [ActivationLogger(), HealthMonitor()]
     fit(tmp_path, Toy(mlp()), batches(6, 6), *watching, logger=CSVLogger(tmp_path, name=None, version=""))
-    assert "hookboard/" not in (tmp_path / "metrics.csv").read_text()
+    assert "hookboard/layers" not in (tmp_path / "metrics.csv").read_text()
+    assert HEALTH not in (tmp_path / "metrics.csv").read_text()
     assert not [path for path in tmp_path.iterdir() if "hookboard" in path.name]
 
 

@@ -1,0 +1,81 @@
+"""`max_overhead` stretches the cadence, and `hookboard/overhead` tells what all callbacks take."""
+
+import time
+
+import pytest
+from toys import Toy, batches, fit, mlp, scalars
+
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor
+from hookboard.callbacks.budget import OVERHEAD, Budget, Clock
+
+
+@pytest.mark.parametrize("given", [0, -0.1, 1.5, "2%", True])
+def test_a_share_that_is_none_is_refused(given):
+    with pytest.raises(ValueError, match=r"max_overhead=.*above 0 and at most 1, such as 0\.02"):
+        ActivationLogger(max_overhead=given)
+
+
+def budget_after(monkeypatch, share, look, step, looks=2, every=10):
+    """A budget after some looks of so many seconds, in steps of so many without them."""
+    now, clock = [0.0], Clock()
+    monkeypatch.setattr("hookboard.callbacks.budget.perf_counter", lambda: now[0])
+    budget = Budget(share, clock)
+    for number in range(looks * every + 1):
+        budget.begin_batch(number)
+        budget.is_due = number % every == every - 1
+        own = look if budget.is_due else 0.0
+        clock.spent += own
+        now[0] += step + own
+    return budget
+
+
+def test_looks_take_at_most_the_share_of_all_time(monkeypatch):
+    factor = budget_after(monkeypatch, 0.02, look=0.012, step=0.01).wanted(10, 1)
+    assert factor == 6
+    assert 0.012 / (10 * factor * 0.01 + 0.012) <= 0.02 < 0.012 / (10 * (factor - 1) * 0.01 + 0.012)
+
+
+def test_the_first_look_does_not_count(monkeypatch):
+    assert budget_after(monkeypatch, 0.02, look=0.012, step=0.01, looks=1).wanted(10, 1) == 1
+
+
+@pytest.mark.parametrize(("now", "then"), [(7, 7), (11, 11), (12, 6), (5, 6)])
+def test_the_cadence_comes_back_only_by_half(monkeypatch, now, then):
+    assert budget_after(monkeypatch, 0.02, look=0.012, step=0.01).wanted(10, now) == then
+
+
+class Slow(ActivationLogger):
+    def _begin_batch(self, *args):
+        time.sleep(0.05)
+        super()._begin_batch(*args)
+
+
+def test_the_cadence_stretches_and_it_is_said_once(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr("hookboard.callbacks.course.inform", said.append)
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 30), Slow("net.0", every_n_steps=2, max_overhead=0.05))
+    steps = list(scalars(tmp_path)["activation_mean/net.0"])
+    assert steps[:2] == [1, 3]
+    assert len(steps) < 8
+    assert all(step % 2 == 1 for step in steps)
+    assert len(said) == 1
+    assert said[0].startswith("Slow measures every ")
+    assert "steps instead of 2: a look takes " in said[0]
+
+
+def test_without_a_budget_every_step_stays_due(tmp_path):
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 8), Slow("net.0", every_n_steps=2))
+    assert list(scalars(tmp_path)["activation_mean/net.0"]) == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize("last", [GradientLogger, HealthMonitor])
+def test_the_first_callback_alone_tells_what_all_take(tmp_path, last):
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 6), Slow("net.0", every_n_steps=2), last(every_n_steps=1))
+    shares = scalars(tmp_path)[OVERHEAD]
+    assert list(shares) == [3, 5]
+    assert all(0.5 < share <= 1 for share in shares.values())
+
+
+def test_the_monitor_alone_tells_it_too(tmp_path):
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 4), HealthMonitor(every_n_steps=1, max_overhead=1.0))
+    assert list(scalars(tmp_path)[OVERHEAD]) == [1, 2, 3]
