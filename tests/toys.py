@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hookboard import Rule, Run, Symptom
+from hookboard.callbacks.budget import OVERHEAD
 
 EVERYTHING = {"scalars": 0, "histograms": 0, "images": 0, "tensors": 0}
 
@@ -126,9 +127,9 @@ def records(folder: Path) -> Iterator[Event]:
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """Tag to step to value."""
+    """Tag to step to value; without `OVERHEAD`, a time: no two runs write the same."""
     found = events(folder)
-    return {tag: {e.step: e.value for e in found.Scalars(tag)} for tag in found.Tags()["scalars"]}
+    return {tag: {e.step: e.value for e in found.Scalars(tag)} for tag in found.Tags()["scalars"] if tag != OVERHEAD}
 
 
 def moving_average(decay: float) -> Callback:

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from toys import Toy, batches, fit, mlp, scalars
+from toys import Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.callbacks.budget import OVERHEAD, Budget, Clock
@@ -71,11 +71,11 @@ def test_without_a_budget_every_step_stays_due(tmp_path):
 @pytest.mark.parametrize("last", [GradientLogger, HealthMonitor])
 def test_the_first_callback_alone_tells_what_all_take(tmp_path, last):
     fit(tmp_path, Toy(mlp()), batches(*[4] * 6), Slow("net.0", every_n_steps=2), last(every_n_steps=1))
-    shares = scalars(tmp_path)[OVERHEAD]
-    assert list(shares) == [3, 5]
-    assert all(0.5 < share <= 1 for share in shares.values())
+    shares = events(tmp_path).Scalars(OVERHEAD)
+    assert [share.step for share in shares] == [3, 5]
+    assert all(0.5 < share.value <= 1 for share in shares)
 
 
 def test_the_monitor_alone_tells_it_too(tmp_path):
     fit(tmp_path, Toy(mlp()), batches(*[4] * 4), HealthMonitor(every_n_steps=1, max_overhead=1.0))
-    assert list(scalars(tmp_path)[OVERHEAD]) == [1, 2, 3]
+    assert [share.step for share in events(tmp_path).Scalars(OVERHEAD)] == [1, 2, 3]

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from toys import Toy, batches, compiler_stance, fit, hooked, loader, mlp, scalars, trainer
 
 from hookboard import ActivationLogger, GradientLogger, Intervention, ParameterLogger, Scale
-from hookboard.measure import scratch
+from hookboard.measure import native, scratch
 
 
 def loggers(**options):
@@ -227,7 +227,8 @@ def test_a_model_copied_while_it_is_watched_is_not_watched(tmp_path, net):
     assert callback.readings[0].moments.count == 4 * 8
 
 
-def test_memory_to_measure_half_precision_in_does_not_outlive_the_fit(tmp_path):
+def test_memory_to_measure_half_precision_in_does_not_outlive_the_fit(tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "_native", None)  # the kernel reads it where it is
     data = [batch.bfloat16() for batch in batches(4, 4)]
     used = []
     look = LambdaCallback(on_train_batch_end=lambda *_: used.append(len(scratch._buffers.by_use)))

@@ -8,7 +8,7 @@ import torch
 from oracle import assert_true, normal, row_of, rows_of_channels
 from ways import ALL, no_counts, on_cpu, statistics, without_a_compiler
 
-from hookboard.measure import are_finite, can_measure_together, measure_all, measure_channels, native
+from hookboard.measure import can_measure_together, measure_all, measure_channels, native
 from hookboard.measure.bins import as_single, bins_of
 
 pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
@@ -182,16 +182,6 @@ def test_the_difference_of_two_tensors_is_taken_in_float32_at_least(dtype):
 
 def test_tensors_of_two_types_are_not_subtracted():
     assert not can_measure_together(normal(9), None, normal(9).half())
-
-
-@every_type
-def test_what_is_not_finite_is_found_wherever_it_lies(dtype):
-    assert are_finite([normal(9, dtype=dtype), torch.full((40,), torch.finfo(dtype).max, dtype=dtype)])
-    for value in (math.nan, math.inf, -math.inf):
-        for place in (0, 20, 39):
-            spoiled = normal(40, dtype=dtype)
-            spoiled[place] = value
-            assert are_finite([normal(9, dtype=dtype), spoiled]) is False
 
 
 BEYOND = {

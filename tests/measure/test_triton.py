@@ -71,7 +71,7 @@ def row_kernel(capability, dtype, layout, has_scale, has_abs_mean, has_bins, is_
     """The source of a variant of `rows_of`, as the launcher asks for it on such a card."""
     from hookboard.measure import accelerator, triton_kernel
 
-    values, width = accelerator.tile(("flat", "spread", "last", "last")[layout], TYPES[dtype])
+    values, width = accelerator.tile(("flat", "spread", "last", "last")[layout], TYPES[dtype], has_bins)
     has_fast_float64 = (capability // 10, capability % 10) in accelerator.FAST_FLOAT64
     constants = {
         "LAYOUT": layout,

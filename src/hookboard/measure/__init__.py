@@ -13,7 +13,6 @@ from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram, histograms
 from hookboard.measure.host import measuring_device, needs_host
 from hookboard.measure.merge import merge_rows
-from hookboard.measure.native import are_finite
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
 from hookboard.measure.scratch import forget_scratch
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, plan, width_of
@@ -37,7 +36,6 @@ __all__ = [
     "Row",
     "Statistic",
     "Table",
-    "are_finite",
     "as_list",
     "can_measure_together",
     "dead_share",

@@ -376,7 +376,6 @@ PART_OF_CALLER float single_of(double value)
 #define VALUE_OF(s) (s)
 #define SINGLE_OF(v) (v)
 #define IS_IN_PLACE 1
-#define IS_SPECIAL(s) ((bits_of(s) & 0x7f800000u) == 0x7f800000u)
 #define NAME(f) f##_float32
 #include "_native_values.h"
 
@@ -386,7 +385,6 @@ PART_OF_CALLER float single_of(double value)
 #define VALUE_OF(s) (s)
 #define SINGLE_OF(v) single_of(v)
 #define IS_IN_PLACE 1
-#define IS_SPECIAL(s) ((wide_bits_of(s) & 0x7ff0000000000000u) == 0x7ff0000000000000u)
 #define NAME(f) f##_float64
 #include "_native_values.h"
 
@@ -396,7 +394,6 @@ PART_OF_CALLER float single_of(double value)
 #define VALUE_OF(s) of_bfloat16(s)
 #define SINGLE_OF(v) (v)
 #define IS_IN_PLACE 0
-#define IS_SPECIAL(s) (((s) & 0x7f80) == 0x7f80)
 #define NAME(f) f##_bfloat16
 #include "_native_values.h"
 
@@ -406,21 +403,19 @@ PART_OF_CALLER float single_of(double value)
 #define VALUE_OF(s) of_float16(s)
 #define SINGLE_OF(v) (v)
 #define IS_IN_PLACE 0
-#define IS_SPECIAL(s) (((s) & 0x7c00) == 0x7c00)
 #define NAME(f) f##_float16
 #include "_native_values.h"
 
 typedef struct {
     void (*columns_of)(Columns, const Job *, size_t, size_t, size_t, size_t, const Also *);
     void (*add_values)(double *, const Job *, size_t, size_t, const Also *);
-    int (*has_special)(const void *, size_t);
 } Functions;
 
 static const Functions OF[] = {
-    [FLOAT32] = {columns_of_float32, add_values_float32, has_special_float32},
-    [FLOAT64] = {columns_of_float64, add_values_float64, has_special_float64},
-    [BFLOAT16] = {columns_of_bfloat16, add_values_bfloat16, has_special_bfloat16},
-    [FLOAT16] = {columns_of_float16, add_values_float16, has_special_float16},
+    [FLOAT32] = {columns_of_float32, add_values_float32},
+    [FLOAT64] = {columns_of_float64, add_values_float64},
+    [BFLOAT16] = {columns_of_bfloat16, add_values_bfloat16},
+    [FLOAT16] = {columns_of_float16, add_values_float16},
 };
 
 static void do_piece(const Job *job, size_t piece, const Also *also)
@@ -682,25 +677,6 @@ done:
     return result;
 }
 
-static PyObject *are_finite(PyObject *module, PyObject *args)
-{
-    PyObject *list;
-    if (!PyArg_ParseTuple(args, "O", &list))
-        return NULL;
-    Py_ssize_t length = PyList_Size(list);
-    if (length < 0)
-        return NULL;
-    for (Py_ssize_t i = 0; i < length; i++) {
-        Py_ssize_t address, count;
-        int type;
-        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "nin", &address, &type, &count))
-            return NULL;
-        if (OF[type].has_special((const void *)address, (size_t)count))
-            Py_RETURN_FALSE;
-    }
-    Py_RETURN_TRUE;
-}
-
 static PyMethodDef methods[] = {
     {"measure", measure, METH_VARARGS,
      "measure(address, type, count, with_abs_mean, counts, threads): the row of some values; None if squares of float64 "
@@ -712,8 +688,6 @@ static PyMethodDef methods[] = {
      "measure_all([(address, minus, type, outer, channels, inner, apart), ...], with_abs_mean, threads): the memory of "
      "the rows of several tensors, and that of the rows of their channels, see Job. The count is NaN where `measure` "
      "returns None."},
-    {"are_finite", are_finite, METH_VARARGS,
-     "are_finite([(address, type, count), ...]): whether no value is NaN or infinite."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -6,7 +6,6 @@
    VALUE_OF(s)    the value of what is stored
    SINGLE_OF(v)   the float32 in the same bin as the value, see bins.py
    IS_IN_PLACE    1 if what is stored is the value, which is then read where it lies
-   IS_SPECIAL(s)  whether what is stored is NaN or infinite
    NAME(f)        the name of function f for this type
 
    What is not in place is copied first, as VALUE: a chunk at a time, which stays in the fastest cache. */
@@ -346,21 +345,10 @@ static void NAME(add_values)(double *row, const Job *job, size_t begin, size_t e
     }
 }
 
-FOR_EACH_PROCESSOR
-static int NAME(has_special)(const void *address, size_t count)
-{
-    const STORED *x = address;
-    TALLY found = 0;
-    for (size_t i = 0; i < count; i++)
-        found |= IS_SPECIAL(x[i]);
-    return found != 0;
-}
-
 #undef STORED
 #undef VALUE
 #undef TALLY
 #undef VALUE_OF
 #undef SINGLE_OF
 #undef IS_IN_PLACE
-#undef IS_SPECIAL
 #undef NAME

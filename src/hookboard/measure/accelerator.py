@@ -28,7 +28,7 @@ MOST_PROGRAMS = 512
 """Programs in a launch at most, of which three or more run at once on a multiprocessor. It bounds what they write."""
 
 TILES = {"flat": (2048, 1), "spread": (2048, 1), "last": (64, 32)}
-"""Values and channels in a tile, of float64 half as many values. Twice as many need so many registers that too few
+"""Values and channels in a tile, of float64 and with bins half as many values. More need so many registers that too few
 programs run at once."""
 
 OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": False}
@@ -113,7 +113,7 @@ def rows_of(
         raise TypeError("a CUDA graph is being captured: its tensors have no values yet")
     tensor, (outer, channels, inner) = _readable(tensor, dim)
     layout, elements = "flat" if channels == 1 else "last" if inner == 1 else "spread", outer * inner
-    values, width = tile(layout, tensor.dtype)
+    values, width = tile(layout, tensor.dtype, counts is not None)
     if inner >= MOST_INNER and layout == "spread":
         return None
     groups = -(-channels // width)
@@ -164,10 +164,10 @@ def tell_of_compiling() -> None:
         _state.seconds = math.inf
 
 
-def tile(layout: str, dtype: torch.dtype) -> tuple[int, int]:
+def tile(layout: str, dtype: torch.dtype, has_bins: bool) -> tuple[int, int]:
     """How many values of how many channels a program takes at once."""
     values, channels = TILES[layout]
-    return (values // 2 if dtype is torch.float64 else values), channels
+    return (values // 2 if has_bins or dtype is torch.float64 else values), channels
 
 
 def _readable(tensor: Tensor, dim: int | None) -> tuple[Tensor, tuple[int, int, int]]:

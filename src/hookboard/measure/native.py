@@ -183,13 +183,6 @@ def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:
     return math.prod(shape[:dim]), channels, math.prod(shape[dim + 1 :])
 
 
-def are_finite(tensors: Sequence[Tensor]) -> bool | None:
-    """Whether no value of some small tensors is NaN or infinite; None if the kernel may not read one of them."""
-    if not all(map(can_read, tensors)):
-        return None
-    return _native.are_finite([(tensor.data_ptr(), _TYPES[tensor.dtype][0], tensor.numel()) for tensor in tensors])
-
-
 def count_into(counts: Tensor, tensor: Tensor) -> None:
     """Add the bins of a tensor that `can_read` has passed, as `row_of` does."""
     row_of(tensor, with_abs_mean=False, counts=counts)
