@@ -24,6 +24,9 @@ from torch._dynamo.utils import counters
 
 torch.set_num_threads(1)
 
+collect_ignore = [] if os.environ.get("TRITON_INTERPRET") else ["measure/interpreted.py"]
+"""What `measure/test_triton.py` runs in a process of its own."""
+
 KINDS = ("unit", "trains", "large", "compiles", "spawns", "browser", "gpu")
 """pyproject.toml says what each means."""
 

@@ -186,11 +186,12 @@ def test_channels_of_a_number_negated_when_read_have_its_sign():
     assert_rows(rows, true_rows([tensor], 1))
 
 
-def test_a_tensor_whose_memory_was_freed_is_refused():
+@pytest.mark.parametrize("scale", [None, torch.tensor(2.0)], ids=["plain", "scaled"])
+def test_a_tensor_whose_memory_was_freed_is_refused(scale):
     tensor = normal(3, 4)
     tensor.untyped_storage().resize_(0)
     with pytest.raises(TypeError, match="freed"):
-        measure_channels(tensor, 1, ALL)
+        measure_channels(tensor, 1, ALL, scale=scale)
 
 
 @pytest.mark.parametrize("tensor", [normal(6, 5), normal(6, 5, dtype=torch.float16)], ids=["float32", "float16"])

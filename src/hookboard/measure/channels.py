@@ -69,6 +69,7 @@ def measure_channels(
         row, channels = native.rows_of_channels(tensor, dim, with_abs_mean=with_abs_mean, counts=at_once)
         counts = counts if at_once is None else None
     else:
+        values_of(tensor)  # raises if its memory has been freed
         row = channels = _rows_by_kernel(tensor, dim, with_abs_mean, at_once, scale)
     if row is not None and not plan.more:
         return row, channels

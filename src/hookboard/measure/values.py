@@ -88,7 +88,12 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
 
 
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
-    """A gradient without the scale, in float32 at least: half precision, which needs the scale, would lose it."""
+    """A gradient without the scale, in float32 at least: half precision, which needs the scale, would lose it.
+
+    Raises:
+        TypeError: the memory of the gradient has been freed.
+    """
+    gradient = _with_memory(gradient) if type(gradient) is Tensor else gradient
     return gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale.to(gradient.device)
 
 
