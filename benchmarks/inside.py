@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 from hookboard import HealthMonitor
 
 WARM_UP = 20
+CADENCE = 50  # Lightning's default
 
 
 class Clock:
@@ -54,15 +55,15 @@ class Clock:
 class Steps(Callback):
     """Notes how long each step took, and how much of it passed inside. It must stand first in the list."""
 
-    def __init__(self, clock: Clock, cadence: int) -> None:
-        self.clock, self.cadence = clock, cadence
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.start = 0.0
         self.steps: dict[str, list[tuple[float, float]]] = defaultdict(list)
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
         now, done = time.perf_counter(), trainer.global_step
         if done > WARM_UP:
-            is_due = done % self.cadence == 0
+            is_due = done % CADENCE == 0
             self.steps["due" if is_due else "not due"].append((now - self.start, self.clock.seconds))
         self.start, self.clock.seconds = now, 0.0
 
@@ -85,6 +86,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500, help="optimizer steps")
     args = parser.parse_args()
+    if args.steps < 2 * CADENCE:
+        parser.error(f"--steps {args.steps}: give {2 * CADENCE} or more, so that steps of both kinds are timed")
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -100,18 +103,17 @@ def main() -> None:
             enable_model_summary=False,
             enable_progress_bar=False,
         )
-        steps = Steps(clock, trainer.log_every_n_steps)
+        steps = Steps(clock)
         trainer.callbacks = [steps, monitor]
         trainer.fit(Classifier(), DataLoader(SameBatch(), batch_size=None))
 
     print(f"ResNet-18, torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads")
-    cadence = trainer.log_every_n_steps
     means = {name: [sum(each) / len(times) for each in zip(*times, strict=True)] for name, times in steps.steps.items()}
     for name, (whole, inside) in means.items():
         print(f"{name:8} {len(steps.steps[name]):5} steps of {1e3 * whole:6.1f} ms, inside {1e3 * inside:6.2f} ms")
     bare = means["not due"][0] - means["not due"][1]
-    added = (means["due"][1] + (cadence - 1) * means["not due"][1]) / cadence
-    print(f"every {cadence}th step due: {100 * added / bare:.2f} % of a bare step of {1e3 * bare:.1f} ms")
+    added = (means["due"][1] + (CADENCE - 1) * means["not due"][1]) / CADENCE
+    print(f"every {CADENCE}th step due: {100 * added / bare:.2f} % of a bare step of {1e3 * bare:.1f} ms")
 
 
 if __name__ == "__main__":

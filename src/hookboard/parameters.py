@@ -59,6 +59,8 @@ class Weight:
 def are_still(weights: Mapping[str, Weight], modules: Mapping[str, nn.Module]) -> bool:
     """Whether `weights_of` would find just these again; where it says False, it may be wrong.
 
+    It does not see that a mask was registered or deleted by hand for a weight that stays the same.
+
     It takes a fraction of the time, and is asked at each measured step.
 
     >>> head = nn.Linear(2, 1)

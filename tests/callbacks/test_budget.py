@@ -1,12 +1,15 @@
 """`max_overhead` stretches the cadence, and `hookboard/overhead` tells what all callbacks take."""
 
 import time
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from toys import Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.callbacks.budget import OVERHEAD, Budget, Clock
+from hookboard.callbacks.budget import OVERHEAD, Budget, Clock, Share
+from hookboard.callbacks.course import is_due_now
 
 
 @pytest.mark.parametrize("given", [0, -0.1, 1.5, "2%", True])
@@ -44,6 +47,22 @@ def test_the_cadence_comes_back_only_by_half(monkeypatch, now, then):
     assert budget_after(monkeypatch, 0.02, look=0.012, step=0.01).wanted(10, now) == then
 
 
+def test_a_factor_that_changes_brings_no_two_looks_together():
+    watch = SimpleNamespace(every_n_steps=2, stretch=1, last_due=None)
+    due = []
+    for step in range(60):
+        watch.stretch = 1 + step // 12  # at each change a multiple of the new cadence may be near
+        if is_due_now(watch, step):
+            due.append((step, 2 * watch.stretch))
+    assert all(step % 2 == 1 for step, _ in due)
+    assert all(step - before >= cadence for (before, _), (step, cadence) in pairwise(due))
+
+
+def test_every_batch_of_a_step_is_due():
+    watch = SimpleNamespace(every_n_steps=1, stretch=3, last_due=None)
+    assert [is_due_now(watch, batch // 2) for batch in range(8)] == [True] * 2 + [False] * 4 + [True] * 2
+
+
 class Slow(ActivationLogger):
     def _begin_batch(self, *args):
         time.sleep(0.05)
@@ -69,13 +88,42 @@ def test_without_a_budget_every_step_stays_due(tmp_path):
 
 
 @pytest.mark.parametrize("last", [GradientLogger, HealthMonitor])
-def test_the_first_callback_alone_tells_what_all_take(tmp_path, last):
+def test_at_each_step_one_callback_tells_what_all_take(tmp_path, last):
     fit(tmp_path, Toy(mlp()), batches(*[4] * 6), Slow("net.0", every_n_steps=2), last(every_n_steps=1))
     shares = events(tmp_path).Scalars(OVERHEAD)
-    assert [share.step for share in shares] == [3, 5]
-    assert all(0.5 < share.value <= 1 for share in shares)
+    assert [share.step for share in shares] == [1, 2, 3, 4, 5]
+    assert all(0.5 < share.value <= 1 for share in shares if share.step % 2)
+
+
+def test_one_that_is_never_due_leaves_it_to_another(tmp_path):
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 4), ActivationLogger(every_n_steps=99), GradientLogger(every_n_steps=1))
+    assert [share.step for share in events(tmp_path).Scalars(OVERHEAD)] == [1, 2, 3]
 
 
 def test_the_monitor_alone_tells_it_too(tmp_path):
     fit(tmp_path, Toy(mlp()), batches(*[4] * 4), HealthMonitor(every_n_steps=1, max_overhead=1.0))
     assert [share.step for share in events(tmp_path).Scalars(OVERHEAD)] == [1, 2, 3]
+
+
+def test_the_monitor_takes_its_first_looks_as_given(tmp_path):
+    monitor = HealthMonitor(every_n_steps=1, window=2, max_overhead=0.001)
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 30), monitor)
+    looks = [share.step for share in events(tmp_path).Scalars(OVERHEAD)]
+    assert looks[:7] == [1, 2, 3, 4, 5, 6, 7]
+    assert len(looks) < 15
+
+
+def test_the_time_in_the_running_hook_counts_at_once(monkeypatch):
+    now, clock, share = [0.0], Clock(), Share()
+    monkeypatch.setattr("hookboard.callbacks.budget.perf_counter", lambda: now[0])
+    found = []
+
+    def look(step):
+        now[0] += 3.0
+        found.append(share.take(step, [clock]))
+        now[0] += 1.0
+
+    clock.run(look, 0)
+    now[0] += 4.0
+    clock.run(look, 1)
+    assert found == [None, 0.5]

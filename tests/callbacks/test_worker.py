@@ -116,8 +116,12 @@ def test_an_interrupt_while_training_waits_loses_nothing(monkeypatch):
     for _ in range(MOST_WAITING):
         mine.do(lambda: (gate.wait(10), done.append(1)), pytest.fail)
 
-    def interrupted(*_):
-        raise KeyboardInterrupt
+    waits = mine._changed.wait_for
+
+    def interrupted(condition):
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return waits(condition)
 
     with monkeypatch.context() as patch:
         patch.setattr(mine._changed, "wait_for", interrupted)
@@ -253,3 +257,23 @@ def test_only_the_worker_waits_for_the_device(tmp_path, monkeypatch):
 
 def test_the_thread_is_for_accelerators():
     assert [worker.has_own_thread(torch.device(kind)) for kind in ("cpu", "cuda", "xpu")] == [False, True, True]
+
+
+def test_a_close_that_was_interrupted_leaves_the_next_job_a_thread():
+    done, gate = [], threading.Event()
+    worker = Worker("hookboard", in_thread=True)
+    worker.do(gate.wait, done.append)
+    thread, join = worker._thread, worker._thread.join
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    thread.join = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        worker.close()
+    thread.join = join
+    gate.set()
+    join()
+    worker.do(lambda: done.append("next"), done.append)
+    worker.close()
+    assert done == ["next"]

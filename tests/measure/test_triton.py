@@ -1,6 +1,7 @@
 """The Triton kernels without a GPU: their numbers under Triton's interpreter, and what they compile to."""
 
 import importlib.util
+import inspect
 import itertools
 import os
 import re
@@ -54,7 +55,17 @@ def variants() -> Iterator[tuple[str, int, bool, bool, bool, bool]]:
         yield "fp32", 0, False, False, False, True
 
 
+def compiles_by_constexprs() -> bool:
+    """Whether Triton is asked to compile in today's way: older ones took other arguments."""
+    try:
+        from triton.compiler import ASTSource
+    except ImportError:
+        return False
+    return "constexprs" in inspect.signature(ASTSource).parameters
+
+
 @pytest.mark.large
+@pytest.mark.skipif(not compiles_by_constexprs(), reason="this Triton is asked to compile in another way")
 @pytest.mark.parametrize("capability", [80, 90, 120])
 def test_every_variant_compiles_without_a_spill(capability, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

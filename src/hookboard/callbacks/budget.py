@@ -22,8 +22,12 @@ class Clock:
 
     def __init__(self) -> None:
         self.spent = 0.0
-        """In seconds."""
-        self._is_running = False
+        """In seconds, without the hook that is running."""
+        self._began: float | None = None
+
+    def until(self, now: float) -> float:
+        """The seconds that were spent until now, with those in the hook that is running."""
+        return self.spent + (0.0 if self._began is None else now - self._began)
 
     def opener(
         self, open_site: Callable[[Site], Callable[[Tensor], None]]
@@ -34,16 +38,16 @@ class Clock:
     def _observe(self, observe: Callable[[Tensor], None], tensor: Tensor) -> None:
         start = perf_counter()
         observe(tensor)
-        if not self._is_running:  # else the hook around it is timed
+        if self._began is None:  # else the hook around it is timed
             self.spent += perf_counter() - start
 
     def run(self, hook: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """Call a hook, and add the time that it takes."""
-        start, self._is_running = perf_counter(), True
+        start = self._began = perf_counter()
         try:
             return hook(*args, **named)
         finally:
-            self._is_running = False
+            self._began = None
             self.spent += perf_counter() - start
 
 
@@ -61,13 +65,16 @@ class Share:
     """The share of time that several clocks have counted since the last look."""
 
     def __init__(self) -> None:
-        self._last: tuple[float, float] | None = None
+        self._last: tuple[int, float, float] | None = None
 
-    def take(self, clocks: Iterable[Clock]) -> float | None:
-        """The share since the last call; None at the first."""
-        now, spent = perf_counter(), sum(clock.spent for clock in clocks)
-        last, self._last = self._last, (now, spent)
-        return None if last is None else (spent - last[1]) / (now - last[0])
+    def take(self, step: int, clocks: Iterable[Clock]) -> float | None:
+        """The share since the last step at which it was taken; None at the first, and if it was taken at this one."""
+        last, now = self._last, perf_counter()
+        spent = sum(clock.until(now) for clock in clocks)
+        if last is not None and last[0] == step:
+            return None
+        self._last = step, now, spent
+        return None if last is None else (spent - last[2]) / (now - last[1])
 
 
 def check_share(given: Any) -> None:
@@ -87,7 +94,7 @@ def check_share(given: Any) -> None:
 class Budget:
     """Finds how far the cadence of a callback must stretch to keep its due steps within a share of the training time.
 
-    The first due step does not count: it warms up.
+    The first due step does not count, nor what is before it: they warm up.
 
     Args:
         share: the largest share, above 0 and at most 1.
@@ -132,7 +139,9 @@ class Budget:
             self._own += own
             if step != begun:
                 self._looks += 1
-                if self._looks > 1:
+                if self._looks == 1:
+                    self._time = self._steps = 0.0
+                else:
                     self.look = self._own if self.look is None else (self.look + self._own) / 2
                 self._own = 0.0
 

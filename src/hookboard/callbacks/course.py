@@ -34,6 +34,21 @@ def is_due(step: int, every_n_steps: int) -> bool:
     return every_n_steps > 0 and (step + 1) % every_n_steps == 0
 
 
+def is_due_now(watch: Watch, step: int) -> bool:
+    """Whether this optimizer step of the training is due, at a cadence that may be stretched.
+
+    Then so many steps lie between two due ones, wherever the factor has changed: a multiple of the new cadence may
+    come right behind one of the old.
+    """
+    if not is_due(step, watch.every_n_steps):
+        return False
+    last, stretched = watch.last_due, watch.every_n_steps * watch.stretch
+    if watch.stretch > 1 and last is not None and last != step and step - last < stretched:
+        return False
+    watch.last_due = step
+    return True
+
+
 class Course(Duties[W]):
     """The course of a run, in the words of a callback's duties."""
 
@@ -42,13 +57,13 @@ class Course(Duties[W]):
         self._live: dict[str, W] = {}
         self._worker = Worker()
         self.clock = Clock()
-        self._share = Share()
+        self.share = Share()
         self._budget: Budget | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration; a copy watches nothing until a run of its own starts."""
         self._worker.wait()
-        return without_trainer(self.__dict__) | {"_live": {}, "clock": Clock(), "_share": Share(), "_budget": None}
+        return without_trainer(self.__dict__) | {"_live": {}, "clock": Clock(), "share": Share(), "_budget": None}
 
     def _start(self, trainer: Trainer, pl_module: LightningModule, running: Set[str]) -> None:
         """Begin to watch those of the callback's stages that are to run."""
@@ -60,7 +75,7 @@ class Course(Duties[W]):
             inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
         elif self._takes_part(trainer):
             self._worker = Worker(f"hookboard {self._name}", has_own_thread(pl_module.device))
-            self._share = Share()
+            self.share = Share()
             self._budget = None if self.max_overhead is None else Budget(self.max_overhead, self.clock)
             said: set[str] = set()
             for stage in decision.stages:
@@ -159,11 +174,13 @@ class Course(Duties[W]):
         return "train" in self._live
 
     def _overhead(self, trainer: Trainer, watch: W) -> dict[str, float]:
-        """The share of time that all callbacks have taken since the last look, by its tag; one of them tells it."""
+        """The share of time that all callbacks have taken since the last look of any, by its tag; one of them tells."""
+        if watch.stage != "train":
+            return {}
         given: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set outside its __init__
         every = [callback for callback in given if isinstance(callback, Course)]
-        teller = next((one for one in every if one.tells_overhead and one.is_in_training), None)
-        share = self._share.take(one.clock for one in every) if teller is self and watch.stage == "train" else None
+        first = next(one for one in every if one.tells_overhead and one.is_in_training)
+        share = first.share.take(logged_step(trainer), (one.clock for one in every))
         return {} if share is None else {OVERHEAD: share}
 
     def _stretch(self, watch: W, factor: int) -> None:
@@ -174,7 +191,7 @@ class Course(Duties[W]):
             inform(
                 f"{self._name} measures every {factor * watch.every_n_steps} steps instead of {watch.every_n_steps}: "
                 f"a look takes {1e3 * (self._budget.look or 0):.3g} ms, a step {1e3 * self._budget.step:.3g} ms, and "
-                f"max_overhead is {self._budget.share} (this is said once)."
+                f"max_overhead is {self._budget.share}. It may change with the time they take (this is said once)."
             )
 
     def _shielded(self, watch: W, when: str) -> "_Shield":

@@ -93,6 +93,10 @@ class Duties(Callback, ABC, Generic[W]):
         """How many optimizer steps there are from one due step to the next."""
         return log_every_n_steps(trainer)
 
+    def _may_stretch(self, watch: W) -> bool:
+        """Whether the cadence may stretch yet; all ranks say the same."""
+        return True
+
     def written_tags(self) -> Iterable[str]:
         """The tags that it writes in the run that has started, as far as they are known before the first batch."""
         return ()

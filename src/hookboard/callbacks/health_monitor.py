@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
-from hookboard.callbacks.course import is_due
+from hookboard.callbacks.course import is_due_now
 from hookboard.callbacks.health_watch import (
     EVALUATED,
     MEASURED,
@@ -23,6 +23,7 @@ from hookboard.callbacks.numbers import AFTER_LOOP, SiteLogger
 from hookboard.callbacks.trainer import is_alone, logged_step
 from hookboard.callbacks.watch import Selection, Watch
 from hookboard.health import (
+    ASKED_AT_FIRST,
     RULES,
     ChannelDims,
     Judge,
@@ -73,8 +74,10 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             which that is seen is still made; on a GPU each logged step then waits until it is judged. Left out: never.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
-        max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where its logged
-            steps take more, it logs at a multiple of `every_n_steps`, and says so once. Left out: no limit.
+        max_overhead: The largest share of the training time that its looks may take, such as 0.02; what it does in
+            every step to see the first NaN comes on top. Where they take more, it looks at a multiple of
+            `every_n_steps`, which may change, and says so once; the first looks, four times `window`, are taken as
+            given. With fewer looks it finds less, and later. Left out: no limit.
 
     Raises:
         ValueError: At construction: an unknown rule, or a number below 1. At fit start: a pattern or type that matches
@@ -193,9 +196,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             return batch_idx < EVALUATED
         step = logged_step(trainer)
         watch.first_step = step if watch.first_step is None else watch.first_step
-        return watch.every_n_steps > 0 and (
-            step == watch.first_step or is_due(step, watch.every_n_steps * watch.stretch)
-        )
+        return watch.every_n_steps > 0 and (step == watch.first_step or is_due_now(watch, step))
 
     def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, batch: Any) -> None:
         super()._begin_batch(trainer, pl_module, watch, batch)
@@ -251,6 +252,9 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             watch.follow(self._known[watch.stage], self._layers(watch.selection))
         for each in pl_module.trainer.optimizers:
             watch.stepped |= steps_of(each, watch.weights)
+
+    def _may_stretch(self, watch: HealthWatch) -> bool:
+        return watch.looks >= ASKED_AT_FIRST * self.window
 
     def _log(self, trainer: Trainer, watch: HealthWatch) -> None:
         arrived, training, step = self._send(trainer, watch), self._live.get("train"), logged_step(trainer)

@@ -46,6 +46,7 @@ class HealthWatch(SiteWatch):
         stepped: during a due step, what the optimizers do with each weight, by its name.
         batch_idx: the index of the running batch.
         first_step: the optimizer step at which the fit began; None before.
+        looks: how many training steps have been measured.
         judge: judges the run; None in evaluations, on ranks that do not judge, and after a fault.
         reporter: tells what the judge says.
         black_box: finds the first NaN or Inf; None outside of training.
@@ -57,6 +58,7 @@ class HealthWatch(SiteWatch):
     stepped: dict[str, Stepped] = field(default_factory=dict, kw_only=True)
     batch_idx: int = field(default=0, kw_only=True)
     first_step: int | None = field(default=None, kw_only=True)
+    looks: int = field(default=0, kw_only=True)
     judge: Judge | None = field(default=None, kw_only=True)
     reporter: Reporter | None = field(default=None, kw_only=True)
     black_box: BlackBox | None = field(default=None, kw_only=True)
@@ -80,6 +82,7 @@ class HealthWatch(SiteWatch):
             of_all_ranks: see `since_last_look`.
             scalars: what is written besides, by tag.
         """
+        self.looks += 1
         losses, events = self.since_last_look(of_all_ranks)
         frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
         is_scaled, batch_idx = self.scaling is not None, self.batch_idx

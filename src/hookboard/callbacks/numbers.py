@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.callbacks.budget import check_share
-from hookboard.callbacks.course import is_due
+from hookboard.callbacks.course import is_due_now
 from hookboard.callbacks.facts import facts_of, say_if_copied
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.life import Life
@@ -165,7 +165,7 @@ class SiteLogger(Life[V]):
         watch.news.look_again()
 
     def _wants(self, trainer: Trainer, watch: V, batch_idx: int, dataloader_idx: int) -> bool:
-        return watch.stage != "train" or is_due(logged_step(trainer), watch.every_n_steps * watch.stretch)
+        return watch.stage != "train" or is_due_now(watch, logged_step(trainer))
 
     def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: V, batch: Any) -> None:
         watch.until_batch_end.callback(_close, watch)
@@ -238,7 +238,7 @@ class SiteLogger(Life[V]):
     def _send(self, trainer: Trainer, watch: V) -> Callable[[], Readings]:
         """What gives the readings of the step or loop, in any thread; it waits for the device."""
         wanted = shared = None
-        if self._budget is not None and watch.stage == "train":
+        if self._budget is not None and watch.stage == "train" and self._may_stretch(watch):
             wanted = self._budget.wanted(watch.every_n_steps, watch.stretch)
             if self._has_ranks(trainer):  # which must all measure the same steps
                 shared = torch.tensor([wanted], dtype=torch.float64, device="cpu")

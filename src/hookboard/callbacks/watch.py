@@ -51,6 +51,7 @@ class Watch:
         is_open: whether a watched batch has begun since `until_batch_end` was emptied at the start of a batch.
         stretch: by which factor the cadence is stretched to keep to `max_overhead`.
         is_stretch_said: whether that has been said.
+        last_due: the last step that was due; None before.
         has_fault: whether a fault of ours has ended it, and it lives on only because other ranks wait for it.
         until_end: undoes, when the watch ends, what was done for it.
         until_batch_end: undoes, when a watched batch has ended, what was done for it.
@@ -66,6 +67,7 @@ class Watch:
     is_open: bool = False
     stretch: int = 1
     is_stretch_said: bool = False
+    last_due: int | None = None
     has_fault: bool = False
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)

@@ -59,6 +59,8 @@ class Worker:
         if not self._in_thread:
             job()
             return
+        if self._is_closing:  # an interrupt has cut `close` short
+            self.close()
         with self._changed:
             # First it is added, then waited: whoever is interrupted loses nothing.
             self._jobs.append((job, on_fault))

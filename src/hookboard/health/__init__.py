@@ -5,7 +5,7 @@
 """
 
 from hookboard.health.channels import ChannelDims, DefinedDims, NeedsHistogram
-from hookboard.health.judge import Judge
+from hookboard.health.judge import ASKED_AT_FIRST, Judge
 from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
 from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of
@@ -19,6 +19,7 @@ from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom, Verdict
 
 __all__ = [
+    "ASKED_AT_FIRST",
     "RULES",
     "ChannelDims",
     "DefinedDims",
