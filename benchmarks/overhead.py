@@ -163,6 +163,7 @@ def take_turns(
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
+    warnings.filterwarnings("error", ".*is switched off from here on")  # what does not measure costs nothing
     turns = Turns(variants, rounds, steps)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(

@@ -5,6 +5,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch import Callback
 from toys import Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
@@ -127,3 +128,17 @@ def test_the_time_in_the_running_hook_counts_at_once(monkeypatch):
     now[0] += 4.0
     clock.run(look, 1)
     assert found == [None, 0.5]
+
+
+def test_a_callback_that_another_one_calls_tells_its_own(tmp_path):
+    class Holds(Callback):
+        def __init__(self):
+            self.held = ActivationLogger(every_n_steps=1)
+
+        def __getattribute__(self, name):
+            return getattr(self.held, name) if name.startswith("on_") else super().__getattribute__(name)
+
+        teardown = property(lambda self: self.held.teardown)
+
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 4), Holds())
+    assert [share.step for share in events(tmp_path).Scalars(OVERHEAD)] == [1, 2, 3]

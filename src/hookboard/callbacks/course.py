@@ -179,6 +179,7 @@ class Course(Duties[W]):
             return {}
         given: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set outside its __init__
         every = [callback for callback in given if isinstance(callback, Course)]
+        every = every if self in every else [self]  # a callback of the user's may hold it and call it
         first = next(one for one in every if one.tells_overhead and one.is_in_training)
         share = first.share.take(logged_step(trainer), (one.clock for one in every))
         return {} if share is None else {OVERHEAD: share}
