@@ -1,6 +1,6 @@
 """What watching costs as the number of layers and the size of tensors grow, and what memory it takes.
 
-    python benchmarks/scaling.py           everything, in under 6 minutes; writes docs/images/scaling.png
+    python benchmarks/scaling.py           everything; writes docs/images/scaling.png
     python benchmarks/scaling.py --quick   small ones alone, in under 40 seconds; writes no picture
 
 Three Markdown tables are printed. *Sites*: one forward and backward pass of a chain of tiny layers, with

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from oracle import normal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event
@@ -54,13 +53,6 @@ def test_one_step_does_not_change_the_bytes_of_another():
     first = tags.summary(np.array([1.0]))
     tags.summary(np.array([2.0]))
     assert event_of(first, 0, 1.5) == message({"a": 1.0}, 0).SerializeToString()
-
-
-@pytest.fixture
-def tensorboard(tmp_path):
-    logger = TensorBoardLogger(tmp_path, name=None, version="")
-    yield logger
-    logger.finalize("success")
 
 
 def written(logger, folder):

@@ -55,13 +55,6 @@ def format_of(path):
         return image.format
 
 
-@pytest.fixture
-def tensorboard(tmp_path):
-    logger = TensorBoardLogger(tmp_path, name=None, version="")
-    yield logger
-    logger.finalize("success")
-
-
 def test_tensorboard_gets_everything(tensorboard, tmp_path):
     write(tensorboard, entry(layout=LAYOUT))
     tensorboard.experiment.flush()

@@ -17,6 +17,7 @@ The numbers are exact to 1e-6 by these means:
 
 # mypy: ignore-errors
 # ruff: noqa: N803
+# What runs in a kernel has no types, and its constants are written in capitals, as Triton's own are.
 
 import triton
 import triton.language as tl

@@ -10,6 +10,7 @@ TRITON_INTERPRET=1 the same source runs on the CPU.
 
 # mypy: ignore-errors
 # ruff: noqa: N803
+# What runs in a kernel has no types, and its constants are written in capitals, as Triton's own are.
 
 import triton
 import triton.language as tl
