@@ -1,10 +1,17 @@
 import math
 
+import pytest
 import torch
 from oracle import assert_true, normal
 from ways import on_cpu, statistics
 
-from hookboard.measure import FIELDS, merge_rows
+from hookboard.measure import FIELDS, merge_rows, native
+
+
+@pytest.fixture(params=["kernel", "torch"], autouse=True)
+def way(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(native, "can_merge", lambda rows, owner: False)
 
 
 def rows_of(parts):

@@ -631,6 +631,59 @@ static PyObject *measure_channels(PyObject *module, PyObject *args)
     return NULL;
 }
 
+/* Merges finished rows: as merge() in merge.py, step by step, and `merged` holds empty rows at first. */
+static void merge_finished(double (*merged)[WIDTH], size_t owners, double (*rows)[WIDTH], const int64_t *owner,
+                           size_t count, double *unit)
+{
+    for (size_t i = 0; i < count; i++) {
+        double *to = merged[owner[i]], *row = rows[i];
+        to[COUNT] += row[COUNT];
+        for (int f = ZEROS; f < MIN; f++)
+            to[f] += row[f];
+        to[MIN] = row[MIN] < to[MIN] || isnan(row[MIN]) ? row[MIN] : to[MIN];
+        to[MAX] = row[MAX] > to[MAX] || isnan(row[MAX]) ? row[MAX] : to[MAX];
+    }
+    for (size_t k = 0; k < owners; k++) {
+        double size = fmax(fabs(merged[k][MIN]), fabs(merged[k][MAX]));
+        int exponent;
+        unit[k] = size > 0 && isfinite(size) ? (frexp(size, &exponent), ldexp(0.5, exponent)) : 1;
+    }
+    for (size_t i = 0; i < count; i++) {
+        double *to = merged[owner[i]], share = rows[i][COUNT] / fmax(to[COUNT], 1);
+        to[MEAN] += share * (rows[i][MEAN] / unit[owner[i]]);
+        to[ABS_SUM] += share * (rows[i][ABS_SUM] / unit[owner[i]]);
+    }
+    for (size_t i = 0; i < count; i++) {
+        double *to = merged[owner[i]], share = rows[i][COUNT] / fmax(to[COUNT], 1);
+        double deviation = rows[i][M2] / unit[owner[i]], away = rows[i][MEAN] / unit[owner[i]] - to[MEAN];
+        to[M2] += share * (deviation * deviation + away * away);
+    }
+    for (size_t k = 0; k < owners; k++) {
+        merged[k][MEAN] *= unit[k];
+        merged[k][M2] = sqrt(merged[k][M2]) * unit[k];
+        merged[k][ABS_SUM] *= unit[k];
+    }
+}
+
+static PyObject *merge_all(PyObject *module, PyObject *args)
+{
+    Py_ssize_t rows, owner, count, owners;
+    if (!PyArg_ParseTuple(args, "nnnn", &rows, &owner, &count, &owners))
+        return NULL;
+    PyObject *memory = PyByteArray_FromStringAndSize(NULL, owners * (Py_ssize_t)sizeof EMPTY);
+    double *unit = memory ? PyMem_Malloc((size_t)owners * sizeof *unit + 1) : NULL;
+    if (!unit) {
+        Py_XDECREF(memory);
+        return PyErr_NoMemory();
+    }
+    double (*merged)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(memory);
+    for (Py_ssize_t k = 0; k < owners; k++)
+        memcpy(merged[k], EMPTY, sizeof EMPTY);
+    merge_finished(merged, (size_t)owners, (double (*)[WIDTH])rows, (const int64_t *)owner, (size_t)count, unit);
+    PyMem_Free(unit);
+    return memory;
+}
+
 static int read_job(PyObject *list, Py_ssize_t i, Job *job)
 {
     PyObject *item = PyList_GetItem(list, i);
@@ -688,6 +741,8 @@ static PyMethodDef methods[] = {
      "measure_all([(address, minus, type, outer, channels, inner, apart), ...], with_abs_mean, threads): the memory of "
      "the rows of several tensors, and that of the rows of their channels, see Job. The count is NaN where `measure` "
      "returns None."},
+    {"merge_all", merge_all, METH_VARARGS,
+     "merge_all(address of rows, address of their owners, count, owners): the memory of the merged row of each owner."},
     {NULL, NULL, 0, NULL},
 };
 

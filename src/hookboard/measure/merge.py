@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hookboard.measure import native
 from hookboard.measure.columns import Columns
 from hookboard.measure.row import WIDTH, elements_in, unit_of
 from hookboard.measure.statistics import Statistic
@@ -29,6 +30,8 @@ def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
     Returns:
         Shape (owners, WIDTH); an owner without rows gets the row of an empty tensor.
     """
+    if native.can_merge(rows, owner):
+        return native.merged(rows, owner, owners)
     merged = rows.new_zeros(owners, WIDTH).index_add_(0, owner, rows)
     low, high = merged[:, 8], merged[:, 9]
     low.fill_(math.inf).scatter_reduce_(0, owner, rows[:, 8], "amin")

@@ -183,6 +183,18 @@ def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:
     return math.prod(shape[:dim]), channels, math.prod(shape[dim + 1 :])
 
 
+def can_merge(rows: Tensor, owner: Tensor) -> bool:
+    """Whether `merged` takes these rows."""
+    return _native is not None and rows.is_cpu and rows.is_contiguous() and owner.dtype is torch.long
+
+
+def merged(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
+    """What `merge` of merge.py returns, for rows that `can_merge` has passed."""
+    owner = owner.contiguous()
+    memory = _native.merge_all(rows.data_ptr(), owner.data_ptr(), len(rows), owners)
+    return torch.from_numpy(np.ndarray((owners, WIDTH), np.float64, memory))
+
+
 def count_into(counts: Tensor, tensor: Tensor) -> None:
     """Add the bins of a tensor that `can_read` has passed, as `row_of` does."""
     row_of(tensor, with_abs_mean=False, counts=counts)
