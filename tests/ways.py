@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hookboard.measure import BINS, FORMULAS, WIDTH, Moments, histogram, measure, native, plan
+from hookboard.measure import BINS, FORMULAS, WIDTH, Moments, can_subtract, form_of, histogram, measure, native, plan
 from hookboard.measure.door import row_on_device
 from hookboard.measure.values import values_of
 
@@ -24,6 +24,25 @@ def without_a_compiler(tensor, plan=ALL, **options):
 def on_device(tensor, plan=ALL, counts=None, moments_only=False):
     """The way of an accelerator, which is the same code on any device."""
     return row_on_device(tensor, values_of(tensor, may_wait=False), plan, counts, moments_only)
+
+
+def by_kernel(tensor, dim=None, counts=None):
+    """What the compiled kernel gives of one tensor: its row, and those of its channels."""
+    return native.read(tensor, native.form_of(tensor, dim), with_abs_mean=True, counts=counts)
+
+
+def can_be_joined(tensor, dim=None, minus=None):
+    """Whether `measure_all` takes a tensor, the dimension of its channels, and what is subtracted from it."""
+    form = form_of(tensor, dim)
+    return form is not None and (minus is None or can_subtract(minus, form))
+
+
+def joined(given):
+    """What `measure_all` takes, from tensors, the dimensions of their channels, and what is subtracted from them."""
+    return [
+        (tensor, native.form_of(tensor, None if dim is None else dim % tensor.dim(), with_gaps=True), minus)
+        for tensor, dim, minus in given
+    ]
 
 
 WAYS = [on_cpu, without_a_compiler, on_device]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.health import DefinedDims, layers_of
+from hookboard.health import ChannelDims, DefinedDims, layers_of
 from hookboard.parameters import weights_of
 from hookboard.selection import named_submodules
 from hookboard.sites import Site
@@ -55,6 +55,15 @@ def test_asked_in_another_order_it_says_the_same():
     names = ["last", "relu", "gelu", "relu", "tanh", "block"]
     asked = [here(Site(name, "output"), torch.zeros(2, 4, 5)) for name in names]
     assert asked[::-1] == [there(Site(name, "output"), torch.zeros(2, 4, 5)) for name in names[::-1]]
+
+
+def test_the_recorder_may_ask_for_a_few_layers_alone_once_it_has_asked_for_all():
+    modules = {name: MODEL[name] for name in ("conv", "relu", "lstm", "tanh")}
+    asked = ChannelDims(layers_of(modules, weights_of(modules)))
+    tensor = torch.zeros(2, 4, 5)
+    first = {name: asked(Site(name, "output"), tensor) for name in modules}
+    assert first == {"conv": 1, "relu": 1, "lstm": 2, "tanh": 2}
+    assert [asked(Site(name, "output"), tensor) for name in ("tanh", "relu")] == [2, 1]
 
 
 def test_a_convolution_without_a_batch_has_its_channels_first():

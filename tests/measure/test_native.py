@@ -5,7 +5,8 @@ import torch
 from oracle import normal
 from torch import nn
 
-from hookboard.measure import native
+from hookboard.measure import BINS, form_of, native
+from hookboard.measure.bins import bins_of
 
 pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
 
@@ -36,17 +37,17 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("tensor", READABLE.values(), ids=READABLE)
 def test_the_kernel_reads_plain_floating_point_in_memory_without_gaps(tensor):
-    assert native.can_read(tensor)
+    assert native.form_of(tensor)
 
 
 @pytest.mark.parametrize("tensor", UNREADABLE.values(), ids=UNREADABLE)
 def test_the_kernel_reads_nothing_else(tensor):
-    assert not native.can_read(tensor)
+    assert not native.form_of(tensor)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_the_kernel_reads_no_nested_tensor():
-    assert not native.can_read(torch.nested.nested_tensor([normal(2), normal(3)]))
+    assert not native.form_of(torch.nested.nested_tensor([normal(2), normal(3)]))
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -54,7 +55,7 @@ def test_the_kernel_reads_no_nested_tensor():
 def test_the_kernel_reads_no_memory_that_was_freed(left, dtype):
     tensor = normal(10, dtype=dtype)
     tensor.untyped_storage().resize_(left * tensor.element_size())
-    is_read = native.can_read(tensor)  # pytest would print the tensor, and read freed memory for it
+    is_read = native.form_of(tensor) is not None  # pytest would print the tensor, and read freed memory for it
     assert not is_read
 
 
@@ -62,4 +63,47 @@ def test_the_kernel_reads_no_memory_that_was_freed(left, dtype):
 def test_the_kernel_reads_no_part_of_which_the_end_was_freed(dtype):
     tensor = normal(10, dtype=dtype)[4:]
     tensor.untyped_storage().resize_(9 * tensor.element_size())
-    assert not native.can_read(tensor)
+    assert not native.form_of(tensor)
+
+
+def of_a_like(tensor):
+    """The form of another tensor that looks like this one."""
+    return native.form_of(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype))
+
+
+@pytest.mark.parametrize("tensor", READABLE.values(), ids=READABLE)
+def test_a_tensor_like_one_before_is_read_without_a_second_search(tensor):
+    assert native.is_like(tensor, of_a_like(tensor))
+
+
+@pytest.mark.parametrize("name", ["meta", "a subclass"])
+def test_what_looks_alike_and_lies_elsewhere_is_not_read(name):
+    assert not native.is_like(UNREADABLE[name], of_a_like(torch.empty(3)))
+
+
+def test_a_view_that_means_the_negative_of_its_memory_is_not_read_like_one_that_does_not():
+    form = form_of(torch.ones(3, 2)[:, 0], None)
+    assert form is not None
+    assert not native.is_like(torch.view_as_complex(torch.ones(3, 2)).conj().imag, form)
+
+
+@pytest.mark.parametrize("other", [normal(4), normal(3, dtype=torch.float64), normal(6)[::2], normal(3, 1)], ids=str)
+def test_a_tensor_of_another_shape_stride_or_type_is_searched_anew(other):
+    assert not native.is_like(other, native.form_of(normal(3)))
+
+
+@pytest.mark.parametrize("left", [0, 1, 9])
+def test_memory_that_was_freed_is_not_read_like_that_of_the_tensor_before(left):
+    tensor = normal(10)
+    form = native.form_of(tensor)
+    tensor.untyped_storage().resize_(left * tensor.element_size())
+    is_read = native.is_like(tensor, form)
+    assert not is_read
+
+
+@pytest.mark.parametrize("dim", [None, 0])
+@pytest.mark.parametrize("size", [1, 5, 300])
+def test_bins_of_a_slice_are_those_of_its_values(dim, size):
+    tensor, counts = normal(400, size)[::4], torch.zeros(BINS, dtype=torch.long)
+    native.read(tensor, native.form_of(tensor, dim, with_gaps=True), with_abs_mean=False, counts=counts)
+    assert torch.equal(counts, torch.bincount(bins_of(tensor.flatten()), minlength=BINS))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from oracle import normal, row_of, rows_of_channels
 from torch.utils.data import DataLoader, Dataset
-from ways import no_counts
+from ways import by_kernel, joined, no_counts
 
 from hookboard.measure import native
 
@@ -75,16 +75,14 @@ GAPS = {
 }
 TOGETHER = [
     *((tensor, dim, None) for tensor, dim in TENSORS.values() if tensor.is_contiguous()),
-    *((normal(size), None, None) for size in range(400)),
+    *((normal(size), None, None) for size in range(1, 400)),
     *GAPS.values(),
     *((normal(5, size), 0, None) for size in range(1, 100)),
 ]
 
 
 def measured(tensor, dim):
-    if dim is None:
-        return native.row_of(tensor, with_abs_mean=True), None
-    return native.rows_of_channels(tensor, dim, with_abs_mean=True)
+    return by_kernel(tensor, dim)
 
 
 def bits(rows):
@@ -117,7 +115,7 @@ def test_the_row_of_a_large_tensor_is_that_of_its_values(tensor, dim):
 
 def test_tensors_measured_together_give_the_same_bits_with_any_number_of_threads():
     def rows():
-        return bits(native.rows_of_all(TOGETHER, with_abs_mean=True))
+        return bits(native.read_all(joined(TOGETHER), with_abs_mean=True))
 
     alone = with_threads(1, rows)
     for threads in (2, 3, 2, 7):
@@ -125,7 +123,7 @@ def test_tensors_measured_together_give_the_same_bits_with_any_number_of_threads
 
 
 def test_a_tensor_gives_the_same_bits_alone_and_together_with_others():
-    together = bits(native.rows_of_all(TOGETHER, with_abs_mean=True))
+    together = bits(native.read_all(joined(TOGETHER), with_abs_mean=True))
     for (tensor, dim, minus), found in zip(TOGETHER, together, strict=True):
         if minus is None and tensor.is_contiguous():
             assert bits([measured(tensor, dim)]) == [found]
@@ -133,7 +131,7 @@ def test_a_tensor_gives_the_same_bits_alone_and_together_with_others():
 
 @pytest.mark.parametrize(("tensor", "dim", "minus"), GAPS.values(), ids=GAPS)
 def test_a_large_slice_or_difference_is_measured_as_its_values(tensor, dim, minus):
-    ((row, channels),) = with_threads(2, lambda: native.rows_of_all([(tensor, dim, minus)], with_abs_mean=True))
+    ((row, channels),) = with_threads(2, lambda: native.read_all(joined([(tensor, dim, minus)]), with_abs_mean=True))
     values = tensor if minus is None else tensor - minus
     assert close(row, row_of(values.reshape(-1).double().numpy()))
     if dim is not None:
@@ -146,7 +144,7 @@ def test_any_number_of_threads_counts_each_value_once(size):
     true = np.bincount(tensor.numpy().view(np.uint32) >> 19, minlength=len(no_counts()))
     for threads in (1, 2, 5):
         counts = no_counts() + 3
-        with_threads(threads, lambda counts=counts: native.count_into(counts, tensor))
+        with_threads(threads, lambda counts=counts: by_kernel(tensor, counts=counts))
         assert np.array_equal(counts.numpy() - 3, true), threads
 
 
@@ -226,7 +224,8 @@ def test_threads_of_a_library_that_torch_does_not_use_are_left_alone():
     torch.set_num_threads(3)
 
     def measure_as_if_torch_used_more():
-        native._native.measure(large.data_ptr(), 0, large.numel(), True, 0, torch.get_num_threads() + 1)
+        given = native.form_of(large).given
+        native._native.measure(large.data_ptr(), 0, *given, True, 0, torch.get_num_threads() + 1)
 
     assert in_a_new_thread(lambda: threads_started(measure_as_if_torch_used_more)) == 0
 
@@ -236,7 +235,7 @@ def test_a_small_tensor_is_measured_in_one_thread():
     torch.set_num_threads(3)
     small, counts = normal(60_000), no_counts()
     assert in_a_new_thread(lambda: threads_started(lambda: measured(small, None))) == 0
-    assert in_a_new_thread(lambda: threads_started(lambda: native.count_into(counts, small))) == 0
+    assert in_a_new_thread(lambda: threads_started(lambda: by_kernel(small, counts=counts))) == 0
 
 
 LARGE = normal(1_000_000)
@@ -255,7 +254,7 @@ class Rows(Dataset):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12 on, in a process with threads
 def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have():
     def rows():
-        native.count_into(no_counts(), LARGE)
+        by_kernel(LARGE, counts=no_counts())
         return bits([measured(LARGE, None)])
 
     alone = with_threads(2, rows)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from oracle import assert_true, normal, row_of, rows_of_channels
-from ways import ALL, no_counts, on_cpu, statistics, without_a_compiler
+from ways import ALL, by_kernel, can_be_joined, joined, no_counts, on_cpu, statistics, without_a_compiler
 
-from hookboard.measure import can_measure_together, measure_all, measure_channels, native
+from hookboard.measure import measure_all, measure_channels
 from hookboard.measure.bins import as_single, bins_of
 
 pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
@@ -86,9 +86,9 @@ def test_an_empty_tensor_counts_nothing(dtype):
 def test_each_number_of_16_bits_is_read_as_torch_reads_it(dtype):
     everything = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).short().view(dtype)
     counts = no_counts()
-    native.count_into(counts, everything)
+    by_kernel(everything, counts=counts)
     assert torch.equal(counts, bins_by_torch(everything))
-    channels = native.rows_of_channels(everything.view(-1, 1), 0, with_abs_mean=True)[1]
+    channels = by_kernel(everything.view(-1, 1), 0)[1]
     true = everything.double().numpy()
     assert np.array_equal(channels[np.isfinite(true), 1], true[np.isfinite(true)])
 
@@ -98,7 +98,7 @@ def test_each_number_of_16_bits_is_read_as_torch_reads_it(dtype):
 def test_each_channel_has_the_row_of_its_values(shape, dim, dtype):
     tensor = normal(*shape, dtype=dtype)
     for each in (tensor, tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor):
-        row, channels = native.rows_of_channels(each, dim, with_abs_mean=True)
+        row, channels = by_kernel(each, dim)
         assert close(channels, rows_of_channels([each], dim))
         assert close(row, row_of(each.double().numpy().ravel()))
 
@@ -109,7 +109,7 @@ def test_channels_that_are_not_finite_have_the_row_of_the_rest(shape, dim, dtype
     tensor = normal(*shape, dtype=dtype)
     flat = tensor.view(-1)
     flat[::7], flat[3::101], flat[5::203], flat[8::301] = 0.0, math.nan, math.inf, -math.inf
-    row, channels = native.rows_of_channels(tensor, dim, with_abs_mean=True)
+    row, channels = by_kernel(tensor, dim)
     assert close(channels, rows_of_channels([tensor], dim))
     assert close(row, row_of(tensor.double().numpy().ravel()))
 
@@ -133,7 +133,7 @@ def test_float64_lies_in_the_bin_whose_edges_hold_it():
     below = torch.nextafter(edges, torch.zeros_like(edges))
     for values, bin_of_first in ((edges, 1), (below, 0)):
         counts = no_counts()
-        native.count_into(counts, values)
+        by_kernel(values, counts=counts)
         assert counts[bin_of_first : bin_of_first + len(edges)].tolist() == [1] * len(edges)
 
 
@@ -149,15 +149,15 @@ def as_many_threads_as_before():
 @pytest.mark.usefixtures("as_many_threads_as_before")
 def test_bins_counted_in_the_read_of_the_channels_leave_any_number_of_threads_the_same_rows(shape, dim, dtype):
     tensor = normal(*shape, dtype=dtype)
-    alone, channels_alone = native.rows_of_channels(tensor, dim, with_abs_mean=True)
-    plain, bins = native.row_of(tensor, with_abs_mean=True), bins_by_torch(tensor)
+    alone, channels_alone = by_kernel(tensor, dim)
+    plain, bins = by_kernel(tensor)[0], bins_by_torch(tensor)
     for threads in (1, 2):
         torch.set_num_threads(threads)
         counts = no_counts()
-        row, channels = native.rows_of_channels(tensor, dim, with_abs_mean=True, counts=counts)
+        row, channels = by_kernel(tensor, dim, counts=counts)
         assert (row, channels.tobytes()) == (alone, channels_alone.tobytes())
         assert torch.equal(counts, bins)
-        assert native.row_of(tensor, with_abs_mean=True, counts=counts) == plain
+        assert by_kernel(tensor, counts=counts)[0] == plain
         assert torch.equal(counts, 2 * bins)
 
 
@@ -165,7 +165,7 @@ def test_subnormal_numbers_of_float16_are_read_where_torch_flushes_those_of_floa
     values = torch.arange(-1023, 1024, dtype=torch.float64).mul(2.0**-24).half()
     torch.set_flush_denormal(True)
     try:
-        row = native.row_of(values, with_abs_mean=True)
+        row = by_kernel(values)[0]
     finally:
         torch.set_flush_denormal(False)
     assert close(row, row_of(values.double().numpy()))
@@ -174,14 +174,14 @@ def test_subnormal_numbers_of_float16_are_read_where_torch_flushes_those_of_floa
 @every_type
 def test_the_difference_of_two_tensors_is_taken_in_float32_at_least(dtype):
     tensor, minus = normal(6000, dtype=dtype), normal(6000, mean=0.5, dtype=dtype)
-    assert can_measure_together(tensor, None, minus)
-    ((row, _),) = measure_all([(tensor, None, minus)], ALL)
+    assert can_be_joined(tensor, None, minus)
+    ((row, _),) = measure_all(joined([(tensor, None, minus)]), ALL)
     wide = torch.promote_types(dtype, torch.float32)
     assert close(row, row_of((tensor.to(wide) - minus.to(wide)).double().numpy()))
 
 
 def test_tensors_of_two_types_are_not_subtracted():
-    assert not can_measure_together(normal(9), None, normal(9).half())
+    assert not can_be_joined(normal(9), None, normal(9).half())
 
 
 BEYOND = {
@@ -209,7 +209,7 @@ def test_squares_beyond_float64_are_measured_truly_and_counted_once(values):
 def test_squares_beyond_float64_do_not_disturb_what_is_measured_together():
     huge, minus = normal(70, dtype=torch.float64) * 1e300, normal(70, mean=1.0, dtype=torch.float64) * 1e300
     given = [(normal(50), None, None), (huge, None, minus), (huge.view(7, 10), 0, None), (normal(9, 4), 0, None)]
-    found = measure_all(given, ALL)
+    found = measure_all(joined(given), ALL)
     for (tensor, dim, minus), (row, channels) in zip(given, found, strict=True):
         values = tensor if minus is None else tensor - minus
         assert_true(statistics(row), [values])

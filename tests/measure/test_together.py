@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from oracle import normal, row_of, rows_of_channels
-from ways import ALL
+from ways import ALL, can_be_joined, joined
 
-from hookboard.measure import can_measure_together, measure_all
+from hookboard.measure import measure_all
 
 pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
 
@@ -44,8 +44,8 @@ def close(measured, true):
 
 def test_the_row_of_each_tensor_is_that_of_its_values():
     given = [(tensor, dim, None) for tensor, dim in TENSORS.values()]
-    assert all(can_measure_together(*each) for each in given)
-    for (name, (tensor, dim)), (row, channels) in zip(TENSORS.items(), measure_all(given, ALL), strict=True):
+    assert all(can_be_joined(*each) for each in given)
+    for (name, (tensor, dim)), (row, channels) in zip(TENSORS.items(), measure_all(joined(given), ALL), strict=True):
         assert close(row, np.array(row_of(tensor.reshape(-1).double().numpy()), dtype=np.float64)), name
         assert (channels is None) == (dim is None), name
         if dim is not None:
@@ -55,14 +55,14 @@ def test_the_row_of_each_tensor_is_that_of_its_values():
 @pytest.mark.parametrize("tensor", [t for t, _ in TENSORS.values()], ids=TENSORS)
 def test_a_difference_is_that_of_float32(tensor):
     minus = normal(*tensor.shape, mean=0.5)
-    assert can_measure_together(tensor, None, minus)
-    ((row, _),) = measure_all([(tensor, None, minus)], ALL)
+    assert can_be_joined(tensor, None, minus)
+    ((row, _),) = measure_all(joined([(tensor, None, minus)]), ALL)
     assert close(row, np.array(row_of((tensor - minus).reshape(-1).double().numpy()), dtype=np.float64))
 
 
 def test_equal_tensors_differ_by_nothing():
     tensor = normal(100, 9)[::2]
-    ((row, _),) = measure_all([(tensor, None, tensor.clone())], ALL)
+    ((row, _),) = measure_all(joined([(tensor, None, tensor.clone())]), ALL)
     assert row[:5] == [450.0, 0.0, 0.0, 0.0, 450.0]
 
 
@@ -89,4 +89,4 @@ ALONE = {
 
 @pytest.mark.parametrize("name", ALONE)
 def test_what_the_kernel_cannot_read_is_measured_alone(name):
-    assert not can_measure_together(*ALONE[name])  # pytest would print an argument, and read freed memory for it
+    assert not can_be_joined(*ALONE[name])  # pytest would print an argument, and read freed memory for it

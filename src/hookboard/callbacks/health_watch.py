@@ -118,6 +118,7 @@ class HealthWatch(SiteWatch):
         """Take other layers, where the model has changed; `known` is what the recorder reads."""
         known.clear()
         known.update(layers)
+        self.recorder.forget_shapes()
         if self.judge is not None:
             self.judge.run.follow(known)
 

@@ -13,9 +13,10 @@ NORMS_OF_THE_LAST = ("LayerNorm", "RMSNorm")
 
 
 class ChannelDims:
-    """Tells the dimension of channels of each tensor; asked in the order of execution.
+    """Tells the dimension of channels of each tensor; asked in the order of execution, each layer once at least.
 
-    A layer without weights, such as an activation function, has its channels where the layer before it has them.
+    A layer without weights, such as an activation function, has its channels where the layer before it had them when it
+    was asked first.
 
     Args:
         layers: every layer that is watched, by name.
@@ -30,6 +31,7 @@ class ChannelDims:
     def __init__(self, layers: Mapping[str, Layer]) -> None:
         self._layers = layers
         self._is_last = False
+        self._known: dict[tuple[str, int], tuple[Layer | None, bool]] = {}
 
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
         """The dimension; None if the tensor has no channels, or they are not wanted."""
@@ -39,8 +41,11 @@ class ChannelDims:
             return 0 if tensor.dim() >= 2 else None  # the unit whose weights these are
         if site.role not in ("output", "input") or tensor.dim() < 2:
             return None
-        layer = self._layers.get(site.name)
-        self._is_last = _stands_last(layer, self._is_last)
+        layer, key = self._layers.get(site.name), (site.name, tensor.dim())
+        known = self._known.get(key)
+        if known is None or known[0] is not layer:  # a model may get another layer of that name
+            known = self._known[key] = layer, _stands_last(layer, self._is_last)
+        self._is_last = known[1]
         return _dim(layer, tensor, self._is_last)
 
 

@@ -1,18 +1,27 @@
 """From a tensor to a row: numbers such as count, mean and deviation that merge exactly, and the statistics from them.
 
-`measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too, and
-`measure_all` does either for many tensors at once. Nothing else in this folder is given tensors of a model.
+`measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too. `form_of` says how
+the compiled kernel reads a tensor: with that, `measure_like` does either for the next one like it, and `measure_all`
+for many at once. Nothing else in this folder is given tensors of a model.
 """
 
 from hookboard.measure.accelerator import tell_of_compiling
 from hookboard.measure.bins import BINS
-from hookboard.measure.channels import MOST_CHANNELS, ChannelRows, can_measure_together, measure_all, measure_channels
+from hookboard.measure.channels import (
+    MOST_CHANNELS,
+    ChannelRows,
+    form_of,
+    measure_all,
+    measure_channels,
+    measure_like,
+)
 from hookboard.measure.columns import Columns
 from hookboard.measure.derived import DERIVED, dead_share
 from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram, histograms
 from hookboard.measure.host import measuring_device, needs_host
 from hookboard.measure.merge import merge_rows
+from hookboard.measure.native import Form, can_subtract, is_like
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
 from hookboard.measure.scratch import forget_scratch
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, plan, width_of
@@ -30,6 +39,7 @@ __all__ = [
     "WIDTH",
     "ChannelRows",
     "Columns",
+    "Form",
     "Histogram",
     "Moments",
     "Plan",
@@ -37,15 +47,18 @@ __all__ = [
     "Statistic",
     "Table",
     "as_list",
-    "can_measure_together",
+    "can_subtract",
     "dead_share",
     "elements_in",
     "forget_scratch",
+    "form_of",
     "histogram",
     "histograms",
+    "is_like",
     "measure",
     "measure_all",
     "measure_channels",
+    "measure_like",
     "measuring_device",
     "merge_rows",
     "needs_host",

@@ -599,32 +599,24 @@ static PyObject *as_list(const double *row)
     return list;
 }
 
+#define JOB "nninnnn" /* what native.py gives of a tensor */
+
 static PyObject *measure(PyObject *module, PyObject *args)
 {
-    Py_ssize_t address, count, counts;
+    Py_ssize_t address, minus, outer, channels, inner, apart, counts;
     int type, with_abs_sum, threads;
-    if (!PyArg_ParseTuple(args, "ninpni", &address, &type, &count, &with_abs_sum, &counts, &threads))
+    if (!PyArg_ParseTuple(args, JOB "pni", &address, &minus, &type, &outer, &channels, &inner, &apart, &with_abs_sum,
+                          &counts, &threads))
         return NULL;
     double row[WIDTH];
-    Job job = {.x = (const void *)address, .type = type, .outer = 1, .inner = (size_t)count, .apart = (size_t)count,
-               .row = row};
-    return do_jobs(&job, 1, with_abs_sum, (int64_t *)counts, threads) ? as_list(row) : NULL;
-}
-
-static PyObject *measure_channels(PyObject *module, PyObject *args)
-{
-    Py_ssize_t address, outer, channels, inner, counts;
-    int type, with_abs_sum, threads;
-    if (!PyArg_ParseTuple(args, "ninnnpni", &address, &type, &outer, &channels, &inner, &with_abs_sum, &counts,
-                          &threads))
-        return NULL;
-    double row[WIDTH];
-    PyObject *rows = PyByteArray_FromStringAndSize(NULL, channels * (Py_ssize_t)sizeof row);
+    PyObject *rows = channels ? PyByteArray_FromStringAndSize(NULL, channels * (Py_ssize_t)sizeof row) : Py_None;
     if (!rows)
         return NULL;
-    Job job = {.x = (const void *)address, .type = type, .outer = (size_t)outer, .channels = (size_t)channels,
-               .inner = (size_t)inner, .apart = (size_t)inner, .row = row,
-               .rows = (double (*)[WIDTH])PyByteArray_AsString(rows)};
+    if (!channels)
+        Py_INCREF(rows);
+    Job job = {.x = (const void *)address, .minus = (const void *)minus, .type = type, .outer = (size_t)outer,
+               .channels = (size_t)channels, .inner = (size_t)inner, .apart = (size_t)apart, .row = row,
+               .rows = channels ? (double (*)[WIDTH])PyByteArray_AsString(rows) : NULL};
     if (do_jobs(&job, 1, with_abs_sum, (int64_t *)counts, threads))
         return Py_BuildValue("NN", as_list(row), rows);
     Py_DECREF(rows);
@@ -689,7 +681,7 @@ static int read_job(PyObject *list, Py_ssize_t i, Job *job)
     PyObject *item = PyList_GetItem(list, i);
     Py_ssize_t address, minus, outer, channels, inner, apart;
     int type;
-    if (!item || !PyArg_ParseTuple(item, "nninnnn", &address, &minus, &type, &outer, &channels, &inner, &apart))
+    if (!item || !PyArg_ParseTuple(item, JOB, &address, &minus, &type, &outer, &channels, &inner, &apart))
         return 0;
     *job = (Job){.x = (const void *)address, .minus = (const void *)minus, .type = type, .outer = (size_t)outer,
                  .channels = (size_t)channels, .inner = (size_t)inner, .apart = (size_t)apart};
@@ -732,11 +724,9 @@ done:
 
 static PyMethodDef methods[] = {
     {"measure", measure, METH_VARARGS,
-     "measure(address, type, count, with_abs_mean, counts, threads): the row of some values; None if squares of float64 "
-     "leave its range. Their bins are added to `counts`, unless that is 0."},
-    {"measure_channels", measure_channels, METH_VARARGS,
-     "measure_channels(address, type, outer, channels, inner, with_abs_mean, counts, threads): the same of values of "
-     "shape (outer, channels, inner), and the memory of the rows of the channels."},
+     "measure(address, minus, type, outer, channels, inner, apart, with_abs_mean, counts, threads): the row of a tensor, "
+     "see Job, and the memory of the rows of its channels; None for a row where squares of float64 leave its range, and "
+     "for no channels. The bins of the values are added to `counts`, unless that is 0."},
     {"measure_all", measure_all, METH_VARARGS,
      "measure_all([(address, minus, type, outer, channels, inner, apart), ...], with_abs_mean, threads): the memory of "
      "the rows of several tensors, and that of the rows of their channels, see Job. The count is NaN where `measure` "

@@ -1,17 +1,17 @@
 def measure(
-    address: int, type: int, count: int, with_abs_mean: bool, counts: int, threads: int, /
-) -> list[float] | None: ...
-def measure_channels(
     address: int,
+    minus: int,
     type: int,
     outer: int,
     channels: int,
     inner: int,
+    apart: int,
     with_abs_mean: bool,
     counts: int,
     threads: int,
     /,
-) -> tuple[list[float] | None, bytearray]: ...
+) -> tuple[list[float] | None, bytearray | None]: ...
 def measure_all(
     tensors: list[tuple[int, int, int, int, int, int, int]], with_abs_mean: bool, threads: int, /
 ) -> tuple[bytearray, bytearray]: ...
+def merge_all(rows: int, owner: int, count: int, owners: int, /) -> bytearray: ...

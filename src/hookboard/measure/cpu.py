@@ -40,7 +40,8 @@ def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
 
 def _read(numbers: Tensor, wanted: frozenset[str]) -> list[float] | None:
     """What the kernel makes of them; None if it cannot read them, or if float64 cannot hold their squares."""
-    return native.row_of(numbers, with_abs_mean="abs_mean" in wanted) if native.can_read(numbers) else None
+    form = native.form_of(numbers)
+    return None if form is None else native.read(numbers, form, with_abs_mean="abs_mean" in wanted)[0]
 
 
 def _row_of_block(block: Tensor, wanted: frozenset[str]) -> list[float]:
@@ -101,17 +102,23 @@ def _squares_about(mean: float, total: float, wide: Tensor) -> float:
 
 def count_into(counts: Tensor, values: Values) -> None:
     """Add the bins of the values to `counts`, shape (BINS,), int64."""
-    numbers = values.numbers
-    for block in [numbers] if native.can_read(numbers) else numbers.split(BLOCK):
-        if native.can_read(block):
-            native.count_into(counts, block)
-            continue
-        block = _as_float(block)
-        if native.can_read(block):
-            native.count_into(counts, block)
-        else:
-            native.add_counts(counts, torch.bincount(bins_of(as_single(block)), minlength=BINS))
+    if not _count(counts, values.numbers):
+        for block in values.numbers.split(BLOCK):
+            if _count(counts, block):
+                continue
+            block = _as_float(block)
+            if not _count(counts, block):
+                native.add_counts(counts, torch.bincount(bins_of(as_single(block)), minlength=BINS))
     if values.zeros:
         zeros = torch.zeros(BINS, dtype=torch.long, device="cpu")
         zeros[0] = values.zeros
         native.add_counts(counts, zeros)
+
+
+def _count(counts: Tensor, numbers: Tensor) -> bool:
+    """Have the kernel count the bins; returns whether it could."""
+    form = native.form_of(numbers)
+    if form is None:
+        return False
+    native.read(numbers, form, with_abs_mean=False, counts=counts)
+    return True

@@ -48,15 +48,16 @@ def measure(
     """
     if scale is not None and (plan.more or not accelerator.can_divide(tensor, scale)):
         tensor, scale = unscaled(tensor, scale), None
-    if scale is None and native.can_read(tensor):
+    form = native.form_of(tensor) if scale is None else None
+    if form is not None:
         moments_only = moments_only or not tensor.numel()
         at_once = None if moments_only or plan.more else counts
-        row = native.row_of(tensor, with_abs_mean="abs_mean" in plan.wanted, counts=at_once)
+        row, _ = native.read(tensor, form, with_abs_mean="abs_mean" in plan.wanted, counts=at_once)
         if row is not None:
             if plan.more:
                 row += _more(tensor, None, row, plan, None, moments_only)
                 if counts is not None and not moments_only:
-                    native.count_into(counts, tensor)
+                    native.read(tensor, form, with_abs_mean=False, counts=counts)
             return row
         counts = counts if at_once is None else None
     values = values_of(tensor)

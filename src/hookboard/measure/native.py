@@ -7,6 +7,7 @@ many there are.
 import math
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,53 +23,86 @@ except ImportError:  # there was no C compiler when hookboard was installed
 _TYPES = {torch.float32: (0, 4), torch.float64: (1, 8), torch.bfloat16: (2, 2), torch.float16: (3, 2)}
 """What the kernel reads: the number that it has for a type, and the bytes of a value."""
 
-_LARGE = 1 << 15
-"""Tensors with fewer values are never worth more than one thread."""
-
 _COUNTING = threading.Lock()
 """Held while bins are added: the kernel may run without the interpreter's lock."""
 
 
-def can_read(tensor: Tensor) -> bool:
-    """Whether the kernel may read the tensor: all its values lie at its address, in any order, in a type that it reads.
+class Form(NamedTuple):
+    """How the kernel reads every tensor of one shape, one stride and one type, wherever it lies.
 
-    Only plain tensors pass. A subclass may have no memory of its own, a tensor inside `torch.func` has none, a view
-    may mean the negative of what lies there, and FSDP frees the memory of tensors that still exist.
+    Args:
+        shape: of the tensor.
+        stride: of the tensor.
+        dtype: of the tensor.
+        dim: the dimension of the channels whose rows are wanted, not negative; None for the row of all alone.
+        channels: how many there are; 0 if their rows are not wanted.
+        reach: how many values lie between its first and its last, both included.
+        given: what the kernel takes, see `Job` in `_native.c`: type, outer, channels, inner, apart.
     """
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    dim: int | None
+    channels: int
+    reach: int
+    given: tuple[int, int, int, int, int]
+
+
+def form_of(tensor: Tensor, dim: int | None = None, *, with_gaps: bool = False) -> Form | None:
+    """How the kernel reads the tensor; None if it must not.
+
+    Only plain tensors in memory pass. A subclass may have no memory of its own, a tensor inside `torch.func` has none,
+    a view may mean the negative of what lies there, and FSDP frees the memory of tensors that still exist.
+
+    Args:
+        tensor: the tensor. Without `with_gaps` it must have none, in any order of its dimensions.
+        dim: see `Form`.
+        with_gaps: whether there may be gaps between the parts of the first dimension, as in `weight[::4]`. Then only
+            the first dimension may hold channels.
+    """
+    if not is_plain(tensor):
+        return None
+    values = reach = tensor.numel()
+    if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
+        outer, channels, inner = (1, 0, values) if dim is None else _extents(tensor, dim)
+        apart = inner
+    elif with_gaps and not dim and values and _has_gaps_between_parts_alone(tensor):
+        inner, apart = values // len(tensor), tensor.stride(0)
+        outer, channels = (len(tensor), 0) if dim is None else (1, len(tensor))
+        reach = (len(tensor) - 1) * apart + inner
+    else:
+        return None
+    given = _TYPES[tensor.dtype][0], outer, channels, inner, apart
+    form = Form(tensor.shape, tensor.stride(), tensor.dtype, dim, channels, reach, given)
+    return form if _is_in_memory(tensor, reach) else None
+
+
+def is_like(tensor: Tensor, form: Form) -> bool:
+    """Whether `form_of` would give this form again, with the same arguments; it takes a fraction of the time."""
     return (
-        _is_plain(tensor)
-        and (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
-        and _is_in_memory(tensor, tensor.numel())
+        is_plain(tensor)
+        and tensor.shape == form.shape
+        and tensor.stride() == form.stride
+        and tensor.dtype is form.dtype
+        and _is_in_memory(tensor, form.reach)
     )
 
 
-def can_read_together(tensor: Tensor, minus: Tensor | None = None) -> bool:
-    """Whether `rows_of_all` may read the tensor. There may also be gaps between its first dimension's parts.
-
-    Args:
-        tensor: the tensor.
-        minus: what is to be subtracted from it; it must have no gaps.
-    """
-    if minus is not None and not (
-        minus.is_contiguous() and can_read(minus) and minus.shape == tensor.shape and minus.dtype is tensor.dtype
-    ):
-        return False
-    if not _is_plain(tensor):
-        return False
-    if tensor.is_contiguous():
-        return _is_in_memory(tensor, tensor.numel())
-    if not tensor.numel():
-        return False
-    # A slice such as weight[::4]: parts without gaps, the next one behind the last.
-    inner = left = tensor.numel() // len(tensor)
-    for size, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True):
-        left //= size
-        if size > 1 and stride != left:
-            return False
-    return tensor.stride(0) >= inner and _is_in_memory(tensor, (len(tensor) - 1) * tensor.stride(0) + inner)
+def can_subtract(minus: Tensor, form: Form) -> bool:
+    """Whether this may be subtracted from a tensor of that form: alike but for gaps, of which it has none."""
+    return (
+        not form.channels
+        and is_plain(minus)
+        and minus.shape == form.shape
+        and minus.dtype is form.dtype
+        and minus.is_contiguous()
+        and _is_in_memory(minus, minus.numel())
+    )
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it is a tensor of torch's own, of a type that the kernel reads; its memory may have been freed."""
     kind = type(tensor)
     return (
         _native is not None
@@ -81,6 +115,16 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
+def _has_gaps_between_parts_alone(tensor: Tensor) -> bool:
+    """Whether the parts of the first dimension have no gaps, and each begins behind the one before."""
+    inner = left = tensor.numel() // len(tensor)
+    for size, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True):
+        left //= size
+        if size > 1 and stride != left:
+            return False
+    return tensor.stride(0) >= inner
+
+
 def _is_in_memory(tensor: Tensor, values: int) -> bool:
     """Whether so many values from its first one on lie in memory."""
     try:
@@ -90,88 +134,56 @@ def _is_in_memory(tensor: Tensor, values: int) -> bool:
         return False
 
 
-def row_of(tensor: Tensor, *, with_abs_mean: bool, counts: Tensor | None = None) -> list[float] | None:
-    """The row of a tensor that `can_read` has passed; `abs_mean` may be left 0.
+def read(
+    tensor: Tensor, form: Form, *, with_abs_mean: bool, counts: Tensor | None = None
+) -> tuple[list[float] | None, np.ndarray | None]:
+    """The row of a tensor, and those of its channels; `abs_mean` may be left 0.
 
     Args:
         tensor: the values.
+        form: of the tensor.
         with_abs_mean: whether to fill that column.
         counts: the bins of the values are added to this, shape (BINS,), int64, contiguous, on the CPU.
 
     Returns:
-        The row; None for float64 values whose squares leave its range. Then only the bins were added.
+        The row, and the rows of the channels, shape (channels, WIDTH), float64; None if they are not wanted. The row is
+        None, and those of the channels are not right, for float64 values whose squares leave its range, of any channel.
+        Then only the bins were added.
     """
-    values = tensor.numel()
-    threads = torch.get_num_threads() if values >= _LARGE else 1
-    given = tensor.data_ptr(), _TYPES[tensor.dtype][0], values, with_abs_mean
+    given, threads = (tensor.data_ptr(), 0, *form.given, with_abs_mean), torch.get_num_threads()
     if counts is None:
-        return _native.measure(*given, 0, threads)
-    with _COUNTING:
-        return _native.measure(*given, counts.data_ptr(), threads)
-
-
-def rows_of_channels(
-    tensor: Tensor, dim: int, *, with_abs_mean: bool, counts: Tensor | None = None
-) -> tuple[list[float] | None, np.ndarray]:
-    """The rows of a tensor that `can_read` has passed, and of its channels; `abs_mean` may be left 0.
-
-    Args:
-        tensor: the values.
-        dim: the dimension of the channels, not negative.
-        with_abs_mean: whether to fill that column.
-        counts: as in `row_of`.
-
-    Returns:
-        The row of the whole tensor, and those of the channels, shape (channels, WIDTH), float64. The first is None, and
-        the others are not right, for float64 values whose squares leave its range, of any channel.
-    """
-    outer, channels, inner = _extents(tensor, dim)
-    given = tensor.data_ptr(), _TYPES[tensor.dtype][0], outer, channels, inner, with_abs_mean
-    threads = torch.get_num_threads()
-    if counts is None:
-        row, rows = _native.measure_channels(*given, 0, threads)
+        row, memory = _native.measure(*given, 0, threads)
     else:
         with _COUNTING:
-            row, rows = _native.measure_channels(*given, counts.data_ptr(), threads)
-    return row, np.frombuffer(rows).reshape(channels, WIDTH)
+            row, memory = _native.measure(*given, counts.data_ptr(), threads)
+    return row, None if memory is None else np.ndarray((form.channels, WIDTH), np.float64, memory)
 
 
-def rows_of_all(
-    tensors: Sequence[tuple[Tensor, int | None, Tensor | None]], *, with_abs_mean: bool
+def read_all(
+    tensors: Sequence[tuple[Tensor, Form, Tensor | None]], *, with_abs_mean: bool
 ) -> list[tuple[list[float] | None, np.ndarray | None]]:
-    """The rows of tensors that `can_read_together` has passed, and of their channels; `abs_mean` may be left 0.
+    """The rows of tensors, and of their channels, in one call; `abs_mean` may be left 0.
 
     Args:
-        tensors: each with the dimension of its channels, which is the first where it has gaps, and None if they are not
-            wanted; and with what is subtracted from it first, in float32 at least: None for nothing, as it must be
-            where it has channels.
+        tensors: each with its form; and with what is subtracted from it first, in float32 at least, which must have
+            passed `can_subtract`: None for nothing.
         with_abs_mean: whether to fill that column.
 
     Returns:
-        For each tensor what `row_of` or `rows_of_channels` returns, None in place of the rows of channels that are not
-        wanted.
+        For each tensor what `read` returns.
     """
-    jobs = [_job(*each) for each in tensors]
+    jobs = [
+        (tensor.data_ptr(), 0 if minus is None else minus.data_ptr(), *form.given) for tensor, form, minus in tensors
+    ]
     of_all, of_channels = _native.measure_all(jobs, with_abs_mean, torch.get_num_threads())
     rows, channels = (np.frombuffer(memory).reshape(-1, WIDTH) for memory in (of_all, of_channels))
     start, found = 0, []
-    for row, (_, dim, _), (_, _, _, _, count, _, _) in zip(rows.tolist(), tensors, jobs, strict=True):
+    for row, (_, form, _) in zip(rows.tolist(), tensors, strict=True):
         is_right = row[0] == row[0]  # its count is NaN
-        found.append((row if is_right else None, None if dim is None else channels[start : start + count]))
-        start += count
+        end = start + form.channels
+        found.append((row if is_right else None, channels[start:end] if form.channels else None))
+        start = end
     return found
-
-
-def _job(tensor: Tensor, dim: int | None, minus: Tensor | None) -> tuple[int, int, int, int, int, int, int]:
-    """What `measure_all` of the kernel takes for a tensor."""
-    if tensor.is_contiguous():
-        outer, channels, inner = (1, 0, tensor.numel()) if dim is None else _extents(tensor, dim)
-        apart = inner
-    else:
-        inner, apart = tensor.numel() // len(tensor), tensor.stride(0)
-        outer, channels = (len(tensor), 0) if dim is None else (1, len(tensor))
-    subtracted = 0 if minus is None else minus.data_ptr()
-    return tensor.data_ptr(), subtracted, _TYPES[tensor.dtype][0], outer, channels, inner, apart
 
 
 def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:
@@ -193,11 +205,6 @@ def merged(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
     owner = owner.contiguous()
     memory = _native.merge_all(rows.data_ptr(), owner.data_ptr(), len(rows), owners)
     return torch.from_numpy(np.ndarray((owners, WIDTH), np.float64, memory))
-
-
-def count_into(counts: Tensor, tensor: Tensor) -> None:
-    """Add the bins of a tensor that `can_read` has passed, as `row_of` does."""
-    row_of(tensor, with_abs_mean=False, counts=counts)
 
 
 def add_counts(counts: Tensor, more: Tensor) -> None:

@@ -14,13 +14,17 @@ from hookboard.measure import (
     FIELDS,
     REQUESTABLE,
     ChannelRows,
+    Form,
     Plan,
     Row,
-    can_measure_together,
+    can_subtract,
     elements_in,
+    form_of,
+    is_like,
     measure,
     measure_all,
     measure_channels,
+    measure_like,
     measuring_device,
 )
 from hookboard.messages import warn_switched_off
@@ -36,7 +40,7 @@ from hookboard.sites import Role, Site, Stage
 MOST_WAITING = 1 << 20
 """After so many values those that wait are measured: some of them are copies, made for this."""
 
-Waiting = tuple[Slot, Tensor, int | None, Tensor | None]
+Waiting = tuple[Slot, Tensor, Form, Tensor | None]
 """What is measured together with others: the site's slot, and what `measure_all` takes."""
 
 
@@ -121,18 +125,17 @@ class Recorder:
         for site, tensor, minus in on_host(tensors) if self._is_copied else tensors:
             slot = self._slots.get(site) or self._add(site)
             try:
-                found = self._prepared(slot, tensor)
-                if found is None:
+                part, is_whole = self._prepared(slot, tensor)
+                if part is None:
                     continue
-                part, dim = found
-                more = slot.plan.more or slot.counts is not None or (slot.traits.is_gradient and self.scale is not None)
-                if more or not can_measure_together(part, dim, minus):
+                form = None if slot.counts is not None else self._form(slot, part, is_whole)
+                if form is None or (minus is not None and not can_subtract(minus, form)):
                     slot.observe(tensor if minus is None else difference(tensor, minus))
                     continue
             except Exception as error:
                 self._switch_off(site, error)
                 continue
-            waiting.append((slot, part, dim, minus))
+            waiting.append((slot, part, form, minus))
             values += part.numel()
             if values > MOST_WAITING:
                 self._measure_waiting(waiting)
@@ -146,12 +149,19 @@ class Recorder:
 
     def _observe(self, slot: Slot, tensor: Tensor) -> None:
         try:
-            found = self._prepared(slot, tensor)
-            if found is None:
+            part, is_whole = self._prepared(slot, tensor)
+            if part is None:
                 return
-            part, dim = found
+            counts, form = slot.counts, self._form(slot, part, is_whole)
+            if form is not None:
+                found = measure_like(part, form, slot.plan, counts)
+                if found is not None:
+                    self._keep(slot, part, *found)
+                    return
+                counts = None  # the bins are counted
             scale = self.scale if slot.traits.is_gradient else None
-            of: dict[str, Any] = {"counts": slot.counts, "moments_only": slot.traits.moments_only, "scale": scale}
+            of: dict[str, Any] = {"counts": counts, "moments_only": slot.traits.moments_only, "scale": scale}
+            dim = self._dim(slot, part, is_whole)
             if dim is None:
                 row, channels = measure(part, slot.plan, **of), None
             else:
@@ -164,26 +174,39 @@ class Recorder:
         self._off.add(site)
         warn_switched_off(f"{site.role} of {site.path!r}", error)
 
-    def _prepared(self, slot: Slot, tensor: Tensor) -> tuple[Tensor, int | None] | None:
-        """What is to be measured of a tensor, and the dimension of its channels; None if nothing is."""
+    def _prepared(self, slot: Slot, tensor: Tensor) -> tuple[Tensor | None, bool]:
+        """What is to be measured of a tensor, None if nothing is; and whether that is the whole of it."""
         if self._off and slot.site in self._off:
-            return None
-        traits = slot.traits
+            return None, False
         tensor = tensor.detach() if tensor.requires_grad else tensor
         tensor = tensor.cpu() if self._is_copied else tensor
         part: Tensor | None = tensor
         if self._rank or type(tensor) is not Tensor:  # else it is its own part, which costs a call to find out
-            part = own_part(tensor, is_replicated=traits.of_parameter, rank=self._rank, is_merged=self._is_merged)
+            of_parameter = slot.traits.of_parameter
+            part = own_part(tensor, is_replicated=of_parameter, rank=self._rank, is_merged=self._is_merged)
         if part is None:
-            return None
-        self._rows.streams.note(part)
+            return None, False
+        if part.is_cuda:
+            self._rows.streams.note(part)
         if slot.index not in self._met:
             self._meet(slot, part)
             if slot.shape is None:
                 slot.shape = tuple(tensor.shape)
+        return part, part is tensor
+
+    def _form(self, slot: Slot, part: Tensor, is_whole: bool) -> Form | None:
+        """How the compiled kernel reads it, if that is all there is to do."""
+        if slot.plan.more or (self.scale is not None and slot.traits.is_gradient):
+            return None
+        form = slot.form
+        if form is None or not is_like(part, form):
+            form = slot.form = form_of(part, self._dim(slot, part, is_whole)) if part.numel() else None
+        return form
+
+    def _dim(self, slot: Slot, part: Tensor, is_whole: bool) -> int | None:
+        """The dimension of the channels; None if their rows are not wanted."""
         # The part of a DTensor may hold some of the channels only, which the ranks could not tell apart.
-        dim = None if self._channels is None or part is not tensor else self._channels(slot.site, part)
-        return part, dim
+        return None if self._channels is None or not is_whole else self._channels(slot.site, part)
 
     def _keep(self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None) -> None:
         if self._channels is not None and tensor.numel():
@@ -217,9 +240,9 @@ class Recorder:
         return shapes_of(list(self._slots.values()), role)
 
     def forget_shapes(self) -> None:
-        """Note the shapes anew: modules were replaced."""
+        """Note the shapes anew, and where the channels are: modules were replaced."""
         for slot in list(self._slots.values()):
-            slot.shape = None
+            slot.shape = slot.form = None
 
     def give_up(self) -> bool:
         """Stop measuring on this rank; returns whether it must still take part in the next flush."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from hookboard.measure import BINS, Plan
+from hookboard.measure import BINS, Form, Plan
 from hookboard.recording.exchange import Extent
 from hookboard.sites import ROLES, Role, Site
 
@@ -20,7 +20,7 @@ class Slot:
         plan: its statistics.
     """
 
-    __slots__ = ("counts", "extent", "index", "is_decided", "observe", "plan", "shape", "site", "traits")
+    __slots__ = ("counts", "extent", "form", "index", "is_decided", "observe", "plan", "shape", "site", "traits")
 
     observe: Callable[[Tensor], None]
     """Measures a tensor of the site."""
@@ -36,6 +36,8 @@ class Slot:
         """The bins of the running step; None without a histogram."""
         self.is_decided = False
         """Whether it is known if there is a histogram."""
+        self.form: Form | None = None
+        """How the compiled kernel read the last tensor; None if it did not."""
         self.shape: tuple[int, ...] | None = None
         """Of its first tensor; None before."""
 
