@@ -2,7 +2,6 @@
 
 import functools
 import math
-import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,11 +29,11 @@ from hookboard.measure import (
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
 from hookboard.recording.channels import ChannelBuffer
-from hookboard.recording.exchange import Exchange, Extent, Layout, Packet
+from hookboard.recording.exchange import Exchange, Layout, Packet
 from hookboard.recording.parts import Sent, Unpacked, as_taken, difference, on_host, packer, results_of, unpacked
 from hookboard.recording.readings import Places, Readings
 from hookboard.recording.rows import RowBuffer
-from hookboard.recording.slot import Slot, no_counts, shapes_of, take_bins
+from hookboard.recording.slot import Slot, Slots
 from hookboard.sites import Role, Site, Stage
 
 MOST_WAITING = 1 << 20
@@ -79,16 +78,13 @@ class Recorder:
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._plan.wanted]
         self._rows = RowBuffer(plan.more, measuring_device(device))
         self._is_copied = self._rows.device != device
-        self._slots: dict[Site, Slot] = {}
-        self._opening = threading.Lock()
+        self._slots = Slots(self._rows.device, self._plan_of, self._wants_bins, self._observe)
         self._histogram = histogram
         self._has_bins = bool(histogram) or "bins" in plan.wanted
         self._channels = channels
         self._ends = ends
         self._channel_rows = ChannelBuffer(self._rows.device, self._rows.streams)
         self._keeps_channels = self._rows.device.type == "cpu" and (ranks is None or not sync)
-        self._extents: Layout = {}
-        self._met: set[int] = set()
         self._rank = 0 if ranks is None else ranks.rank
         self._is_merged = sync or ranks is None
         self._exchange = Exchange(ranks if sync else None, plan.more)
@@ -100,17 +96,7 @@ class Recorder:
 
         If measuring fails, that function gives one warning, and from then on does nothing.
         """
-        return (self._slots.get(site) or self._add(site)).observe
-
-    def _add(self, site: Site) -> Slot:
-        with self._opening:
-            if site not in self._slots:
-                plan = self._plan if self._ends is None else self._plan.between(self._ends(site))
-                slot = Slot(len(self._slots), site, plan)
-                slot.observe = functools.partial(self._observe, slot)
-                self._slots[site] = slot
-                self._extents[site] = slot.extent
-            return self._slots[site]
+        return self._slots.of(site).observe
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
         """Measure tensors that nothing changes meanwhile, such as weights: many in one call, which costs far less.
@@ -123,7 +109,7 @@ class Recorder:
         waiting: list[Waiting] = []
         values = 0
         for site, tensor, minus in on_host(tensors) if self._is_copied else tensors:
-            slot = self._slots.get(site) or self._add(site)
+            slot = self._slots.of(site)
             try:
                 part, is_whole = self._prepared(slot, tensor)
                 if part is None:
@@ -188,8 +174,8 @@ class Recorder:
             return None, False
         if part.is_cuda:
             self._rows.streams.note(part)
-        if slot.index not in self._met:
-            self._meet(slot, part)
+        if slot.index not in self._slots.met:
+            self._slots.meet(slot, part)
             if slot.shape is None:
                 slot.shape = tuple(tensor.shape)
         return part, part is tensor
@@ -212,23 +198,11 @@ class Recorder:
         if self._channels is not None and tensor.numel():
             self._channel_rows.append(slot.index, channels)
             if channels is not None and slot.extent.channels != len(channels):
-                self._resize(slot, slot.extent._replace(channels=len(channels)))
+                self._slots.resize(slot, slot.extent._replace(channels=len(channels)))
         self._rows.append(slot.index, row)
 
-    def _meet(self, slot: Slot, tensor: Tensor) -> None:
-        """Note a site's first tensor of this step; at the very first, decide whether the site has a histogram."""
-        if not slot.is_decided or slot.extent.dtype is not tensor.dtype:
-            with self._opening:
-                if not slot.is_decided:
-                    has_bins = not slot.traits.moments_only and self._wants_bins(slot.site, tensor)
-                    slot.counts = no_counts(self._rows.device) if has_bins else None
-                    slot.is_decided = True
-                    self._resize(slot, slot.extent._replace(has_bins=has_bins))
-                self._resize(slot, slot.extent._replace(dtype=tensor.dtype))
-        self._met.add(slot.index)
-
-    def _resize(self, slot: Slot, extent: Extent) -> None:
-        slot.extent = self._extents[slot.site] = extent
+    def _plan_of(self, site: Site) -> Plan:
+        return self._plan if self._ends is None else self._plan.between(self._ends(site))
 
     def _wants_bins(self, site: Site, tensor: Tensor) -> bool:
         if "bins" in self._plan.wanted or isinstance(self._histogram, bool):
@@ -237,12 +211,11 @@ class Recorder:
 
     def shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
         """The shape of the first tensor in this role, by the name of the module or parameter."""
-        return shapes_of(list(self._slots.values()), role)
+        return self._slots.shapes(role)
 
     def forget_shapes(self) -> None:
         """Note the shapes anew, and where the channels are: modules were replaced."""
-        for slot in list(self._slots.values()):
-            slot.shape = slot.form = None
+        self._slots.forget_shapes()
 
     def give_up(self) -> bool:
         """Stop measuring on this rank; returns whether it must still take part in the next flush."""
@@ -271,10 +244,10 @@ class Recorder:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
         flags = torch.zeros(0, device="cpu") if flags is None else flags
-        owners, mine, known = self._rows.owners, dict(self._extents), list(self._extents)
+        owners, mine, known = self._rows.owners, dict(self._slots.extents), list(self._slots.extents)
         if not (owners or len(flags) or self._exchange.is_collective):
             return Sent(lambda: Readings.of([]), list)
-        met, self._met = self._met, set()
+        met = self._slots.take_met()
         taken = self._channel_rows.take()
         layout, packet = self._exchange.bring(mine, self._packer(known, flags, met, taken))
 
@@ -290,7 +263,7 @@ class Recorder:
         self._off.update(read.sites[row] for row in np.flatnonzero(np.isnan(elements)))  # the rest is not the whole
         is_read = elements > 0
         for row in np.flatnonzero(elements == 0):
-            slot, read.channels[row] = self._slots.get(read.sites[row]), None
+            slot, read.channels[row] = self._slots.by_site.get(read.sites[row]), None
             is_read[row] = slot is not None and slot.index in owners
         read = read.where(is_read).blanked(self._not_measured)
         if self._places.sites != read.sites:
@@ -313,6 +286,6 @@ class Recorder:
         # What another rank has counted of a site is not the whole; nobody asks where there are no ranks.
         partly = measured if self._exchange.is_collective else ()
         with self._rows.streams.joined():
-            bins = take_bins([self._slots[site] for site in local], partly, merged.device) if self._has_bins else {}
+            bins = self._slots.take_bins(local, partly, merged.device) if self._has_bins else {}
 
         return packer(local, merged, channels, bins, flags)
