@@ -11,6 +11,9 @@ from hookboard.images.heat_colours import MARKS, Mark
 
 FONT_SIZE = 12
 
+ROOM = 2
+"""Pixels around a text, since letters may begin before its position."""
+
 Side = Literal["left", "middle", "right"]
 """Which end of a text a position is that of."""
 
@@ -28,7 +31,7 @@ class Letters:
         left = round(x - {"left": 0, "middle": width / 2, "right": width}[side])
         if mark not in self._drawn:
             self._drawn[mark] = Image.new("L", self._size, 0)
-        ImageDraw.Draw(self._drawn[mark]).text((left, round(y) - 2), text, fill=255, font=_font())
+        self._drawn[mark].paste(255, (left - ROOM, round(y) - 2 - ROOM), _written(text))
         return width
 
     def stamp(self, pixels: Pixels) -> None:
@@ -47,6 +50,15 @@ class Letters:
 def length(text: str) -> float:
     """The width of a text in pixels."""
     return _font().getlength(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _written(text: str) -> Image.Image:
+    """The text by itself, with room around it; names of layers are written again in each picture."""
+    _, _, right, bottom = _font().getbbox(text)
+    image = Image.new("L", (round(right) + 2 * ROOM, round(bottom) + 2 * ROOM), 0)
+    ImageDraw.Draw(image).text((ROOM, ROOM), text, fill=255, font=_font())
+    return image
 
 
 @functools.cache
