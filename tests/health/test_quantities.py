@@ -7,8 +7,10 @@ import torch
 from oracle import normal
 
 from hookboard.health import Layer, Look
+from hookboard.health.layer_table import LayerTable
 from hookboard.health.quantities import QUANTITIES, column_of
 from hookboard.health.recent import RECENT, Recent
+from hookboard.health.sheet import Sheet
 from hookboard.measure import plan
 from hookboard.recording import Recorder
 from hookboard.sites import Site
@@ -21,11 +23,12 @@ LAYERS = [
 ]
 
 
-def look_of(tensors):
+def sheet_of(tensors):
     recorder = Recorder(plan(["rms", "zero_fraction"]), torch.device("cpu"), channels=lambda site, tensor: 1)
     for (name, role), tensor in tensors.items():
         recorder.open(Site(name, role))(tensor)
-    return Look(0, 0, {reading.site: reading for reading in recorder.flush()[0].values()})
+    look = Look(0, 0, {reading.site: reading for reading in recorder.flush()[0].values()})
+    return Sheet(look, LayerTable(LAYERS))
 
 
 def rms(*tensors):
@@ -42,7 +45,7 @@ def test_quantities_are_those_of_the_raw_tensors():
     tensors |= {("a.bias", role): bias for role in ("parameter", "parameter_before")}
     tensors |= {("a.weight", "parameter_update"): moved, ("a.bias", "parameter_update"): kept}
     tensors |= {("c.weight", "parameter"): weight, ("c.weight", "parameter_before"): weight}  # in no optimizer
-    found = column_of(look_of(tensors), LAYERS)
+    found = column_of(sheet_of(tensors))
     within = (
         out.double().var(0, correction=0).sum() / (out.double().var(0, correction=0) + out.double().mean(0) ** 2).sum()
     )
@@ -64,9 +67,9 @@ def test_quantities_are_those_of_the_raw_tensors():
 
 def test_weights_that_began_at_zero_have_moved_without_bounds():
     tensors = {("c.weight", "parameter_before"): torch.zeros(4, 4), ("c.weight", "parameter_update"): normal(4, 4)}
-    assert column_of(look_of(tensors), LAYERS).values["update_ratio"][2] == math.inf
+    assert column_of(sheet_of(tensors)).values["update_ratio"][2] == math.inf
     tensors["c.weight", "parameter_update"] = torch.zeros(4, 4)
-    assert math.isnan(column_of(look_of(tensors), LAYERS).values["update_ratio"][2])
+    assert math.isnan(column_of(sheet_of(tensors)).values["update_ratio"][2])
 
 
 def test_what_held_nan_is_spoiled_and_a_mask_of_minus_infinity_is_not():
@@ -74,7 +77,7 @@ def test_what_held_nan_is_spoiled_and_a_mask_of_minus_infinity_is_not():
     bad[2, 2], masked[3, 3] = math.nan, -math.inf
     tensors = {("a", "output"): bad, ("b", "output"): masked, ("c", "output"): torch.full((3, 2), -math.inf)}
     tensors |= {("c.weight", "parameter_before"): normal(2, 2), ("c.weight", "parameter_update"): bad}
-    spoiled = column_of(look_of(tensors), LAYERS).spoiled
+    spoiled = column_of(sheet_of(tensors)).spoiled
     assert spoiled["activation_rms"].tolist() == [True, False, True, False]
     assert spoiled["update_ratio"].tolist() == [False, False, True, False]
     assert not spoiled["weight_rms"].any()

@@ -76,7 +76,8 @@ class Look:
 
     def numbers(self, name: str, role: Role) -> Numbers | None:
         """The same without its statistics and its histogram, which is faster."""
-        return self.table.numbers(role).get(name)
+        row = self.table.places.first(role).get(name)
+        return None if row is None else self.table.numbers(row)
 
     @functools.cached_property
     def table(self) -> Readings:

@@ -1,5 +1,6 @@
 """`LossHistory`: the loss of every step, in memory that does not grow with the run."""
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -11,6 +12,9 @@ from hookboard.health.spikes import SPIKE_HISTORY, Spike, first_spike, median
 
 FIRST = 32
 """How many of the first losses are kept."""
+
+STARTS = 4
+"""Of how many of them the median is the start."""
 
 RECENT = 1024
 """How many of the last losses are kept."""
@@ -57,6 +61,10 @@ class LossHistory:
         """The last spikes; of neighbouring steps only the first."""
         self.reached_chance: int | None = None
         """After how many steps the last `BLOCK` losses lay at or below chance; None: not yet, or not known."""
+        self.start = math.nan
+        """The median of the first few losses; NaN if there is none."""
+        self.noise = math.nan
+        """The deviation from step to step, the median over blocks; NaN if there were too few steps."""
         self._paired = False
         self._noise: list[float] = []
         self._every = 1
@@ -72,6 +80,7 @@ class LossHistory:
             self._note_pairs(loss)
             if len(self.first) < FIRST:
                 self.first.append(loss)
+                self.start = median([loss.value for loss in self.first[:STARTS]])
             self.recent.append(loss)
             self.steps += 1
             if math.isfinite(loss.value):
@@ -86,21 +95,12 @@ class LossHistory:
 
     def last(self, count: int) -> np.ndarray:
         """The values of the last steps, at most `count`, float64."""
-        return np.array([loss.value for loss in list(self.recent)[-count:]] if count else [], dtype=np.float64)
+        newest = [loss.value for loss in itertools.islice(reversed(self.recent), count)]
+        return np.array(newest[::-1], dtype=np.float64)
 
     def level(self, count: int = 16) -> float:
         """The median of the last losses; NaN if there is none."""
         return median(self.last(count))
-
-    @property
-    def start(self) -> float:
-        """The median of the first few losses; NaN if there is none."""
-        return median([loss.value for loss in self.first[:4]])
-
-    @property
-    def noise(self) -> float:
-        """The deviation from step to step, the median over blocks; NaN if there were too few steps."""
-        return median(self._noise)
 
     def _note_pairs(self, loss: Loss) -> None:
         """Several losses of one batch, and then another batch: not the same as one batch in each epoch."""
@@ -118,3 +118,4 @@ class LossHistory:
             self._noise.append(float(np.std(np.diff(last)) / math.sqrt(2)))
         if len(self._noise) > BLOCKS:
             self._noise, self._every = self._noise[::2], 2 * self._every
+        self.noise = median(self._noise)

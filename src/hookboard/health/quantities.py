@@ -3,16 +3,11 @@
 All layers of a look are computed at once: a call for each layer and quantity takes far longer.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hookboard.health.layers import Layer
-from hookboard.health.look import Look
-from hookboard.measure import FIELDS, dead_share
-from hookboard.sites import Role
+from hookboard.health.sheet import Rows, Sheet
 
 QUANTITIES: dict[str, str] = {
     "activation_rms": "The RMS of the layer's output.",
@@ -24,13 +19,6 @@ QUANTITIES: dict[str, str] = {
     "sample_spread": "How much the output differs from sample to sample (or place): deviation in a channel over RMS.",
 }
 """Every quantity by name."""
-
-_COUNT, _MEAN, _DEVIATION, _ZEROS, _NAN, _POSINF, _NEGINF = map(
-    FIELDS.index, ("count", "mean", "deviation", "zeros", "nan", "posinf", "neginf")
-)
-
-_NOTHING = (0.0, math.nan, math.nan, math.nan, math.nan, 0.0, 0.0, 0.0, math.nan, math.nan)
-"""The row of what was not measured."""
 
 
 @dataclass(frozen=True)
@@ -48,61 +36,21 @@ class Column:
     spoiled: dict[str, np.ndarray]
 
 
-class _Rows:
-    """The merged rows of one role, where there is one.
-
-    Args:
-        look: the look.
-        names: of the modules or weights.
-        role: the role.
-
-    All arrays have the shape (names,).
-    """
-
-    def __init__(self, look: Look, names: tuple[str, ...], role: Role) -> None:
-        places = look.table.places.rows(role, names)
-        self.is_there = places >= 0
-        rows = np.full((len(names), len(FIELDS)), _NOTHING)
-        rows[self.is_there] = look.table.rows[places[self.is_there]]
-        self.count, self.zeros = rows[:, _COUNT], rows[:, _ZEROS]
-        self._mean, self._deviation = rows[:, _MEAN], rows[:, _DEVIATION]
-        self.is_spoiled = (rows[:, [_NAN, _POSINF]] > 0).any(axis=1) | ((rows[:, _NEGINF] > 0) & (self.count == 0))
-        self.channels = [None if place < 0 else look.table.channels[place] for place in places.tolist()]
-
-    @property
-    def rms(self) -> np.ndarray:
-        """NaN where there is no value."""
-        return np.where(self.count > 0, np.hypot(self._mean, self._deviation), np.nan)
-
-    def joint_rms(self, owner: np.ndarray, owners: int) -> np.ndarray:
-        """The RMS of all that belongs to each owner, shape (owners,).
-
-        Args:
-            owner: the index of the owner of each row.
-            owners: how many there are.
-        """
-        squares = np.where(self.count > 0, self.rms * self.rms * self.count, 0.0)
-        return np.sqrt(np.bincount(owner, squares, owners) / np.bincount(owner, self.count, owners))
-
-
-def column_of(look: Look, layers: Sequence[Layer]) -> Column:
-    """All quantities of these layers at a look."""
-    names = tuple(layer.name for layer in layers)
-    weights = tuple(name for layer in layers for name in layer.weights)
-    owner = np.array([i for i, layer in enumerate(layers) for _ in layer.weights], dtype=np.intp)
-    output, gradient = _Rows(look, names, "output"), _Rows(look, names, "grad_output")
+def column_of(sheet: Sheet) -> Column:
+    """All quantities of all layers at a look."""
+    output, gradient, layers = sheet.rows("output"), sheet.rows("grad_output"), len(sheet.table.names)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        ratios, is_spoiled = _updates(look, weights, owner, len(layers))
+        ratios, is_spoiled = _updates(sheet)
         values = {
             "activation_rms": output.rms,
             "gradient_rms": gradient.rms,
-            "weight_rms": _Rows(look, weights, "parameter").joint_rms(owner, len(layers)),
-            "weight_gradient_rms": _Rows(look, weights, "parameter_grad").joint_rms(owner, len(layers)),
+            "weight_rms": _joint_rms(sheet, sheet.rows("parameter")),
+            "weight_gradient_rms": _joint_rms(sheet, sheet.rows("parameter_grad")),
             "update_ratio": ratios,
             "dead_fraction": _dead_fractions(output),
-            "sample_spread": np.array([_sample_spread(rows) for rows in output.channels], dtype=np.float64),
+            "sample_spread": _sample_spreads(output),
         }
-    never = np.zeros(len(layers), dtype=bool)
+    never = np.zeros(layers, dtype=bool)
     spoiled = {
         "activation_rms": output.is_spoiled,
         "gradient_rms": gradient.is_spoiled,
@@ -115,30 +63,47 @@ def column_of(look: Look, layers: Sequence[Layer]) -> Column:
     return Column(values, spoiled)
 
 
-def _updates(look: Look, weights: tuple[str, ...], owner: np.ndarray, owners: int) -> tuple[np.ndarray, np.ndarray]:
+def _joint_rms(sheet: Sheet, rows: Rows, counted: np.ndarray | None = None) -> np.ndarray:
+    """The RMS of all weights of each layer, shape (layers,).
+
+    Args:
+        sheet: the look.
+        rows: of each weight.
+        counted: which weights count, shape (weights,); left out, all.
+    """
+    count = rows.count if counted is None else rows.count * counted
+    squares = np.where(count > 0, rows.rms * rows.rms * count, 0.0)
+    owner, layers = sheet.table.owner, len(sheet.table.names)
+    return np.sqrt(np.bincount(owner, squares, layers) / np.bincount(owner, count, layers))
+
+
+def _updates(sheet: Sheet) -> tuple[np.ndarray, np.ndarray]:
     """The update ratio of each layer, and whether it is spoiled."""
-    before, update = _Rows(look, weights, "parameter_before"), _Rows(look, weights, "parameter_update")
-    is_spoiled = np.bincount(owner, before.is_spoiled | update.is_spoiled, owners) > 0
-    before.count[~update.is_there] = 0.0
-    whole, step = before.joint_rms(owner, owners), update.joint_rms(owner, owners)
+    before, update = sheet.rows("parameter_before"), sheet.rows("parameter_update")
+    table = sheet.table
+    is_spoiled = np.bincount(table.owner, before.is_spoiled | update.is_spoiled, len(table.names)) > 0
+    whole, step = _joint_rms(sheet, before, update.is_there), _joint_rms(sheet, update)
     ratios = np.where(whole != 0, step / whole, np.where(step != 0, np.inf, np.nan))
     return ratios, is_spoiled
 
 
-def _dead_fractions(output: _Rows) -> np.ndarray:
-    # In most layers nothing is 0, and nothing else needs to be looked at.
-    has_none = (output.count > 0) & (output.zeros == 0)
-    shares = [
-        math.nan if channels is None else 0.0 if none else dead_share(channels)
-        for channels, none in zip(output.channels, has_none.tolist(), strict=True)
-    ]
-    return np.array(shares, dtype=np.float64)
+def _dead_fractions(output: Rows) -> np.ndarray:
+    """The share of channels with nothing but zeros, of those with a finite value."""
+    units = output.units
+    count = units.column("count")
+    dead = (units.column("zeros") == count) & (count > 0)
+    if output.nonfinite.any():
+        dead &= (units.column("nan") == 0) & (units.column("posinf") == 0) & (units.column("neginf") == 0)
+    shares = np.full(len(output.count), np.nan)
+    shares[units.places] = units.each(np.add, dead, np.intp) / units.each(np.add, count > 0, np.intp)
+    return shares
 
 
-def _sample_spread(channels: np.ndarray | None) -> float:
-    if channels is None:
-        return math.nan
-    deviation, mean = channels[:, _DEVIATION], channels[:, _MEAN]
-    within, between = float(deviation @ deviation), float(mean @ mean)
-    whole = within + between
-    return math.sqrt(within / whole) if 0 < whole < math.inf else math.nan
+def _sample_spreads(output: Rows) -> np.ndarray:
+    units = output.units
+    mean = units.column("mean")
+    within = units.within
+    whole = within + units.each(np.add, mean * mean)
+    spreads = np.full(len(output.count), np.nan)
+    spreads[units.places] = np.where((whole > 0) & (whole < np.inf), np.sqrt(within / whole), np.nan)
+    return spreads

@@ -41,5 +41,4 @@ class Recent:
     def reorder(self, place: Sequence[int]) -> None:
         """Take the layers in another order, see `Timeline.reorder`."""
         for quantity in QUANTITIES if self._end else ():
-            block = self._blocks[quantity]
-            self._blocks[quantity] = np.stack([in_order(block[:, i], place) for i in range(2 * RECENT)], axis=1)
+            self._blocks[quantity] = np.ascontiguousarray(in_order(self._blocks[quantity].T, place, np.nan).T)

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hookboard.health.answers import may_follow_softmax
 from hookboard.health.comparison import Comparison, compared
+from hookboard.health.layer_table import LayerTable
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.losses import LossCurve
 from hookboard.health.order import with_late_ones
 from hookboard.health.quantities import QUANTITIES, column_of
 from hookboard.health.recent import RECENT, Recent
+from hookboard.health.sheet import Sheet
 from hookboard.health.silence import Silence, silent_in
 from hookboard.health.spikes import median
-from hookboard.health.timeline import SPOILED, Timeline
+from hookboard.health.timeline import Timeline
 from hookboard.measure import FIELDS
 from hookboard.messages import unknown
 from hookboard.sites import Role
@@ -30,11 +33,6 @@ GROWN_LOSS = 10.0
 
 GROWN_OUTPUTS = 1e4
 """Outputs this many times as large as at first have blown up (a choice)."""
-
-BALANCED = 1e-3
-"""The mean of the gradient of the model's outputs, as a share of its RMS, above which no softmax follows them, so that
-they are no classifier's (a choice: behind a softmax those of each sample add up to 0, but for rounding; where the loss
-takes the logarithm of a softmax's answers it is 1 / sqrt(classes))."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +90,34 @@ class Run:
         """The first look with NaN or Inf somewhere, while it lasts; None if all is finite now."""
         self.steps: deque[int] = deque(maxlen=RECENT)
         """The optimizer steps of the columns of `recent`."""
-        self.began_at_zero: dict[str, bool] = {}
-        """Whether the weights of a layer were 0 before the first measured step, as far as somebody has asked."""
+        self.table = LayerTable(self.layers)
+        """What depends on the layers alone."""
+        self._sheet: Sheet | None = None
+        self._first_sheet: Sheet | None = None
         self._recent = Recent()
         self._ran: dict[str, None] = {}
+        self._ordered_by: object = None  # of the latest look whose layers are all in order
         self._defined = list(layers)
         self._answers = ""
-        self._places = {layer.name: i for i, layer in enumerate(self.layers)}
 
     @property
     def now(self) -> Look:
         """The look that is judged."""
         return self.looks[-1]
+
+    @property
+    def sheet(self) -> Sheet:
+        """The same as arrays over all layers."""
+        if self._sheet is None:
+            self._sheet = Sheet(self.now, self.table)
+        return self._sheet
+
+    @property
+    def first_sheet(self) -> Sheet:
+        """The first look as arrays over all layers."""
+        if self._first_sheet is None:
+            self._first_sheet = Sheet(self.first or self.now, self.table)
+        return self._first_sheet
 
     def see(self, look: Look) -> None:
         """Add a measured step."""
@@ -112,6 +126,7 @@ class Run:
             self.first = look
         self._put_in_order(look)
         self.looks.append(look)
+        self._sheet = None
         self._look_at_answers(look, is_first)
         self.losses.extend(look.losses)
         self._listen(look)
@@ -119,13 +134,12 @@ class Run:
         if not look.overflowed:
             is_finite = bool(look.table.is_finite.all())
             self.first_nonfinite = None if is_finite else self.first_nonfinite or look
-        column = column_of(look, self.layers)
+        column = column_of(self.sheet)
         self.steps.append(look.step)
         self._recent.add(column.values)
-        self.timeline.add(look.step, {**column.values, **{SPOILED + name: v for name, v in column.spoiled.items()}})
+        self.timeline.add(look.step, column)
         if is_first:
-            ratios = zip(self.layers, column.values["update_ratio"], strict=True)
-            self.first_move = median_of(ratio for layer, ratio in ratios if layer.has_matrix)
+            self.first_move = median_of(column.values["update_ratio"][self.table.has_matrix])
         self.seen += 1
 
     def see_evaluation(self, look: Look) -> None:
@@ -151,12 +165,12 @@ class Run:
         }
         self.layers = [layers[name] for name in names]
         self._defined = list(layers)
-        self.began_at_zero.clear()
         self._reorder(place)
 
     def _reorder(self, place: Sequence[int]) -> None:
         """Take the rows of all columns in another order; behind the last row stands that of a new layer."""
-        self._places = {layer.name: i for i, layer in enumerate(self.layers)}
+        self.table = LayerTable(self.layers)
+        self._sheet = self._first_sheet = self._ordered_by = None
         self._recent.reorder(place)
         self.timeline.reorder(place)
 
@@ -182,7 +196,7 @@ class Run:
 
     def place(self, name: str) -> int:
         """Where a layer stands in the order of execution; behind all if there is no such layer."""
-        return self._places.get(name, len(self.layers))
+        return self.table.places.get(name, len(self.layers))
 
     @property
     def has_blown_up(self) -> bool:
@@ -216,6 +230,9 @@ class Run:
         return np.stack(channels)
 
     def _keep_rates(self, look: Look) -> None:
+        risen = [n for n, stepped in look.stepped.items() if not stepped.rate <= self.peak_rate.get(n, -math.inf)]
+        if not risen:
+            return
         before = self.looks[-2] if len(self.looks) > 1 else look
         known = [name for name in look.stepped if name in self.peak_rate]
         rates = [(self.peak_rate[name], look.stepped[name].rate) for name in known]
@@ -223,8 +240,8 @@ class Run:
             usual, now = (median(part) for part in zip(*rates, strict=True))
             if now > RATE_JUMP * usual > 0:
                 self.rate_jumps.append(RateJump(before.step + 1, look.step, usual, now))
-        for name, stepped in look.stepped.items():
-            self.peak_rate[name] = max(stepped.rate, self.peak_rate.get(name, 0.0))
+        for name in risen:
+            self.peak_rate[name] = max(look.stepped[name].rate, self.peak_rate.get(name, 0.0))
 
     def _look_at_answers(self, look: Look, is_first: bool) -> None:
         """Take from the outputs of the last layer what tells a classifier that knows nothing, see `LossCurve`."""
@@ -237,7 +254,7 @@ class Run:
         channels = None if last is None else last.channels
         is_classifier = channels is not None and len(channels) > 1
         if is_first:
-            known = is_classifier and channels is not None and _may_follow_softmax(look, self._answers)
+            known = is_classifier and channels is not None and may_follow_softmax(look, self._answers)
             self.losses.chance = math.log(len(channels)) if known and channels is not None else None
             self.losses.reach = None if last is None else last.moments.max - last.moments.min
         if is_classifier and channels is not None:
@@ -247,21 +264,23 @@ class Run:
                 self.losses.first_spread = self.losses.spreads[-1]
 
     def _listen(self, look: Look) -> None:
-        for layer in self.layers:
-            found = silent_in(look, layer)
-            if found is not None:
-                samples, is_silent = found
-                silence = self.silence.get(layer.name)
-                if silence is None or len(silence.looks) != len(samples):
-                    silence = self.silence[layer.name] = Silence(len(samples))
-                silence.see(look.step, samples, is_silent)
+        for name, samples, is_silent in silent_in(self.sheet):
+            silence = self.silence.get(name)
+            if silence is None or len(silence.looks) != len(samples):
+                silence = self.silence[name] = Silence(len(samples))
+            silence.see(look.step, samples, is_silent)
 
     def _put_in_order(self, look: Look) -> None:
         """Take the layers in the order of the first look; those that never ran stand last."""
+        if look.table.places is self._ordered_by:
+            return
         known = {layer.name: layer for layer in self.layers}
         ran = dict.fromkeys(name for name in look.table.places.first("output") if name in known)
-        if ran.keys() <= self._ran.keys():
-            return
+        if not ran.keys() <= self._ran.keys():
+            self._order(known, ran)
+        self._ordered_by = look.table.places
+
+    def _order(self, known: dict[str, Layer], ran: Iterable[str]) -> None:
         order = with_late_ones(list(self._ran) or list(ran), ran, self._defined)
         self._ran = dict.fromkeys(order)
         before = list(known)
@@ -273,14 +292,6 @@ class Run:
 
 def _is_alike(one: Layer, other: Layer) -> bool:
     return (one.type, one.shapes) == (other.type, other.shapes)
-
-
-def _may_follow_softmax(look: Look, name: str) -> bool:
-    """Whether the loss may take a softmax of these outputs: then their gradients add up to 0 for each sample."""
-    gradient = look.numbers(name, "grad_output")
-    if gradient is None or not gradient.moments.count:
-        return True
-    return abs(gradient.moments.mean) <= BALANCED * gradient.moments.rms
 
 
 def median_of(values: Iterable[float]) -> float:

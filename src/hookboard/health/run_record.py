@@ -68,9 +68,7 @@ def values_of(run: Run, quantity: str) -> np.ndarray:
 
     NaN where nothing was measured, infinity where what it is taken of was not finite.
     """
-    values = run.timeline.of(quantity)
-    values[run.timeline.is_spoiled(quantity)] = np.inf
-    return values
+    return np.where(run.timeline.is_spoiled(quantity), np.inf, run.timeline.of(quantity))
 
 
 def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int) -> HealthRecord:

@@ -1,17 +1,16 @@
 """`Silence`: which units of a layer nothing has activated, and since when."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from hookboard.health.layers import Layer
-from hookboard.health.look import Look
-from hookboard.measure import FIELDS
+from hookboard.health.layers import Kind
+from hookboard.health.sheet import Sheet
 
-_COUNT, _ZEROS, _MAX = map(FIELDS.index, ("count", "zeros", "max"))
-
-EXACT = frozenset({"rectifier", "dropout"})
+EXACT: frozenset[Kind] = frozenset({"rectifier", "dropout"})
 """Kinds whose units are silent where they give exactly 0."""
 
-NEGATIVE = frozenset({"linear", "conv", "norm"})
+NEGATIVE: frozenset[Kind] = frozenset({"linear", "conv", "norm"})
 """Kinds whose units a rectifier behind them would silence: those that give nothing above 0, and not 0 alone, as they do
 where nothing comes in."""
 
@@ -37,7 +36,8 @@ class Silence:
         """Over how many values (samples and places) it lasts."""
         self.ended = np.zeros(units, dtype=np.int64)
         """The longest silence that ended, in looks."""
-        self._was_silent = False  # whether any unit was silent at the last look
+        self.is_any = False
+        """Whether any unit is silent now."""
 
     def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray | None) -> None:
         """Add a look.
@@ -49,7 +49,7 @@ class Silence:
                 looks.
         """
         if is_silent is None:
-            if not self._was_silent:
+            if not self.is_any:
                 return
             is_silent = np.zeros(len(samples), dtype=bool)
         back = ~is_silent & (samples > 0) & (self.looks > 0)
@@ -61,7 +61,7 @@ class Silence:
             self.since[silent & (self.looks == 0)] = step
             self.looks += silent
             self.samples += silent * samples
-        self._was_silent = bool(self.looks.any())
+        self.is_any = bool(self.looks.any())
 
     def lasting(self, looks: int, samples: int) -> np.ndarray:
         """Which units have been silent for so many looks and values, shape (units,).
@@ -69,7 +69,7 @@ class Silence:
         A unit that was silent before and came back, alone or with most of its layer, must be silent for more than
         twice as long.
         """
-        if not self._was_silent and looks > 0:
+        if not self.is_any and looks > 0:
             return np.zeros(len(self.looks), dtype=bool)
         lasts = (self.looks >= looks) & (self.samples >= samples)
         if self.ended.any() and lasts.any():
@@ -78,21 +78,24 @@ class Silence:
         return lasts
 
 
-def silent_in(look: Look, layer: Layer) -> tuple[np.ndarray, np.ndarray | None] | None:
-    """How many values each unit of a layer gave, and whether all were silent (None: no unit was).
+def silent_in(sheet: Sheet) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
+    """Of each layer whose units can be silent: its name, how many values each unit gave, and whether all were silent.
 
-    None if that cannot be told: where an output is not finite, its units are neither silent nor active.
+    Instead of the last there is None where no unit was silent. Layers are left out of which nothing can be told: where
+    an output is not finite, its units are neither silent nor active.
     """
-    if layer.kind not in EXACT and layer.kind not in NEGATIVE:
-        return None
-    row = look.table.places.first("output").get(layer.name)
-    channels = None if row is None else look.table.channels[row]
-    if channels is None or not look.table.is_finite[row]:
-        return None
-    samples = channels[:, _COUNT]
-    if layer.kind in EXACT:
-        return samples, None if look.table.rows[row, _ZEROS] == 0 < samples.min() else channels[:, _ZEROS] >= samples
-    highest = channels[:, _MAX]
-    if highest.min() > 0:
-        return samples, None
-    return samples, (highest <= 0) & (channels[:, _ZEROS] < samples)
+    outputs, table = sheet.rows("output"), sheet.table
+    units = outputs.units
+    count, zeros, highest = units.column("count"), units.column("zeros"), units.column("max")
+    is_exact, is_negative = (table.of_kind(kinds)[units.places] for kinds in (EXACT, NEGATIVE))
+    some_zero, some_negative = units.each(np.logical_or, zeros >= count), units.each(np.minimum, highest) <= 0
+    is_known = (is_exact | is_negative) & (outputs.nonfinite[units.places] == 0)
+    may_be = (is_exact & some_zero) | (is_negative & some_negative)
+    facts = (units.places, units.starts, units.counts, is_exact, may_be)
+    for place, start, size, only_zero, some in zip(*(fact[is_known].tolist() for fact in facts), strict=True):
+        part = slice(start, start + size)
+        silent = None
+        if some:
+            is_zero = zeros[part] >= count[part]
+            silent = is_zero if only_zero else (highest[part] <= 0) & ~is_zero
+        yield table.names[place], count[part], silent

@@ -87,3 +87,15 @@ def median(values: Sequence[float] | np.ndarray) -> float:
         return math.nan
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def medians(values: np.ndarray) -> np.ndarray:
+    """The median of each row, shape (rows,); NaN where one is NaN. For a few columns faster than NumPy's.
+
+    >>> medians(np.array([[3.0, 1.0, 2.0], [3.0, math.nan, 2.0]])).tolist()
+    [2.0, nan]
+    """
+    ordered = np.sort(values, axis=1)  # NaN comes last
+    middle = ordered.shape[1] // 2
+    found = ordered[:, middle] if ordered.shape[1] % 2 else (ordered[:, middle - 1] + ordered[:, middle]) / 2
+    return np.where(np.isnan(ordered[:, -1]), np.nan, found)

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-COLUMNS = 256
+from hookboard.health.quantities import Column
 
-SPOILED = "spoiled: "
-"""Before the name of a quantity: whether what it is taken of was not finite."""
+COLUMNS = 256
 
 
 class Timeline:
@@ -15,47 +14,62 @@ class Timeline:
 
     def __init__(self) -> None:
         self.steps: list[int] = []
-        self._columns: list[Mapping[str, np.ndarray]] = []
+        # Each look is a row here, so that memory is taken as the run goes on.
+        self._values: dict[str, np.ndarray] = {}
+        self._spoiled: dict[str, np.ndarray] = {}
         self._every = 1
         self._since = 0
 
-    def add(self, step: int, column: Mapping[str, np.ndarray]) -> None:
+    def add(self, step: int, column: Column) -> None:
         """Add a look.
 
         Args:
             step: its optimizer step.
-            column: quantity to one number for each layer, shape (layers,).
+            column: what it shows.
         """
         self._since += 1
         if self._since < self._every:
             return
         self._since = 0
+        self._write(self._values, column.values)
+        self._write(self._spoiled, column.spoiled)
         self.steps.append(step)
-        self._columns.append(column)
         if len(self.steps) > COLUMNS:
-            self.steps, self._columns, self._every = self.steps[::2], self._columns[::2], 2 * self._every
+            self.steps, self._every = self.steps[::2], 2 * self._every
+            for block in (*self._values.values(), *self._spoiled.values()):
+                block[: len(self.steps)] = block[::2]
 
     def of(self, quantity: str, first: int | None = None) -> np.ndarray:
-        """A quantity, shape (layers, columns), float64; the columns belong to `steps`. Of the first few, if asked."""
-        return np.stack([column[quantity] for column in self._columns[:first]], axis=1)
+        """A quantity, shape (layers, columns), float64; the columns belong to `steps`. Of the first few, if asked.
+
+        It is valid until the next look, and not to be changed.
+        """
+        return np.asarray(self._values[quantity][: len(self.steps)][:first].T)
 
     def is_spoiled(self, quantity: str) -> np.ndarray:
         """Where what a quantity is taken of was not finite, shape (layers, columns), booleans."""
-        # NaN stands for a layer that was not there.
-        return np.asarray(self.of(f"{SPOILED}{quantity}") == 1)
+        return np.asarray(self._spoiled[quantity][: len(self.steps)].T)
 
     def reorder(self, place: Sequence[int]) -> None:
         """Take the layers in another order: the new first one is the old number `place[0]`, and so on.
 
         A number behind the last stands for a layer that is new.
         """
-        self._columns = [{name: in_order(values, place) for name, values in column.items()} for column in self._columns]
+        self._values = {name: in_order(block, place, np.nan) for name, block in self._values.items()}
+        self._spoiled = {name: in_order(block, place, False) for name, block in self._spoiled.items()}
+
+    def _write(self, blocks: dict[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
+        for name, values in given.items():
+            if name not in blocks:
+                blocks[name] = np.empty((COLUMNS + 1, len(values)), values.dtype)
+            blocks[name][len(self.steps)] = values
 
 
-def in_order(values: np.ndarray, place: Sequence[int]) -> np.ndarray:
-    """The values at these places; NaN for the place behind the last.
+def in_order(block: np.ndarray, place: Sequence[int], new: float) -> np.ndarray:
+    """The columns of a block at these places; those behind the last are new.
 
-    >>> in_order(np.array([1.0, 2.0]), [1, 0, 2])
-    array([ 2.,  1., nan])
+    >>> in_order(np.array([[1.0, 2.0]]), [1, 0, 2], np.nan)
+    array([[ 2.,  1., nan]])
     """
-    return np.append(values, np.nan)[list(place)]
+    filler = np.full((len(block), 1), new, block.dtype)
+    return np.hstack([block, filler])[:, list(place)]

@@ -25,8 +25,10 @@ class Places:
         self.sites = list(sites)
         self._rows: dict[Site, int] = {site: row for row, site in enumerate(self.sites)}
         self._first: dict[Role, dict[str, int]] = {}
+        self._of_role: dict[Role, list[Site]] = {}
         for site, row in self._rows.items():
             self._first.setdefault(site.role, {}).setdefault(site.name, row)
+            self._of_role.setdefault(site.role, []).append(site)
         self._asked: dict[tuple[Role, tuple[str, ...]], np.ndarray] = {}
         self._kept: dict[str, tuple[Hashable, Any]] = {}
 
@@ -37,6 +39,10 @@ class Places:
     def first(self, role: Role) -> Mapping[str, int]:
         """The row of each module or parameter by name, in order; of several tensors the first."""
         return self._first.get(role, {})
+
+    def of_role(self, role: Role) -> list[Site]:
+        """The sites of a role, in order."""
+        return self._of_role.get(role, [])
 
     def rows(self, role: Role, names: tuple[str, ...]) -> np.ndarray:
         """The rows of these modules or parameters, of several tensors the first; -1 where there is none."""
@@ -111,13 +117,14 @@ class Readings(Mapping[Site, Reading]):
         """The moments of each site, shape (sites, columns of `hookboard.measure.FIELDS`), float64."""
         self.channels = channels
         """The rows of the channels of each site; None where there are none."""
-        self._dtypes = dtypes
+        self.dtypes = dtypes
+        """Of the tensors of each site; None if unknown."""
         self._compute = compute
         self._results: Results | None = None
         self.is_finite = np.asarray((self.rows[:, _NONFINITE] == 0).all(axis=1))
         """Whether all values of a site are finite, shape (sites,)."""
         self._made: dict[int, Reading] = dict(enumerate(made))
-        self._numbers: dict[Role, dict[str, Numbers]] = {}
+        self._numbers: dict[int, Numbers] = {}
 
     @staticmethod
     def of(readings: Iterable[Reading]) -> "Readings":
@@ -137,15 +144,12 @@ class Readings(Mapping[Site, Reading]):
             self._compute = None  # it holds all that was measured
         return self._results
 
-    def numbers(self, role: Role) -> Mapping[str, Numbers]:
-        """The numbers of each module or parameter by name; of several tensors the first."""
-        found = self._numbers.get(role)
+    def numbers(self, row: int) -> Numbers:
+        """The numbers of a row."""
+        found = self._numbers.get(row)
         if found is None:
-            first, channels, dtypes = self.places.first(role), self.channels, self._dtypes
-            rows = list(first.values())
-            moments = map(Moments._make, self.rows[rows].tolist())
-            made = [Numbers(each, channels[row], dtypes[row]) for each, row in zip(moments, rows, strict=True)]
-            found = self._numbers[role] = dict(zip(first, made, strict=True))
+            moments = Moments._make(self.rows[row].tolist())
+            found = self._numbers[row] = Numbers(moments, self.channels[row], self.dtypes[row])
         return found
 
     def at(self, row: int) -> Reading:
@@ -161,7 +165,7 @@ class Readings(Mapping[Site, Reading]):
                 results.histograms[row],
                 results.stage,
                 channels=self.channels[row],
-                dtype=self._dtypes[row],
+                dtype=self.dtypes[row],
             )
         return reading
 
@@ -173,7 +177,7 @@ class Readings(Mapping[Site, Reading]):
         kept = np.flatnonzero(is_filled).tolist()
         sites = self.places.sites
         places = self.places.once("filled", tuple(kept), lambda: Places([sites[row] for row in kept]))
-        channels, dtypes = ([part[row] for row in kept] for part in (self.channels, self._dtypes))
+        channels, dtypes = ([part[row] for row in kept] for part in (self.channels, self.dtypes))
         results = self.results
         if results is None:
             return Readings(places, self.rows[kept], channels, dtypes, None, [self.at(row) for row in kept])

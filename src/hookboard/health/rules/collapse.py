@@ -38,7 +38,7 @@ ANSWERS = 8
 
 def _collapsed(run: Run) -> Iterator[Symptom]:
     spread = run.recent("sample_spread")[:, -1]
-    seen = np.flatnonzero(np.isfinite(spread) & np.array([_answers(run, layer) for layer in run.layers]))
+    seen = np.flatnonzero(np.isfinite(spread) & _answer(run))
     if not len(seen):
         return
     # The answers are those of the last layer with weights: what softmax makes of them is near 1 / classes anyway.
@@ -91,12 +91,12 @@ def _at_the_end(run: Run, layers: list[Layer], course: np.ndarray) -> Symptom:
     return Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-log[-1]))
 
 
-def _answers(run: Run, layer: Layer) -> bool:
-    """Whether a layer gives enough values to compare, of two channels or more: a single number may lie far from 0."""
-    reading = run.now.numbers(layer.name, "output")
-    if reading is None or reading.channels is None or len(reading.channels) < 2:
-        return False
-    return bool(reading.moments.count >= ANSWERS * len(reading.channels))
+def _answer(run: Run) -> np.ndarray:
+    """Which layers give enough values to compare, of two channels or more: a single number may lie far from 0."""
+    outputs = run.sheet.rows("output")
+    channels = np.zeros(len(run.layers))
+    channels[outputs.units.places] = outputs.units.counts
+    return (channels >= 2) & (outputs.count >= ANSWERS * channels)
 
 
 COLLAPSED = Rule("collapsed", _collapsed)

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from hookboard.health.layers import Layer
+from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.scales import weight_gain
 from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
-from hookboard.recording import Reading
+from hookboard.recording import Numbers
 from hookboard.sites import Site
 
 _COUNT, _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("count", "mean", "deviation", "min", "max"))
@@ -59,12 +60,12 @@ SPREAD = 0.1
 
 
 def _input_scale(run: Run) -> Iterator[Symptom]:
-    for site in [site for site in run.now.readings if site.role == "input"]:  # of all others none need be made
-        reading = run.now.readings[site]
-        if reading.is_empty:
+    for site in run.now.table.places.of_role("input"):
+        reading = _numbers(run.now, site)
+        if reading is None or not (reading.moments.count or reading.moments.nonfinite):
             continue
         says = (_nonfinite, _same, _wild, _range, _constant) if _is_input(site) else (_nonfinite,)
-        found = next((said for say in says if (said := say(run, reading))), None)
+        found = next((said for say in says if (said := say(run, site, reading))), None)
         if found is not None:
             evidence, advice, severity, size = found
             which = f"tensor {site.index} of the batch: " if site.index else ""
@@ -80,10 +81,15 @@ def _is_input(site: Site) -> bool:
     return last.lower() not in TARGETS
 
 
+def _numbers(look: Look, site: Site) -> Numbers | None:
+    row = look.table.places.row(site)
+    return None if row is None else look.table.numbers(row)
+
+
 Said = tuple[str, str, Severity, float]
 
 
-def _nonfinite(run: Run, reading: Reading) -> Said | None:
+def _nonfinite(run: Run, site: Site, reading: Numbers) -> Said | None:
     count = reading.moments.nonfinite
     if not count:
         return None
@@ -97,11 +103,11 @@ def _nonfinite(run: Run, reading: Reading) -> Said | None:
 
 def _is_replaced_inside(run: Run) -> bool:
     """Whether the model replaces what is not finite, as for missing values: all outputs and the loss are finite."""
-    outputs = [reading for site, reading in run.now.readings.items() if site.role == "output"]
-    return bool(outputs) and run.losses.is_finite and not any(reading.moments.nonfinite for reading in outputs)
+    outputs = [_numbers(run.now, site) for site in run.now.table.places.of_role("output")]
+    return bool(outputs) and run.losses.is_finite and not any(out and out.moments.nonfinite for out in outputs)
 
 
-def _same(run: Run, reading: Reading) -> Said | None:
+def _same(run: Run, site: Site, reading: Numbers) -> Said | None:
     value = reading.moments.min
     # Ones are a mask that lets everything through.
     if reading.moments.count < VALUES or reading.moments.max > value or value == 1:
@@ -110,7 +116,7 @@ def _same(run: Run, reading: Reading) -> Said | None:
     return evidence, "Look at how the data is read and prepared: every sample is the same.", "alarm", 3.0
 
 
-def _range(run: Run, reading: Reading) -> Said | None:
+def _range(run: Run, site: Site, reading: Numbers) -> Said | None:
     rms, deviation = reading.moments.rms, reading.moments.deviation
     span = f"{reading.moments.min:.3g} to {reading.moments.max:.3g}"
     is_faint = 0 < deviation < FAINT * abs(reading.moments.mean) and not _columns_differ(reading)
@@ -140,7 +146,7 @@ def _is_normalized_at_once(run: Run) -> bool:
     return first is not None and first.kind == "norm"
 
 
-def _is_scaled_inside(run: Run, reading: Reading) -> bool:
+def _is_scaled_inside(run: Run, reading: Numbers) -> bool:
     """Whether the model scales the input itself, before its first layer, which gives less than its weights say."""
     first = _entrance(run)
     output = None if first is None else run.now.numbers(first.name, "output")
@@ -162,14 +168,14 @@ def _learns_little(run: Run) -> bool:
     return losses.steps >= PATIENCE and losses.start > 0 and losses.level() > LEFT * losses.start
 
 
-def _columns_differ(reading: Reading) -> bool:
+def _columns_differ(reading: Numbers) -> bool:
     """Whether columns vary by less than the whole: then the mean of each column is another."""
     if reading.channels is None:
         return False
     return bool(np.median(reading.channels[:, _DEVIATION]) < FAINT * reading.moments.deviation)
 
 
-def _wild(run: Run, reading: Reading) -> Said | None:
+def _wild(run: Run, site: Site, reading: Numbers) -> Said | None:
     if reading.channels is None or len(reading.channels) < COLUMNS:
         return None
     rms = np.hypot(reading.channels[:, _MEAN], reading.channels[:, _DEVIATION])
@@ -192,9 +198,9 @@ def _wild(run: Run, reading: Reading) -> Said | None:
     return evidence, "Scale each column by itself, and look for wrong values in this one.", severity_of(run), 1.5
 
 
-def _constant(run: Run, reading: Reading) -> Said | None:
+def _constant(run: Run, site: Site, reading: Numbers) -> Said | None:
     """Columns that never change, apart from those that are 0, such as the border of digits, or 1, such as a bias."""
-    looks = [look.readings.get(reading.site) for look in list(run.looks)[-run.window :]]
+    looks = [_numbers(look, site) for look in list(run.looks)[-run.window :]]
     columns = [past.channels for past in looks if past is not None and past.channels is not None]
     if len({part.shape for part in columns}) != 1 or len(columns[0]) < 2:
         return None

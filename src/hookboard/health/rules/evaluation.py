@@ -116,8 +116,9 @@ def begin_of(comparison: Comparison) -> Gap | None:
 
 def _batches_alike(run: Run) -> Iterator[Symptom]:
     """Batches whose samples are alike, as those sorted by class: batch norms take their statistics from each."""
-    norm = next((layer for layer in run.layers if "BatchNorm" in layer.type and layer.trainable), None)
-    if norm is None or run.seen < BATCHES or run.losses.is_mixed or not takes_the_batch(run, norm):
+    norms = (run.layers[place] for place in run.table.batch_norms)
+    norm = next((layer for layer in norms if layer.trainable), None)
+    if norm is None or run.seen < BATCHES or run.losses.is_mixed:
         return
     last = next(
         (layer for layer in reversed(run.layers) if layer.weights and run.now.numbers(layer.name, "output")), norm
@@ -132,7 +133,7 @@ def _batches_alike(run: Run) -> Iterator[Symptom]:
     share = float(np.median(between[known] / within[known])) if known.any() else 0.0
     # What independent samples give: the mean of n moves by 1 / sqrt(n), within a batch they deviate by less than 1.
     chance = 1 / math.sqrt(max(float(np.median(rows[:, :, _COUNT])) - 1, 1.0))
-    if not share > max(ALIKE, BY_CHANCE * chance):
+    if not share > max(ALIKE, BY_CHANCE * chance) or not takes_the_batch(run, norm):
         return
     evidence = (
         f"the channels of {last.name} move by {share:.2g} of their deviation from batch to batch, where {chance:.2g} "

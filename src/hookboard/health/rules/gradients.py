@@ -1,16 +1,14 @@
 """Rules about gradients on their way back: those that vanish and those that explode."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from hookboard.health.layers import Layer
-from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import factor, harm_of, severity_of
 from hookboard.health.run import Run
+from hookboard.health.spikes import median
 from hookboard.health.verdict import Severity, Symptom
 
 VANISHED = 3.0
@@ -45,40 +43,35 @@ class Course:
     """The gradient on its way through the model.
 
     Args:
-        layers: those whose output got a gradient that is not 0, in the order of execution.
+        places: of those layers whose output got a gradient that is not 0, in the order of execution.
         norms: log10 of the L2 norm of that gradient, shape (layers,).
     """
 
-    layers: list[Layer]
+    places: np.ndarray
     norms: np.ndarray
 
     @property
     def end(self) -> float:
         """What is usual in the last layers: the median of the last quarter, of two layers at least."""
-        return float(np.median(self.norms[-max(2, len(self.norms) // 4) :]))
+        return median(self.norms[-max(2, len(self.norms) // 4) :])
 
 
-def course_of(run: Run, look: Look) -> Course | None:
-    """The course of the gradient at one look; None if the model is too small, or the step was skipped.
+def course_of(run: Run) -> Course | None:
+    """The course of the gradient at this look; None if the model is too small, or the step was skipped.
 
     A norm is compared, not an RMS: pooling spreads a gradient over all places, and keeps its norm within bounds.
     """
-    if look.overflowed:
+    if run.now.overflowed:
         return None
-    layers, norms = [], []
-    for layer in run.layers:
-        reading = look.numbers(layer.name, "grad_output")
-        if reading is None or not reading.moments.count or reading.moments.nonfinite:
-            continue
-        norm = reading.moments.rms * math.sqrt(reading.moments.count)
-        if norm > 0 and math.isfinite(norm):
-            layers.append(layer)
-            norms.append(math.log10(norm))
-    return Course(layers, np.array(norms)) if len(layers) >= LAYERS else None
+    gradients = run.sheet.rows("grad_output")
+    with np.errstate(over="ignore"):
+        norms = gradients.rms * np.sqrt(gradients.count)
+    places = np.flatnonzero((norms > 0) & (norms < np.inf) & (gradients.nonfinite == 0))
+    return Course(places, np.log10(norms[places])) if len(places) >= LAYERS else None
 
 
 def _vanishing(run: Run) -> Iterator[Symptom]:
-    course = course_of(run, run.now)
+    course = course_of(run)
     if course is None:
         return
     # A branch beside the main path may get little: what counts is the most that any layer before still gets.
@@ -93,7 +86,7 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
     advice = "Use ReLU or GELU in place of sigmoid or tanh, normalization, or shortcuts; check the initial weights."
     is_gone = fall >= GONE and run.losses.is_known
     severity: Severity = "alarm" if is_gone else severity_of(run)
-    name = "" if place is None else course.layers[place].name
+    name = "" if place is None else run.layers[course.places[place]].name
     yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=fall)
 
 
@@ -116,11 +109,11 @@ def _how(course: Course, change: float, steps: np.ndarray, place: int | None) ->
 
 
 def _exploding(run: Run) -> Iterator[Symptom]:
-    course = course_of(run, run.now)
+    course = course_of(run)
     if course is None:
         return
     rises = course.norms - course.end
-    least = float(np.median(rises[: max(2, len(rises) // 4)]))
+    least = median(rises[: max(2, len(rises) // 4)])
     if least < EXPLODED:
         yield from _growing(run)
         return
@@ -129,7 +122,7 @@ def _exploding(run: Run) -> Iterator[Symptom]:
     evidence = f"the norm of the gradient grows by a factor of {factor(least)} from the last layers to the first, "
     evidence += _how(course, least, steps, place)
     advice = "Look at how large the weights are, normalize what goes in, or clip gradients."
-    name = "" if place is None else course.layers[place].name
+    name = "" if place is None else run.layers[course.places[place]].name
     severity: Severity = "alarm" if least >= GONE and run.losses.is_known else severity_of(run)
     yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=least)
 
@@ -140,8 +133,11 @@ def _growing(run: Run) -> Iterator[Symptom]:
     window = run.window
     if history.shape[1] < HISTORY * window:
         return
-    seen = (history > 0).all(axis=1)
-    if seen.sum() < LAYERS:
+    lowest = history.min(axis=1)
+    seen = lowest > 0
+    # Of half of the layers the gradient must exceed the usual one, and so the least one, by as much.
+    grew = np.count_nonzero(seen & (history[:, -1] > 10 ** (GREW - 0.01) * lowest))
+    if seen.sum() < LAYERS or 2 * grew < seen.sum():
         return
     known = np.log10(history[seen, -1] / np.median(history[seen, :-window], axis=1))
     if not np.median(known) > GREW:

@@ -89,7 +89,9 @@ def _harm_of(run: Run, found: Spike) -> str:
 
 def _of_gradient(run: Run) -> Iterator[Symptom]:
     levels = run.recent("weight_gradient_rms")
-    if levels.shape[1] <= GRADIENT_HISTORY:
+    # Where no layer exceeds its least one by as much, their median does not exceed the usual one.
+    is_higher = levels[:, -1] > 0.99 * GRADIENT_SPIKE * levels.min(axis=1)
+    if levels.shape[1] <= GRADIENT_HISTORY or not is_higher.any():
         return
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(levels)

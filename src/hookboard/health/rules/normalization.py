@@ -1,18 +1,18 @@
 """Layers that are to keep a scale and do not: norms with other statistics or lost gains, and heavy dropout."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from hookboard.health.layers import Layer
+from hookboard.health.layers import Kind, Layer
 from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity, Symptom
-from hookboard.measure import FIELDS
 
-_DEVIATION = FIELDS.index("deviation")
+DROPOUTS: frozenset[Kind] = frozenset({"dropout"})
 
 LOW, OFF = 0.67, 1.1
 """How many times its gain, at most or at least, the deviation of a batch norm's channels must be in half of the norms
@@ -37,28 +37,26 @@ DROPPED = 0.9
 
 def normalization(run: Run) -> Iterator[Symptom]:
     """Batch norms that do not normalize, and the first dropout that leaves hardly anything."""
-    norms = [layer for layer in run.layers if "BatchNorm" in layer.type]
-    yield from _gains_lost(run, norms)
-    shares = {layer.name: share for layer in norms if (share := _normalized(run, layer)) is not None}
-    off = [layer for layer in norms if layer.name in shares and not _is_usual(shares[layer.name])]
-    # In evaluation mode all of them are off, each as far as its running statistics are.
-    if len(off) >= len(shares) / 2 > 0:
-        yield _unnormalized(run, norms[0], off, shares)
-    dropouts = (_heavy_dropout(run, place) for place, layer in enumerate(run.layers) if layer.kind == "dropout")
+    if run.table.batch_norms:
+        yield from _gains_lost(run)
+        yield from _unnormalized(run)
+    dropouts = (_heavy_dropout(run, place) for place in np.flatnonzero(run.table.of_kind(DROPOUTS)).tolist())
     heavy = [symptom for symptom in dropouts if symptom is not None]
     if len(heavy) > 1:  # what one after the other leaves is their product
         heavy[0] = replace(heavy[0], severity="alarm", evidence=f"{heavy[0].evidence} So do {len(heavy) - 1} others.")
     yield from heavy[:1]
 
 
-def _gains_lost(run: Run, norms: list[Layer]) -> Iterator[Symptom]:
+def _gains_lost(run: Run) -> Iterator[Symptom]:
     """Gains that go towards 0, faster than any usual decay takes them there."""
-    steps, places = np.array(run.timeline.steps), [run.place(layer.name) for layer in norms]
-    gains = run.timeline.of("weight_rms")[places] if places else np.empty((0, len(steps)))
+    gains = run.timeline.of("weight_rms")[run.table.batch_norms]
     gains = gains[gains[:, 0] > 0]
-    if not len(gains) or len(steps) < 2:
+    sizes = gains / gains[:, :1]
+    # Where no single one is so low, their median is not.
+    if not (sizes < LOST).any():
         return
-    left = np.array([median_of(column) for column in (gains / gains[:, :1]).T])
+    steps = np.array(run.timeline.steps)
+    left = np.array([median_of(column) for column in sizes.T.tolist()])
     lowest = int(np.nanargmin(left))  # in the first column it is 1
     fell = -math.log(left[lowest]) if left[lowest] else math.inf
     if not left[lowest] < LOST or fell < FAST * (steps[lowest] - steps[0]):
@@ -69,46 +67,63 @@ def _gains_lost(run: Run, norms: list[Layer]) -> Iterator[Symptom]:
     )
     advice = "Look at the weight decay: gains and biases want none."
     start = int(np.argmax(left < 1 / OFF))
-    yield Symptom(norms[0].name, evidence, advice, "alarm", size=fell / math.log(10), since=int(steps[start]))
+    first = run.layers[run.table.batch_norms[0]]
+    yield Symptom(first.name, evidence, advice, "alarm", size=fell / math.log(10), since=int(steps[start]))
 
 
 def takes_the_batch(run: Run, layer: Layer) -> bool:
     """Whether a batch norm gives what the statistics of the batch make of it, as far as can be told."""
-    share = _normalized(run, layer)
-    return share is not None and _is_usual(share)
+    return bool(_is_usual(_normalized(run)[run.place(layer.name)]))
 
 
-def _is_usual(share: float) -> bool:
-    return LOW < share < OFF
+def _is_usual(share: np.ndarray) -> np.ndarray:
+    return (share > LOW) & (share < OFF)
 
 
-def _normalized(run: Run, layer: Layer) -> float | None:
-    """The deviation of the channels of a batch norm, as a share of its gain; None if it cannot be told."""
-    output = run.now.numbers(layer.name, "output")
-    gain = next(
-        (run.now.numbers(name, "parameter_before") or run.now.numbers(name, "parameter") for name in layer.weights),
-        None,
-    )
-    if output is None or output.channels is None or gain is None or not gain.moments.rms:
-        return None
-    deviation = output.channels[:, _DEVIATION]
-    least = CONSTANT * deviation.max()
-    alive = deviation if deviation.min() > least else deviation[deviation > least]
-    if output.moments.nonfinite or len(alive) < len(deviation) / 2:
-        return None
-    return math.sqrt(float(alive @ alive) / len(alive)) / gain.moments.rms
+def _normalized(run: Run) -> np.ndarray:
+    """The deviation of the channels of each layer, as a share of its gain, shape (layers,); NaN if it cannot be told.
+
+    It says something of batch norms only.
+    """
+    outputs, units, table = run.sheet.rows("output"), run.sheet.rows("output").units, run.table
+    deviation = units.column("deviation")
+    least = CONSTANT * units.each(np.maximum, deviation)
+    is_alive = deviation > np.repeat(least, units.counts)
+    alive, squares = units.counts, units.within
+    if not is_alive.all():
+        alive = units.each(np.add, is_alive, np.intp)
+        squares = units.each(np.add, np.where(is_alive, units.squares, 0.0))
+    before, after = run.sheet.rows("parameter_before"), run.sheet.rows("parameter")
+    first = table.first_of_each(np.ones(len(table.weights), dtype=bool))
+    gains = np.full(len(table.names), np.nan)
+    gains[table.owner[first]] = np.where(before.is_there, before.rms, after.rms)[first]
+    is_known = (outputs.nonfinite[units.places] == 0) & (2 * alive >= units.counts) & (gains[units.places] > 0)
+    known = units.places[is_known]
+    shares = np.full(len(table.names), np.nan)
+    shares[known] = np.sqrt(squares[is_known] / alive[is_known]) / gains[known]
+    return shares
 
 
-def _unnormalized(run: Run, layer: Layer, off: list[Layer], shares: dict[str, float]) -> Symptom:
-    is_far = any(other.trainable and not 1 / FAR_OFF < shares[other.name] < FAR_OFF for other in off)
+def _unnormalized(run: Run) -> Iterator[Symptom]:
+    """Batch norms whose outputs are not what the statistics of the batch give."""
+    norms = run.table.batch_norms
+    shares = _normalized(run)[norms]
+    is_known = ~np.isnan(shares)
+    off = np.flatnonzero(is_known & ~_is_usual(shares)).tolist()
+    # In evaluation mode all of them are off, each as far as its running statistics are.
+    if not len(off) >= is_known.sum() / 2 > 0:
+        return
+    found = [float(shares[i]) for i in off]
+    is_trainable = [bool(run.layers[norms[i]].trainable) for i in off]
+    is_far = any(not 1 / FAR_OFF < share < FAR_OFF for share in itertools.compress(found, is_trainable))
     severity: Severity = "alarm" if is_far else severity_of(run)
-    found = [shares[other.name] for other in off]
     evidence = (
-        f"channels deviate by {min(found):.2g} to {max(found):.2g} times their gain in {len(off)} of {len(shares)} "
+        f"channels deviate by {min(found):.2g} to {max(found):.2g} times their gain in {len(off)} of {is_known.sum()} "
         f"batch norms; normalized by the statistics of the batch it is 1 exactly: they use others{harm_of(run)}."
     )
     advice = "Look whether they are in evaluation mode while training, and whether their statistics fit the data."
-    return Symptom(layer.name, evidence, advice, severity, size=max(abs(float(np.log10(share))) for share in found))
+    size = max(abs(float(np.log10(share))) for share in found)
+    yield Symptom(run.layers[norms[0]].name, evidence, advice, severity, size=size)
 
 
 def _heavy_dropout(run: Run, place: int) -> Symptom | None:

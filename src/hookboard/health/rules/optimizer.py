@@ -37,7 +37,11 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
     all learning rates are 0 (the first step of a warm-up), weights behind a layer that starts at 0 get none yet.
     """
     look = run.now
-    if look.overflowed or not look.stepped or not any(stepped.rate for stepped in look.stepped.values()):
+    gradients = run.sheet.rows("parameter_grad")
+    unreached = itertools.compress(run.table.weights, ~gradients.reaches)
+    if look.overflowed or look.stepped.keys().isdisjoint(unreached):
+        return
+    if not any(stepped.rate for stepped in look.stepped.values()):
         return
     chains, others = _chains_without_gradient(run, look)
     for chain in chains:
@@ -165,6 +169,9 @@ def not_updated(run: Run) -> Iterator[Symptom]:
         return
     yield from _in_no_optimizer(run, look)
     yield from _frozen_between(run, look)
+    updates = run.sheet.rows("parameter_update")
+    if not (updates.rms == 0).any():
+        return
     stepped = [layer for layer in run.layers if stepped_weights(look, layer)]
     why_still = {layer.name: why for layer in stepped if (why := _why_still(run, look, layer))}
     advice = "look at the learning rate of its group of parameters, and at the type of its weights"
@@ -201,6 +208,8 @@ def _without_any_rate(run: Run) -> Iterator[Symptom]:
 
 def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
     """Layers that a gradient reaches and whose weights no optimizer has stepped, and that did not move either."""
+    if run.peak_rate.keys() >= run.table.trainable:
+        return
     trained = [layer for layer in run.layers if layer.trainable - look.frozen and _is_reached(look, layer)]
     left = [layer for layer in trained if _is_left_out(run, look, layer)]
     if len(left) > 1 and len(left) == len(trained):
@@ -224,6 +233,8 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
 
 def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
     """A few frozen layers between others of their kind that are trained: a backbone, or what has adapters, is none."""
+    if not (look.frozen or run.table.has_untrainable):
+        return
     main = [layer for layer in run.layers if layer.has_matrix and run.has_run(layer)]
     frozen = [layer for layer in main if _is_frozen(look, layer)]
     if not frozen or len(frozen) > FEW * len(main):

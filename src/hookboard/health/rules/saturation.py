@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from hookboard.health.answers import BALANCED
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.ranges import END, RANGES
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, severity_of, source_of
-from hookboard.health.run import BALANCED, Run
+from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 from hookboard.recording import Reading
@@ -41,7 +42,7 @@ GATE = -0.5
 
 
 def _saturated(run: Run) -> Iterator[Symptom]:
-    last = next((layer.name for layer in reversed(run.layers) if run.now.of(layer.name, "output") is not None), "")
+    last = next((layer.name for layer in reversed(run.layers) if run.now.numbers(layer.name, "output")), "")
     shares = {layer.name: _share(run, layer) for layer in run.layers if layer.kind == "bounded"}
     known = {name: share for name, share in shares.items() if share is not None}
     at_start = [_share_at(run.first, layer) for layer in run.layers if layer.name in known and layer.name != last]

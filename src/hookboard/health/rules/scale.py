@@ -5,13 +5,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hookboard.health.layers import Layer
+from hookboard.health.layers import Kind, Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.normalization import normalization
 from hookboard.health.rules.scales import Scales, scales_of, weight_gain
 from hookboard.health.rules.shared import factor, harm_of, robust_z, severity_of, slope, was_zero
 from hookboard.health.run import Run, median_of
+from hookboard.health.spikes import median, medians
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.sites import Role
 
@@ -53,6 +54,11 @@ BLOWN_UP = 10.0
 """RMS of the outputs of a recurrent layer, by itself and as a multiple of what goes in, from which it feeds back more
 than it can hold: with tanh it is 1 at most (a choice)."""
 
+RECURRENTS: frozenset[Kind] = frozenset({"recurrent"})
+NORMS: frozenset[Kind] = frozenset({"norm"})
+DRIFTING: frozenset[Kind] = frozenset({"linear", "conv", "norm", "recurrent", "embedding"})
+"""Kinds of layers whose outputs have a scale of their own."""
+
 DRIFT = 1.5
 """Powers of ten by which a layer may leave its own scale of the first looks (a choice: a factor of 30)."""
 
@@ -80,7 +86,7 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Symptom]:
         if known.sum() < LAYERS:
             continue
         # Two thirds of the way from all layers together: only these can be far from the others.
-        middle = np.median(seen.gains[known])
+        middle = median(seen.gains[known])
         for place in np.flatnonzero(known & (np.abs(seen.gains - middle) >= GAIN / 1.5)):
             layer = seen.layers[place]
             others = seen.gains[known & (np.arange(len(known)) != place)]
@@ -105,7 +111,7 @@ def _along_depth(run: Run, scales: Scales) -> Iterator[Symptom]:
     count = len(scales.layers)
     if count <= LAYERS:
         return
-    change = float(np.median(scales.log[-2:]) - np.median(scales.log[:2]))
+    change = median(scales.log[-2:]) - median(scales.log[:2])
     if abs(change) < COURSE:
         return
     step = slope(scales.log)
@@ -129,7 +135,7 @@ INITIALIZE = "Initialize for the activation in use (He for ReLU, Xavier for tanh
 
 def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
     """Weights that let a signal fade or swell, though biases hide it; nothing normalizes it."""
-    if len(scales.layers) <= LAYERS or any(layer.kind == "norm" for layer in run.layers):
+    if len(scales.layers) <= LAYERS or run.table.of_kind(NORMS).any():
         return
     whole = float(np.nansum(scales.weights))
     each = whole / len(scales.layers)
@@ -145,8 +151,8 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
 
 def _recurrent(run: Run) -> Iterator[Symptom]:
     """Recurrent layers that feed back more than they can hold."""
-    for layer in run.layers:
-        names = [name for name in layer.weights if layer.kind == "recurrent" and "weight_hh" in name]
+    for layer in (run.layers[place] for place in np.flatnonzero(run.table.of_kind(RECURRENTS))):
+        names = [name for name in layer.weights if "weight_hh" in name]
         norm = max((_norm(run.now, layer, name, "parameter") for name in names), default=0.0)
         if norm < RECURRENT:
             yield from _blown_up(run, layer)
@@ -165,8 +171,6 @@ def _recurrent(run: Run) -> Iterator[Symptom]:
 
 def _blown_up(run: Run, layer: Layer) -> Iterator[Symptom]:
     """A recurrent layer without bounds, as one with ReLU: its weights are small, and what it gives is not."""
-    if layer.kind != "recurrent":
-        return
     output = run.now.numbers(layer.name, "output")
     before = run.layers[: run.place(layer.name)]
     given = next((reading for other in reversed(before) if (reading := run.now.numbers(other.name, "output"))), None)
@@ -194,15 +198,14 @@ def _drifted(run: Run) -> Iterator[Symptom]:
         return
     history = run.timeline.of("activation_rms", run.window)
     now = run.recent("activation_rms")[:, -1]
-    early = np.median(history, axis=1)
-    kinds = np.array([layer.kind in ("linear", "conv", "norm", "recurrent", "embedding") for layer in run.layers])
-    known = kinds & (now > 0) & (early > 0)
+    early = medians(history)
+    known = run.table.of_kind(DRIFTING) & (now > 0) & (early > 0)
     moved = np.full(len(now), np.nan)
     moved[known] = np.log10(now[known] / early[known])
     places = np.flatnonzero(known)
     if len(places):
         moved[places[-1]] = min(moved[places[-1]], 0.0)  # a head is to grow sure of its answers
-    usual = median_of(moved)
+    usual = median_of(moved.tolist())
     if usual >= GROWN:
         evidence = f"the RMS of the outputs of most layers is {factor(usual)} times that at the start{_harm(run)}."
         yield Symptom("", evidence, "Lower the learning rate, and look at the sign of the loss.", "alarm", size=usual)

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hookboard.health.layers import Layer
+from hookboard.health.layers import Kind, Layer
 from hookboard.health.look import Look
-from hookboard.health.rules.shared import was_zero
 from hookboard.health.run import Run, median_of
 from hookboard.sites import Role
+
+WEIGHING: frozenset[Kind] = frozenset({"linear", "conv"})
+"""Kinds of layers whose weights scale a signal."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,24 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
     Layers whose weights began at 0 are left out: they are to grow.
     """
     rms = run.timeline.of("activation_rms", 1)[:, 0] if at_start else run.recent("activation_rms")[:, -1]
-    layers, log, gains, weights = [], [], [], []
-    before = math.nan
-    for layer, value in zip(run.layers, rms.tolist(), strict=True):
-        if not math.isfinite(value) or was_zero(run, layer):
-            continue
-        if layer.kind in ("linear", "conv") and value > 0:
-            layers.append(layer)
-            log.append(math.log10(value))
-            gains.append(math.log10(value / before) if before > 0 else math.nan)
-            weights.append(math.nan if at_start else _gain_of(run, layer))
-        before = value
-    return Scales(layers, np.array(log), np.array(gains), np.array(weights))
+    used = np.flatnonzero(np.isfinite(rms) & ~run.first_sheet.began_at_zero)
+    values = rms[used]
+    before = np.append(np.nan, values)[:-1]
+    is_main = run.table.of_kind(WEIGHING)[used] & (values > 0)
+    places, now, before = used[is_main], values[is_main], before[is_main]
+    ratios = np.divide(now, before, out=np.full_like(now, np.nan), where=before > 0)
+    weights = np.full_like(now, np.nan) if at_start else _weight_gains(run)[places]
+    return Scales([run.layers[place] for place in places.tolist()], np.log10(now), np.log10(ratios), weights)
+
+
+def _weight_gains(run: Run) -> np.ndarray:
+    """The gain of the first weight of each layer that has one, see `weight_gain`; shape (layers,)."""
+    rms, table = run.sheet.rows("parameter").rms, run.table
+    size = rms * np.sqrt(table.inputs)
+    first = table.first_of_each((size > 0) & (rms < np.inf))
+    gains = np.full(len(table.names), np.nan)
+    gains[table.owner[first]] = np.log10(size[first])
+    return gains
 
 
 def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -> float:
@@ -62,8 +70,3 @@ def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -
     if len(shape) < 2 or reading is None or not reading.moments.count or not 0 < reading.moments.rms < math.inf:
         return math.nan
     return math.log10(reading.moments.rms * math.sqrt(math.prod(shape[1:])))
-
-
-def _gain_of(run: Run, layer: Layer) -> float:
-    gains = (weight_gain(run.now, layer, name) for name in layer.weights)
-    return next((gain for gain in gains if not math.isnan(gain)), math.nan)

@@ -3,7 +3,6 @@
 import numpy as np
 
 from hookboard.health.layers import Layer
-from hookboard.health.look import Look
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity
 from hookboard.recording import Numbers
@@ -36,18 +35,7 @@ def weight_of(run: Run, layer: Layer, units: int) -> np.ndarray | None:
 
 def was_zero(run: Run, layer: Layer) -> bool:
     """Whether all its weights with two or more dimensions, or all it has, were 0 before the first measured step."""
-    if run.first is None:
-        return False
-    if layer.name not in run.began_at_zero:
-        run.began_at_zero[layer.name] = _began_at_zero(run.first, layer)
-    return run.began_at_zero[layer.name]
-
-
-def _began_at_zero(first: Look, layer: Layer) -> bool:
-    names = [name for name in layer.weights if len(layer.shapes[name]) > 1] or list(layer.weights)
-    readings = [first.numbers(name, "parameter_before") or first.numbers(name, "parameter") for name in names]
-    known = [reading for reading in readings if reading is not None and reading.moments.count]
-    return bool(known) and all(reading.moments.rms == 0 for reading in known)
+    return bool(run.first_sheet.began_at_zero[run.place(layer.name)])
 
 
 def robust_z(value: float, others: np.ndarray, floor: float) -> float:

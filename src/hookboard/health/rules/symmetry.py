@@ -6,18 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from hookboard.health.layers import Layer
+from hookboard.health.layers import Kind, Layer
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run
+from hookboard.health.sheet import Units
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 
 _COUNT, _ZEROS = map(FIELDS.index, ("count", "zeros"))
-_COMPARED = list(map(FIELDS.index, ("mean", "min", "max", "deviation")))
-_EXTREMES = slice(FIELDS.index("min"), FIELDS.index("max") + 1)
+_COMPARED = list(map(FIELDS.index, ("max", "min", "mean", "deviation")))
 
 ADVICE = "Initialize its weights with random numbers, and look for weights that are copied or set to a constant."
+
+UNJUDGED: frozenset[Kind] = frozenset({"embedding", "norm"})
+"""Kinds of layers whose units may be equal."""
 
 HALF = 0.5
 """Share of units with a twin above which it is an alarm: the layer is worth less than half of its size (a choice)."""
@@ -35,7 +38,7 @@ ALIKE_GRADIENT = 1e-3
 
 def _symmetric_units(run: Run) -> Iterator[Symptom]:
     """The first layer of each severity: where all weights are alike, all layers are sick."""
-    found = [symptom for layer in run.layers if (symptom := _in_layer(run, layer))]
+    found = [symptom for place in _suspects(run) if (symptom := _in_layer(run, run.layers[place]))]
     for severity in ("alarm", "note"):
         several = [symptom for symptom in found if symptom.severity == severity]
         if several:
@@ -43,9 +46,46 @@ def _symmetric_units(run: Run) -> Iterator[Symptom]:
             yield replace(several[0], evidence=several[0].evidence + others)
 
 
+def _suspects(run: Run) -> list[int]:
+    """The places of all layers whose weights may have twins, or were constant at first: hardly any is looked at."""
+    table, weights = run.table, run.sheet.rows("parameter").units
+    is_judged = (table.is_trainable & ~table.of_kind(UNJUDGED)[table.owner])[weights.places]
+    is_suspect = np.zeros(len(table.weights), dtype=bool)
+    is_suspect[weights.places[_with_close_units(weights, is_judged)]] = True
+    before = run.first_sheet.rows("parameter_before")
+    is_constant = (before.deviation <= ALIKE * np.abs(before.mean)) & (before.mean != 0)
+    is_suspect[weights.places] |= is_judged & is_constant[weights.places]
+    return sorted(set(table.owner[is_suspect].tolist()))
+
+
+def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
+    """The numbers of the weights with units of which each number is close to that of another unit, as twins' are.
+
+    Twins differ by less than two roundings of the largest number there is.
+
+    Args:
+        weights: the units of all weights.
+        is_judged: which weights are meant, shape (weights,).
+    """
+    low, high = weights.column("min"), weights.column("max")
+    largest = weights.each(np.maximum, np.maximum(np.abs(low), np.abs(high)))
+    owner = np.repeat(np.arange(len(largest)), weights.counts)
+    found = np.flatnonzero((is_judged & np.isfinite(largest))[owner])
+    largest = np.where(largest > 0, largest, 1.0)
+    for field in _COMPARED:
+        # Each weight in a range of its own, and all of them sorted at once.
+        scaled = weights.rows[found, field] / largest[owner[found]] + 4.0 * owner[found]
+        order = np.argsort(scaled)
+        close = np.flatnonzero(np.diff(scaled[order]) <= 2.01 * ALIKE)
+        is_near = np.zeros(len(found), dtype=bool)
+        is_near[order[close]] = is_near[order[close + 1]] = True
+        found = found[is_near]
+        if not len(found):
+            break
+    return np.unique(owner[found])
+
+
 def _in_layer(run: Run, layer: Layer) -> Symptom | None:
-    if layer.kind in ("embedding", "norm"):
-        return None
     for name in sorted(layer.trainable):
         weight, gradient = run.now.numbers(name, "parameter"), run.now.numbers(name, "parameter_grad")
         if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
@@ -82,37 +122,15 @@ def _twins(weights: np.ndarray, gradients: np.ndarray) -> int:
 
     Units without any weight count only where the whole layer has none: single ones are pruned.
     """
-    if not np.isfinite(weights[:, _EXTREMES]).all():
-        return 0
-    found = _close(weights)
-    if len(found) < 2 or not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):
+    if not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):
         return 0
     is_zero = weights[:, _ZEROS] >= weights[:, _COUNT]
-    found = found[~is_zero[found] | gradients[found][:, _COMPARED].any(axis=1) | is_zero.all()]
+    found = np.flatnonzero(~is_zero | gradients[:, _COMPARED].any(axis=1) | is_zero.all())
     if len(found) < 2:
         return 0
     both = [_rounded(weights[found][:, _COMPARED], ALIKE), _rounded(gradients[found][:, _COMPARED], ALIKE_GRADIENT)]
     equal = Counter(row.tobytes() for row in np.hstack(both) + 0.0)  # -0.0 is 0.0
     return sum(size for size in equal.values() if size > 1)
-
-
-def _close(rows: np.ndarray) -> np.ndarray:
-    """The units that may have a twin: each number of theirs is close to that of another unit. Nearly all differ soon.
-
-    Twins differ by less than two roundings of the largest number there is.
-    """
-    apart = 2 * ALIKE * np.abs(rows[:, _EXTREMES]).max()
-    found = np.arange(len(rows))
-    for column in _COMPARED:
-        values = rows[found, column]
-        order = np.argsort(values)
-        close = np.flatnonzero(np.diff(values[order]) <= apart)
-        is_near = np.zeros(len(found), dtype=bool)
-        is_near[order[close]] = is_near[order[close + 1]] = True
-        found = found[is_near]
-        if len(found) < 2:
-            break
-    return found
 
 
 def _rounded(rows: np.ndarray, share: float) -> np.ndarray:

@@ -36,6 +36,9 @@ SAMPLES = 128
 """Values that a unit must have given, all silent, before it is dead: a unit that one sample in 50 activates is silent
 for so many in 8 of 100 cases (a choice)."""
 
+LEAST = 2
+"""Units that must be dead."""
+
 FEWEST = 4
 """Units that a layer needs for a share of its units to say something (a choice)."""
 
@@ -83,9 +86,14 @@ class Dead:
 
 
 def _dead_units(run: Run) -> Iterator[Symptom]:
-    exact = [dead for layer in run.layers if layer.kind in EXACT and (dead := _dead_behind(run, layer))]
+    silences = ((name, silence) for name, silence in run.silence.items() if silence.is_any)
+    silent = {name for name, silence in silences if silence.lasting(_looks(run), SAMPLES).any()}
+    if not silent:
+        return
+    layers = [layer for layer in run.layers if layer.name in silent]
+    exact = [dead for layer in layers if layer.kind in EXACT and (dead := _dead_behind(run, layer))]
     named = {dead.source.name for dead in exact if dead.share > SOME}
-    others = [layer for layer in run.layers if layer.kind not in EXACT and layer.name not in named]
+    others = [layer for layer in layers if layer.kind not in EXACT and layer.name not in named]
     called = [dead for layer in others if (dead := _dead_before_a_function(run, layer))]
     said: set[str] = set()
     noted = []
@@ -97,16 +105,17 @@ def _dead_units(run: Run) -> Iterator[Symptom]:
         if severity == "note":
             noted.append(dead)
         else:
-            yield _dead_symptom(run, dead, severity, _usual(run, exact, dead))
+            yield _dead_symptom(run, dead, severity)
     if noted:  # one note is enough: of several layers it is at the first
         first = min(noted, key=lambda dead: run.place(dead.source.name))
-        yield _dead_symptom(run, first, "note", _usual(run, exact, first))
+        yield _dead_symptom(run, first, "note")
 
 
-def _usual(run: Run, behind: Iterable[Dead], dead: Dead) -> list[float]:
+def _usual(run: Run, dead: Dead) -> list[float]:
     """The shares of dead units in other layers of the kind: in other rectifiers, or before other functions."""
     if dead.at.kind in EXACT:
-        return [other.share for other in behind if other.source is not dead.source]
+        exact = [other for layer in run.layers if layer.kind in EXACT and (other := _dead_behind(run, layer))]
+        return [other.share for other in exact if other.source is not dead.source]
     silences = [run.silence[layer.name] for layer in run.peers(dead.at) if layer.name in run.silence]
     return [float(silence.lasting(_looks(run), SAMPLES).mean()) for silence in silences]
 
@@ -123,14 +132,15 @@ def _is_given_a_constant(run: Run, dead: Dead) -> bool:
 def _severity(run: Run, dead: Dead) -> Severity | None:
     # Before a function, that units are silent is concluded, not seen: a few of them come back (seen in a healthy ViT).
     least = SOME if dead.at.kind in EXACT else HALF
-    if dead.share <= least or dead.dead < 2 or (dead.units < FEWEST and dead.share < 1):
+    if dead.share <= least or dead.dead < LEAST or (dead.units < FEWEST and dead.share < 1):
         return None
     is_frozen = bool(dead.source.weights) and not dead.source.trainable
     is_harm = dead.share >= MOST or (dead.share >= MUCH and run.losses.is_harmed)
     return "alarm" if is_harm and not is_frozen else "note"
 
 
-def _dead_symptom(run: Run, dead: Dead, severity: Severity, usual: list[float]) -> Symptom:
+def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
+    usual = _usual(run, dead)
     limit = HALF if dead.share >= MOST else SOME
     since = int(dead.since[min(math.floor(limit * dead.units), dead.dead - 1)])
     where = "" if dead.at is dead.source else f" of {dead.at.name} ({dead.at.type})"
@@ -189,22 +199,25 @@ def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
     if silence is None or len(silence.looks) < FEWEST or not _is_finite(run, layer):
         return None
     dead = silence.lasting(_looks(run), SAMPLES)
-    if (
-        not dead.any()
-        or _activation_behind(run, layer) in ("rectifier", "bounded")
-        or not _is_used(run, layer, len(dead))
-    ):
+    if np.count_nonzero(dead) < LEAST or _activation_behind(run, layer) in ("rectifier", "bounded"):
         return None
-    cut = _gets_no_gradient(run, layer)
-    if cut is None:
+    weights = [name for name in layer.trainable if len(layer.shapes[name]) > 1]
+    gradient = run.now.numbers(weights[0], "parameter_grad") if len(weights) == 1 else None
+    if gradient is None or gradient.channels is None:
         return None
     # Of a large weight every k-th unit is measured.
-    every = -(-len(dead) // len(cut))
-    if len(dead[::every]) != len(cut):
+    units = len(gradient.channels)
+    every = -(-len(dead) // units)
+    if len(dead[::every]) != units:
         return None
-    rows = weight_of(run, layer, len(cut))
-    counted = np.ones(len(cut), dtype=bool) if rows is None else ~_is_zero(rows)
-    return _dead(layer, layer, dead[::every] & cut & counted, counted, silence.since[::every])
+    rows = weight_of(run, layer, units)
+    counted = np.ones(units, dtype=bool) if rows is None else ~_is_zero(rows)
+    silent, since = dead[::every] & counted, silence.since[::every]
+    most = _dead(layer, layer, silent, counted, since)  # unless a gradient reaches some of them
+    if most is None or _severity(run, most) is None or not _is_used(run, layer, len(dead)):
+        return None
+    cut = _gets_no_gradient(run, layer, weights[0])
+    return None if cut is None else _dead(layer, layer, silent & cut, counted, since)
 
 
 def _dead(at: Layer, source: Layer, dead: np.ndarray, counted: np.ndarray, since: np.ndarray) -> Dead | None:
@@ -245,14 +258,11 @@ def _is_used(run: Run, layer: Layer, units: int) -> bool:
     return units in takes or (layer.kind != "linear" and any(taken % units == 0 for taken in takes))
 
 
-def _gets_no_gradient(run: Run, layer: Layer) -> np.ndarray | None:
-    """Of which units the weights get no gradient in any of the looks, shape (units,); None if that cannot be told."""
-    weights = [name for name in layer.trainable if len(layer.shapes[name]) > 1]
-    usual = median_of(run.recent("weight_gradient_rms")[:, -1])
-    if len(weights) != 1 or not usual > 0:
-        return None
-    rows = run.units(weights[0], "parameter_grad", _looks(run))
-    if rows is None:
+def _gets_no_gradient(run: Run, layer: Layer, weight: str) -> np.ndarray | None:
+    """Of which units the weight gets no gradient in any of the looks, shape (units,); None if that cannot be told."""
+    usual = median_of(run.recent("weight_gradient_rms")[:, -1].tolist())
+    rows = run.units(weight, "parameter_grad", _looks(run))
+    if rows is None or not usual > 0:
         return None
     sizes = np.hypot(rows[:, :, _MEAN], rows[:, :, _DEVIATION]).max(axis=0)
     units = run.units(layer.name, looks=_looks(run))

@@ -66,10 +66,16 @@ ENDING = 0.05
 def update_too_small(run: Run) -> Iterator[Symptom]:
     """Steps too small to learn anything: of the whole model, or of one layer among others."""
     look = run.now
+    ratios = run.recent("update_ratio")[:, -1]
+    places = np.flatnonzero(run.table.has_matrix & (ratios > 0) & (ratios < np.inf))
+    moved = ratios[places]
+    # If no single one is small, their median is not.
+    if not (moved < SMALL).any() or (moved.min() >= FAR_BELOW * moved.max() and run.losses.is_learning):
+        return
     moving = {
         layer.name: ratio
-        for layer, ratio in _ratios(run, look)
-        if 0 < ratio < math.inf and not _is_between(run, layer) and not _is_spoiled(look, layer)
+        for layer, ratio in zip((run.layers[place] for place in places), moved.tolist(), strict=True)
+        if not _is_between(run, layer) and not _is_spoiled(look, layer)
     }
     if not moving:
         return
@@ -103,7 +109,7 @@ def _small_model(run: Run, look: Look, usual: float) -> Symptom:
 
 def _small_since(run: Run) -> int:
     """The step since which the whole model has moved by as little: a loss that falls at first hides it."""
-    layers = [i for i, layer in enumerate(run.layers) if layer.has_matrix]
+    layers = run.table.with_matrix
     levels = _medians(run.timeline.of("update_ratio")[layers])
     since = run.now.step
     for step, level in zip(reversed(run.timeline.steps), levels[::-1], strict=True):
@@ -122,8 +128,9 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
     """
     growth = _growth(run)
     # The initialization of a single layer is worth nothing: it may go wherever the targets are.
-    is_deep = sum(layer.has_matrix for layer in run.layers if run.has_run(layer)) > 1
-    is_lost = is_deep and (run.first_move > OVERWRITES or growth > GROWN)
+    is_lost = (run.first_move > OVERWRITES or growth > GROWN) and (
+        sum(layer.has_matrix for layer in run.layers if run.has_run(layer)) > 1
+    )
     if not (run.losses.is_harmed or is_lost or _leapt(run)):
         # Gradients of a regression have the offset of its targets in common.
         if run.losses.chance is not None:
@@ -136,7 +143,7 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
         advice = "look at the schedule, and lower the learning rate"
         yield Symptom("", evidence, advice, "alarm", jump.after / jump.before, jump.step)
         return
-    layers = [i for i, layer in enumerate(run.layers) if layer.has_matrix]
+    layers = run.table.with_matrix
     # Inf from the logarithm of 0 is not the doing of large steps.
     if not layers or not (run.losses.is_finite or run.has_blown_up):
         return
@@ -193,7 +200,7 @@ def _growth(run: Run) -> float:
     """How many times as large as at the first look the weights are: the median over layers; NaN if none is large."""
     first, now = run.timeline.of("weight_rms", 1)[:, 0], run.recent("weight_rms")[:, -1]
     growth = np.divide(now, first, out=np.full_like(now, np.nan), where=first > 0)
-    if not np.nanmax(growth, initial=0.0) > GROWN:
+    if not (growth > GROWN).any():
         return math.nan
     return median_of(size for size, layer in zip(growth, run.layers, strict=True) if _began_full(run, layer))
 
@@ -207,11 +214,11 @@ def _began_full(run: Run, layer: Layer) -> bool:
 
 def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
     """Steps that follow the sum of many gradients, each of them of a usual size."""
-    layers = [i for i, layer in enumerate(run.layers) if layer.has_matrix]
-    if not layers or not run.losses.is_known or run.losses.is_falling:
+    layers = run.table.with_matrix
+    if not layers or not run.losses.is_known:
         return
     now, first = (_medians(part)[0] for part in _ends(run, "weight_gradient_rms", layers))
-    if not 0 < grew * first < now or not (agreement := agreement_of(run)) > same:
+    if not 0 < grew * first < now or run.losses.is_falling or not (agreement := agreement_of(run)) > same:
         return
     gradients = _medians(run.timeline.of("weight_gradient_rms")[layers])
     evidence = (
@@ -234,10 +241,10 @@ def _ends(run: Run, quantity: str, layers: list[int]) -> tuple[np.ndarray, np.nd
 
 def _leapt(run: Run) -> bool:
     """Whether the loss leapt behind a large first step."""
-    first = [loss.value for loss in run.losses.first]
     chance = run.losses.chance
-    if chance is None or not run.first_move > LARGE or not first or run.losses.is_mixed:
+    if chance is None or not run.first_move > LARGE or not run.losses.first or run.losses.is_mixed:
         return False
+    first = [loss.value for loss in run.losses.first]
     return max(first) > LEAP * max(abs(first[0]), chance)
 
 
@@ -254,11 +261,6 @@ def _first_of(is_large: np.ndarray, window: int) -> int | None:
         if length == window:
             return i - window + 1
     return None
-
-
-def _ratios(run: Run, look: Look) -> list[tuple[Layer, float]]:
-    ratios = run.recent("update_ratio")[:, -1]
-    return [(layer, float(ratio)) for layer, ratio in zip(run.layers, ratios, strict=True) if layer.has_matrix]
 
 
 def _is_between(run: Run, layer: Layer) -> bool:
