@@ -135,11 +135,11 @@ def explained(
         roots: those that follow from nothing else.
     """
     found: dict[Verdict, Verdict] = {}
+    if not (verdicts and run.looks):
+        return found
     by_rule: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_rule.setdefault(verdict.rule, []).append(verdict)
-    if not run.looks:
-        return found
     for cause in CAUSES:
         if cause.rule not in by_rule or not cause.only_if(run):
             continue

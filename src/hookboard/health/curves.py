@@ -28,14 +28,26 @@ def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
     found: dict[str, float] = {}
     for quantity in SHOWN:
         values = run.recent(quantity)[:, -1]
-        finite = values[np.isfinite(values)]
-        if len(finite):
-            levels = np.percentile(finite, list(PERCENTILES.values())).tolist()
-            found |= {f"health/{quantity}/{name}": level for name, level in zip(PERCENTILES, levels, strict=True)}
+        finite = sorted(values[np.isfinite(values)].tolist())
+        if finite:
+            found |= {f"health/{quantity}/{name}": percentile(finite, p) for name, p in PERCENTILES.items()}
             layer = worst(quantity, run, verdicts)
             if layer is not None:
                 found[f"health/{quantity}/worst"] = layer[1]
     return found
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The percentile of finite numbers in ascending order, as NumPy gives it, which takes far longer for so few.
+
+    >>> percentile([1.0, 2.0, 4.0], 75)
+    3.0
+    """
+    at = (len(ordered) - 1) * (percent / 100)
+    place = min(int(at), max(len(ordered) - 2, 0))
+    low, high, share = ordered[place], ordered[min(place + 1, len(ordered) - 1)], at - place
+    # Counted from the nearer one, the ends are met exactly.
+    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
 
 
 def layout() -> Layout:
@@ -60,14 +72,19 @@ def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, fl
     places = np.flatnonzero(np.isfinite(values))
     if not len(places):
         return None
-    logs = np.log10(np.maximum(values[places], np.finfo(np.float64).tiny))
-    place = int(places[np.argmax(np.abs(logs - median(logs)))])
     if quantity == "dead_fraction":
         place = int(places[np.argmax(values[places])])
     else:
         lasting = (run.place(verdict.module) for verdict in verdicts if verdict.until is None)
-        place = next((sick for sick in lasting if sick in places), place)
+        sick = next((place for place in lasting if place in places), None)
+        place = _farthest(values, places) if sick is None else sick
     return run.layers[place].name, float(values[place])
+
+
+def _farthest(values: np.ndarray, places: np.ndarray) -> int:
+    """The one of these places whose value is farthest from the others, in its logarithm."""
+    logs = np.log10(np.maximum(values[places], np.finfo(np.float64).tiny))
+    return int(places[np.argmax(np.abs(logs - median(logs)))])
 
 
 def _tags(quantity: str, *names: str) -> list[str]:

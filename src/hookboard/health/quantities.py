@@ -90,12 +90,12 @@ def _updates(sheet: Sheet) -> tuple[np.ndarray, np.ndarray]:
 def _dead_fractions(output: Rows) -> np.ndarray:
     """The share of channels with nothing but zeros, of those with a finite value."""
     units = output.units
-    count = units.column("count")
-    dead = (units.column("zeros") == count) & (count > 0)
+    dead = units.is_zero
     if output.nonfinite.any():
-        dead &= (units.column("nan") == 0) & (units.column("posinf") == 0) & (units.column("neginf") == 0)
+        is_finite = [units.column(field) == 0 for field in ("nan", "posinf", "neginf")]
+        dead = np.logical_and.reduce([dead, *is_finite])
     shares = np.full(len(output.count), np.nan)
-    shares[units.places] = units.each(np.add, dead, np.intp) / units.each(np.add, count > 0, np.intp)
+    shares[units.places] = units.each(np.add, dead, np.intp) / units.each(np.add, units.has_values, np.intp)
     return shares
 
 

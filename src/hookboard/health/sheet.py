@@ -103,6 +103,16 @@ class Units:
         return np.asarray(reduce.reduceat(values, self.starts, dtype=dtype))
 
     @functools.cached_property
+    def has_values(self) -> np.ndarray:
+        """Whether a channel has a finite value, shape (channels of all tensors,)."""
+        return np.asarray(self.column("count") > 0)
+
+    @functools.cached_property
+    def is_zero(self) -> np.ndarray:
+        """Whether all its finite values are 0, and there are some, shape (channels of all tensors,)."""
+        return np.asarray((self.column("zeros") == self.column("count")) & self.has_values)
+
+    @functools.cached_property
     def squares(self) -> np.ndarray:
         """The squared deviation of each channel, shape (channels of all tensors,); inf where float64 cannot hold it."""
         with np.errstate(over="ignore"):

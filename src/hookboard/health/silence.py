@@ -52,8 +52,8 @@ class Silence:
             if not self.is_any:
                 return
             is_silent = np.zeros(len(samples), dtype=bool)
-        back = ~is_silent & (samples > 0) & (self.looks > 0)
-        if back.any():
+        if self.is_any:
+            back = ~is_silent & (samples > 0) & (self.looks > 0)
             self.ended[back] = np.maximum(self.ended[back], self.looks[back])
             self.looks[back], self.samples[back] = 0, 0
         silent = is_silent & (samples > 0)
@@ -86,9 +86,9 @@ def silent_in(sheet: Sheet) -> Iterator[tuple[str, np.ndarray, np.ndarray | None
     """
     outputs, table = sheet.rows("output"), sheet.table
     units = outputs.units
-    count, zeros, highest = units.column("count"), units.column("zeros"), units.column("max")
+    count, highest, is_zero = units.column("count"), units.column("max"), units.is_zero
     is_exact, is_negative = (table.of_kind(kinds)[units.places] for kinds in (EXACT, NEGATIVE))
-    some_zero, some_negative = units.each(np.logical_or, zeros >= count), units.each(np.minimum, highest) <= 0
+    some_zero, some_negative = units.each(np.logical_or, is_zero), units.each(np.minimum, highest) <= 0
     is_known = (is_exact | is_negative) & (outputs.nonfinite[units.places] == 0)
     may_be = (is_exact & some_zero) | (is_negative & some_negative)
     facts = (units.places, units.starts, units.counts, is_exact, may_be)
@@ -96,6 +96,5 @@ def silent_in(sheet: Sheet) -> Iterator[tuple[str, np.ndarray, np.ndarray | None
         part = slice(start, start + size)
         silent = None
         if some:
-            is_zero = zeros[part] >= count[part]
-            silent = is_zero if only_zero else (highest[part] <= 0) & ~is_zero
+            silent = is_zero[part] if only_zero else (highest[part] <= 0) & ~is_zero[part]
         yield table.names[place], count[part], silent

@@ -131,9 +131,11 @@ def _batches_alike(run: Run) -> Iterator[Symptom]:
     between, within = (np.sqrt(np.mean(part**2, axis=0)) for part in (moves / math.sqrt(6), rows[:, :, _DEVIATION]))
     known = within > 0
     share = float(np.median(between[known] / within[known])) if known.any() else 0.0
+    if not share > ALIKE:
+        return
     # What independent samples give: the mean of n moves by 1 / sqrt(n), within a batch they deviate by less than 1.
     chance = 1 / math.sqrt(max(float(np.median(rows[:, :, _COUNT])) - 1, 1.0))
-    if not share > max(ALIKE, BY_CHANCE * chance) or not takes_the_batch(run, norm):
+    if not share > BY_CHANCE * chance or not takes_the_batch(run, norm):
         return
     evidence = (
         f"the channels of {last.name} move by {share:.2g} of their deviation from batch to batch, where {chance:.2g} "
