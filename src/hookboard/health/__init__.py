@@ -1,7 +1,8 @@
 """From readings to verdicts: which layer is sick, since when and why.
 
-`look.py` is what is seen at one step, `run.py` what has been seen so far, `rules/` the rules, one file for each family,
-`judge.py` asks them and makes verdicts of what lasts. To add a rule, see `rules/__init__.py`.
+`look.py` is what is seen at one step, `sheet.py` the same as arrays over all layers, `run.py` what has been seen so
+far, `rules/` the rules, one file for each family, `judge.py` asks them and makes verdicts of what lasts. To add a rule,
+see `rules/__init__.py`.
 """
 
 from hookboard.health.channels import ChannelDims, DefinedDims, NeedsHistogram

@@ -38,7 +38,6 @@ class LayerTable:
         """The names of all weights that may be trained."""
         self.has_untrainable = any(layer.has_matrix and not layer.trainable for layer in layers)
         """Whether a layer with a matrix has no weight that may be trained."""
-
         self.batch_norms: list[int] = np.flatnonzero(["BatchNorm" in layer.type for layer in layers]).tolist()
         """The places of all batch norms."""
         self._of_kinds: dict[frozenset[Kind], np.ndarray] = {}

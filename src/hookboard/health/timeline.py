@@ -40,11 +40,9 @@ class Timeline:
                 block[: len(self.steps)] = block[::2]
 
     def of(self, quantity: str, first: int | None = None) -> np.ndarray:
-        """A quantity, shape (layers, columns), float64; the columns belong to `steps`. Of the first few, if asked.
-
-        It is valid until the next look, and not to be changed.
-        """
-        return np.asarray(self._values[quantity][: len(self.steps)][:first].T)
+        """A quantity, shape (layers, columns), float64; the columns belong to `steps`. Of the first few, if asked."""
+        columns: np.ndarray = np.array(self._values[quantity][: len(self.steps)][:first]).T
+        return columns
 
     def is_spoiled(self, quantity: str) -> np.ndarray:
         """Where what a quantity is taken of was not finite, shape (layers, columns), booleans."""

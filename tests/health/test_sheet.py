@@ -1,0 +1,72 @@
+"""A look as arrays over all layers, and the order statistics that stand for NumPy's."""
+
+import math
+
+import numpy as np
+from health.looks import look, reading, row
+from health.runs import linear, noise, outputs, weights, without_weights
+
+from hookboard.health.curves import percentile
+from hookboard.health.layer_table import LayerTable
+from hookboard.health.sheet import Sheet
+from hookboard.health.spikes import medians
+
+LAYERS = [linear("a"), without_weights("relu"), linear("b", takes=4)]
+
+
+def sheet_of(*readings):
+    return Sheet(look(0, readings), LayerTable(LAYERS))
+
+
+def test_a_layer_that_gave_nothing_has_counts_of_0_and_no_numbers():
+    rows = sheet_of(outputs("b", noise(8))).rows("output")
+    assert rows.is_there.tolist() == [False, False, True]
+    assert rows.count.tolist() == [0, 0, 800]
+    assert rows.nonfinite.tolist() == [0, 0, 0]
+    assert np.isnan(rows.rms).tolist() == [True, True, False]
+
+
+def test_a_look_without_any_reading_has_no_numbers():
+    sheet = sheet_of()
+    assert np.isnan(sheet.rows("output").rms).all()
+    assert sheet.rows("parameter").count.tolist() == [0, 0, 0, 0]
+    assert sheet.rows("output").units.each(np.add, sheet.rows("output").units.column("mean")).tolist() == []
+
+
+def test_channels_of_all_layers_are_reduced_layer_by_layer():
+    wide, narrow = noise(8), noise(3, seed=1)
+    units = sheet_of(outputs("a", wide), outputs("b", narrow)).rows("output").units
+    assert units.places.tolist() == [0, 2]
+    np.testing.assert_allclose(units.within, [sum(unit[2] ** 2 for unit in rows) for rows in (wide, narrow)])
+
+
+def test_weights_that_were_0_before_the_first_step_are_known_though_they_have_moved():
+    moved, zero = noise(8), [row(deviation=0.0, zeros=100)] * 8
+    began = [reading("b.weight", "parameter_before", zero), reading("b.weight", "parameter", moved)]
+    assert sheet_of(*weights("a"), *began).began_at_zero.tolist() == [False, False, True]
+
+
+def test_a_bias_that_is_not_0_does_not_count_beside_a_matrix_that_is():
+    zero, bias = [row(deviation=0.0, zeros=100)] * 8, [row(mean=1.0)]
+    began = [reading("b.weight", "parameter_before", zero), reading("b.bias", "parameter_before", bias)]
+    assert sheet_of(*began).began_at_zero.tolist() == [False, False, True]
+
+
+def test_the_first_weight_of_each_layer_is_found_among_those_that_are_meant():
+    table = LayerTable(LAYERS)
+    assert table.weights == ("a.weight", "a.bias", "b.weight", "b.bias")
+    assert table.first_of_each(np.array([False, True, True, True])).tolist() == [1, 2]
+
+
+def test_percentiles_are_those_of_numpy():
+    rng = np.random.default_rng(0)
+    for count in (1, 2, 3, 10, 62, 257):
+        values = np.sort(rng.lognormal(size=count))
+        assert [percentile(values.tolist(), p) for p in (10, 50, 90)] == np.percentile(values, [10, 50, 90]).tolist()
+
+
+def test_medians_are_those_of_numpy():
+    values = np.random.default_rng(0).normal(size=(5, 4))
+    values[2, 1] = math.nan
+    for columns in (3, 4):
+        np.testing.assert_array_equal(medians(values[:, :columns]), np.median(values[:, :columns], axis=1))
