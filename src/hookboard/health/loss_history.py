@@ -14,7 +14,7 @@ FIRST = 32
 """How many of the first losses are kept."""
 
 STARTS = 4
-"""Of how many of them the median is the start."""
+"""The median of so many of them is the start (a choice)."""
 
 RECENT = 1024
 """How many of the last losses are kept."""

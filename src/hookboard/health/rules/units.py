@@ -37,7 +37,7 @@ SAMPLES = 128
 for so many in 8 of 100 cases (a choice)."""
 
 LEAST = 2
-"""Units that must be dead."""
+"""How many units of a layer must be dead for it to be named (a choice)."""
 
 FEWEST = 4
 """Units that a layer needs for a share of its units to say something (a choice)."""
