@@ -8,11 +8,11 @@ from typing import Any, Concatenate, ParamSpec
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookboard.callbacks import nonfinite_said as said
 from hookboard.callbacks.late_flag import LateFlag, Noted
-from hookboard.callbacks.rerun import CannotRunAgainError, RandomState, step_again
+from hookboard.callbacks.rerun import GENERATORS, CannotRunAgainError, RandomState, step_again
 from hookboard.callbacks.sentinels import Sentinels, spoiled_gradients
 from hookboard.health import Nonfinite
 from hookboard.hooks import Search
@@ -28,8 +28,11 @@ MOST_SEARCHES = 10
 """How many batches are run again in one fit: under a GradScaler, some only to see that nothing is wrong."""
 
 CHECKED_EVERY = 100
-"""At the first batch, and after so many more, the parameters are listed, for models that change; and it is looked
-whether the step draws numbers from NumPy or Python, whose states are kept from then on: they take long to read."""
+"""At the first batch, and after so many more, the parameters are listed, for models that change; and it is looked from
+which random generators the step draws. From then on the states of these are kept: they take long to read."""
+
+DRAWING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+"""Modules that draw from torch's generator, if not at the first batch: their rate may rise from 0 later."""
 
 
 P = ParamSpec("P")
@@ -83,7 +86,8 @@ class BlackBox:
         self._is_scaled = is_scaled
         self._searches = 0
         self._batches = 0
-        self._is_checked = self._draws_on_host = False
+        self._is_checked = False
+        self._drawn: set[str] = set()
         self._was_bad = self._is_bad = False
         self._here: tuple[int, int] = (0, 0)
         self._batch: Any = None
@@ -106,24 +110,22 @@ class BlackBox:
         """
         self._here, self._backwards = (step, batch_idx), 0
         self._was_bad, self._is_bad = self._is_bad, False
-        if self._batches % CHECKED_EVERY == 0:
-            self._is_checked = True
+        self._is_checked = self._batches % CHECKED_EVERY == 0
         if self._batches % CHECKED_EVERY in (0, 1):  # lazy layers have their parameters from the first batch on
             self._sentinels = Sentinels(self._model)
+            if any(isinstance(module, DRAWING) for module in self._model.modules()):
+                self._drawn.add("torch")
         self._batches += 1
         if not self._exact:
             self._read_flag()
         elif self._may_search:
             self._batch, self._versions = batch, _versions_in(batch)
-            self._random = RandomState(with_hosts=self._is_checked or self._draws_on_host)
+            self._random = RandomState(GENERATORS if self._is_checked else self._drawn)
 
     @_shielded
     def before_backward(self, loss: Tensor, value: float | None = None) -> None:
         """Before each backward pass: look at the loss, or at its value where that is known."""
         self._backwards += 1
-        if self._is_checked and self._random is not None:
-            self._draws_on_host |= self._random.hosts_have_moved
-            self._is_checked = False
         if self._exact:
             self._loss = _value_of(loss) if value is None else value
             if torch.is_anomaly_enabled() and not math.isfinite(self._loss):  # then backward raises
@@ -148,7 +150,13 @@ class BlackBox:
 
     def end_batch(self) -> None:
         """After the batch: let go of it."""
-        self._batch = self._random = None
+        random, self._batch, self._random = self._random, None, None
+        if self._is_checked and random is not None:
+            self._note_drawn(random)
+
+    @_shielded
+    def _note_drawn(self, since: RandomState) -> None:
+        self._drawn |= since.moved()
 
     def _look_at_gradients(self) -> None:
         if self._is_scaled or (self._exact and self._sentinels.are_surely_finite()):
@@ -223,16 +231,18 @@ class BlackBox:
     def _again(self) -> Iterator[Callable[[], Tensor]]:
         if self._random is None:
             raise CannotRunAgainError("the batch was not kept")
-        before = None if self._random.has_hosts else RandomState()
+        others = self._random.of_others()
         with step_again(self._trainer, self._model, self._batch, self._here[1], self._random, self._backwards) as run:
 
             def again() -> Tensor:
                 try:
                     return run()
                 finally:
-                    if before is not None and before.hosts_have_moved:
-                        self._draws_on_host = True
-                        raise CannotRunAgainError("it draws numbers from NumPy or Python, which it did not do before")
+                    drawn = others.moved()
+                    if drawn:
+                        self._drawn |= drawn
+                        names = " and ".join(sorted(drawn))
+                        raise CannotRunAgainError(f"it draws numbers from {names}, which it did not do before")
 
             yield again
 
