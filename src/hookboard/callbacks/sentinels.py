@@ -44,23 +44,28 @@ class Sentinels:
         large = [p for p in smallest if p.numel() > SMALL and p.ndim > 1 and len(p) <= SMALL]
         first = [p for p in (owned[0] if owned else []) if p.numel() <= FIRST]
         self._whole = list({id(p): p for p in [*first, *_spread(small)]}.values())
+        self._vectors = [p for p in self._whole if p.ndim == 1]
+        self._others = [p for p in self._whole if p.ndim != 1]
         self._columns = _spread(large) if len(small) < FEW else []
 
     def are_surely_finite(self) -> bool:
         """Whether the host sees at once that they are all finite; False says nothing: `total` does.
 
-        It runs after every backward pass: one sum over all, without a look at what kind of tensor each of them is.
+        It runs after every backward pass, which leaves nothing of it in the caches: what counts is to do few different
+        things. A sum of squares is finite only if all of them are; on the CPU it runs through less code than a sum.
         """
         if self._columns:
             return False
-        gradients = [gradient for parameter in self._whole if (gradient := parameter.grad) is not None]
-        if not gradients or not all(type(gradient) is Tensor for gradient in gradients):
+        vectors = [grad for p in self._vectors if (grad := p.grad) is not None]
+        others = [grad for p in self._others if (grad := p.grad) is not None]
+        if not {*map(type, vectors), *map(type, others)} <= {Tensor}:
             return False  # an operation on a subclass may be a collective
         try:
-            joined = torch.cat([part if part.dim() == 1 else part.reshape(-1) for part in gradients])
-        except RuntimeError:  # some are sparse, or they lie on several devices
+            joined = torch.cat([*vectors, *[grad.reshape(-1) for grad in others]])
+            total = torch.dot(joined, joined) if joined.is_cpu else joined.sum()
+            return not joined.is_meta and cmath.isfinite(total.item())
+        except RuntimeError:  # there is none, some are sparse, or they lie on several devices
             return False
-        return not joined.is_meta and cmath.isfinite(joined.sum().item())
 
     def total(self) -> Tensor | None:
         """A number that is not finite if one of them is not, such as their sum, shape (). None if there is no gradient.
