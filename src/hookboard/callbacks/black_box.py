@@ -34,6 +34,8 @@ which random generators the step draws. From then on the states of these are kep
 DRAWING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 """Modules that draw from torch's generator, if not at the first batch: their rate may rise from 0 later."""
 
+_NO_STATE = RandomState(())
+
 
 P = ParamSpec("P")
 
@@ -120,7 +122,8 @@ class BlackBox:
             self._read_flag()
         elif self._may_search:
             self._batch, self._versions = batch, _versions_in(batch)
-            self._random = RandomState(GENERATORS if self._is_checked else self._drawn)
+            kept = GENERATORS.keys() if self._is_checked else self._drawn
+            self._random = RandomState(kept) if kept else _NO_STATE
 
     @_shielded
     def before_backward(self, loss: Tensor, value: float | None = None) -> None:

@@ -13,7 +13,7 @@ from hookboard.callbacks.budget import OVERHEAD, Budget, Clock, Share
 from hookboard.callbacks.decision import Decision, agreed
 from hookboard.callbacks.duties import Duties, NothingToShowError, W
 from hookboard.callbacks.ending import ensure_ending
-from hookboard.callbacks.trainer import inform, logged_step, running_stage, warn, without_trainer
+from hookboard.callbacks.trainer import inform, logged_step, warn, without_trainer
 from hookboard.callbacks.watch import Selection, Watch, changes, is_same, names_in, said_of_changes
 from hookboard.callbacks.worker import Worker, has_own_thread
 from hookboard.messages import warn_switched_off
@@ -104,10 +104,10 @@ class Course(Duties[W]):
         return selection, decision
 
     def _start_batch(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, stage: str, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         self._leave_batch()
-        watch = self._live.get(running_stage(trainer))
+        watch = self._live.get(stage)
         if watch is None:
             return
         watch.is_due = self._wants(trainer, watch, batch_idx, dataloader_idx)
@@ -121,8 +121,8 @@ class Course(Duties[W]):
                     self._follow(trainer, pl_module, watch)
                 self._begin_batch(trainer, pl_module, watch, batch)
 
-    def _finish_batch(self, trainer: Trainer) -> None:
-        watch = self._live.get(running_stage(trainer))
+    def _finish_batch(self, trainer: Trainer, stage: str) -> None:
+        watch = self._live.get(stage)
         if watch is not None and watch.is_due:
             watch.is_due = False
             if not self.undoes_with_delay:
@@ -198,6 +198,14 @@ class Course(Duties[W]):
     def _shielded(self, watch: W, when: str) -> "_Shield":
         """Turn an error into a warning that ends the watch, unless the callback may stop the run."""
         return _Shield(self._may_go_on, watch, when)
+
+    def _try(self, watch: W, when: str, duty: Callable[..., None], *args: Any) -> None:
+        """Call a duty of every step, shielded: the same as with `_shielded`, which takes longer."""
+        try:
+            duty(*args)
+        except Exception as error:
+            if not self._may_go_on(watch, when, error):
+                raise
 
     def _may_go_on(self, watch: W, when: str, error: Exception) -> bool:
         """Whether a fault is no fault of the run; then it has been said, and the watch has ended."""

@@ -51,19 +51,18 @@ class Life(Course[W]):
     @timed
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """See `_begin_batch`."""
-        self._start_batch(trainer, pl_module, batch, batch_idx, 0)
+        self._start_batch(trainer, pl_module, "train", batch, batch_idx, 0)
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            with self._shielded(watch, "at the start of a batch"):
-                self._see_batch(trainer, pl_module, watch, batch, batch_idx)
+            see = self._see_batch
+            self._try(watch, "at the start of a batch", see, trainer, pl_module, watch, batch, batch_idx)
 
     @timed
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """See `_before_backward`."""
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            with self._shielded(watch, "before the backward pass"):
-                self._see_loss(trainer, pl_module, watch, loss)
+            self._try(watch, "before the backward pass", self._see_loss, trainer, pl_module, watch, loss)
         if watch is not None and watch.is_due:
             with self._shielded(watch, "before the backward pass"):
                 self._before_backward(watch)
@@ -73,8 +72,7 @@ class Life(Course[W]):
         """See `_after_backward`."""
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            with self._shielded(watch, "after the backward pass"):
-                self._see_gradients(trainer, pl_module, watch)
+            self._try(watch, "after the backward pass", self._see_gradients, trainer, pl_module, watch)
         if watch is not None and watch.is_due:
             with self._shielded(watch, "after the backward pass"):
                 self._after_backward(watch)
@@ -84,8 +82,7 @@ class Life(Course[W]):
         """See `_before_optimizer_step`."""
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            with self._shielded(watch, "before the optimizer step"):
-                self._see_step(trainer, pl_module, watch, optimizer)
+            self._try(watch, "before the optimizer step", self._see_step, trainer, pl_module, watch, optimizer)
         if watch is not None and watch.is_due:
             with self._shielded(watch, "before the optimizer step"):
                 self._before_optimizer_step(pl_module, watch, optimizer)
@@ -96,13 +93,12 @@ class Life(Course[W]):
     ) -> None:
         """See `_end_batch`."""
         self._see_end(trainer)
-        self._finish_batch(trainer)
+        self._finish_batch(trainer, "train")
 
     def _see_end(self, trainer: Trainer) -> None:
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            with self._shielded(watch, "at the end of a batch"):
-                self._see_batch_end(trainer, watch)
+            self._try(watch, "at the end of a batch", self._see_batch_end, trainer, watch)
 
     @timed
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -140,7 +136,7 @@ class Life(Course[W]):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """See `_begin_batch`."""
-        self._start_batch(trainer, pl_module, batch, batch_idx, dataloader_idx)
+        self._start_batch(trainer, pl_module, running_stage(trainer), batch, batch_idx, dataloader_idx)
 
     @timed
     def on_validation_batch_end(
@@ -153,7 +149,7 @@ class Life(Course[W]):
         dataloader_idx: int = 0,
     ) -> None:
         """See `_end_batch`."""
-        self._finish_batch(trainer)
+        self._finish_batch(trainer, running_stage(trainer))
 
     @timed
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
