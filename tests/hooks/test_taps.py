@@ -160,6 +160,79 @@ def test_detaching_leaves_no_hook_and_silences_graphs_that_live_on():
     assert not seen
 
 
+def two_stages(net, roles=("output", "grad_output"), others=("output", "grad_output")):
+    """Taps of two stages on the same modules, attached and not active, with what each has seen."""
+    here, there = Seen(), Seen()
+    training = Taps(select(net), roles, here.open)
+    training.attach()
+    evaluation = Taps(select(net), others, there.open, beside=training)
+    evaluation.attach()
+    return (training, here), (evaluation, there)
+
+
+def call(net, number):
+    net(torch.full((1, 2), float(number), requires_grad=True)).sum().backward()
+
+
+def test_taps_of_two_stages_share_one_hook_of_each_module():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    two_stages(net)
+    assert [len(module._forward_hooks) for module in net] == [1, 1]
+
+
+def test_of_two_stages_the_active_one_alone_sees_a_call():
+    net = nn.Sequential(nn.Identity())
+    (training, here), (evaluation, there) = two_stages(net)
+    for number, taps in enumerate([training, evaluation, training, None]):
+        if taps is not None:
+            taps.active = True
+        call(net, number)
+        if taps is not None:
+            taps.active = False
+    assert [t[0, 0].item() for t in here[Site("0", "output")]] == [0.0, 2.0]
+    assert [t[0, 0].item() for t in there[Site("0", "output")]] == [1.0]
+    assert len(here[Site("0", "grad_output")]) == 2
+    assert len(there[Site("0", "grad_output")]) == 1
+
+
+def test_a_gradient_goes_to_the_stage_in_which_its_output_came():
+    net = nn.Sequential(nn.Linear(2, 2))
+    (training, here), (evaluation, there) = two_stages(net)
+    training.active = True
+    loss = net(torch.ones(1, 2)).sum()
+    evaluation.active = True
+    net(torch.ones(1, 2))
+    loss.backward()
+    assert len(here[Site("0", "grad_output")]) == 1
+    assert Site("0", "grad_output") not in there
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_stage_that_ends_leaves_the_hooks_to_the_other(first):
+    net = nn.Sequential(nn.Linear(2, 2))
+    stages = two_stages(net)
+    (ending, _), (staying, seen) = stages[first], stages[1 - first]
+    ending.detach()
+    staying.active = True
+    call(net, 1)
+    assert len(seen[Site("0", "output")]) == 1
+    staying.detach()
+    assert not hooks_on(net)
+
+
+def test_stages_that_watch_other_tensors_have_hooks_of_their_own():
+    net = nn.Sequential(nn.Linear(2, 2))
+    (training, here), (evaluation, there) = two_stages(net, others=["input"])
+    for taps in (training, evaluation):
+        taps.active = True
+    call(net, 1)
+    assert here.keys() == {Site("0", "output"), Site("0", "grad_output")}
+    assert there.keys() == {Site("0", "input")}
+    training.detach()
+    evaluation.detach()
+    assert not hooks_on(net)
+
+
 def test_hooks_of_others_stay():
     linear = nn.Linear(1, 1)
     linear.register_forward_hook(lambda *_: None)

@@ -1,4 +1,4 @@
-"""`ModuleTap`: the hooks of one module, which show its tensors to observers."""
+"""`ModuleTap`: shows the tensors of one module to observers."""
 
 import functools
 from collections.abc import Callable, Collection
@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookboard.hooks.calls import Call, Calls
 from hookboard.hooks.gradients import Observer, OutputGradient, Switch, watch_output, why_no_gradient
@@ -20,13 +20,13 @@ from hookboard.torch_private import base_of, in_backward
 
 
 class ModuleTap:
-    """The hooks of one module. It keeps no tensor after the call."""
+    """What the hooks of one module show to observers. It keeps no tensor after the call."""
 
     def __init__(
         self,
         name: str,
         roles: Collection[Role],
-        open_site: Callable[[Site], Callable[..., object]] | None,
+        open_site: Callable[[Site], Callable[..., object]],
         switch: Switch,
         each_call: bool = False,
     ) -> None:
@@ -45,21 +45,9 @@ class ModuleTap:
         self._input_gradients: list[InputGradients] = []
         self._until_settled = ExitStack()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copied or unpickled model has the hook, but none of the life behind it.
-        return ModuleTap, ("", (), None, Switch())
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The forward pre-hook. Inputs are read here, because an in-place module changes them."""
-        if not self._switch.on:
-            return None
-        if torch.compiler.is_compiling():
-            return None if self.graph_end is None else self.graph_end.before(self.roles, args, kwargs)
-        self._enter(args, kwargs)
-        return None
-
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a call. Inputs are read here, because an in-place module changes them."""
         # Between two graphs torch.compile would compile this function, and all that it calls.
         if self._is_off or is_own_call():
             return
@@ -76,17 +64,9 @@ class ModuleTap:
         except Exception as error:
             self._give_up(error)
 
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> Any:
-        """The forward hook. It returns None, which leaves the output as it is; inside a graph a replacement output."""
-        if not self._switch.on:
-            return None
-        if torch.compiler.is_compiling():
-            return None if self.graph_end is None else self.graph_end.after(self.roles, args, kwargs, output)
-        self._leave(args, output)
-        return None
-
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    def _leave(self, args: tuple[Any, ...], output: object) -> None:
+    def leave(self, args: tuple[Any, ...], output: object) -> None:
+        """After a call."""
         if self._is_off or is_own_call():
             return
         try:
@@ -174,7 +154,6 @@ class ModuleTap:
     def _observer(self, role: Role, path: str) -> Observer:
         observer = self._observers.get((role, path))
         if observer is None:
-            assert self._open_site is not None
             observer = self._observers[role, path] = self._open_site(Site(self.name, role, path))
         if not self._each_call or self._calls is None:
             return observer
