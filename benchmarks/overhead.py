@@ -10,7 +10,8 @@ Other tools are compared by peers.py.
 One Trainer trains one network. The variants take turns of a few steps, in an order drawn anew for each round, so
 that a drift of the machine's speed and the placement of the network in memory meet all of them alike; the first
 step of a turn, which attaches the hooks, does not count. Printed is the median over the turns of their mean step, as
-a ratio to that of the bare turns, and beside it how the ratio spreads from round to round.
+a ratio to that of the bare turns, and beside it how the ratio spreads from round to round. The bare step stands in
+it twice: the ratio of "bare step again" would be 1 on a machine without noise.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning
@@ -68,20 +69,38 @@ class Small(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
 
-class SameBatch(IterableDataset[tuple[Tensor, Tensor]]):
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        batch = torch.randn(BATCH, 3, 64, 64), torch.randint(10, (BATCH,))
-        return itertools.repeat(batch)
+class SameBatch(IterableDataset[Any]):
+    """Gives one batch again and again: the given one, or 16 pictures with labels."""
+
+    def __init__(self, batch: Any = None) -> None:
+        self.batch = (torch.randn(BATCH, 3, 64, 64), torch.randint(10, (BATCH,))) if batch is None else batch
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(self.batch)
 
 
 class Turns(Callback):
     """Gives each variant's callbacks turns of a few steps of one fit, and times the steps.
 
-    A step is timed from the start of its batch to the start of the next, which holds all that it costs.
+    They are timed from the start of a batch to the start of another, which holds all that they cost.
+
+    Args:
+        variants: the callbacks of each.
+        rounds: turns of each that count; there is one more, which warms up.
+        steps: timed steps in each turn.
+        settle: waits for what a step has left to others, such as a device. It is called with the callbacks whose turn
+            it is, before each look at the clock.
     """
 
-    def __init__(self, variants: Mapping[str, list[Callback]], rounds: int, steps: int) -> None:
+    def __init__(
+        self,
+        variants: Mapping[str, list[Callback]],
+        rounds: int,
+        steps: int,
+        settle: Callable[[list[Callback]], None] = lambda callbacks: None,
+    ) -> None:
         self.variants = variants
+        self.settle = settle
         self.means: dict[str, list[float]] = {name: [] for name in variants}
         self.steps = steps
         shuffled = random.Random(0)
@@ -89,20 +108,25 @@ class Turns(Callback):
         self.waiting = list(itertools.chain.from_iterable(turns))
         self.total_steps = len(self.waiting) * (steps + 1) + 1
         self.active: list[Callback] = []
-        self.starts: list[float] = []
         self.name = ""
+        self.done = 0
+        self.start = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        self.starts.append(time.perf_counter())
-        if not self.name or len(self.starts) == self.steps + 2:
+        if not self.name:
             self._next_turn(trainer, pl_module)
+        elif self.done == 1:
+            self.settle(self.active)
+            self.start = time.perf_counter()
+        elif self.done == self.steps + 1:
+            self.settle(self.active)
+            self.means[self.name].append((time.perf_counter() - self.start) / self.steps)
+            self._next_turn(trainer, pl_module)
+        self.done += 1
         for callback in self.active:
             callback.on_train_batch_start(trainer, pl_module, *args)
 
     def _next_turn(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.name:
-            seconds = [end - start for start, end in itertools.pairwise(self.starts)]
-            self.means[self.name].append(statistics.mean(seconds[1:]))
         for callback in self.active:
             callback.teardown(trainer, pl_module, "fit")
         self.active = []
@@ -111,7 +135,7 @@ class Turns(Callback):
             self.active = self.variants[self.name]
         for callback in self.active:
             callback.on_fit_start(trainer, pl_module)
-        self.starts = [time.perf_counter()]
+        self.done = 0
 
     def on_before_backward(self, *args: Any) -> None:
         for callback in self.active:
@@ -137,26 +161,29 @@ def variants(histogram: bool, by_hand: bool, health: bool) -> dict[str, list[Cal
             GradientLogger(every_n_steps=every_n_steps, histogram=histogram),
         ]
 
-    chosen: dict[str, list[Callback]] = {
-        "bare step": [],
-        "hookboard, never due": watching(NEVER),
-        "hookboard, due on every step": watching(1),
-    }
+    chosen: dict[str, list[Callback]] = {"bare step": [], "bare step again": []}
     if health:
-        chosen = {
-            "bare step": [],
-            "HealthMonitor, due on every step": [HealthMonitor(every_n_steps=1)],
-            "HealthMonitor, never due": [HealthMonitor(every_n_steps=NEVER)],
-        }
+        chosen["HealthMonitor, never due"] = [HealthMonitor(every_n_steps=NEVER)]
+        chosen["HealthMonitor, due on every step"] = [HealthMonitor(every_n_steps=1)]
+    else:
+        chosen["hookboard, never due"] = watching(NEVER)
+        chosen["hookboard, due on every step"] = watching(1)
     if by_hand:
         chosen["hooks by hand, on every step"] = [HooksByHand()]
     return chosen
 
 
 def take_turns(
-    variants: Mapping[str, list[Callback]], rounds: int, steps: int, model: LightningModule
+    turns: Turns, model: LightningModule, batch: Any = None, accelerator: str = "cpu", **options: Any
 ) -> dict[str, list[float]]:
     """Train the model, and time the variants.
+
+    Args:
+        turns: who takes them.
+        model: what is trained.
+        batch: on it; left out, pictures with labels.
+        accelerator: what the Trainer trains on.
+        **options: others of the Trainer's.
 
     Returns:
         By variant the mean seconds of a step in each of its turns, without the first, which warms up.
@@ -164,18 +191,18 @@ def take_turns(
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     warnings.filterwarnings("error", ".*is switched off from here on")  # what does not measure costs nothing
-    turns = Turns(variants, rounds, steps)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             max_steps=turns.total_steps,
-            accelerator="cpu",
+            accelerator=accelerator,
             callbacks=[turns],
             logger=TensorBoardLogger(folder),
             enable_checkpointing=False,
             enable_model_summary=False,
             enable_progress_bar=False,
+            **options,
         )
-        trainer.fit(model, DataLoader(SameBatch(), batch_size=None))
+        trainer.fit(model, DataLoader(SameBatch(batch), batch_size=None))
     return {name: seconds[1:] for name, seconds in turns.means.items()}
 
 
@@ -189,10 +216,26 @@ def quartiles(seconds: Sequence[float], bare: Sequence[float]) -> list[float]:
     return statistics.quantiles([s / b for s, b in zip(seconds, bare, strict=True)], n=4)
 
 
+def interval(seconds: Sequence[float], bare: Sequence[float]) -> tuple[float, float]:
+    """Where `ratio` lies with a probability of 95 %: its spread where the rounds are drawn anew (a bootstrap)."""
+    pairs, drawn = list(zip(seconds, bare, strict=True)), random.Random(0)
+    ratios = sorted(ratio(*zip(*drawn.choices(pairs, k=len(pairs)), strict=True)) for _ in range(1000))
+    return ratios[25], ratios[-26]
+
+
 def setting(rounds: int, steps: int) -> str:
     return (
         f"torch {torch.__version__}, lightning {lightning.__version__}, {platform.machine()}, "
         f"{torch.get_num_threads()} threads; {rounds} rounds of {steps} steps"
+    )
+
+
+def said(name: str, seconds: Sequence[float], bare: Sequence[float]) -> str:
+    least, most = interval(seconds, bare)
+    low, middle, high = quartiles(seconds, bare)
+    return (
+        f"{name:32} {ratio(seconds, bare):6.3f}  (95 %: {least:.3f} to {most:.3f}; by round: median {middle:.3f}, "
+        f"quartiles {low:.3f} to {high:.3f}; {1e3 * statistics.median(seconds):.1f} ms)"
     )
 
 
@@ -209,18 +252,13 @@ def main() -> None:
     torch.manual_seed(0)
     model = Small() if args.small else Classifier()
     chosen = variants(args.histogram, not args.no_by_hand, args.health)
-    means = take_turns(chosen, args.rounds, args.steps, model)
+    means = take_turns(Turns(chosen, args.rounds, args.steps), model)
 
     title = "50 layers of 64" if args.small else "ResNet-18, 3x64x64"
     print(f"{title}, batch {BATCH}, every leaf module; {setting(args.rounds, args.steps)}")
     bare = means["bare step"]
     for name, seconds in means.items():
-        low, middle, high = quartiles(seconds, bare)
-        print(
-            f"{name:30} {ratio(seconds, bare):6.3f}  "
-            f"(by round: median {middle:.3f}, quartiles {low:.3f} to {high:.3f}; "
-            f"{1e3 * statistics.median(seconds):.1f} ms)"
-        )
+        print(said(name, seconds, bare))
 
 
 if __name__ == "__main__":

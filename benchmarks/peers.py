@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from overhead import BATCH, Classifier, quartiles, ratio, setting, take_turns
+from overhead import BATCH, Classifier, Turns, quartiles, ratio, setting, take_turns
 from tools import CANNOT_RUN, TOOLS, Tool
 from torch import Tensor, nn
 
@@ -74,7 +74,7 @@ def values_by_kind() -> Counter[str]:
 def measured(name: str, rounds: int, steps: int) -> Result:
     """Measure one tool in this process."""
     torch.manual_seed(0)
-    means = take_turns({"bare step": [], name: TOOLS[name].make()}, rounds, steps, Classifier())
+    means = take_turns(Turns({"bare step": [], name: TOOLS[name].make()}, rounds, steps), Classifier())
     return Result(means[name], means["bare step"])
 
 
