@@ -1,135 +1,198 @@
-"""What measuring costs on a GPU: the kernel against one read, and a due step against a bare one.
+"""What watching a network costs on a GPU, and what only a GPU can show. It has not run on any GPU yet.
 
-Run: python benchmarks/gpu.py
-It has not run on any GPU yet. It prints Markdown, with the name of the card.
+    python benchmarks/gpu.py                        everything, as Markdown with the name of the card
+    python benchmarks/gpu.py --precision bf16-true  with weights in bf16 too
+    python benchmarks/gpu.py --device cpu           tiny sizes on the CPU, to try this program; its times mean nothing
+
+*Step* trains a ResNet-50 and a transformer of GPT-2's size under a Trainer. Variants take turns as in overhead.py; at
+the ends of a turn the clock waits for the device and for the threads of the callbacks. *Kernel* measures one tensor
+beside one read of it by torch's sum. *Checks*: who waits for the device in a due step; the first due step with no
+compiled kernel on disk; values that are made in another CUDA stream, and in CUDA graphs, against float64 on the CPU.
+It ends with an error if hookboard waits in the training thread, if values are not true, or if a fault switches
+measuring off. `pytest -m gpu` checks more values.
 """
 
+import argparse
+import functools
+import logging
+import os
+import platform
+import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import lightning
 import torch
-import torchvision
-from torch import Tensor, nn
+from gpu_checks import Waits, aside, deviation, first_due_step, graphed, wait_for, waits
+from gpu_tasks import Task, pictures, text
+from lightning.pytorch import Callback
+from overhead import NEVER, Turns, interval, quartiles, ratio, take_turns
 
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.measure import BINS, measure, measure_channels, plan
-from hookboard.recording import Recorder
-from hookboard.sites import Site
 
 DEFAULT = plan(["mean", "std", "abs_max", "zero_fraction", "nonfinite_count"])
+CHANNELS = 100
+LARGE = 10**7
+LARGEST_DEVIATION = 1e-4
+"""Of values of a network in float32 from those in float64."""
 
 
-def seconds(run: Callable[[], object], repeats: int) -> float:
-    """The shortest time of a run, by the GPU's clock."""
+def loggers(every_n_steps: int, histogram: bool = False) -> list[Callback]:
+    return [logger(every_n_steps=every_n_steps, histogram=histogram) for logger in (ActivationLogger, GradientLogger)]
+
+
+def variants() -> dict[str, list[Callback]]:
+    return {
+        "bare step": [],
+        "bare step again": [],
+        "both loggers, never due": loggers(NEVER),
+        "both loggers, due on every step": loggers(1),
+        "both with histograms, due on every step": loggers(1, histogram=True),
+        "`HealthMonitor`, never due": [HealthMonitor(every_n_steps=NEVER)],
+        "`HealthMonitor`, due on every step": [HealthMonitor(every_n_steps=1)],
+    }
+
+
+def show_steps(task: Task, device: torch.device, rounds: int, steps: int, options: Mapping[str, Any]) -> None:
+    turns = Turns(variants(), rounds, steps, functools.partial(wait_for, device))
+    print(f"\n{task.name}, {options['precision']}; {rounds} rounds of {steps} steps\n")
+    print("| variant | step / bare step | 95 % | by round: median, quartiles | step |\n|---|---|---|---|---|")
+    try:
+        means = take_turns(turns, task.make(), task.batch, **options)
+    except torch.OutOfMemoryError:
+        print("| not enough memory | | | | |")
+        return
+    bare = means["bare step"]
+    for name, seconds in means.items():
+        least, most = interval(seconds, bare)
+        low, middle, high = quartiles(seconds, bare)
+        print(
+            f"| {name} | {ratio(seconds, bare):.3f} | {least:.3f} to {most:.3f} "
+            f"| {middle:.3f} ({low:.3f} to {high:.3f}) | {1e3 * statistics.median(seconds):.1f} ms |"
+        )
+
+
+def fastest(run: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Seconds of the fastest run, on CUDA by its own clock."""
     for _ in range(3):
         run()
     times = []
     for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1000)
+        if device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1000)
+        else:
+            begin = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begin)
     return min(times)
 
 
-def kernels() -> None:
-    print("| values | dtype | x.sum() ms | row ms | with bins ms | with channels ms | row GB/s |")
-    print("|---|---|---|---|---|---|---|")
-    counts = torch.zeros(BINS, dtype=torch.long, device="cuda")
-    for size in (10**5, 10**6, 10**7, 10**8):
+def show_kernels(device: torch.device, sizes: Sequence[int]) -> None:
+    print("\nOne tensor, fastest of 20; the read floor is torch's sum, which reads each value once.\n")
+    print("| values | dtype | read floor | row | with bins | with channels | read floor | row |")
+    print("|---|---|---|---|---|---|---|---|")
+    found = []
+    for size in sizes:
         for dtype in (torch.float32, torch.bfloat16):
-            x = torch.randn(size // 1000, 1000, device="cuda").to(dtype)
-            times = [
-                seconds(x.sum, 20),
-                seconds(lambda x=x: measure(x, DEFAULT), 20),
-                seconds(lambda x=x: measure(x, DEFAULT, counts=counts), 20),
-                seconds(lambda x=x: measure_channels(x, 1, DEFAULT), 20),
-            ]
-            shown = " | ".join(f"{1000 * each:.3f}" for each in times)
-            print(f"| {size:.0e} | {dtype} | {shown} | {x.nbytes / times[1] / 1e9:.0f} |")
+            bytes_read = size * dtype.itemsize
+            if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 3 * bytes_read:
+                print(f"| {size:.0e} | {str(dtype)[6:]} | not enough memory | | | | | |")
+                continue
+            times = kernel_times(size, dtype, device)
+            speeds = [bytes_read / times[0] / 1e9, bytes_read / times[1] / 1e9]
+            found.append((size, *speeds))
+            cells = [f"{1e6 * each:,.1f} us" for each in times] + [f"{each:,.0f} GB/s" for each in speeds]
+            print(f"| {size:.0e} | {str(dtype)[6:]} | {' | '.join(cells)} |", flush=True)
+    best = max(floor for _, floor, _ in found)
+    share = min(row / best for size, _, row in found if size >= min(LARGE, sizes[-1]))
+    print(
+        f"\nFrom {LARGE:.0e} values on the row reads at {share:.0%} or more of {best:,.0f} GB/s, the best of the floor."
+    )
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.gelu, self.down = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each.unflatten(-1, (12, -1)).transpose(1, 2) for each in self.qkv(self.norm1(x)).chunk(3, -1))
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(self.gelu(self.up(self.norm2(x))))
-
-
-def gpt(width: int = 768) -> nn.Module:
-    blocks = [Block(width) for _ in range(12)]
-    return nn.Sequential(nn.Embedding(50257, width), *blocks, nn.LayerNorm(width), nn.Linear(width, 50257, bias=False))
+def kernel_times(size: int, dtype: torch.dtype, device: torch.device) -> list[float]:
+    """Seconds of one read, of the row, of the row with bins, of the row with that of each channel."""
+    tensor = torch.randn(size // CHANNELS, CHANNELS, device=device, dtype=dtype)
+    counts = torch.zeros(BINS, dtype=torch.long, device=device)
+    ways: list[Callable[[], object]] = [
+        tensor.sum,
+        lambda: measure(tensor, DEFAULT),
+        lambda: measure(tensor, DEFAULT, counts=counts),
+        lambda: measure_channels(tensor, 1, DEFAULT),
+    ]
+    return [fastest(way, 20, device) for way in ways]
 
 
-def steps(name: str, model: nn.Module, batch: Tensor) -> None:
-    """A due step against a bare one, with hooks on all leaf modules, and what waits in it."""
-    model = model.cuda()
-    optimizer = torch.optim.AdamW(model.parameters())
-    recorder = Recorder(DEFAULT, torch.device("cuda"))
-    is_due = False
-
-    def watched(site: Site, gradient: Site) -> Callable[..., None]:
-        def hook(module: nn.Module, args: object, output: object) -> None:
-            if is_due and isinstance(output, Tensor):
-                recorder.open(site)(output)
-                if output.requires_grad:
-                    output.register_hook(recorder.open(gradient))
-
-        return hook
-
-    for path, module in model.named_modules():
-        if not list(module.children()):
-            module.register_forward_hook(watched(Site(path, "output"), Site(path, "grad_output")))
-
-    def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = model(batch).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def timed(due: bool) -> float:
-        nonlocal is_due
-        is_due = due
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(10):
-            step()
-            if due:
-                recorder.flush()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - start) / 10
-
-    timed(False), timed(True)
-    pairs = [(timed(False), timed(True)) for _ in range(5)]
-    ratio = sorted(due / bare for bare, due in pairs)[2]
-    is_due = True
-    torch.cuda.set_sync_debug_mode("error")  # it raises where the host waits, before the flush
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    recorder.flush()
-    print(f"| {name} | {1000 * pairs[2][0]:.1f} | {ratio:.3f} | none before the flush |")
+def show_checks(tasks: Sequence[Task], device: torch.device, options: Mapping[str, Any]) -> list[str]:
+    """Print the table of checks; returns what is wrong."""
+    wrong: list[str] = []
+    print("\n| check | found |\n|---|---|")
+    first, second = first_due_step(tasks[0], device, options)
+    print(f"| first due step with no kernel on disk, {tasks[0].name} | {first:.2f} s more than a bare step |")
+    print(f"| second due step | {second:.3f} s more |", flush=True)
+    for task in tasks:
+        found, most = waits(task, device, options)
+        print(f"| waits in due steps, {task.name} | {said_of(found, most)} |", flush=True)
+        wrong += found.of_hookboard
+    in_float32 = {**options, "precision": "32-true"}
+    for name, make in (("another CUDA stream", aside), ("CUDA graphs (`reduce-overhead`)", graphed)):
+        largest = deviation(make, device, in_float32)
+        print(f"| values made in {name}: largest relative deviation | {largest:.1e} |", flush=True)
+        if not largest <= LARGEST_DEVIATION:
+            wrong.append(f"values made in {name} are not true: {largest}")
+    return wrong
 
 
-def main() -> None:
-    if not torch.cuda.is_available():
-        print("no CUDA device: there is nothing to measure here")
+def said_of(found: Waits, most: int) -> str:
+    of_threads = ", ".join(f"{count} in {name}" for name, count in sorted(found.of_threads.items())) or "0"
+    return (
+        f"of hookboard in training {len(found.of_hookboard)}, of others {found.of_others}; "
+        f"in threads of callbacks (one for each due step is {most}): {of_threads}"
+    )
+
+
+def setting(device: torch.device) -> str:
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()}, tiny sizes"
+    return f"{card}, torch {torch.__version__}, lightning {lightning.__version__}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: tiny sizes")
+    parser.add_argument("--precision", choices=["bf16-mixed", "bf16-true", "32-true"], default="bf16-mixed")
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each variant, 2 or more")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps in each turn")
+    args = parser.parse_args(arguments)
+    is_tiny = args.device == "cpu"
+    if not (is_tiny or torch.cuda.is_available()):
+        print("no CUDA device: there is nothing to measure here (--device cpu tries the program)")
         return
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
-    kernels()
-    print("\n| model, bf16-mixed | bare ms | due / bare | waits |\n|---|---|---|---|")
-    steps("ResNet-50, 64 x 224 x 224", torchvision.models.resnet50(), torch.randn(64, 3, 224, 224, device="cuda"))
-    steps("GPT-2, 8 x 1024", gpt(), torch.randint(50257, (8, 1024), device="cuda"))
+
+    device = torch.device("cpu") if is_tiny else torch.device("cuda", torch.cuda.current_device())
+    options = {"accelerator": args.device, "devices": 1, "precision": args.precision}
+    tasks = [pictures(device, is_tiny), text(device, is_tiny)]
+    print(setting(device))
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as no_kernels:
+        os.environ["TRITON_CACHE_DIR"] = no_kernels
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", ".*is switched off from here on")
+        wrong = show_checks(tasks, device, options)
+        for task in tasks:
+            show_steps(task, device, args.rounds, args.steps, options)
+        show_kernels(device, [10**power for power in range(2, 4 if is_tiny else 10)])
+    if wrong:
+        sys.exit("\n".join(["", "Wrong:", *wrong]))
 
 
 if __name__ == "__main__":
