@@ -1,0 +1,145 @@
+"""Who waits for an accelerator: on a pretended one, of which each wait is known with its thread and stack."""
+
+from collections import Counter
+
+import pytest
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from pretended import CUDA, Functions, Pretended, PretendedAccelerator, in_another_thread, pretended_cuda
+from torch import nn
+from toys import Toy, batches, fit, mlp, scalars
+
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger, Statistic
+from hookboard.callbacks.worker import Worker
+from hookboard.measure import EMPTY, FORMULAS, accelerator, measure, measure_channels, merge_rows, plan
+
+STEPS = 5
+DATA = batches(*[8] * STEPS)
+NEVER = 10**9
+FIRST_LOOKS = [0]
+"""The steps at which HealthMonitor looks where its cadence never comes."""
+ALL = plan(list(FORMULAS))
+
+
+@pytest.fixture(params=["the kernels", "torch's operations"])
+def device(request, monkeypatch):
+    device, work = Pretended(), Worker._work
+
+    def work_there(self):
+        with device.modes():
+            work(self)
+
+    def backward_there(*args, backward=torch.autograd._engine_run_backward, **options):
+        with Functions(device):  # which is off inside of what it has intercepted, as a backward pass
+            return backward(*args, **options)
+
+    monkeypatch.setattr(Worker, "_work", work_there)
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", backward_there)
+    for name, stand_in in pretended_cuda(device).items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    if request.param == "the kernels":
+        monkeypatch.setattr(accelerator, "_launch", lambda *args: in_another_thread(launch, *args) is None)
+    else:
+        monkeypatch.setattr(accelerator, "DEVICES", set())
+    return device
+
+
+def launch(name, grid, arguments, options):
+    """What the kernels do, on the CPU."""
+    if name == "merge":
+        parts, into, count, channels = arguments
+        into.copy_(merge_rows(parts, torch.arange(channels).repeat(count), channels, []))
+        return
+    values, scale, counts, rows, elements, channels, inner = arguments
+    shape = (elements // inner, channels, inner)
+    values = values.as_strided(shape, (channels * inner, inner, 1))
+    of = {"counts": counts if options["HAS_BINS"] else None, "scale": scale if options["HAS_SCALE"] else None}
+    rows.copy_(torch.tensor([EMPTY]).expand_as(rows))
+    if channels == 1:
+        rows[0] = torch.tensor(measure(values, ALL, **of))
+    else:
+        rows[:channels] = torch.as_tensor(measure_channels(values, 1, ALL, **of)[1])
+
+
+def train(folder, device, *callbacks, model=None, **options):
+    strategy = SingleDeviceStrategy(device=CUDA, accelerator=PretendedAccelerator())
+    with device.modes():
+        fit(folder, model or Toy(mlp()), DATA, *callbacks, accelerator="auto", strategy=strategy, **options)
+
+
+def every_callback(every_n_steps=1):
+    options = {"every_n_steps": every_n_steps, "histogram": True}
+    return [
+        ActivationLogger(roles=["output", "input"], **options),
+        GradientLogger(["net.2", "net.5"], roles=["grad_output", "grad_input", "parameter_grad"], **options),
+        ParameterLogger(**options),
+        HealthMonitor(every_n_steps=every_n_steps),
+    ]
+
+
+class Adam(Toy):
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+
+def convolutional():
+    torch.manual_seed(0)
+    convolution = [nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3)]
+    return nn.Sequential(*convolution, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(12, 3))
+
+
+def scaled():
+    return {"plugins": MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))}
+
+
+WAYS = {
+    "plain": (lambda: Toy(mlp()), dict),
+    "convolutions, AdamW, clipped": (lambda: Adam(convolutional()), lambda: {"gradient_clip_val": 1.0}),
+    "under a GradScaler": (lambda: Toy(mlp()), scaled),
+}
+
+
+@pytest.mark.parametrize(("model", "options"), WAYS.values(), ids=WAYS)
+def test_only_the_thread_of_a_callback_waits_and_once_for_each_due_step(tmp_path, device, model, options):
+    callbacks = every_callback()
+    if len(model().net) < 6:
+        callbacks[1] = GradientLogger("net.2", roles=["grad_output", "grad_input", "parameter_grad"], every_n_steps=1)
+    train(tmp_path, device, *callbacks, model=model(), **options())
+    expected = {f"hookboard {type(callback).__name__}": STEPS for callback in callbacks}
+    expected["hookboard HealthMonitor"] += STEPS  # the losses of the steps between two looks come by themselves
+    assert_none([wait for wait in device.waits if wait.thread not in expected])
+    assert Counter(wait.thread for wait in device.waits) == expected
+
+
+def assert_none(waits):
+    assert not waits, "\n\n".join(f"{wait.what} in {wait.thread}:\n{wait.stack}" for wait in waits[:3])
+
+
+def test_in_steps_that_are_not_due_nothing_waits(tmp_path, device):
+    callbacks = [ActivationLogger(every_n_steps=NEVER), GradientLogger(every_n_steps=NEVER)]
+    train(tmp_path, device, *callbacks, HealthMonitor(every_n_steps=NEVER, window=1))
+    assert_none([wait for wait in device.waits if wait.thread != "hookboard HealthMonitor"])
+    assert len(device.waits) == 2 * len(FIRST_LOOKS)
+
+
+def test_no_number_is_read_before_it_has_arrived(tmp_path, device):
+    logged = []
+    for on_device in (True, False):
+        folder, callbacks = tmp_path / str(on_device), [ActivationLogger(every_n_steps=1), ParameterLogger("net.0")]
+        if on_device:
+            train(folder, device, *callbacks)
+        else:
+            fit(folder, Toy(mlp()), DATA, *callbacks)
+        logged.append(scalars(folder))
+    assert logged[0].keys() == logged[1].keys()
+    for tag, values in logged[0].items():
+        assert values == pytest.approx(logged[1][tag], rel=1e-5, abs=1e-7), tag
+
+
+def test_a_wait_in_a_hook_is_seen_with_its_stack(tmp_path, device):
+    waiting = Statistic("own", lambda x: x.sum() * x.max().item(), merge="sum")
+    train(tmp_path, device, ActivationLogger("net.0", statistics=[waiting], every_n_steps=1))
+    of_training = [wait for wait in device.waits if wait.thread == "MainThread"]
+    assert len(of_training) == STEPS
+    assert "module_tap.py" in of_training[0].stack
