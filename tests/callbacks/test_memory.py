@@ -1,0 +1,92 @@
+"""What is held does not grow with the steps of a run: `benchmarks/scaling.py` shows the same over 10,000 steps."""
+
+import gc
+import sys
+
+import pytest
+import torch
+from health.runs import linear, noise, outputs, weights, without_weights
+from lightning.pytorch import Callback
+from toys import Toy, batches, fit, mlp
+
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
+from hookboard.health import RULES, Judge, Look, Loss, loss_history, timeline
+from hookboard.measure import FORMULAS, plan
+from hookboard.recording import Recorder
+from hookboard.sites import Site
+
+STEPS = 600
+WARM = 200
+"""Steps after which all that is bounded is full."""
+
+
+class Held(Callback):
+    """Counts the blocks of memory that Python holds, as often as that is divided by `every`. It stands first."""
+
+    def __init__(self, *watching):
+        self.watching = watching
+        self.blocks = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx >= WARM and batch_idx % 10 == 0:
+            for callback in self.watching:  # what waits for their threads is held with reason
+                callback._worker.settle()
+            self.blocks.append(held())
+
+
+def held():
+    gc.collect()
+    return sys.getallocatedblocks()
+
+
+def growth(blocks):
+    """By how many blocks the second half holds more than the first. The least of each: bounded pasts go to and fro."""
+    half = len(blocks) // 2
+    return min(blocks[half:]) - min(blocks[:half])
+
+
+@pytest.fixture
+def small_histories(monkeypatch):
+    """Bounded pasts are full after a few steps; the heat maps' columns are halved in the middle of each half."""
+    monkeypatch.setattr(timeline, "COLUMNS", 8)
+    monkeypatch.setattr(loss_history, "RECENT", 64)
+    monkeypatch.setattr(loss_history, "BLOCKS", 8)
+
+
+@pytest.mark.usefixtures("small_histories")
+def test_nothing_is_kept_of_a_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("hookboard.callbacks.course.has_own_thread", lambda device: True)
+    options = {"every_n_steps": 2, "histogram": True}
+    watching = [ActivationLogger(**options), GradientLogger(**options), ParameterLogger(**options)]
+    watching.append(HealthMonitor(every_n_steps=2))
+    first = Held(*watching)
+    fit(tmp_path, Toy(mlp()), batches(4) * STEPS, first, *watching, log_every_n_steps=10**9)
+    due_steps = (STEPS - WARM) // 2 // 2  # from one half to the other
+    assert growth(first.blocks) < due_steps / 2, first.blocks
+
+
+def test_nothing_is_kept_of_a_tensor_or_a_flush():
+    recorder = Recorder(plan(list(FORMULAS)), torch.device("cpu"), histogram=True, channels=lambda site, tensor: 1)
+    observe, tensor, blocks = recorder.open(Site("a", "output")), torch.ones(2, 3), []
+    for number in range(2_000):
+        observe(tensor)
+        observe(tensor)
+        recorder.flush()
+        if number >= 1_000 and number % 100 == 0:
+            blocks.append(held())
+    assert growth(blocks) < 500 / 2, blocks
+
+
+@pytest.mark.usefixtures("small_histories")
+def test_nothing_is_kept_of_a_look_by_all_rules():
+    layers = [linear("fc"), without_weights("relu"), linear("head")]
+    judge, blocks = Judge(list(RULES.values()), {layer.name: layer for layer in layers}, 3), []
+    for number in range(2_000):
+        rows = noise(8, seed=number, scale=3.0 if number % 7 == 0 else 1.0)
+        found = [outputs("fc", rows), outputs("relu", rows), *weights("fc", seed=number % 5)]
+        loss = Loss(number, number, 1.0 + (number % 11 == 0))
+        judge.see(Look(number, number, {each.site: each for each in found}, [loss]))
+        _ = judge.verdicts
+        if number >= 500 and number % 10 == 0:
+            blocks.append(held())
+    assert growth(blocks) < 750 / 2, blocks
