@@ -196,11 +196,10 @@ def take_turns(
             max_steps=turns.total_steps,
             accelerator=accelerator,
             callbacks=[turns],
-            logger=TensorBoardLogger(folder),
             enable_checkpointing=False,
             enable_model_summary=False,
             enable_progress_bar=False,
-            **options,
+            **{"logger": TensorBoardLogger(folder), **options},
         )
         trainer.fit(model, DataLoader(SameBatch(batch), batch_size=None))
     return {name: seconds[1:] for name, seconds in turns.means.items()}

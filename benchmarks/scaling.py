@@ -3,14 +3,14 @@
     python benchmarks/scaling.py           everything; writes docs/images/scaling.png
     python benchmarks/scaling.py --quick   small ones alone, in under 40 seconds; writes no picture
 
-Three Markdown tables are printed. *Sites*: one forward and backward pass of a chain of tiny layers, with
-`ActivationLogger` and `GradientLogger` due on every step, never due, and without them. *Size*: the time to measure one
-tensor beside one read of it by torch's sum. *Memory*: that of one site, and what a run holds after more and more steps.
+Three Markdown tables are printed. *Sites*: a training step of a chain of tiny layers, with `ActivationLogger` and
+`GradientLogger` due on every step, never due, and without them, which take turns as in overhead.py; a logger takes the
+numbers and drops them. *Size*: the time to measure one tensor beside one read of it by torch's sum. *Memory*: that of
+one site, and what a run holds after more and more steps.
 """
 
 import argparse
 import gc
-import itertools
 import logging
 import platform
 import statistics
@@ -19,11 +19,12 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
+from overhead import SameBatch, Turns, take_turns
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -68,30 +69,15 @@ class Nowhere(Logger):
         pass
 
 
-class Clock(Callback):
-    """Notes when each step begins; and calls a function at the steps that are given."""
+class At(Callback):
+    """Calls a function at the start of these steps."""
 
-    def __init__(self, at: Sequence[int] = (), do: Callable[[int], None] = lambda step: None) -> None:
-        self.at, self.do = frozenset(at), do
-        self.starts: list[float] = []
+    def __init__(self, steps: Sequence[int], do: Callable[[int], None]) -> None:
+        self.steps, self.do = frozenset(steps), do
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        if trainer.global_step in self.at:
+        if trainer.global_step in self.steps:
             self.do(trainer.global_step)
-        self.starts.append(time.perf_counter())
-
-
-def fit(model: LightningModule, steps: int, *callbacks: Callback) -> None:
-    trainer = Trainer(
-        max_steps=steps,
-        accelerator="cpu",
-        callbacks=list(callbacks),
-        logger=Nowhere(),
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
-    trainer.fit(model, DataLoader([torch.randn(4, 4)] * (steps + 1), batch_size=None))
 
 
 class CostOfSites(NamedTuple):
@@ -103,16 +89,16 @@ class CostOfSites(NamedTuple):
     due: float
 
 
-def cost_of_sites(layers: int, steps: int) -> CostOfSites:
-    """Steps of a chain of layers, timed; the first two of each fit, which warm up, are left out."""
+def watching(every_n_steps: int) -> list[Callback]:
+    return [ActivationLogger(every_n_steps=every_n_steps), GradientLogger(every_n_steps=every_n_steps)]
 
-    def seconds(*every_n_steps: int) -> float:
-        clock = Clock()
-        watching = [logger(every_n_steps=n) for n in every_n_steps for logger in (ActivationLogger, GradientLogger)]
-        fit(Chain(layers), steps + 3, clock, *watching)
-        return statistics.median(end - start for start, end in itertools.pairwise(clock.starts[2:]))
 
-    return CostOfSites(layers, seconds(), seconds(NEVER), seconds(1))
+def cost_of_sites(layers: int) -> CostOfSites:
+    """Steps of a chain of layers; the median over turns."""
+    rounds, steps = (3, 1) if layers > 2_000 else (10, max(2, 300 // layers))
+    variants = {"bare": [], "never due": watching(NEVER), "due": watching(1)}
+    means = take_turns(Turns(variants, rounds, steps), Chain(layers), torch.randn(4, 4), logger=Nowhere())
+    return CostOfSites(layers, *(statistics.median(means[name]) for name in variants))
 
 
 class CostOfSize(NamedTuple):
@@ -125,7 +111,7 @@ class CostOfSize(NamedTuple):
 
 
 def cost_of_size(values: int, repeats: int) -> CostOfSize:
-    """A tensor is measured again and again; the median."""
+    """A tensor is measured again and again; the fastest counts, which others on the machine disturb least."""
     tensor, default = torch.randn(values), plan(DEFAULT)
     counts = torch.zeros(BINS, dtype=torch.long)
 
@@ -136,7 +122,7 @@ def cost_of_size(values: int, repeats: int) -> CostOfSize:
             start = time.perf_counter()
             do()
             took.append(time.perf_counter() - start)
-        return statistics.median(took)
+        return min(took)
 
     return CostOfSize(
         values,
@@ -183,9 +169,18 @@ def growth(at: Sequence[int], every_n_steps: int) -> list[Held]:
         gc.collect()
         held.append(Held(step, tracemalloc.get_traced_memory()[0], resident()))
 
-    watching = [logger(every_n_steps=every_n_steps) for logger in (ActivationLogger, GradientLogger, ParameterLogger)]
+    callbacks = [*watching(every_n_steps), ParameterLogger(every_n_steps=every_n_steps)]
+    trainer = Trainer(
+        max_steps=max(at) + 1,
+        accelerator="cpu",
+        callbacks=[At(at, note), *callbacks, HealthMonitor(every_n_steps=every_n_steps)],
+        logger=Nowhere(),
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
     tracemalloc.start()
-    fit(Chain(2), max(at) + 1, Clock(at, note), *watching, HealthMonitor(every_n_steps=every_n_steps))
+    trainer.fit(Chain(2), DataLoader(SameBatch(torch.randn(4, 4)), batch_size=None))
     tracemalloc.stop()
     return held
 
@@ -193,22 +188,34 @@ def growth(at: Sequence[int], every_n_steps: int) -> list[Held]:
 def draw(sites: Sequence[CostOfSites], sizes: Sequence[CostOfSize], path: Path) -> None:
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     layers = [each.layers for each in sites]
     left.loglog(layers, [1e3 * each.due for each in sites], "o-", color="#b2182b", label="due on every step")
     left.loglog(layers, [1e3 * each.never_due for each in sites], "s-", color="#2166ac", label="never due")
-    left.loglog(layers, [1e3 * each.bare for each in sites], ".--", color="#333333", label="bare")
-    left.set(title="A step of a chain of 4x4 layers", xlabel="layers (two sites each)", ylabel="milliseconds")
+    left.loglog(layers, [1e3 * each.bare for each in sites], ".--", color="#333333", label="without hookboard")
+    left.set(title="One training step", xlabel="layers of 4 units, two sites each", ylabel="milliseconds")
     values = [each.values for each in sizes]
-    right.loglog(values, [1e3 * e.with_histogram for e in sizes], "^-", color="#e08214", label="with histogram")
+    right.loglog(
+        values, [1e3 * e.with_histogram for e in sizes], "^-", color="#e08214", label="five statistics, histogram"
+    )
     right.loglog(values, [1e3 * e.row for e in sizes], "o-", color="#b2182b", label="five statistics")
-    right.loglog(values, [1e3 * e.one_read for e in sizes], ".--", color="#333333", label="one read (sum)")
-    right.set(title="Measuring one tensor", xlabel="values", ylabel="milliseconds")
+    right.loglog(values, [1e3 * e.one_read for e in sizes], ".--", color="#333333", label="one read: torch's sum")
+    right.set(title="Measuring one tensor", xlabel="values in it (float32)", ylabel="milliseconds")
+    for each in sites:
+        note_ratio(left, each.layers, 1e3 * each.due, each.due / each.bare)
+    for e in sizes:
+        note_ratio(right, e.values, 1e3 * e.with_histogram, e.with_histogram / e.one_read)
     for axes in (left, right):
-        axes.legend(frameon=False)
+        axes.margins(y=0.1)
+        axes.legend(frameon=False, loc="upper left")
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=100, facecolor="white")
     pyplot.close(figure)
+
+
+def note_ratio(axes: Any, x: float, y: float, ratio: float) -> None:
+    """How many times the lowest line the highest one is."""
+    axes.annotate(f"{ratio:.1f}x", (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=8)
 
 
 def show_sites(counts: Sequence[int], most_seconds: float) -> list[CostOfSites]:
@@ -218,7 +225,7 @@ def show_sites(counts: Sequence[int], most_seconds: float) -> list[CostOfSites]:
         if time.perf_counter() - start > most_seconds:
             print(f"\nout of time before {layers} layers")
             break
-        row = cost_of_sites(layers, max(5, 3000 // layers))
+        row = cost_of_sites(layers)
         rows.append(row)
         per_site = 1e6 * (row.due - row.bare) / (2 * layers)
         print(
