@@ -61,19 +61,19 @@ def variants() -> dict[str, list[Callback]]:
 def show_steps(task: Task, device: torch.device, rounds: int, steps: int, options: Mapping[str, Any]) -> None:
     turns = Turns(variants(), rounds, steps, functools.partial(wait_for, device))
     print(f"\n{task.name}, {options['precision']}; {rounds} rounds of {steps} steps\n")
-    print("| variant | step / bare step | 95 % | by round: median, quartiles | step |\n|---|---|---|---|---|")
+    print("| variant | step / bare step | by round: median | 95 % | quartiles | step |\n|---|---|---|---|---|---|")
     try:
         means = take_turns(turns, task.make(), task.batch, **options)
     except torch.OutOfMemoryError:
-        print("| not enough memory | | | | |")
+        print("| not enough memory | | | | | |")
         return
     bare = means["bare step"]
     for name, seconds in means.items():
         least, most = interval(seconds, bare)
         low, middle, high = quartiles(seconds, bare)
         print(
-            f"| {name} | {ratio(seconds, bare):.3f} | {least:.3f} to {most:.3f} "
-            f"| {middle:.3f} ({low:.3f} to {high:.3f}) | {1e3 * statistics.median(seconds):.1f} ms |"
+            f"| {name} | {ratio(seconds, bare):.3f} | {middle:.3f} | {least:.3f} to {most:.3f} "
+            f"| {low:.3f} to {high:.3f} | {1e3 * statistics.median(seconds):.1f} ms |"
         )
 
 
