@@ -1,9 +1,8 @@
 """From patterns and types to modules: a dict from dotted names to modules."""
 
-import operator
 import pydoc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from torch import nn
@@ -207,8 +206,3 @@ def _nothing_left(
         selected = listed(kinds[name] for name in chosen if name)
         return ValueError(f"{given} selects {selected}, but none of them has {lack}.")
     return ValueError(f"{given} selects no module. The modules are: {listed(kinds.values())}.")
-
-
-def are_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
-    """Whether both have the same module objects under the same names (`==` has another meaning for metrics)."""
-    return one.keys() == other.keys() and all(map(operator.is_, one.values(), other.values()))

@@ -165,7 +165,7 @@ def two_stages(net, roles=("output", "grad_output"), others=("output", "grad_out
     here, there = Seen(), Seen()
     training = Taps(select(net), roles, here.open)
     training.attach()
-    evaluation = Taps(select(net), others, there.open, beside=training)
+    evaluation = Taps(select(net), others, there.open)
     evaluation.attach()
     return (training, here), (evaluation, there)
 
@@ -180,19 +180,18 @@ def test_taps_of_two_stages_share_one_hook_of_each_module():
     assert [len(module._forward_hooks) for module in net] == [1, 1]
 
 
-def test_of_two_stages_the_active_one_alone_sees_a_call():
+def test_of_taps_with_a_common_hook_those_that_are_active_see_a_call():
     net = nn.Sequential(nn.Identity())
     (training, here), (evaluation, there) = two_stages(net)
-    for number, taps in enumerate([training, evaluation, training, None]):
-        if taps is not None:
+    for number, active in enumerate([[training], [evaluation], [training, evaluation], []]):
+        for taps in active:
             taps.active = True
         call(net, number)
-        if taps is not None:
+        for taps in active:
             taps.active = False
     assert [t[0, 0].item() for t in here[Site("0", "output")]] == [0.0, 2.0]
-    assert [t[0, 0].item() for t in there[Site("0", "output")]] == [1.0]
-    assert len(here[Site("0", "grad_output")]) == 2
-    assert len(there[Site("0", "grad_output")]) == 1
+    assert [t[0, 0].item() for t in there[Site("0", "output")]] == [1.0, 2.0]
+    assert len(here[Site("0", "grad_output")]) == len(there[Site("0", "grad_output")]) == 2
 
 
 def test_a_gradient_goes_to_the_stage_in_which_its_output_came():
@@ -231,6 +230,30 @@ def test_stages_that_watch_other_tensors_have_hooks_of_their_own():
     training.detach()
     evaluation.detach()
     assert not hooks_on(net)
+
+
+def test_a_hook_of_somebody_else_between_them_keeps_its_place():
+    net = nn.Sequential(nn.Identity())
+    first, before = tapped(net)
+    net[0].register_forward_hook(lambda module, args, output: output + 1)
+    second, behind = tapped(net)
+    net(torch.zeros(1))
+    assert [t.item() for t in before[Site("0", "output")]] == [0.0]
+    assert [t.item() for t in behind[Site("0", "output")]] == [1.0]
+    first.detach()
+    second.detach()
+    assert len(net[0]._forward_hooks) == 1
+
+
+def test_the_hook_of_a_copy_of_the_model_serves_nobody():
+    net = nn.Sequential(nn.Identity())
+    tapped(net)
+    copied = copy.deepcopy(net)
+    taps, seen = tapped(copied)
+    copied(torch.zeros(1))
+    assert len(seen[Site("0", "output")]) == 1
+    taps.detach()
+    assert len(copied[0]._forward_hooks) == 1  # the dead one, which nothing removes from copies
 
 
 def test_hooks_of_others_stay():

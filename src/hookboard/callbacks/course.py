@@ -14,11 +14,11 @@ from hookboard.callbacks.decision import Decision, agreed
 from hookboard.callbacks.duties import Duties, NothingToShowError, W
 from hookboard.callbacks.ending import ensure_ending
 from hookboard.callbacks.trainer import inform, logged_step, warn, without_trainer
-from hookboard.callbacks.watch import Selection, Watch, changes, names_in, said_of_changes
+from hookboard.callbacks.watch import Selection, Watch, changes, is_same, names_in, said_of_changes
 from hookboard.callbacks.worker import Worker, has_own_thread
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import has_process_group
-from hookboard.selection import NothingToSelectError, are_same
+from hookboard.selection import NothingToSelectError
 from hookboard.writers import Loggers
 
 
@@ -145,7 +145,7 @@ class Course(Duties[W]):
     def _follow(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
         """If modules of the model were replaced, watch the new ones, and warn once."""
         layout = dict(pl_module.named_modules())
-        if are_same(layout, watch.layout):
+        if is_same(layout, watch.layout):
             return
         watch.layout = layout
         old = watch.selection

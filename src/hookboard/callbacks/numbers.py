@@ -156,9 +156,7 @@ class SiteLogger(Life[V]):
     def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: V) -> None:
         forget_graphs(pl_module)
         roles = [role for role in self._roles() if not ROLES[role].of_parameter]
-        beside = next((other.taps for other in self._live.values() if other is not watch), None)
-        open_site = self.clock.opener(watch.recorder.open)
-        watch.taps = Taps(watch.selection.modules, roles, open_site, in_graphs=True, beside=beside)
+        watch.taps = Taps(watch.selection.modules, roles, self.clock.opener(watch.recorder.open), in_graphs=True)
         watch.until_end.callback(forget_scratch)
         watch.until_end.callback(watch.taps.detach)
         watch.taps.attach()

@@ -1,6 +1,7 @@
 """`Watch`: what a callback holds of one stage. `Selection`: the modules that it has selected."""
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -70,6 +71,11 @@ class Watch:
     has_fault: bool = False
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)
+
+
+def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
+    """Whether both have the same module objects under the same names (`==` has another meaning for metrics)."""
+    return one.keys() == other.keys() and all(map(operator.is_, one.values(), other.values()))
 
 
 def changes(old: Selection, new: Selection) -> dict[str, str]:

@@ -2,96 +2,16 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from hookboard.hooks.gradients import Switch
 from hookboard.hooks.graphs import GraphEnd
+from hookboard.hooks.hook import Hook, hook_of
 from hookboard.hooks.module_tap import ModuleTap
-from hookboard.selection import are_same
 from hookboard.sites import Role, Site
-from hookboard.torch_private import has_compiled_anything, renumber, version_of
-
-
-class Hook:
-    """The hooks of one module. Whichever tap is active sees its calls; if none is, a call costs one look."""
-
-    __slots__ = ("tap",)
-
-    def __init__(self) -> None:
-        self.tap: ModuleTap | None = None
-
-    def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
-        # A copied or unpickled model has the hook, but none of the life behind it.
-        return Hook, ()
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The forward pre-hook; inside a graph it may return replacement inputs."""
-        tap = self.tap
-        if tap is None:
-            return None
-        if torch.compiler.is_compiling():
-            return None if tap.graph_end is None else tap.graph_end.before(tap.roles, args, kwargs)
-        tap.enter(args, kwargs)
-        return None
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> Any:
-        """The forward hook. It returns None, which leaves the output as it is; inside a graph a replacement output."""
-        tap = self.tap
-        if tap is None:
-            return None
-        if torch.compiler.is_compiling():
-            return None if tap.graph_end is None else tap.graph_end.after(tap.roles, args, kwargs, output)
-        tap.leave(args, output)
-        return None
-
-
-class Hooks:
-    """Hooks on modules, which several taps may share. They are removed when the last of these lets them go.
-
-    Args:
-        modules: name to module.
-        before: whether the calls are seen before they run, too.
-    """
-
-    def __init__(self, modules: Mapping[str, nn.Module], before: bool) -> None:
-        self.modules = dict(modules)
-        self.before = before
-        self.of = {name: Hook() for name in modules}
-        self._users = 0
-        self._until_removed = ExitStack()
-
-    def are_like(self, other: "Hooks") -> bool:
-        """Whether the others are on the same modules, and see the same."""
-        return self.before is other.before and are_same(self.modules, other.modules)
-
-    def hold(self) -> None:
-        """Hook every module, after the hooks that are already there, unless somebody holds them already."""
-        self._users += 1
-        if self._users > 1:
-            return
-        numbers: dict[str, int] = {}
-        for name, module in self.modules.items():
-            hook = self.of[name]
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
-            if self.before:
-                self._keep(module.register_forward_pre_hook(hook.before, with_kwargs=True), numbers, "before")
-            self._keep(module.register_forward_hook(hook.after, with_kwargs=True), numbers, "after")
-
-    def _keep(self, handle: RemovableHandle, numbers: dict[str, int], when: str) -> None:
-        # Graphs of older torch are bound to the numbers of hooks: equal modules share a graph if theirs are equal.
-        renumber(handle, numbers.setdefault(when, handle.id))
-        self._until_removed.callback(handle.remove)
-
-    def let_go(self) -> None:
-        """Remove them, unless somebody else holds them."""
-        self._users -= 1
-        if not self._users:
-            self._until_removed.close()
+from hookboard.torch_private import has_compiled_anything, version_of
 
 
 class Taps:
@@ -105,7 +25,6 @@ class Taps:
         in_graphs: whether graphs of torch.compile show their tensors too, if they are compiled while the taps are on.
         each_call: whether observers get the number of the module's call (counted from 0) as an argument before the
             tensor.
-        beside: other taps, whose hooks these share if they are on the same modules. At most one of them is active.
     """
 
     def __init__(
@@ -116,7 +35,6 @@ class Taps:
         *,
         in_graphs: bool = False,
         each_call: bool = False,
-        beside: "Taps | None" = None,
     ) -> None:
         self._switch = Switch()
         self._taps = {name: ModuleTap(name, roles, open_site, self._switch, each_call) for name in modules}
@@ -124,18 +42,21 @@ class Taps:
             for name, module in modules.items():
                 self._taps[name].graph_end = GraphEnd(self._taps[name], module)
         self._modules = dict(modules)
-        before = each_call or bool({"input", "grad_input"} & set(roles))
-        self.hooks = Hooks(modules, before)
-        if beside is not None and beside.hooks.are_like(self.hooks):
-            self.hooks = beside.hooks
+        self._before = each_call or bool({"input", "grad_input"} & set(roles))
+        self._hooks: dict[str, Hook] = {}
         self._roles = tuple(roles)
         self._old_gradients = {state for module in modules.values() for state in _gradients_of(module)}
         self._until_detached = ExitStack()
 
     def attach(self) -> None:
         """Hook every module, after the hooks that are already there."""
-        self.hooks.hold()
-        self._until_detached.callback(self.hooks.let_go)
+        numbers: dict[str, int] = {}
+        for name, module in self._modules.items():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            hook = self._hooks[name] = hook_of(module, self._before)
+            hook.hold(module, numbers)
+            self._until_detached.callback(hook.let_go)
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
@@ -151,12 +72,10 @@ class Taps:
     @active.setter
     def active(self, on: bool) -> None:
         self._switch.on = on
-        for name, tap in self._taps.items():
-            hook = self.hooks.of[name]
-            if on:
-                hook.tap = tap
-            elif hook.tap is tap:
-                hook.tap = None
+        for name, hook in self._hooks.items():
+            mine = self._taps[name]
+            others = tuple(tap for tap in hook.taps if tap is not mine)
+            hook.taps = (*others, mine) if on else others
 
     def show_pending(self) -> None:
         """Show gradients of inputs that are held back because a part of them may still come."""
