@@ -1,5 +1,6 @@
 """Everything that needs private names of torch and of its writer to TensorBoard. No other file uses them."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -59,14 +60,14 @@ def base_of(tensor: Tensor) -> Tensor | None:
     return tensor._base
 
 
-def forward_hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
+def forward_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
     """The module's own forward hooks, in the order in which they run."""
-    return module._forward_hooks
+    return module._forward_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
 
 
-def forward_pre_hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
+def forward_pre_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
     """The module's own forward pre-hooks, in the order in which they run."""
-    return module._forward_pre_hooks
+    return module._forward_pre_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
 
 
 def renumber(handle: RemovableHandle, number: int) -> None:

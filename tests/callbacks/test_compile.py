@@ -3,7 +3,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
-from toys import EachStep, Toy, batches, fit, mlp
+from torch._dynamo.utils import counters
+from toys import EachStep, Toy, batches, fit, hooked, mlp
 
 from hookboard import ActivationLogger, GradientLogger
 
@@ -104,6 +105,24 @@ def test_a_model_that_was_compiled_and_run_before_the_fit_is_measured_all_the_sa
     found = watched(tmp_path, model)
     assert len(found) == 8
     assert all(len(values) == 3 for values in found)
+
+
+class CompiledLater(Toy):
+    """Its network is compiled between two due steps."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if batch_idx == 5:
+            assert hooked(self) == []
+            self.net.compile(**BACKEND)
+
+
+def test_a_model_that_is_compiled_while_hooks_rest_is_measured_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("hookboard.callbacks.site_watch.WORTH_A_REST", 2)
+    counters.clear()  # as if nothing had been compiled in this process
+    callback = ActivationLogger(every_n_steps=4)
+    kept = EachStep(callback)
+    fit(tmp_path, CompiledLater(mlp()), batches(*[4] * 12), callback, kept)
+    assert [len(readings) for readings in kept.readings] == [3, 3, 3]
 
 
 def test_after_the_fit_a_compiled_model_runs_without_hooks(tmp_path):

@@ -2,6 +2,9 @@ import copy
 import gc
 import io
 import pickle
+import sys
+import threading
+import time
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -254,6 +257,119 @@ def test_the_hook_of_a_copy_of_the_model_serves_nobody():
     assert len(seen[Site("0", "output")]) == 1
     taps.detach()
     assert len(copied[0]._forward_hooks) == 1  # the dead one, which nothing removes from copies
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """As in a process in which torch.compile has made no graph; what it gives says so from then on."""
+    found = []
+    monkeypatch.setattr("hookboard.hooks.taps.has_compiled_anything", lambda: bool(found))
+    return found
+
+
+def test_resting_taps_leave_modules_without_hooks_until_they_are_active(compiled):
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    taps, seen = tapped(net, ["output", "input", "grad_output", "grad_input"])
+    taps.active = False
+    for _ in range(2):
+        taps.rest()
+        taps.rest()
+        assert not hooks_on(net)
+        taps.active = True
+        assert [len(module._forward_hooks) for module in net] == [1, 1]
+        call(net, 1)
+        taps.active = False
+    assert [len(tensors) for tensors in seen.values()] == [2] * 8
+    taps.rest()
+    taps.detach()
+    assert not hooks_on(net)
+
+
+def test_active_taps_do_not_rest(compiled):
+    net = nn.Sequential(nn.Linear(2, 2))
+    taps, seen = tapped(net)
+    taps.rest()
+    call(net, 1)
+    assert len(seen) == 1
+
+
+def test_hooks_stay_where_anything_was_compiled(compiled):
+    net = nn.Sequential(nn.Linear(2, 2))
+    taps, _ = tapped(net)
+    taps.active = False
+    compiled.append("a graph")
+    taps.rest()
+    compiled.clear()  # somebody else resets what tells
+    taps.rest()
+    assert hooks_on(net)
+
+
+def test_a_hook_that_rests_leaves_those_of_other_taps_on_the_module(compiled):
+    net = nn.Sequential(nn.Linear(2, 2))
+    (resting, _), (staying, seen) = two_stages(net)
+    resting.rest()
+    staying.active = True
+    call(net, 1)
+    assert len(seen[Site("0", "output")]) == 1
+
+
+def added(module, number, **options):
+    return module.register_forward_hook(lambda module, args, output: output + number, **options)
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_hooks_see_the_same_whether_they_have_rested_or_not(compiled, rests):
+    net = nn.Sequential(nn.Identity())
+    added(net[0], 1)
+    first, early = tapped(net)
+    added(net[0], 10)
+    second, late = tapped(net)
+    for taps in (first, second):
+        taps.active = False
+        if rests:
+            taps.rest()
+    added(net[0], 100)
+    added(net[0], 1000, prepend=True)
+    for taps in (second, first):
+        taps.active = True
+    assert net(torch.zeros(1)).item() == 1111
+    # One that is put in front of all while ours are off the module stands behind ours: nothing tells it from others.
+    assert [t.item() for t in early[Site("0", "output")]] == [1.0 if rests else 1001.0]
+    assert [t.item() for t in late[Site("0", "output")]] == [11.0 if rests else 1011.0]
+
+
+@pytest.mark.parametrize("roles", [["output"], ["input", "output", "grad_input"]], ids=["behind", "before and behind"])
+def test_other_threads_call_a_model_whose_hooks_come_and_go(compiled, roles):
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    x, failed, is_over = torch.ones(1, 2), [], threading.Event()
+    true = net(x)
+
+    def call_on():
+        try:
+            while not is_over.is_set():
+                assert torch.equal(net(x), true)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=call_on) for _ in range(3)]
+    switched, interval = time.monotonic() + 1.0, sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    for thread in threads:
+        thread.start()
+    taps, _ = tapped(net, roles)
+    try:
+        while time.monotonic() < switched:
+            taps.active = False
+            taps.rest()
+            taps.active = True
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        taps.detach()
+    assert failed == []
+    assert not hooks_on(net)
 
 
 def test_hooks_of_others_stay():

@@ -59,6 +59,7 @@ class Course(Duties[W]):
         self.clock = Clock()
         self.share = Share()
         self._budget: Budget | None = None
+        self._may_rest = False
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration; a copy watches nothing until a run of its own starts."""
@@ -77,6 +78,7 @@ class Course(Duties[W]):
             self._worker = Worker(f"hookboard {self._name}", has_own_thread(pl_module.device))
             self.share = Share()
             self._budget = None if self.max_overhead is None else Budget(self.max_overhead, self.clock)
+            self._may_rest = True
             said: set[str] = set()
             for stage in decision.stages:
                 if stage in running:
@@ -115,7 +117,7 @@ class Course(Duties[W]):
             self._budget.begin_batch(logged_step(trainer))
             self._budget.is_due = watch.is_due
         if watch.is_due:
-            watch.is_open = True
+            watch.is_open = self._may_rest = True
             with self._shielded(watch, "at the start of a batch"):
                 if watch.stage == "train":
                     self._follow(trainer, pl_module, watch)
@@ -131,6 +133,11 @@ class Course(Duties[W]):
             if watch.stage in self._live:  # after a fault too, where other ranks wait
                 with self._shielded(watch, "at the end of a batch"):
                     self._end_batch(trainer, watch)
+        if self._may_rest and stage == "train":  # by now the model has run once with its hooks
+            self._may_rest = False
+            for each in list(self._live.values()):
+                with self._shielded(each, "at the end of a batch"):
+                    self._rest(each)
 
     def _leave_batch(self) -> None:
         """Undo what an earlier batch has left, and say what the worker has to say by now."""

@@ -154,6 +154,9 @@ class Duties(Callback, ABC, Generic[W]):
     def _end_batch(self, trainer: Trainer, watch: W) -> None:
         """After a batch that was watched; in training the optimizer has stepped, unless it accumulates."""
 
+    def _rest(self, watch: W) -> None:
+        """After the first training batch, and after each in which anything was watched: put idle hooks aside."""
+
     def _end_loop(self, trainer: Trainer, watch: W) -> None:
         """After the last batch of an evaluation."""
 

@@ -171,6 +171,9 @@ class SiteLogger(Life[V]):
         watch.until_batch_end.callback(_close, watch)
         watch.taps.active = True
 
+    def _rest(self, watch: V) -> None:
+        watch.rest()
+
     def _before_backward(self, watch: V) -> None:
         """Note the scale that this backward pass carries."""
         if watch.scaling is not None:

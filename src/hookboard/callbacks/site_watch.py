@@ -14,6 +14,10 @@ from hookboard.parameters import Weight, why_silent
 from hookboard.recording import Reading, Recorder
 from hookboard.sites import ROLES, Role
 
+WORTH_A_REST = 10
+"""With fewer steps from one due step to the next, hooks that are idle between them stay: to take them off and put them
+back on takes as long as some steps with them (a choice)."""
+
 
 @dataclass
 class SiteWatch(Watch):
@@ -36,6 +40,11 @@ class SiteWatch(Watch):
     gaps_are_named: bool = field(default=False, kw_only=True)
     scaling: Scaling | None = field(default=None, kw_only=True)
     news: LayerNews = field(kw_only=True)
+
+    def rest(self) -> None:
+        """Take the hooks off until the next due step, if that is far enough."""
+        if self.every_n_steps * self.stretch >= WORTH_A_REST:
+            self.taps.rest()
 
     def follow_weights(self, weights: dict[str, Weight]) -> dict[str, str]:
         """Take these weights; returns the name of each that differs, and `new`, `replaced` or `gone`."""

@@ -49,6 +49,11 @@ class Calls:
         self._here.calls.append(Call(arguments, number, edges, sequence_number()))
 
     @property
+    def are_running(self) -> bool:
+        """Whether this thread is in a call. One that has begun before the taps were active is none."""
+        return bool(self._here.calls)
+
+    @property
     def number(self) -> int:
         """Of the innermost call of this thread."""
         return self._here.calls[-1].number

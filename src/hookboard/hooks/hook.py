@@ -1,5 +1,6 @@
 """`Hook`: the hooks of one module, which all taps on it share: each that a module has costs every call of it."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -9,6 +10,9 @@ from torch import nn
 
 from hookboard.hooks.module_tap import ModuleTap
 from hookboard.torch_private import forward_hooks_of, forward_pre_hooks_of, renumber
+
+Front = dict[str, set[int]]
+"""Numbers of hooks of one module, by the method of `Hook` that stands among them."""
 
 
 class Hook:
@@ -29,9 +33,11 @@ class Hook:
         # A copied or unpickled model has the hook, but none of the life behind it.
         return Hook, ()
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # Where one thread hooks a module or takes the hook off, another that is calling it may leave the last argument out.
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """The forward pre-hook. It returns None, which leaves inputs as they are; inside a graph replacement inputs."""
-        if not self.taps:
+        if not self.taps or kwargs is None:
             return None
         if not torch.compiler.is_compiling():
             for tap in self.taps:
@@ -45,7 +51,7 @@ class Hook:
                     replaced = args, kwargs = new
         return replaced
 
-    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> Any:
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object = None) -> Any:
         """The forward hook. It returns None, which leaves the output as it is; inside a graph a replacement output."""
         if not self.taps:
             return None
@@ -61,23 +67,40 @@ class Hook:
                     replaced = output = new
         return replaced
 
-    def hold(self, module: nn.Module, numbers: dict[str, int]) -> None:
-        """Hook the module, after the hooks that are already there, unless somebody holds it already.
+    def hold(self, module: nn.Module, numbers: dict[str, int], front: Front | None = None) -> None:
+        """Hook the module, unless somebody holds it already.
 
         Args:
             module: the module.
             numbers: of the hooks, by the name of the method. Graphs of older torch are bound to the numbers of hooks:
                 equal modules share a graph if theirs are equal.
+            front: what `front` gave when the module was hooked before: all other hooks stay behind this one, as they
+                would have if it had never been taken off. None: it comes behind all.
         """
         self.users += 1
         if self.users > 1:
             return
-        hooks = [module.register_forward_hook(self.leave, with_kwargs=True)]
-        if self.before:
-            hooks.append(module.register_forward_pre_hook(self.enter, with_kwargs=True))
-        for when, handle in zip(("leave", "enter"), hooks, strict=False):
+        for when, hooks in _hooks_on(module).items():
+            if when == "leave":
+                handle = module.register_forward_hook(self.leave, with_kwargs=True)
+            elif self.before:
+                handle = module.register_forward_pre_hook(self.enter, with_kwargs=True)
+            else:
+                continue
             renumber(handle, numbers.setdefault(when, handle.id))
             self._until_removed.callback(handle.remove)
+            if front is not None:
+                for number in [number for number in hooks if number not in front[when] and number != handle.id]:
+                    hooks.move_to_end(number)
+
+    def front(self, module: nn.Module) -> Front:
+        """The numbers of the module's hooks up to this one."""
+        found: Front = {}
+        for when, hooks in _hooks_on(module).items():
+            owners = [getattr(hook, "__self__", None) for hook in hooks.values()]
+            place = owners.index(self) if self in owners else len(owners)
+            found[when] = set(list(hooks)[: place + 1])
+        return found
 
     def let_go(self) -> None:
         """Remove it, unless somebody else holds it."""
@@ -93,11 +116,12 @@ def hook_of(module: nn.Module, before: bool) -> Hook:
         module: the module.
         before: whether calls are to be seen before they run, too.
     """
-    last = _owner_of_last(forward_hooks_of(module))
-    is_last = not before or last is _owner_of_last(forward_pre_hooks_of(module))
-    return last if last is not None and last.users and last.before is before and is_last else Hook(before)
+    last = {when: next(reversed(hooks.values()), None) for when, hooks in _hooks_on(module).items()}
+    owner = getattr(last["leave"], "__self__", None)
+    if not isinstance(owner, Hook) or not owner.users or owner.before is not before:
+        return Hook(before)
+    return owner if not before or getattr(last["enter"], "__self__", None) is owner else Hook(before)
 
 
-def _owner_of_last(hooks: dict[int, Callable[..., Any]]) -> Hook | None:
-    last = getattr(next(reversed(hooks.values()), None), "__self__", None)
-    return last if isinstance(last, Hook) else None
+def _hooks_on(module: nn.Module) -> dict[str, "OrderedDict[int, Callable[..., Any]]"]:
+    return {"leave": forward_hooks_of(module), "enter": forward_pre_hooks_of(module)}

@@ -67,7 +67,7 @@ class ModuleTap:
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
     def leave(self, args: tuple[Any, ...], output: object) -> None:
         """After a call."""
-        if self._is_off or is_own_call():
+        if self._is_off or is_own_call() or (self._calls is not None and not self._calls.are_running):
             return
         try:
             self.called = True
