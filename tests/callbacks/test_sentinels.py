@@ -93,8 +93,6 @@ def test_the_host_is_sure_only_where_all_are_finite(value, place):
 def test_the_largest_and_smallest_numbers_are_finite():
     model = with_gradients(nn.Linear(2, 3))
     model.bias.grad[:] = torch.tensor([3.4e38, -3.4e38, 1e-45])
-    assert Sentinels(model).total().isfinite()
-    model.bias.grad[:2] /= 1e20
     assert Sentinels(model).are_surely_finite()
 
 
