@@ -168,7 +168,7 @@ class SiteLogger(Life[V]):
         return watch.stage != "train" or is_due_now(watch, logged_step(trainer))
 
     def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: V, batch: Any) -> None:
-        watch.until_batch_end.callback(_close, watch)
+        watch.until_batch_end.callback(watch.stop_showing)
         watch.taps.active = True
 
     def _rest(self, watch: V) -> None:
@@ -293,9 +293,3 @@ class SiteLogger(Life[V]):
                 yield from (site.scalar_tag(statistic, watch.stage) for statistic in self._names(role))
                 if self.histogram and not ROLES[role].moments_only:
                     yield site.histogram_tag(watch.stage)
-
-
-def _close(watch: SiteWatch) -> None:
-    watch.taps.active = False
-    if watch.stage == "train":
-        watch.taps.settle()

@@ -41,6 +41,12 @@ class SiteWatch(Watch):
     scaling: Scaling | None = field(default=None, kw_only=True)
     news: LayerNews = field(kw_only=True)
 
+    def stop_showing(self) -> None:
+        """End what the hooks show of a batch."""
+        self.taps.active = False
+        if self.stage == "train":
+            self.taps.settle()
+
     def rest(self) -> None:
         """Take the hooks off until the next due step, if that is far enough."""
         if self.every_n_steps * self.stretch >= WORTH_A_REST:
