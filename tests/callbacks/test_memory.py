@@ -15,7 +15,7 @@ from hookboard.measure import FORMULAS, plan
 from hookboard.recording import Recorder
 from hookboard.sites import Site
 
-STEPS = 600
+STEPS = 1000
 WARM = 200
 """Steps after which all that is bounded is full."""
 
@@ -62,7 +62,8 @@ def test_nothing_is_kept_of_a_step(tmp_path, monkeypatch):
     first = Held(*watching)
     fit(tmp_path, Toy(mlp()), batches(4) * STEPS, first, *watching, log_every_n_steps=10**9)
     due_steps = (STEPS - WARM) // 2 // 2  # from one half to the other
-    assert growth(first.blocks) < due_steps / 2, first.blocks
+    # What is bounded moves by up to some 130 blocks; whatever is kept of a due step has more than two.
+    assert growth(first.blocks) < 2 * due_steps, first.blocks
 
 
 def test_nothing_is_kept_of_a_tensor_or_a_flush():
