@@ -112,6 +112,11 @@ def is_in_force(stance: Any) -> bool:
     return torch._dynamo.eval_frame._stance is stance.stance
 
 
+def may_compile() -> bool:
+    """Whether nobody has told torch.compile not to (`torch.compiler.set_stance`)."""
+    return torch._dynamo.eval_frame._stance.stance == "default"
+
+
 def scale_of(scaler: GradScaler) -> Tensor | None:
     """The scale in force, shape (), without making the host wait as `get_scale()` does; None before the first."""
     return scaler._scale

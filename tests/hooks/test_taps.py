@@ -333,9 +333,21 @@ def test_hooks_see_the_same_whether_they_have_rested_or_not(compiled, rests):
     for taps in (second, first):
         taps.active = True
     assert net(torch.zeros(1)).item() == 1111
-    # One that is put in front of all while ours are off the module stands behind ours: nothing tells it from others.
-    assert [t.item() for t in early[Site("0", "output")]] == [1.0 if rests else 1001.0]
-    assert [t.item() for t in late[Site("0", "output")]] == [11.0 if rests else 1011.0]
+    assert [t.item() for t in early[Site("0", "output")]] == [1001.0]
+    assert [t.item() for t in late[Site("0", "output")]] == [1011.0]
+
+
+def test_hooks_that_rest_leave_those_of_others_in_their_order(compiled):
+    net = nn.Sequential(nn.Identity())
+    taps, _ = tapped(net, ["input", "output", "grad_input"])
+    behind = [added(net[0], 1).id]
+    taps.active = False
+    taps.rest()
+    front = [added(net[0], 1, prepend=True).id]
+    behind.append(added(net[0], 1).id)
+    taps.active = True
+    ours = next(number for number, hook in net[0]._forward_hooks.items() if hasattr(hook, "__self__"))
+    assert list(net[0]._forward_hooks) == [*front, ours, *behind]
 
 
 @pytest.mark.parametrize("roles", [["output"], ["input", "output", "grad_input"]], ids=["behind", "before and behind"])

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookboard.callbacks import nonfinite_said as said
 from hookboard.callbacks.late_flag import LateFlag, Noted
@@ -29,12 +29,10 @@ MOST_SEARCHES = 10
 
 CHECKED_EVERY = 100
 """At the first batch, and after so many more, the parameters are listed, for models that change; and it is looked from
-which random generators the step draws. From then on the states of these are kept: they take long to read."""
+which other random generators the step draws. From then on the states of these are kept: they take long to read."""
 
-DRAWING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
-"""Modules that draw from torch's generator, if not at the first batch: their rate may rise from 0 later."""
-
-_NO_STATE = RandomState(())
+ALWAYS = {"torch", "CUDA"}
+"""The generators whose states are kept at each batch: a step may draw from them now and then."""
 
 
 P = ParamSpec("P")
@@ -89,7 +87,7 @@ class BlackBox:
         self._searches = 0
         self._batches = 0
         self._is_checked = False
-        self._drawn: set[str] = set()
+        self._drawn = set(ALWAYS)
         self._was_bad = self._is_bad = False
         self._here: tuple[int, int] = (0, 0)
         self._batch: Any = None
@@ -115,15 +113,12 @@ class BlackBox:
         self._is_checked = self._batches % CHECKED_EVERY == 0
         if self._batches % CHECKED_EVERY in (0, 1):  # lazy layers have their parameters from the first batch on
             self._sentinels = Sentinels(self._model)
-            if any(isinstance(module, DRAWING) for module in self._model.modules()):
-                self._drawn.add("torch")
         self._batches += 1
         if not self._exact:
             self._read_flag()
         elif self._may_search:
             self._batch, self._versions = batch, _versions_in(batch)
-            kept = GENERATORS.keys() if self._is_checked else self._drawn
-            self._random = RandomState(kept) if kept else _NO_STATE
+            self._random = RandomState(GENERATORS.keys() if self._is_checked else self._drawn)
 
     @_shielded
     def before_backward(self, loss: Tensor, value: float | None = None) -> None:

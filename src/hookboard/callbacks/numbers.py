@@ -25,7 +25,7 @@ from hookboard.callbacks.trainer import (
 )
 from hookboard.callbacks.watch import Watch, names_in
 from hookboard.callbacks.weights import measure_gradients, measure_weights
-from hookboard.hooks import Taps, forget_graphs
+from hookboard.hooks import Taps, forget_graphs, forget_graphs_without_hooks
 from hookboard.measure import DERIVED, Plan, Statistic, forget_scratch, plan
 from hookboard.messages import chosen
 from hookboard.parameters import Weight, are_still, weights_of
@@ -169,6 +169,8 @@ class SiteLogger(Life[V]):
 
     def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: V, batch: Any) -> None:
         watch.until_batch_end.callback(watch.stop_showing)
+        if watch.taps.are_resting:
+            forget_graphs_without_hooks(pl_module)
         watch.taps.active = True
 
     def _rest(self, watch: V) -> None:

@@ -58,12 +58,12 @@ class Sentinels:
             return False
         vectors = [grad for p in self._vectors if (grad := p.grad) is not None]
         others = [grad for p in self._others if (grad := p.grad) is not None]
-        if not {*map(type, vectors), *map(type, others)} <= {Tensor}:
-            return False  # an operation on a subclass may be a collective
+        if {*map(type, vectors), *map(type, others)} != {Tensor}:
+            return False  # there is none, or an operation on a subclass may be a collective
         try:
             joined = torch.cat([*vectors, *[grad.reshape(-1) for grad in others]])
             return not joined.is_meta and cmath.isfinite(joined.sum().item())
-        except RuntimeError:  # there is none, some are sparse, or they lie on several devices
+        except RuntimeError:  # some are sparse, or they lie on several devices
             return False
 
     def total(self) -> Tensor | None:

@@ -5,7 +5,7 @@ from hookboard.hooks.calls import UNKNOWN
 from hookboard.hooks.eager import run_eagerly
 from hookboard.hooks.edits import Edit, EditRole, Edits, edited_gradient
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
-from hookboard.hooks.graphs import forget_graphs
+from hookboard.hooks.graphs import forget_graphs, forget_graphs_without_hooks
 from hookboard.hooks.nonfinite import Search
 from hookboard.hooks.own_call import is_own_call, own_call
 from hookboard.hooks.rules import Clamp, ClipNorm, EditRule, Noise, Replace, Rule, Scale, Zero, apply_rule
@@ -34,6 +34,7 @@ __all__ = [
     "apply_rule",
     "edited_gradient",
     "forget_graphs",
+    "forget_graphs_without_hooks",
     "is_own_call",
     "own_call",
     "run_eagerly",

@@ -11,8 +11,8 @@ from torch import nn
 from hookboard.hooks.module_tap import ModuleTap
 from hookboard.torch_private import forward_hooks_of, forward_pre_hooks_of, renumber
 
-Front = dict[str, set[int]]
-"""Numbers of hooks of one module, by the method of `Hook` that stands among them."""
+Place = dict[str, tuple[set[int], set[int]]]
+"""The numbers of the hooks of a module up to one of them, and behind it; by the method of `Hook` that this one is."""
 
 
 class Hook:
@@ -67,15 +67,14 @@ class Hook:
                     replaced = output = new
         return replaced
 
-    def hold(self, module: nn.Module, numbers: dict[str, int], front: Front | None = None) -> None:
+    def hold(self, module: nn.Module, numbers: dict[str, int], place: Place | None = None) -> None:
         """Hook the module, unless somebody holds it already.
 
         Args:
             module: the module.
             numbers: of the hooks, by the name of the method. Graphs of older torch are bound to the numbers of hooks:
                 equal modules share a graph if theirs are equal.
-            front: what `front` gave when the module was hooked before: all other hooks stay behind this one, as they
-                would have if it had never been taken off. None: it comes behind all.
+            place: what `place` gave before it was taken off: it comes back there. None: it comes behind all others.
         """
         self.users += 1
         if self.users > 1:
@@ -89,17 +88,18 @@ class Hook:
                 continue
             renumber(handle, numbers.setdefault(when, handle.id))
             self._until_removed.callback(handle.remove)
-            if front is not None:
-                for number in [number for number in hooks if number not in front[when] and number != handle.id]:
-                    hooks.move_to_end(number)
+            if place is not None:
+                for number in list(hooks)[_start_behind(*place[when], list(hooks)[:-1]) : -1]:
+                    hooks.move_to_end(number)  # one after the other, so that they keep their order
 
-    def front(self, module: nn.Module) -> Front:
-        """The numbers of the module's hooks up to this one."""
-        found: Front = {}
+    def place(self, module: nn.Module) -> Place:
+        """Where it stands among the hooks of the module."""
+        found: Place = {}
         for when, hooks in _hooks_on(module).items():
+            numbers = list(hooks)
             owners = [getattr(hook, "__self__", None) for hook in hooks.values()]
-            place = owners.index(self) if self in owners else len(owners)
-            found[when] = set(list(hooks)[: place + 1])
+            end = owners.index(self) + 1 if self in owners else len(owners)
+            found[when] = set(numbers[:end]), set(numbers[end:])
         return found
 
     def let_go(self) -> None:
@@ -125,3 +125,15 @@ def hook_of(module: nn.Module, before: bool) -> Hook:
 
 def _hooks_on(module: nn.Module) -> dict[str, "OrderedDict[int, Callable[..., Any]]"]:
     return {"leave": forward_hooks_of(module), "enter": forward_pre_hooks_of(module)}
+
+
+def _start_behind(front: set[int], behind: set[int], numbers: list[int]) -> int:
+    """Where those hooks begin that come behind one which comes back: behind the last that stood in front of it.
+
+    Args:
+        front: the numbers of those that stood in front of it.
+        behind: the numbers of those that stood behind it. Without any of the former it stands in front of the first.
+        numbers: of the hooks that there are. Without any of both nothing tells: it stands in front of all.
+    """
+    known = [index + 1 for index, number in enumerate(numbers) if number in front]
+    return known[-1] if known else next((index for index, number in enumerate(numbers) if number in behind), 0)

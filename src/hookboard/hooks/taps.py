@@ -8,7 +8,7 @@ from torch import nn
 
 from hookboard.hooks.gradients import Switch
 from hookboard.hooks.graphs import GraphEnd
-from hookboard.hooks.hook import Front, Hook, hook_of
+from hookboard.hooks.hook import Hook, Place, hook_of
 from hookboard.hooks.module_tap import ModuleTap
 from hookboard.sites import Role, Site
 from hookboard.torch_private import has_compiled_anything, version_of
@@ -46,21 +46,20 @@ class Taps:
         self._hooks: dict[str, Hook] = {}
         self._roles = tuple(roles)
         self._old_gradients = {state for module in modules.values() for state in _gradients_of(module)}
-        self._in_graphs = in_graphs
         self._is_attached = self._was_compiled = False
-        self._front: dict[str, Front] = {}
-        """What stood in front of the hooks when they were taken off; empty unless the taps rest."""
+        self._places: dict[str, Place] = {}
+        """Where the hooks stood when they were taken off; empty unless the taps rest."""
         self._until_let_go = ExitStack()
 
     def attach(self) -> None:
         """Hook every module, after the hooks that are already there."""
         numbers: dict[str, int] = {}
-        front, self._front = self._front, {}
+        places, self._places = self._places, {}
         for name, module in self._modules.items():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             hook = self._hooks[name] = hook_of(module, self._before)
-            hook.hold(module, numbers, front.get(name))
+            hook.hold(module, numbers, places.get(name))
             self._until_let_go.callback(hook.let_go)
         self._is_attached = True
 
@@ -72,20 +71,20 @@ class Taps:
         self._was_compiled = self._was_compiled or has_compiled_anything()
         if self.active or not self._is_attached or self._was_compiled:
             return
-        self._front = {name: hook.front(self._modules[name]) for name, hook in self._hooks.items()}
+        self._places = {name: hook.place(self._modules[name]) for name, hook in self._hooks.items()}
         self._is_attached = False
         self._until_let_go.close()
 
-    def _wake(self) -> None:
-        if self._in_graphs and has_compiled_anything():
-            torch.compiler.reset()  # what was compiled meanwhile does not see the hooks
-        self.attach()
+    @property
+    def are_resting(self) -> bool:
+        """Whether the hooks are off the modules until the taps are active again."""
+        return bool(self._places)
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
         self.active = False
         with self._until_let_go:
-            self._is_attached, self._front = False, {}
+            self._is_attached, self._places = False, {}
             self.settle()
 
     @property
@@ -95,8 +94,8 @@ class Taps:
 
     @active.setter
     def active(self, on: bool) -> None:
-        if on and self._front:
-            self._wake()
+        if on and self.are_resting:
+            self.attach()
         self._switch.on = on
         for name, hook in self._hooks.items():
             mine = self._taps[name]
