@@ -6,6 +6,7 @@ prints for each type and size three multiples: of the row, of the row with a his
 of 64 channels. Each is the median of the ratios of calls side by side. It takes half a minute.
 """
 
+import argparse
 import statistics
 import time
 
@@ -20,6 +21,7 @@ MOMENTS = plan([name for name in FORMULAS if name not in ("abs_mean", "l1")])
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(f"{torch.get_num_threads()} threads" + "".join(f"{size:>22.0e}" for size in SIZES))
     print(" " * 9 + "".join(f"{name:>7}" for name in ("row", "bins", "chan.") * len(SIZES)))
     for dtype in TYPES:

@@ -107,6 +107,8 @@ class Turns(Callback):
         steps: int,
         settle: Callable[[list[Callback]], None] = lambda callbacks: None,
     ) -> None:
+        if rounds < 2 or steps < 1:
+            raise SystemExit(f"{rounds} rounds of {steps} steps: give 2 rounds or more, of 1 step or more.")
         self.variants = variants
         self.settle = settle
         self.means: dict[str, list[float]] = {name: [] for name in variants}

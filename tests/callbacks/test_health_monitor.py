@@ -127,6 +127,27 @@ def test_stop_on_ends_the_fit_and_says_why(stop_on, lines):
     assert any("ends the fit after step 1 because of always in net.0. It is there." in line for line in lines)
 
 
+class GivesNaNOnce(nn.Module):
+    """At its sixth call alone, whatever comes in."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x / 0 if self.calls == 6 else x
+
+
+def test_a_nan_that_does_not_come_again_is_not_blamed_on_what_it_has_spoiled_by_the_next_look():
+    monitor = HealthMonitor(rules="nonfinite", nonfinite="exact", every_n_steps=10)
+    fit(None, Toy(nn.Sequential(nn.Linear(4, 4), GivesNaNOnce(), nn.Linear(4, 3))), batches(*[4] * 30), monitor)
+    (verdict,) = monitor.verdicts
+    assert (verdict.module, verdict.since, verdict.batch_idx) == ("", 5, 5)
+    assert "run again, the batch gives a finite loss" in verdict.evidence
+    assert "optimizer" not in verdict.evidence
+
+
 @pytest.mark.parametrize("stop_on", ["nonfinite", "alarm"])
 def test_a_nan_ends_the_fit_in_its_own_step_between_two_looks(stop_on, lines):
     data = batches(*[4] * 40)

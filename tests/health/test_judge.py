@@ -351,7 +351,9 @@ def test_an_event_without_a_place_gets_that_of_the_next_look():
         judge.see(looks.look(step, []))
         if step == 5:
             judge.add("nonfinite", Symptom("", "NaN", "look", "alarm", batch_idx=5), step=5, is_located=False)
-    assert [(v.module, v.since, v.until, v.batch_idx) for v in judge.verdicts] == [("head", 5, None, 5)]
+    (verdict,) = judge.verdicts
+    assert (verdict.module, verdict.since, verdict.until, verdict.batch_idx) == ("head", 5, None, 5)
+    assert verdict.evidence.startswith("NaN; the next look, at step 6: ")
 
 
 def test_the_alarm_of_an_effect_waits_for_a_cause_that_has_not_lasted_yet():

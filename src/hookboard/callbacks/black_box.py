@@ -82,7 +82,8 @@ class BlackBox:
         """Whether a fault of ours has switched it off."""
         self._trainer = trainer
         self._model = pl_module
-        self._exact = exact
+        self.is_exact = exact
+        """Whether the host looks at every step, and searches the module at once."""
         self._is_scaled = is_scaled
         self._searches = 0
         self._batches = 0
@@ -114,7 +115,7 @@ class BlackBox:
         if self._batches % CHECKED_EVERY in (0, 1):  # lazy layers have their parameters from the first batch on
             self._sentinels = Sentinels(self._model)
         self._batches += 1
-        if not self._exact:
+        if not self.is_exact:
             self._read_flag()
         elif self._may_search:
             self._batch, self._versions = batch, _versions_in(batch)
@@ -124,7 +125,7 @@ class BlackBox:
     def before_backward(self, loss: Tensor, value: float | None = None) -> None:
         """Before each backward pass: look at the loss, or at its value where that is known."""
         self._backwards += 1
-        if self._exact:
+        if self.is_exact:
             self._loss = _value_of(loss) if value is None else value
             if torch.is_anomaly_enabled() and not math.isfinite(self._loss):  # then backward raises
                 self._happened(self._search_forward)
@@ -134,7 +135,7 @@ class BlackBox:
     @_shielded
     def after_backward(self) -> None:
         """After each backward pass: look at gradients. If something is not finite, run the batch again."""
-        if self._exact and not math.isfinite(self._loss):
+        if self.is_exact and not math.isfinite(self._loss):
             self._happened(self._search_forward)
         else:
             self._look_at_gradients()
@@ -157,12 +158,12 @@ class BlackBox:
         self._drawn |= since.moved()
 
     def _look_at_gradients(self) -> None:
-        if self._is_scaled or (self._exact and self._sentinels.are_surely_finite()):
+        if self._is_scaled or (self.is_exact and self._sentinels.are_surely_finite()):
             return
         total = self._sentinels.total()
         if total is None:
             return
-        if not self._exact:
+        if not self.is_exact:
             self._flag.note(total, Noted(*self._here, is_backward=True))
         elif not math.isfinite(float(total)):
             spoiled = spoiled_gradients(self._model)

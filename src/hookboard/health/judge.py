@@ -138,7 +138,8 @@ class Judge:
             rule: the name of the rule.
             symptom: the symptom.
             step: the optimizer step.
-            is_located: whether its module is known. Otherwise it is the one that the next look shows.
+            is_located: whether nothing more can be known of its module. Otherwise it is the one that the next look
+                shows.
         """
         self._verdicts = None
         for key in [key for key, case in self._open.items() if key[0] == rule and not case.is_exact]:
@@ -220,7 +221,7 @@ class Judge:
                 self._rules.remove(rule)
                 warn_switched_off(f"the rule {rule.name!r} of HealthMonitor", error)
                 continue
-            if symptoms and (exact := self._of_event(rule.name, symptoms[0])) is not None:
+            if symptoms and (exact := self._of_event(rule.name, symptoms[0], step)) is not None:
                 seen.add(exact)
                 case = self._open[exact]
                 case.last, case.missed, case.seen = step, 0, case.seen + 1
@@ -233,12 +234,14 @@ class Judge:
         for key in [key for key in self._open if key not in seen and key[0] in names]:
             self._miss(key)
 
-    def _of_event(self, rule: str, symptom: Symptom) -> Key | None:
+    def _of_event(self, rule: str, symptom: Symptom, step: int) -> Key | None:
         """The event from outside that a symptom belongs to, now with its place; None if there is none."""
         key = next((key for key, case in self._open.items() if key[0] == rule and case.is_exact), None)
         if key is not None and not self._open[key].is_located:
             case = self._open.pop(key)
-            case.symptom = replace(case.symptom, module=symptom.module, evidence=symptom.evidence)
+            seen = symptom.evidence if step == case.first else f"the next look, at step {step}: {symptom.evidence}"
+            evidence = f"{case.symptom.evidence.rstrip('.')}; {seen}"
+            case.symptom = replace(case.symptom, module=symptom.module, evidence=evidence)
             case.is_located, key = True, (rule, symptom.module)
             self._open[key] = case
         return key
