@@ -82,6 +82,21 @@ def test_outputs_that_differ_as_much_from_look_to_look_are_well():
     assert judged(EVERYWHERE, EVERYWHERE, edit=edit) == ()
 
 
+@pytest.mark.parametrize(
+    ("looks", "step", "fires"),
+    [([0, 20, 40], 80, True), ([0, 20, 40], 81, False), ([0], 40, False)],
+    ids=["as far from the last look as that is from the first", "farther", "one look alone"],
+)
+def test_an_evaluation_far_behind_the_looks_is_not_compared_with_them(looks, step, fires):
+    judge = Judge([GAP_RULE], LAYERS, 3)
+    made = training(60)
+    for number in looks:
+        judge.see(replace(made[number], readings=made[0].readings))
+    for later in (step, step):
+        judge.see_evaluation(replace(evaluation(made[0], EVERYWHERE), step=later))
+    assert bool(judge.verdicts) is fires
+
+
 def test_an_evaluation_before_training_tells_nothing():
     judge = Judge([GAP_RULE], LAYERS, 3)
     made = training(60)

@@ -25,7 +25,8 @@ class Gap:
         layer: the layer.
         size: by how many deviations the mean of the median channel differs, or by what power of e the RMS does; the
             larger one.
-        usual: the same between two looks in training, the median of some; NaN if there were none.
+        usual: the same between two looks in training, the median of some; NaN if there were none, or if the evaluation
+            lies farther from the last of them than the others do.
         training: the RMS in training.
         evaluation: the RMS in the evaluation.
     """
@@ -56,6 +57,8 @@ def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]
     """Compare an evaluation with the last of some looks in training."""
     layers = list(layers)
     *others, last = training
+    # In a training that moves fast, what lies farther apart differs by more.
+    are_near = bool(others) and evaluation.step - last.step <= last.step - others[0].step
     gaps = []
     for layer in layers:
         size = size_of(last, evaluation, layer)
@@ -63,7 +66,7 @@ def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]
         if math.isnan(size) or one is None or other is None:
             continue
         known = [size for look in others if not math.isnan(size := size_of(last, look, layer))]
-        usual = float(np.median(known)) if known else math.nan
+        usual = float(np.median(known)) if known and are_near else math.nan
         gaps.append(Gap(layer, size_of(last, evaluation, layer), usual, one.moments.rms, other.moments.rms))
     return Comparison(evaluation.step, gaps, list(running_of(evaluation, training, layers)))
 
