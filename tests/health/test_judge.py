@@ -356,6 +356,17 @@ def test_an_event_without_a_place_gets_that_of_the_next_look():
     assert verdict.evidence.startswith("NaN; the next look, at step 6: ")
 
 
+@pytest.mark.parametrize(("first_seen", "module"), [(5, "head"), (6, "")], ids=["in that very step", "later"])
+def test_an_event_that_was_searched_in_vain_gets_its_place_from_the_look_of_its_step_alone(first_seen, module):
+    judge = Judge([at(*range(first_seen, 12), name="nonfinite", at_once=True, module="head")], LAYERS, WINDOW)
+    for step in range(12):
+        if step == 5:
+            event = Symptom("", "NaN", "look", "alarm", batch_idx=5)
+            judge.add("nonfinite", event, step=5, is_located=False, is_searched=True)
+        judge.see(looks.look(step, []))
+    assert [(v.module, v.since) for v in judge.verdicts] == [(module, 5)]
+
+
 def test_the_alarm_of_an_effect_waits_for_a_cause_that_has_not_lasted_yet():
     cut = at(*range(5, 20), name="no_gradient", severity="alarm")
     dead = at(*range(6, 20), name="dead_units", severity="alarm")

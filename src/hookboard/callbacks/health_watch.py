@@ -147,11 +147,9 @@ class HealthWatch(SiteWatch):
         """Judge and tell what the black box has found; returns the verdicts, worst first."""
         assert self.judge is not None
         assert self.reporter is not None
-        # Where the batch was searched in vain, a later look shows what spoiled weights have done, and not the cause.
         is_searched = self.black_box is not None and self.black_box.is_exact
         for event in events:
-            is_located = event.is_located or is_searched
-            self.judge.add("nonfinite", event.symptom(), event.step, is_located=is_located)
+            self.judge.add("nonfinite", event.symptom(), event.step, event.is_located, is_searched)
         looks, verdicts = self.judge.run.looks, self.judge.verdicts
         self.reporter.at_event(verdicts, events[0].step, looks[-1] if looks else None)
         return verdicts

@@ -34,6 +34,7 @@ class Case:
         at_once: whether one symptom is enough, for a verdict and for an alarm.
         is_exact: whether it was found outside of the looks, at its very step.
         is_located: whether its module is known.
+        is_searched: whether its batch was searched in vain.
         seen: at how many looks in a row it was seen, of those at which its rule was asked.
         missed: at how many of these in a row it was not seen since.
         alarms: how many of the latest symptoms in a row were alarms; if negative, how many were notes.
@@ -49,6 +50,7 @@ class Case:
     at_once: bool = False
     is_exact: bool = False
     is_located: bool = True
+    is_searched: bool = False
     seen: int = 0
     missed: int = 0
     alarms: int = 0
@@ -129,7 +131,7 @@ class Judge:
             self._verdicts = None
             self._ask(self.run.now.step, [rule for rule in self._rules if rule.of_evaluations])
 
-    def add(self, rule: str, symptom: Symptom, step: int, is_located: bool = True) -> None:
+    def add(self, rule: str, symptom: Symptom, step: int, is_located: bool = True, is_searched: bool = False) -> None:
         """Take a symptom that was found outside of the looks, such as the site that gave the first NaN.
 
         While it lasts, what looks show of the same rule is the same event, wherever they see it.
@@ -138,14 +140,16 @@ class Judge:
             rule: the name of the rule.
             symptom: the symptom.
             step: the optimizer step.
-            is_located: whether nothing more can be known of its module. Otherwise it is the one that the next look
-                shows.
+            is_located: whether its module is known. Otherwise it is the one that the next look shows.
+            is_searched: whether its batch was searched in vain. Then only the look of that very step may show the
+                module: later ones show what spoiled weights have done.
         """
         self._verdicts = None
         for key in [key for key, case in self._open.items() if key[0] == rule and not case.is_exact]:
             del self._open[key]
         self._closed.pop((rule, symptom.module), None)
-        case = Case(step, step, symptom, at_once=True, is_exact=True, is_located=is_located, is_hard=True)
+        found = {"is_located": is_located, "is_searched": is_searched}
+        case = Case(step, step, symptom, at_once=True, is_exact=True, is_hard=True, **found)
         case.add(symptom, step, self.run.window)
         self._open[rule, symptom.module] = case
 
@@ -237,7 +241,9 @@ class Judge:
     def _of_event(self, rule: str, symptom: Symptom, step: int) -> Key | None:
         """The event from outside that a symptom belongs to, now with its place; None if there is none."""
         key = next((key for key, case in self._open.items() if key[0] == rule and case.is_exact), None)
-        if key is not None and not self._open[key].is_located:
+        if key is None or self._open[key].is_located:
+            return key
+        if step == self._open[key].first or not self._open[key].is_searched:
             case = self._open.pop(key)
             seen = symptom.evidence if step == case.first else f"the next look, at step {step}: {symptom.evidence}"
             evidence = f"{case.symptom.evidence.rstrip('.')}; {seen}"
