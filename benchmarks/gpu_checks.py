@@ -64,6 +64,7 @@ def wait_for(device: torch.device, callbacks: Sequence[Callback]) -> None:
     """Wait until the device and the threads of the callbacks have done all that they were given."""
     settled(device)
     for callback in callbacks:
+        # Only callbacks that have either are given.
         _ = callback.verdicts if isinstance(callback, HealthMonitor) else callback.readings  # type: ignore[attr-defined]
 
 
@@ -214,6 +215,7 @@ def deviation(make: Callable[[torch.device], nn.Module], device: torch.device, m
     truth = true_values(net, batch)
     loggers = watching(1, histogram=True)
     fit(model, batch, 6, *loggers, **more)
+    # A list of callbacks, since a Trainer takes no list of loggers alone.
     readings: list[Reading] = [reading for logger in loggers for reading in logger.readings]  # type: ignore[attr-defined]
     found = {(reading.site.role, reading.site.name.removeprefix("net.")): reading.statistics for reading in readings}
     missing = truth.keys() - found.keys()

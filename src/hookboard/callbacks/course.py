@@ -206,14 +206,6 @@ class Course(Duties[W]):
         """Turn an error into a warning that ends the watch, unless the callback may stop the run."""
         return _Shield(self._may_go_on, watch, when)
 
-    def _try(self, watch: W, when: str, duty: Callable[..., None], *args: Any) -> None:
-        """Call a duty of every step, shielded: the same as with `_shielded`, which takes longer."""
-        try:
-            duty(*args)
-        except Exception as error:
-            if not self._may_go_on(watch, when, error):
-                raise
-
     def _may_go_on(self, watch: W, when: str, error: Exception) -> bool:
         """Whether a fault is no fault of the run; then it has been said, and the watch has ended."""
         if isinstance(error, NothingToShowError):

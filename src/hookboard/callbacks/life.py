@@ -54,15 +54,16 @@ class Life(Course[W]):
         self._start_batch(trainer, pl_module, "train", batch, batch_idx, 0)
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            see = self._see_batch
-            self._try(watch, "at the start of a batch", see, trainer, pl_module, watch, batch, batch_idx)
+            with self._shielded(watch, "at the start of a batch"):
+                self._see_batch(trainer, pl_module, watch, batch, batch_idx)
 
     @timed
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """See `_before_backward`."""
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            self._try(watch, "before the backward pass", self._see_loss, trainer, pl_module, watch, loss)
+            with self._shielded(watch, "before the backward pass"):
+                self._see_loss(trainer, pl_module, watch, loss)
         if watch is not None and watch.is_due:
             with self._shielded(watch, "before the backward pass"):
                 self._before_backward(watch)
@@ -72,7 +73,8 @@ class Life(Course[W]):
         """See `_after_backward`."""
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            self._try(watch, "after the backward pass", self._see_gradients, trainer, pl_module, watch)
+            with self._shielded(watch, "after the backward pass"):
+                self._see_gradients(trainer, pl_module, watch)
         if watch is not None and watch.is_due:
             with self._shielded(watch, "after the backward pass"):
                 self._after_backward(watch)
@@ -82,7 +84,8 @@ class Life(Course[W]):
         """See `_before_optimizer_step`."""
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            self._try(watch, "before the optimizer step", self._see_step, trainer, pl_module, watch, optimizer)
+            with self._shielded(watch, "before the optimizer step"):
+                self._see_step(trainer, pl_module, watch, optimizer)
         if watch is not None and watch.is_due:
             with self._shielded(watch, "before the optimizer step"):
                 self._before_optimizer_step(pl_module, watch, optimizer)
@@ -98,7 +101,8 @@ class Life(Course[W]):
     def _see_end(self, trainer: Trainer) -> None:
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            self._try(watch, "at the end of a batch", self._see_batch_end, trainer, watch)
+            with self._shielded(watch, "at the end of a batch"):
+                self._see_batch_end(trainer, watch)
 
     @timed
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

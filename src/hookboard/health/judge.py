@@ -148,8 +148,8 @@ class Judge:
         for key in [key for key, case in self._open.items() if key[0] == rule and not case.is_exact]:
             del self._open[key]
         self._closed.pop((rule, symptom.module), None)
-        found = {"is_located": is_located, "is_searched": is_searched}
-        case = Case(step, step, symptom, at_once=True, is_exact=True, is_hard=True, **found)
+        case = Case(step, step, symptom, at_once=True, is_exact=True, is_hard=True)
+        case.is_located, case.is_searched = is_located, is_searched
         case.add(symptom, step, self.run.window)
         self._open[rule, symptom.module] = case
 

@@ -46,7 +46,7 @@ class Taps:
         self._hooks: dict[str, Hook] = {}
         self._roles = tuple(roles)
         self._old_gradients = {state for module in modules.values() for state in _gradients_of(module)}
-        self._is_attached = self._was_compiled = False
+        self._was_compiled = False
         self._places: dict[str, Place] = {}
         """Where the hooks stood when they were taken off; empty unless the taps rest."""
         self._until_let_go = ExitStack()
@@ -61,7 +61,6 @@ class Taps:
             hook = self._hooks[name] = hook_of(module, self._before)
             hook.hold(module, numbers, places.get(name))
             self._until_let_go.callback(hook.let_go)
-        self._is_attached = True
 
     def rest(self) -> None:
         """Take the hooks off until the taps are active again: an idle hook costs some microseconds of each call.
@@ -69,10 +68,9 @@ class Taps:
         They stay where anything was compiled, because graphs hold them. So the model must have run with its hooks.
         """
         self._was_compiled = self._was_compiled or has_compiled_anything()
-        if self.active or not self._is_attached or self._was_compiled:
+        if self.active or self.are_resting or self._was_compiled:
             return
         self._places = {name: hook.place(self._modules[name]) for name, hook in self._hooks.items()}
-        self._is_attached = False
         self._until_let_go.close()
 
     @property
@@ -84,7 +82,7 @@ class Taps:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
         self.active = False
         with self._until_let_go:
-            self._is_attached, self._places = False, {}
+            self._hooks, self._places = {}, {}
             self.settle()
 
     @property
