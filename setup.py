@@ -4,11 +4,12 @@ from setuptools import Extension, setup
 
 # Without a C compiler the package installs all the same, and measures on the CPU with torch's own operations;
 # TensorBoard then computes its checksums itself.
+HEADERS = [f"src/hookboard/measure/_native_{name}.h" for name in ("values", "tensor")]
 compiled = [
     Extension(
         f"hookboard.{name}",
         [f"src/hookboard/{name.replace('.', '/')}.c"],
-        depends=["src/hookboard/measure/_native_values.h"] if name == "measure._native" else [],
+        depends=HEADERS if name == "measure._native" else [],
         extra_compile_args=["-O3"],
         py_limited_api=True,
         optional=True,

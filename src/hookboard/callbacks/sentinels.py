@@ -1,6 +1,5 @@
 """A few small gradients that tell whether any gradient of a model is not finite."""
 
-import cmath
 from collections.abc import Iterator
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from hookboard.measure import needs_host
+from hookboard.measure import are_finite, needs_host
 from hookboard.ranks import local
 from hookboard.selection import named_submodules
 
@@ -44,8 +43,6 @@ class Sentinels:
         large = [p for p in smallest if p.numel() > SMALL and p.ndim > 1 and len(p) <= SMALL]
         first = [p for p in (owned[0] if owned else []) if p.numel() <= FIRST]
         self._whole = list({id(p): p for p in [*first, *_spread(small)]}.values())
-        self._vectors = [p for p in self._whole if p.ndim == 1]
-        self._others = [p for p in self._whole if p.ndim != 1]
         self._columns = _spread(large) if len(small) < FEW else []
 
     def are_surely_finite(self) -> bool:
@@ -54,17 +51,9 @@ class Sentinels:
         It runs after every backward pass, which leaves nothing of it in the caches: what counts is to do few different
         things, in this thread alone.
         """
-        if self._columns:
-            return False
-        vectors = [grad for p in self._vectors if (grad := p.grad) is not None]
-        others = [grad for p in self._others if (grad := p.grad) is not None]
-        if {*map(type, vectors), *map(type, others)} != {Tensor}:
-            return False  # there is none, or an operation on a subclass may be a collective
-        try:
-            joined = torch.cat([*vectors, *[grad.reshape(-1) for grad in others]])
-            return not joined.is_meta and cmath.isfinite(joined.sum().item())
-        except RuntimeError:  # some are sparse, or they lie on several devices
-            return False
+        whole = [grad for p in self._whole if (grad := p.grad) is not None]
+        columns = [grad for p in self._columns if (grad := p.grad) is not None]
+        return bool(whole or columns) and are_finite(whole, columns)
 
     def total(self) -> Tensor | None:
         """A number that is not finite if one of them is not, such as their sum, shape (). None if there is no gradient.

@@ -21,7 +21,7 @@ from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram, histograms
 from hookboard.measure.host import measuring_device, needs_host
 from hookboard.measure.merge import merge_rows
-from hookboard.measure.native import Form, can_subtract, is_like
+from hookboard.measure.native import Form, are_finite, can_subtract, is_like
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
 from hookboard.measure.scratch import forget_scratch
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, plan, width_of
@@ -46,6 +46,7 @@ __all__ = [
     "Row",
     "Statistic",
     "Table",
+    "are_finite",
     "as_list",
     "can_subtract",
     "dead_share",

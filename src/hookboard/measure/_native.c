@@ -1,6 +1,6 @@
 /* One pass over values where torch needs five. Optional: without it cpu.py does the same with torch's own
-   operations. Tensors come as the address of their first value: native.py, the only caller, has looked at each and
-   holds it alive. */
+   operations. native.py, the only caller, holds the tensors alive, and has looked at each that comes as the address
+   of its first value. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -722,6 +722,8 @@ done:
     return result;
 }
 
+#include "_native_tensor.h"
+
 static PyMethodDef methods[] = {
     {"measure", measure, METH_VARARGS,
      "measure(address, minus, type, outer, channels, inner, apart, with_abs_mean, counts, threads): the row of a tensor, "
@@ -733,6 +735,15 @@ static PyMethodDef methods[] = {
      "returns None."},
     {"merge_all", merge_all, METH_VARARGS,
      "merge_all(address of rows, address of their owners, count, owners): the memory of the merged row of each owner."},
+    {"find_view", find_view, METH_VARARGS,
+     "find_view(torch.Tensor, torch.nn.Parameter): whether torch lets itself be asked from C what a tensor is. Only then "
+     "what follows ever says True."},
+    {"is_like", is_like, METH_VARARGS,
+     "is_like(tensor, key): whether it is a tensor of torch's own in memory that is there, and of the type, shape and "
+     "stride of which the key holds the numbers."},
+    {"are_finite", are_finite, METH_VARARGS,
+     "are_finite([tensor, ...], [tensor, ...]): whether all values of the first are finite, and of the second those of "
+     "the first column; False too where that cannot be told here."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -20,8 +20,14 @@ try:
 except ImportError:  # there was no C compiler when hookboard was installed
     _native = None  # type: ignore[assignment]
 
+_CAN_VIEW = _native is not None and _native.find_view(Tensor, nn.Parameter)
+"""Whether the kernel can ask torch itself what a tensor is."""
+
 _TYPES = {torch.float32: (0, 4), torch.float64: (1, 8), torch.bfloat16: (2, 2), torch.float16: (3, 2)}
 """What the kernel reads: the number that it has for a type, and the bytes of a value."""
+
+_DLPACK = {torch.float32: (2, 32), torch.float64: (2, 64), torch.bfloat16: (4, 16), torch.float16: (2, 16)}
+"""The same types as DLPack has them: its code, and the bits of a value."""
 
 _COUNTING = threading.Lock()
 """Held while bins are added: the kernel may run without the interpreter's lock."""
@@ -38,6 +44,7 @@ class Form(NamedTuple):
         channels: how many there are; 0 if their rows are not wanted.
         reach: how many values lie between its first and its last, both included.
         given: what the kernel takes, see `Job` in `_native.c`: type, outer, channels, inner, apart.
+        key: type, shape and stride in numbers, see `is_like` in `_native.c`.
     """
 
     shape: torch.Size
@@ -47,6 +54,7 @@ class Form(NamedTuple):
     channels: int
     reach: int
     given: tuple[int, int, int, int, int]
+    key: bytes
 
 
 def form_of(tensor: Tensor, dim: int | None = None, *, with_gaps: bool = False) -> Form | None:
@@ -74,12 +82,15 @@ def form_of(tensor: Tensor, dim: int | None = None, *, with_gaps: bool = False) 
     else:
         return None
     given = _TYPES[tensor.dtype][0], outer, channels, inner, apart
-    form = Form(tensor.shape, tensor.stride(), tensor.dtype, dim, channels, reach, given)
+    key = np.array([*_DLPACK[tensor.dtype], *tensor.shape, *tensor.stride()], np.int64).tobytes()
+    form = Form(tensor.shape, tensor.stride(), tensor.dtype, dim, channels, reach, given, key)
     return form if _is_in_memory(tensor, reach) else None
 
 
 def is_like(tensor: Tensor, form: Form) -> bool:
     """Whether `form_of` would give this form again, with the same arguments; it takes a fraction of the time."""
+    if _CAN_VIEW and _native is not None:
+        return _native.is_like(tensor, form.key)
     return (
         is_plain(tensor)
         and tensor.shape == form.shape
@@ -87,6 +98,16 @@ def is_like(tensor: Tensor, form: Form) -> bool:
         and tensor.dtype is form.dtype
         and _is_in_memory(tensor, form.reach)
     )
+
+
+def are_finite(tensors: Sequence[Tensor], of_columns: Sequence[Tensor] = ()) -> bool:
+    """Whether the values of plain floating-point tensors on the CPU are all finite; False too where it cannot be told.
+
+    Args:
+        tensors: are read whole.
+        of_columns: of these the first value of each row is read.
+    """
+    return _CAN_VIEW and _native is not None and _native.are_finite(list(tensors), list(of_columns))
 
 
 def can_subtract(minus: Tensor, form: Form) -> bool:
