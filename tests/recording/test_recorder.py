@@ -36,6 +36,18 @@ def test_a_flush_forgets_what_it_returned():
     assert reading.histogram.counts.sum() == 20
 
 
+def test_bins_of_a_step_that_is_read_late_are_not_those_of_the_next():
+    mine = recorder(histogram=True)
+    mine.open(A)(normal(10))
+    first = mine.send()
+    mine.open(A)(normal(20))
+    second = mine.send()
+    mine.open(A)(normal(40))
+    (reading,), (next_one,) = (sent.readings().values() for sent in (first, second))
+    (last,) = mine.flush()[0].values()
+    assert [each.histogram.counts.sum() for each in (reading, next_one, last)] == [10, 20, 40]
+
+
 def test_more_calls_than_the_buffer_was_made_for_are_kept():
     mine = recorder()
     parts = list(normal(1000, 3))

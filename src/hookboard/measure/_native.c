@@ -43,6 +43,7 @@
 #define WIDE 16384 /* values that stay in the second fastest */
 #define SHIFT 19   /* as in bins.py */
 #define BINS 8192
+#define FINITE 4080 /* bins of each sign that hold finite values */
 #define FEW 2048   /* values for which a table of their own does not pay */
 
 #define ENOUGH 65536    /* values that are worth more than one thread */
@@ -476,14 +477,19 @@ static void join_pieces(const Job *job)
         job->row[COUNT] = NAN;
 }
 
-static void add_tables(int64_t *counts, Tables *tables)
+/* Adds what the tables hold to the counts. Most bins hold nothing: it is looked at many at once. */
+FOR_EACH_PROCESSOR static void add_tables(int64_t *counts, const Tables *tables)
 {
-    for (int bin = 0; bin < BINS; bin++) {
-        int64_t found = (int64_t)tables->even[bin] + tables->odd[bin];
-        if (found)
-            add_to(counts + bin, found);
+    for (int first = 0; first < BINS; first += BESIDE) {
+        uint32_t any = 0;
+        for (int bin = first; bin < first + BESIDE; bin++)
+            any |= tables->even[bin] | tables->odd[bin];
+        for (int bin = first; any && bin < first + BESIDE; bin++) {
+            int64_t found = (int64_t)tables->even[bin] + tables->odd[bin];
+            if (found)
+                add_to(counts + bin, found);
+        }
     }
-    memset(tables, 0, sizeof *tables);
 }
 
 /* What one thread takes at once: a piece of a large job, or some small jobs. */
@@ -513,8 +519,10 @@ static void do_tasks(void *argument)
     for (size_t k; (k = take_next(&all->next)) < all->count;) {
         for (const Job *job = all->tasks[k].first; job < all->tasks[k].end; job++)
             do_piece(job, all->tasks[k].piece, &also);
-        if (also.tables && tables.counted > INT32_MAX)
+        if (also.tables && tables.counted > INT32_MAX) {
             add_tables(all->counts, &tables);
+            memset(&tables, 0, sizeof tables);
+        }
     }
     if (also.tables)
         add_tables(all->counts, &tables);
@@ -722,6 +730,50 @@ done:
     return result;
 }
 
+/* The sum of the bins from one place to another, in the order of values: from the lowest finite one to the highest.
+   Whole numbers up to 2^53 add up exactly in any order. */
+#define SUM_BETWEEN(type)                                                                                              \
+    for (size_t k = from; k < least(to, FINITE); k++)                                                                  \
+        sum += (double)((const type *)counts)[BINS / 2 + FINITE - 1 - k];                                              \
+    for (size_t k = from > FINITE ? from : FINITE; k < to; k++)                                                        \
+        sum += (double)((const type *)counts)[k - FINITE];
+
+FOR_EACH_PROCESSOR static double sum_between(const void *counts, int are_floats, size_t from, size_t to)
+{
+    double sum = 0;
+    if (are_floats) {
+        SUM_BETWEEN(double)
+    } else {
+        SUM_BETWEEN(int64_t)
+    }
+    return sum;
+}
+
+static PyObject *sum_bins(PyObject *module, PyObject *args)
+{
+    PyObject *list;
+    Py_ssize_t places, parts;
+    int are_floats;
+    if (!PyArg_ParseTuple(args, "Opnn", &list, &are_floats, &places, &parts))
+        return NULL;
+    Py_ssize_t count = PyList_Size(list);
+    PyObject *memory = count < 0 ? NULL : PyByteArray_FromStringAndSize(NULL, count * parts * (Py_ssize_t)sizeof(double));
+    if (!memory)
+        return NULL;
+    double *sum = (double *)PyByteArray_AsString(memory);
+    const int64_t *place = (const int64_t *)places;
+    for (Py_ssize_t i = 0; i < count; i++, place++) {
+        const void *counts = PyLong_AsVoidPtr(PyList_GetItem(list, i));
+        if (!counts) {
+            Py_DECREF(memory);
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "no address");
+        }
+        for (Py_ssize_t k = 0; k < parts; k++, place++)
+            *sum++ = sum_between(counts, are_floats, (size_t)place[0], (size_t)place[1]);
+    }
+    return memory;
+}
+
 #include "_native_tensor.h"
 
 static PyMethodDef methods[] = {
@@ -735,6 +787,9 @@ static PyMethodDef methods[] = {
      "returns None."},
     {"merge_all", merge_all, METH_VARARGS,
      "merge_all(address of rows, address of their owners, count, owners): the memory of the merged row of each owner."},
+    {"sum_bins", sum_bins, METH_VARARGS,
+     "sum_bins([address of bins, ...], are_floats, address of places, parts): the memory of the sums of the bins of each "
+     "between its places, of which there is one more than parts, int64, from the lowest to the highest value."},
     {"find_view", find_view, METH_VARARGS,
      "find_view(torch.Tensor, torch.nn.Parameter): whether torch lets itself be asked from C what a tensor is. Only then "
      "what follows ever says True."},

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hookboard.measure import native
 from hookboard.measure.bins import BINS, MANTISSA_BITS, SHIFT
 
 
@@ -60,7 +61,7 @@ def histograms(
     The outermost bins of float32's range hold all that is beyond it, up to `low` and `high`.
 
     Args:
-        counts: of each site, shape (BINS,), as `measure` left them.
+        counts: of each site, shape (BINS,), as `measure` left them, int64 or float64.
         low: of each site the smallest finite value, shape (sites,); it becomes the first edge.
         high: the largest, which becomes the last edge.
         resolution: how many bins the range is cut into, at most.
@@ -71,25 +72,26 @@ def histograms(
     starts = np.zeros((len(counts), resolution + 1), dtype=np.intp)
     starts[:, 1:-1] = np.searchsorted(_EDGES, cuts.T).clip(0, len(_ORDER))
     starts[:, -1] = len(_ORDER)
-    sums = np.array([_sums(each, start) for each, start in zip(counts, starts, strict=True)])
+    sums = native.sums_of_bins(counts, starts)
+    if sums is None:
+        sums = np.array([_sums(each, start) for each, start in zip(counts, starts, strict=True)])
 
     # A bin is kept where it or the one before it holds something, and where another that does follows.
     is_filled = sums > 0
     after_filled = np.pad(is_filled, ((0, 0), (1, 0)))[:, :-1]
     before_filled = np.maximum.accumulate(is_filled[:, ::-1], axis=1)[:, ::-1]
     is_kept = is_filled | (after_filled & before_filled)
-    edges = _EDGES[starts[:, :-1]].clip(low[:, None], high[:, None])
-    ends = np.cumsum(is_kept.sum(axis=1))[:-1]
-    found = zip(np.split(edges[is_kept], ends), np.split(sums[is_kept], ends), low, high, strict=True)
-    return [_between(inner, sums, low, high) for inner, sums, low, high in found]
-
-
-def _between(starts: np.ndarray, sums: np.ndarray, low: float, high: float) -> Histogram:
-    if not len(sums):
-        return Histogram(np.zeros(1), sums)
-    edges = np.append(starts, high)
-    edges[0] = low
-    return Histogram(edges, sums)
+    edges = np.append(_EDGES[starts[:, :-1]].clip(low[:, None], high[:, None]), high[:, None], axis=1)
+    edges[np.arange(len(counts)), is_kept.argmax(axis=1)] = low
+    is_edge = np.append(is_kept, is_kept.any(axis=1, keepdims=True), axis=1)
+    edges, sums = edges[is_edge], sums[is_kept]
+    places = zip(np.cumsum(is_edge.sum(axis=1)).tolist(), np.cumsum(is_kept.sum(axis=1)).tolist(), strict=True)
+    found, edge, part = [], 0, 0
+    for next_edge, next_part in places:
+        own = edges[edge:next_edge] if next_edge > edge else np.zeros(1)
+        found.append(Histogram(own, sums[part:next_part]))
+        edge, part = next_edge, next_part
+    return found
 
 
 def _sums(counts: np.ndarray, starts: np.ndarray) -> np.ndarray:

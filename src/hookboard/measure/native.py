@@ -232,3 +232,25 @@ def add_counts(counts: Tensor, more: Tensor) -> None:
     """Add counted bins, both of shape (BINS,), int64, while no other thread does."""
     with _COUNTING:
         counts += more
+
+
+def sums_of_bins(counts: Sequence[np.ndarray], places: np.ndarray) -> np.ndarray | None:
+    """The sums of bins between places in the order of values, float64; None where the kernel does not add them.
+
+    Args:
+        counts: of each site, shape (BINS,), all int64 or all float64.
+        places: of each site, ascending, shape (sites, parts + 1).
+
+    Returns:
+        Shape (sites, parts).
+    """
+    kinds = {each.dtype for each in counts}
+    if _native is None or kinds not in ({np.dtype(np.int64)}, {np.dtype(np.float64)}):
+        return None
+    if not all(each.flags.c_contiguous for each in counts):
+        return None
+    places = np.ascontiguousarray(places, np.int64)
+    addresses = [each.__array_interface__["data"][0] for each in counts]
+    parts = places.shape[1] - 1
+    memory = _native.sum_bins(addresses, kinds == {np.dtype(np.float64)}, places.__array_interface__["data"][0], parts)
+    return np.frombuffer(memory).reshape(-1, parts)

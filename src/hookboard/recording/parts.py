@@ -71,11 +71,11 @@ class Unpacked:
         return self
 
 
-def as_taken(taken: Mapping[int, ChannelRows | None], layout: Layout) -> Iterator[np.ndarray | None]:
-    """The rows of the channels of each site, where they need no packet."""
+def as_taken(taken: Mapping[int, np.ndarray | Tensor | None], layout: Layout) -> Iterator[np.ndarray | None]:
+    """What was taken of each site, where it needs no packet."""
     for index in range(len(layout)):
-        rows = taken.get(index)
-        yield None if rows is None else np.asarray(rows)
+        found = taken.get(index)
+        yield None if found is None else np.asarray(found)
 
 
 def channels_in(packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
@@ -96,7 +96,13 @@ def bins_in(packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
         yield None if bins is None or math.isnan(bins[0]) else bins
 
 
-def unpacked(packet: Packet, layout: Layout, mine: Layout, channels: Iterable[np.ndarray | None] | None) -> Unpacked:
+def unpacked(
+    packet: Packet,
+    layout: Layout,
+    mine: Layout,
+    channels: Iterable[np.ndarray | None] | None = None,
+    bins: Iterable[np.ndarray | None] | None = None,
+) -> Unpacked:
     """What a packet holds of each site.
 
     Args:
@@ -104,13 +110,15 @@ def unpacked(packet: Packet, layout: Layout, mine: Layout, channels: Iterable[np
         layout: of the packet.
         mine: the sites of this rank, whose own tensors tell the dtype.
         channels: the rows of the channels of each site, where the packet has none.
+        bins: the counts of each site, where the packet has none.
     """
     if layout is mine:
         dtypes = [extent.dtype for extent in layout.values()]
     else:
         dtypes = [mine.get(site, extent).dtype or extent.dtype for site, extent in layout.items()]
-    rows_of_channels = channels_in(packet, layout) if channels is None else channels
-    return Unpacked(list(layout), packet.rows.numpy(), list(rows_of_channels), list(bins_in(packet, layout)), dtypes)
+    channels = channels_in(packet, layout) if channels is None else channels
+    bins = bins_in(packet, layout) if bins is None else bins
+    return Unpacked(list(layout), packet.rows.numpy(), list(channels), list(bins), dtypes)
 
 
 def results_of(plan: Plan, stage: Stage, with_histogram: bool, read: Unpacked) -> Results:
@@ -141,7 +149,7 @@ def packer(
     sites: list[Site],
     rows: Tensor,
     channels: Mapping[Site, ChannelRows | None] | None,
-    bins: Mapping[Site, Tensor],
+    bins: Mapping[Site, Tensor] | None,
     flags: Tensor,
 ) -> Callable[[Layout, float], Packet]:
     """Makes the packet of what was measured at some sites, for any layout and a status.
@@ -150,13 +158,13 @@ def packer(
         sites: in the order of their rows.
         rows: one for each site, and behind them the empty one.
         channels: the rows of their channels; None if no packet holds them.
-        bins: of those that have a histogram.
+        bins: of those that have a histogram; None if no packet holds them.
         flags: see `Packet`.
     """
 
     def pack(layout: Layout, status: float) -> Packet:
-        with_bins = [site for site, extent in layout.items() if extent.has_bins]
-        counted = [bins[site] if site in bins else rows.new_zeros(BINS) for site in with_bins]
+        with_bins = [] if bins is None else [site for site, extent in layout.items() if extent.has_bins]
+        counted = [bins[site] if bins and site in bins else rows.new_zeros(BINS) for site in with_bins]
         return Packet(
             rows=in_order(rows, sites, list(layout)),
             channels=packed(channels or {}, {} if channels is None else layout, rows.device),

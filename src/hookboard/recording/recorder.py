@@ -84,7 +84,7 @@ class Recorder:
         self._channels = channels
         self._ends = ends
         self._channel_rows = ChannelBuffer(self._rows.device, self._rows.streams)
-        self._keeps_channels = self._rows.device.type == "cpu" and (ranks is None or not sync)
+        self._is_alone = self._rows.device.type == "cpu" and (ranks is None or not sync)
         self._rank = 0 if ranks is None else ranks.rank
         self._is_merged = sync or ranks is None
         self._exchange = Exchange(ranks if sync else None, plan.more)
@@ -249,12 +249,15 @@ class Recorder:
             return Sent(lambda: Readings.of([]), list)
         met = self._slots.take_met()
         taken = self._channel_rows.take()
+        lent = self._slots.lend_bins(met) if self._is_alone else {}
         layout, packet = self._exchange.bring(mine, self._packer(known, flags, met, taken))
 
         def readings() -> Readings:
             host = packet()
-            read = unpacked(host, layout, mine, as_taken(taken, layout) if self._keeps_channels else None)
-            return self._table(read, elements_in(host.rows).numpy(), owners)
+            own = [as_taken(taken, layout), as_taken(lent, layout)] if self._is_alone else []
+            table = self._table(unpacked(host, layout, mine, *own), elements_in(host.rows).numpy(), owners)
+            self._slots.give_back(lent)
+            return table
 
         return Sent(readings, lambda: packet().flags.tolist())
 
@@ -282,7 +285,9 @@ class Recorder:
         merged = self._rows.take(len(local) + 1)  # the last is the empty row
         if self._off:
             merged[[index for index, site in enumerate(local) if site in self._off]] = math.nan
-        channels = None if self._keeps_channels else {local[index]: rows for index, rows in taken.items()}
+        if self._is_alone:
+            return packer(local, merged, None, None, flags)
+        channels = {local[index]: rows for index, rows in taken.items()}
         # What another rank has counted of a site is not the whole; nobody asks where there are no ranks.
         partly = measured if self._exchange.is_collective else ()
         with self._rows.streams.joined():

@@ -3,7 +3,7 @@
 import functools
 import math
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,19 @@ class Slot:
         plan: its statistics.
     """
 
-    __slots__ = ("counts", "extent", "form", "index", "is_decided", "observe", "plan", "shape", "site", "traits")
+    __slots__ = (
+        "counts",
+        "extent",
+        "form",
+        "index",
+        "is_decided",
+        "observe",
+        "plan",
+        "shape",
+        "site",
+        "spare",
+        "traits",
+    )
 
     observe: Callable[[Tensor], None]
     """Measures a tensor of the site."""
@@ -36,6 +48,8 @@ class Slot:
         """What a packet holds of it."""
         self.counts: Tensor | None = None
         """The bins of the running step; None without a histogram."""
+        self.spare: Tensor | None = None
+        """Empty bins for the next step; None while they are lent."""
         self.is_decided = False
         """Whether it is known if there is a histogram."""
         self.form: Form | None = None
@@ -118,6 +132,26 @@ class Slots:
         """Note the shapes anew, and where the channels are."""
         for slot in list(self.by_site.values()):
             slot.shape = slot.form = None
+
+    def lend_bins(self, met: Iterable[int]) -> dict[int, Tensor]:
+        """The bins of those of some slots that have a histogram, int64, by number: until `give_back`, or for ever.
+
+        Args:
+            met: the numbers of the slots.
+        """
+        slots = list(self.by_site.values())
+        lent: dict[int, Tensor] = {}
+        for slot in (slots[number] for number in met):
+            if slot.counts is not None:
+                lent[slot.index] = slot.counts
+                slot.counts, slot.spare = no_counts(self._device) if slot.spare is None else slot.spare, None
+        return lent
+
+    def give_back(self, lent: Mapping[int, Tensor]) -> None:
+        """Empty these bins for the next step. Memory that is fresh costs as much as to count them."""
+        slots = list(self.by_site.values())
+        for number, counts in lent.items():
+            slots[number].spare = counts.zero_()
 
     def take_bins(self, sites: Sequence[Site], partly: Container[int], device: torch.device) -> dict[Site, Tensor]:
         """The bins of those of some sites that have a histogram, float64, which are emptied.
