@@ -83,7 +83,7 @@ def histograms(
     is_kept = is_filled | (after_filled & before_filled)
     edges = np.append(_EDGES[starts[:, :-1]].clip(low[:, None], high[:, None]), high[:, None], axis=1)
     edges[np.arange(len(counts)), is_kept.argmax(axis=1)] = low
-    is_edge = np.append(is_kept, is_kept.any(axis=1, keepdims=True), axis=1)
+    is_edge = np.append(is_kept, np.logical_or.reduce(is_kept, axis=1, keepdims=True), axis=1)
     edges, sums = edges[is_edge], sums[is_kept]
     places = zip(np.cumsum(is_edge.sum(axis=1)).tolist(), np.cumsum(is_kept.sum(axis=1)).tolist(), strict=True)
     found, edge, part = [], 0, 0
