@@ -375,6 +375,25 @@ def test_the_alarm_of_an_effect_waits_for_a_cause_that_has_not_lasted_yet():
     assert spans(judged(cut, steps=8)) == [("alarm", 5, None)]
 
 
+@pytest.mark.parametrize("severity", ["alarm", "note"])
+def test_an_effect_names_the_cause_that_has_not_lasted_yet_and_what_to_mend_first(severity):
+    cut = at(*range(5, 20), name="no_gradient", severity=severity)
+    dead = at(*range(6, 20), name="dead_units", severity="alarm")
+    (verdict,) = judged(cut, dead, steps=8).verdicts
+    assert "(it may follow from dead_units in fc0, which has not lasted long enough to be said: " in verdict.evidence
+    assert verdict.advice == "If dead_units in fc0 lasts, mend that first."
+
+
+def test_an_effect_of_a_cause_that_is_said_does_not_name_another_that_is_not():
+    cut = at(*range(5, 20), name="no_gradient", severity="alarm")
+    dead = at(*range(5, 20), name="dead_units", severity="alarm")
+    young = at(*range(6, 20), name="precision", severity="alarm")
+    effect = judged(cut, dead, young, steps=8).verdicts[-1]
+    assert effect.rule == "no_gradient"
+    assert effect.evidence.endswith("(it follows from dead_units in fc0)")
+    assert "may follow" not in effect.evidence
+
+
 def test_the_alarm_of_an_effect_does_not_wait_for_a_cause_that_only_flickers():
     cut = at(*range(5, 20), name="no_gradient", severity="alarm")
     dead = at(6, 8, 10, 12, name="dead_units", severity="alarm")

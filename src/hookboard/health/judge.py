@@ -164,7 +164,8 @@ class Judge:
         said = {**self._closed, **{key: case for key, case in self._open.items() if case.is_said}}
         is_harmed = self._well < self.run.window and self.run.seen > 0
         cases = {case.verdict(*key, self.run.window, is_harmed): case for key, case in said.items()}
-        cases = {self._waits(verdict, case): case for verdict, case in cases.items()}
+        whole = {self._waits(verdict, case): verdict for verdict, case in cases.items()}
+        cases = {verdict: cases[whole[verdict]] for verdict in whole}
         hard = {verdict for verdict, case in cases.items() if case.is_hard}
         roots = {verdict for verdict, case in cases.items() if case.symptom.is_root}
         causes = explained(list(cases), self.run, hard, roots)
@@ -183,7 +184,7 @@ class Judge:
         # An effect keeps its own numbers, and says what it follows from.
         ranked = sorted(cases, key=rank)
         return tuple(
-            _as_effect(verdict, causes[verdict]) if verdict in causes else self._with_its_past(verdict)
+            _as_effect(whole[verdict], causes[verdict]) if verdict in causes else self._with_its_past(verdict)
             for verdict in ranked
         )
 
@@ -198,8 +199,8 @@ class Judge:
         return verdict
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
-        """An alarm, as a note while its cause may be a case that has not lasted long enough; for a window at most."""
-        if verdict.severity == "note" or case.at_once or case.symptom.is_root or case.alarms >= 2 * self.run.window:
+        """A note that says so while its cause may be a case that has not lasted long enough; for a window at most."""
+        if case.at_once or case.symptom.is_root or abs(case.alarms) >= 2 * self.run.window:
             return verdict
         early = {
             replace(open_.verdict(*key, self.run.window, True), severity=open_.symptom.severity): open_
@@ -207,8 +208,17 @@ class Judge:
             if not open_.is_said and not open_.missed
         }
         hard = {one for one, open_ in early.items() if open_.is_hard} | ({verdict} if case.is_hard else set())
-        may_follow = verdict in explained([verdict, *early], self.run, hard)
-        return replace(verdict, severity="note") if may_follow else verdict
+        cause = explained([verdict, *early], self.run, hard).get(verdict)
+        if cause is None:
+            return verdict
+        what = f"{cause.rule}{_in(cause)}"
+        evidence = f"{verdict.evidence} (it may follow from {what}, which has not lasted long enough to be said: "
+        return replace(
+            verdict,
+            severity="note",
+            evidence=f"{evidence}{cause.evidence.rstrip('.')})",
+            advice=f"If {what} lasts, mend that first.",
+        )
 
     def _place(self, rule: str) -> int:
         if rule in ORDER:
@@ -277,6 +287,9 @@ class Judge:
 
 
 def _as_effect(verdict: Verdict, cause: Verdict) -> Verdict:
-    where = f" in {cause.module}" if cause.module else ""
-    evidence, advice = f"{verdict.evidence} (it follows from {cause.rule}{where})", f"Mend {cause.rule}{where} first."
-    return replace(verdict, severity="note", evidence=evidence, advice=advice)
+    evidence = f"{verdict.evidence} (it follows from {cause.rule}{_in(cause)})"
+    return replace(verdict, severity="note", evidence=evidence, advice=f"Mend {cause.rule}{_in(cause)} first.")
+
+
+def _in(verdict: Verdict) -> str:
+    return f" in {verdict.module}" if verdict.module else ""

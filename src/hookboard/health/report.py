@@ -121,7 +121,7 @@ def sentence(text: str, module: str = "") -> str:
     >>> sentence("head gave 0", "head"), sentence("net.0 gave 0!")
     ('head gave 0.', 'net.0 gave 0!')
     """
-    text = re.sub(r"\.( \(it follows from .*\))$", r"\1", text.strip())
+    text = re.sub(r"\.( \(it (?:may follow|follows) from .*\))$", r"\1", text.strip())
     if text and text[-1] not in ".!?":
         text += "."
     first = re.match(r"[a-z][a-z'-]*(?=[\s,;:]|\.?$)", text)
