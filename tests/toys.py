@@ -1,15 +1,18 @@
 """Tiny things to train, a Trainer that says nothing, and what can be read back of a run."""
 
+import io
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event
 from torch import Tensor, nn
@@ -124,6 +127,17 @@ def records(folder: Path) -> Iterator[Event]:
         (length,) = struct.unpack("<Q", data[:8])
         yield Event.FromString(data[12 : 12 + length])
         data = data[length + 16 :]
+
+
+def pixels(event: Any) -> np.ndarray:
+    """The RGB pixels of a picture in an event file."""
+    return np.asarray(Image.open(io.BytesIO(event.encoded_image_string)).convert("RGB"))
+
+
+def images(folder: Path) -> dict[str, dict[int, np.ndarray]]:
+    """Tag to step to RGB pixels."""
+    found = events(folder)
+    return {tag: {event.step: pixels(event) for event in found.Images(tag)} for tag in found.Tags()["images"]}
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:

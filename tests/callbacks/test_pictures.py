@@ -1,18 +1,15 @@
 """What FeatureMapLogger and KernelLogger write, when, and what they leave alone."""
 
 import copy
-import io
 import pickle
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import Logger
-from PIL import Image
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
-from toys import Toy, batches, events, fit, hooked, loader, mlp, records, trainer
+from toys import Toy, batches, events, fit, hooked, images, loader, mlp, records, trainer
 
 from hookboard import CAMLogger, FeatureMapLogger, KernelLogger
 from hookboard.images.colour import HEAT
@@ -43,16 +40,6 @@ def cnn():
 
 def ours(warnings_that_came):
     return [warning for warning in warnings_that_came if "hookboard" in str(warning.message)]
-
-
-def pixels(event):
-    return np.asarray(Image.open(io.BytesIO(event.encoded_image_string)).convert("RGB"))
-
-
-def images(folder):
-    """Tag to step to RGB pixels."""
-    found = events(folder)
-    return {tag: {event.step: pixels(event) for event in found.Images(tag)} for tag in found.Tags()["images"]}
 
 
 def test_the_picture_in_the_file_is_that_of_what_the_module_returned(tmp_path):

@@ -8,9 +8,17 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from pretended import CUDA, Functions, Pretended, PretendedAccelerator, in_another_thread, pretended_cuda
 from torch import nn
-from toys import Toy, batches, fit, mlp, scalars
+from toys import Toy, batches, fit, images, mlp, scalars
 
-from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger, Statistic
+from hookboard import (
+    ActivationLogger,
+    FeatureMapLogger,
+    GradientLogger,
+    HealthMonitor,
+    KernelLogger,
+    ParameterLogger,
+    Statistic,
+)
 from hookboard.callbacks.worker import Worker
 from hookboard.measure import EMPTY, FORMULAS, accelerator, measure, measure_channels, merge_rows, plan
 
@@ -110,6 +118,35 @@ def test_only_the_thread_of_a_callback_waits_and_once_for_each_due_step(tmp_path
     expected["hookboard HealthMonitor"] += STEPS  # the losses of the steps between two looks come by themselves
     assert_none([wait for wait in device.waits if wait.thread not in expected])
     assert Counter(wait.thread for wait in device.waits) == expected
+
+
+@pytest.mark.parametrize("order", ["channel", "strongest"])
+def test_pictures_are_drawn_by_a_thread_that_waits_once_for_each_of_its_due_steps(tmp_path, device, order):
+    of_training = {"stage": "train", "every_n_steps": 1}
+    callbacks = [FeatureMapLogger("net.*", channels=2, order=order, **of_training), KernelLogger(every_n_steps=1)]
+    train(tmp_path, device, *callbacks, model=Toy(convolutional()))
+    expected = {f"hookboard {type(callback).__name__}": STEPS for callback in callbacks}
+    assert_none([wait for wait in device.waits if wait.thread not in expected])
+    assert Counter(wait.thread for wait in device.waits) == expected
+
+
+def test_pictures_of_a_device_are_those_of_the_cpu(tmp_path, device):
+    drawn = []
+    for on_device in (True, False):
+        folder = tmp_path / str(on_device)
+        callbacks = [
+            FeatureMapLogger("net.1", stage="train", channels=2, order="strongest", every_n_steps=2),
+            KernelLogger(every_n_steps=2),
+        ]
+        if on_device:
+            train(folder, device, *callbacks, model=Toy(convolutional()))
+        else:
+            fit(folder, Toy(convolutional()), DATA, *callbacks)
+        drawn.append(images(folder))
+    assert drawn[0].keys() == drawn[1].keys() == {"feature_maps/net.1", "kernels/net.1"}
+    for tag, steps in drawn[0].items():
+        assert list(steps) == [1, 3]
+        assert all((steps[step] == drawn[1][tag][step]).all() for step in steps)
 
 
 def assert_none(waits):

@@ -23,9 +23,9 @@ from hookboard.attribution import (
     named_layer,
 )
 from hookboard.callbacks.duties import NothingToShowError
-from hookboard.callbacks.pictures import PictureLogger, PictureWatch
+from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
 from hookboard.callbacks.watch import Selection
-from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_first, unnormalized
+from hookboard.images import aspect_of, maps_in, overlays, samples_first, unnormalized
 from hookboard.messages import unknown
 from hookboard.nested import tensors_in
 from hookboard.selection import select
@@ -125,7 +125,7 @@ class CAMLogger(PictureLogger):
         tap.attach()
         return _Taken(tap, batch)
 
-    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> dict[str, Picture]:
+    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> Draw | None:
         taken: _Taken = watch.taken
         call = taken.tap.found
         if call is None:
@@ -153,7 +153,7 @@ class CAMLogger(PictureLogger):
                 f"{self._source(watch)}): picture, map (dark: 0, light: its greatest), both",
                 size=self.size,
             )
-        return pictures
+        return lambda: pictures
 
     def _chooser(self, labels: Tensor | None) -> Callable[[Tensor], Tensor]:
         def choose(scores: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
 """`FeatureMapLogger`: pictures of outputs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from hookboard.callbacks.pictures import PictureLogger, PictureWatch
+from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
 from hookboard.callbacks.trainer import inform, warn
 from hookboard.callbacks.watch import Selection, listed_gaps, names_in
 from hookboard.hooks import Observer, Taps
@@ -25,6 +25,7 @@ from hookboard.images import (
 from hookboard.messages import unknown
 from hookboard.nested import tensors_in
 from hookboard.ranks import whole
+from hookboard.recording import sent_together
 from hookboard.selection import named_submodules, select
 from hookboard.sites import Site, Stage
 
@@ -150,17 +151,26 @@ class FeatureMapLogger(PictureLogger):
             return
         taken.shown[site] = shown(maps, channels=self.channels, order=self.order, size=self.size)
 
-    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> dict[str, Picture]:
+    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> Draw | None:
         taken: _Taken = watch.taken
         if watch.is_first:
             self._name_gaps(trainer, taken)
-        return {
-            f"feature_maps/{site.path}": feature_maps(
-                part, f"{site.path} ({self._source(watch)})", normalize=self.normalize, size=self.size
-            )
-            for site, part in taken.shown.items()
-            if part.values.numel()
-        }
+        kept = {site: part for site, part in taken.shown.items() if part.values.numel()}
+        arrived = sent_together([part for each in kept.values() for part in (each.values, each.channels)])
+        source = self._source(watch)
+
+        def draw() -> dict[str, Picture]:
+            hosts = iter(arrived())
+            pictures = {}
+            for site, part in kept.items():
+                there = replace(part, values=next(hosts), channels=next(hosts))
+                name = f"{site.path} ({source})"
+                pictures[f"feature_maps/{site.path}"] = feature_maps(
+                    there, name, normalize=self.normalize, size=self.size
+                )
+            return pictures
+
+        return draw if kept else None
 
     def _name_gaps(self, trainer: Trainer, taken: "_Taken") -> None:
         assert taken.taps is not None

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from hookboard.callbacks.pictures import PictureLogger, PictureWatch
+from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
 from hookboard.callbacks.watch import Selection
 from hookboard.images import CONVOLUTIONS, Picture, kernel_picture, part_shown
 from hookboard.parameters import weight_in_use
 from hookboard.ranks import whole
+from hookboard.recording import sent_together
 from hookboard.selection import NothingToSelectError, select
 
 
@@ -82,14 +84,24 @@ class KernelLogger(PictureLogger):
         for module in watch.selection.modules.values():
             watch.memory[module] = self._part(weight_in_use(module))
 
-    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> dict[str, Picture]:
-        pictures = {}
+    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> Draw | None:
+        shapes: dict[str, torch.Size] = {}
+        parts: list[Tensor] = []
         for name, module in watch.selection.modules.items():
             weight = weight_in_use(module)
             now = self._part(weight)
-            first = watch.memory.setdefault(module, now)  # one that came during the fit starts here
-            pictures[f"kernels/{name}"] = kernel_picture(now, first, name, weight.shape, size=self.size)
-        return pictures
+            parts += [now, watch.memory.setdefault(module, now)]  # one that came during the fit starts here
+            shapes[name] = weight.shape
+        arrived = sent_together(parts)
+
+        def draw() -> dict[str, Picture]:
+            hosts = iter(arrived())
+            return {
+                f"kernels/{name}": kernel_picture(next(hosts), next(hosts), name, shape, size=self.size)
+                for name, shape in shapes.items()
+            }
+
+        return draw if shapes else None
 
     def _part(self, weight: Tensor) -> Tensor:
         return part_shown(whole(weight), kernels=self.kernels, channels=self.channels)

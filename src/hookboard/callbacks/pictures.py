@@ -1,6 +1,7 @@
 """The base of callbacks that log pictures: it chooses the batch to show, and writes its pictures."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -27,6 +28,9 @@ from hookboard.writers import Entry
 
 STEPS_PER_LOG = 20
 """By default there is one picture in this many `log_every_n_steps`: pictures cost more than numbers."""
+
+Draw = Callable[[], dict[str, Picture]]
+"""Draws the pictures of a batch, by tag, in any thread. What they show is on its way to the host."""
 
 
 @dataclass
@@ -76,8 +80,8 @@ class PictureLogger(Life[PictureWatch]):
         """Attach hooks for one batch, and return the object that they fill; `watch.until_batch_end` removes them."""
 
     @abstractmethod
-    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> dict[str, Picture]:
-        """The pictures of the batch, by tag."""
+    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> Draw | None:
+        """What draws the pictures of the batch; None if there is nothing to draw."""
 
     # Its life.
 
@@ -132,10 +136,16 @@ class PictureLogger(Life[PictureWatch]):
         """Make and write the pictures; in training, of the last batch before the optimizer step."""
         if watch.stage == "train" and is_accumulating(trainer):
             return
-        pictures = self._pictures(trainer, watch)
-        if pictures and trainer.is_global_zero:
-            watch.loggers.write(Entry(logged_step(trainer), pictures=pictures))
+        draw, step = self._pictures(trainer, watch), logged_step(trainer)
         watch.is_first, watch.taken = False, None
+        if draw is None or not trainer.is_global_zero:
+            return
+        watch.loggers.prepare()
+
+        def write() -> None:
+            watch.loggers.write(Entry(step, pictures=draw()))
+
+        self._leave_to_worker(watch, write, "at the end of a batch")
 
     def _end_loop(self, trainer: Trainer, watch: PictureWatch) -> None:
         """Warn if the loop ended before the batch that was to be shown."""

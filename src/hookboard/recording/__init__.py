@@ -4,7 +4,7 @@ from hookboard.recording.parts import Sent
 from hookboard.recording.reading import Reading
 from hookboard.recording.readings import Numbers, Readings, Results
 from hookboard.recording.recorder import Recorder
-from hookboard.recording.sending import sent
+from hookboard.recording.sending import sent, sent_together
 
 __all__ = [
     "Numbers",
@@ -14,4 +14,5 @@ __all__ = [
     "Results",
     "Sent",
     "sent",
+    "sent_together",
 ]
