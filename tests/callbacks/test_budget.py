@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from toys import Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.callbacks.budget import OVERHEAD, Budget, Clock, Share
+from hookboard.callbacks.budget import OVERHEAD, Budget, Clock, Share, timed
 from hookboard.callbacks.course import is_due_now
 
 
@@ -115,18 +115,22 @@ def test_the_monitor_takes_its_first_looks_as_given(tmp_path):
 
 
 def test_the_time_in_the_running_hook_counts_at_once(monkeypatch):
-    now, clock, share = [0.0], Clock(), Share()
+    now, share = [0.0], Share()
     monkeypatch.setattr("hookboard.callbacks.budget.perf_counter", lambda: now[0])
     found = []
 
-    def look(step):
-        now[0] += 3.0
-        found.append(share.take(step, [clock]))
-        now[0] += 1.0
+    class Looks:
+        clock = Clock()
 
-    clock.run(look, 0)
+        @timed
+        def look(self, step):
+            now[0] += 3.0
+            found.append(share.take(step, [self.clock]))
+            now[0] += 1.0
+
+    Looks().look(0)
     now[0] += 4.0
-    clock.run(look, 1)
+    Looks().look(1)
     assert found == [None, 0.5]
 
 

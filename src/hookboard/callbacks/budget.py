@@ -23,11 +23,12 @@ class Clock:
     def __init__(self) -> None:
         self.spent = 0.0
         """In seconds, without the hook that is running."""
-        self._began: float | None = None
+        self.began: float | None = None
+        """When the hook of Lightning began that is running; None while none is."""
 
     def until(self, now: float) -> float:
         """The seconds that were spent until now, with those in the hook that is running."""
-        return self.spent + (0.0 if self._began is None else now - self._began)
+        return self.spent + (0.0 if self.began is None else now - self.began)
 
     def opener(
         self, open_site: Callable[[Site], Callable[[Tensor], None]]
@@ -38,16 +39,7 @@ class Clock:
     def _observe(self, observe: Callable[[Tensor], None], tensor: Tensor) -> None:
         start = perf_counter()
         observe(tensor)
-        if self._began is None:  # else the hook around it is timed
-            self.spent += perf_counter() - start
-
-    def run(self, hook: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Call a hook, and add the time that it takes."""
-        start = self._began = perf_counter()
-        try:
-            return hook(*args, **named)
-        finally:
-            self._began = None
+        if self.began is None:  # else the hook around it is timed
             self.spent += perf_counter() - start
 
 
@@ -56,7 +48,13 @@ def timed(hook: Hook) -> Hook:
 
     @functools.wraps(hook)
     def within(self: Any, *args: Any, **named: Any) -> Any:
-        return self.clock.run(hook, self, *args, **named)
+        clock: Clock = self.clock
+        start = clock.began = perf_counter()
+        try:
+            return hook(self, *args, **named)
+        finally:
+            clock.began = None
+            clock.spent += perf_counter() - start
 
     return within  # type: ignore[return-value]  # it takes what the hook takes
 
