@@ -365,6 +365,7 @@ def test_an_event_that_was_searched_in_vain_gets_its_place_from_the_look_of_its_
             judge.add("nonfinite", event, step=5, is_located=False, is_searched=True)
         judge.see(looks.look(step, []))
     assert [(v.module, v.since) for v in judge.verdicts] == [(module, 5)]
+    assert (judge.verdicts[0].evidence == "NaN") is (first_seen != 5)
 
 
 def test_the_alarm_of_an_effect_waits_for_a_cause_that_has_not_lasted_yet():

@@ -255,9 +255,12 @@ class Judge:
             return key
         if step == self._open[key].first or not self._open[key].is_searched:
             case = self._open.pop(key)
-            seen = symptom.evidence if step == case.first else f"the next look, at step {step}: {symptom.evidence}"
-            evidence = f"{case.symptom.evidence.rstrip('.')}; {seen}"
-            case.symptom = replace(case.symptom, module=symptom.module, evidence=evidence)
+            if step == case.first:  # it shows the event itself
+                place = replace(case.symptom, module=symptom.module, evidence=symptom.evidence, advice=symptom.advice)
+            else:
+                evidence = f"{case.symptom.evidence.rstrip('.')}; the next look, at step {step}: {symptom.evidence}"
+                place = replace(case.symptom, module=symptom.module, evidence=evidence)
+            case.symptom = place
             case.is_located, key = True, (rule, symptom.module)
             self._open[key] = case
         return key
