@@ -1,5 +1,5 @@
-/* What torch itself tells of a tensor, without the detour over its methods. Versions of torch before 2.10 do not: then
-   `find_view` fails, and native.py asks the tensor. */
+/* What torch itself tells of a tensor, without the detour over most of its methods. Older versions of torch do not: then
+   `find_view` says so, and native.py asks the tensor. */
 
 /* DLTensor and DLPackExchangeAPI of DLPack 1.x, as https://dmlc.github.io/dlpack/latest/c_api.html has them. */
 typedef struct {
