@@ -71,6 +71,20 @@ def test_code_between_two_modules():
     assert "before 'net.1.second'" in event.evidence
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["given to the first module", "handed on by containers"])
+def test_code_in_training_step_before_the_model(wrapped):
+    class Augments(Toy):
+        def training_step(self, batch):
+            return super().training_step(batch / 0 if bool((batch > 50).any()) else batch)
+
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 3))) if wrapped else nn.Sequential(nn.Linear(4, 3))
+    event = only_event(Augments(net), marked_at(2))
+    assert (event.module, event.during, event.step) == ("", "forward", 2)
+    assert event.evidence.startswith("Code outside of any module, in training_step, before 'net.0")
+    assert "32 Inf in 32 values" in event.evidence
+    assert "what went in was finite (32 values up to 103)" in event.evidence
+
+
 class Behind(Between):
     def forward(self, x):
         y = self.second(self.first(x))

@@ -12,6 +12,7 @@ from hookboard import (
     CAMLogger,
     FeatureMapLogger,
     GradientLogger,
+    HealthMonitor,
     HookboardWarning,
     Intervention,
     KernelLogger,
@@ -82,6 +83,12 @@ def test_callbacks_that_write_one_tag_are_named_once(tmp_path, make, names, tags
 def test_callbacks_that_write_one_picture_are_named_too(tmp_path, make, tag):
     (said,) = said_in(tmp_path, convolutions(), *make())
     assert tag in said
+
+
+def test_two_monitors_are_named(tmp_path):
+    (said,) = said_in(tmp_path, mlp(), HealthMonitor(), HealthMonitor(rules="spike"))
+    assert "HealthMonitor (callback 1) and HealthMonitor (callback 2)" in said
+    assert "'health/verdict'" in said
 
 
 def test_maps_of_a_layer_that_is_yet_to_be_chosen_are_named(tmp_path):

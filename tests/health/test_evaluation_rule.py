@@ -17,6 +17,8 @@ from hookboard.health.running import Running
 from hookboard.measure import FIELDS
 
 GAP_RULE = RULES["train_eval_gap"]
+CHANGING = LAYERS | {"fc1": replace(LAYERS["fc1"], kind="other")}
+"""Layers of which one may do in validation what it does not in training."""
 
 
 def evaluation(like, shifts):
@@ -31,9 +33,9 @@ def higher(one, by: float):
     return replace(one, moments=one.moments._replace(mean=one.moments.mean + by), channels=rows)
 
 
-def judged(*evaluations, edit=lambda look: look):
+def judged(*evaluations, edit=lambda look: look, layers=CHANGING):
     """The verdicts of a training with an evaluation every 20 steps, from step 39 on; channels have a deviation of 1."""
-    judge = Judge([GAP_RULE], LAYERS, 3)
+    judge = Judge([GAP_RULE], layers, 3)
     made = training(40 + 20 * len(evaluations))
     for number, one in enumerate(edit(replace(one, readings=made[0].readings)) for one in made):
         judge.see(one)
@@ -52,6 +54,25 @@ def test_validation_that_is_like_training_is_well():
 def test_the_layer_where_the_gap_begins_is_named():
     verdicts = judged(EVERYWHERE, EVERYWHERE)
     assert [(v.severity, v.module, v.since) for v in verdicts] == [("alarm", "fc1", 39)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "severity"),
+    [
+        ({}, "note"),
+        ({"head": {"kind": "dropout"}}, "note"),
+        ({"fc0": {"type": "LayerNorm", "kind": "norm"}}, "note"),
+        ({"fc0": {"type": "BatchNorm1d", "kind": "norm"}}, "alarm"),
+        ({"act0": {"kind": "attention"}}, "alarm"),
+        ({"fc1": {"computed": frozenset({"fc1.weight"})}}, "alarm"),
+    ],
+    ids=["none", "dropout behind it", "a layer norm", "a batch norm", "attention", "a parametrization"],
+)
+def test_a_gap_is_an_alarm_only_where_a_layer_may_do_other_things_in_validation(changed, severity):
+    layers = LAYERS | {name: replace(LAYERS[name], **fields) for name, fields in changed.items()}
+    (verdict,) = judged(EVERYWHERE, EVERYWHERE, layers=layers)
+    assert (verdict.severity, verdict.module) == (severity, "fc1")
+    assert ("weights move fast, or the data differ" in verdict.evidence) is (severity == "note")
 
 
 def test_one_evaluation_is_a_note():
@@ -111,7 +132,7 @@ def test_no_evaluation_tells_nothing():
 
 
 def test_the_last_evaluation_is_judged_though_no_step_is_measured_behind_it():
-    judge = Judge([GAP_RULE], LAYERS, 3)
+    judge = Judge([GAP_RULE], CHANGING, 3)
     *made, last = training(60)
     for one in made:
         judge.see(one)
@@ -146,6 +167,7 @@ NORM = Layer("bn", "BatchNorm1d", "norm", ("bn.weight",), frozenset({"bn.weight"
 def compared(*norms, sizes=(0.0, 0.0, 2.0, 2.0, 2.0)):
     """What is said of evaluations with these gaps whose norms lie so far from every batch."""
     run = seen(training(60))
+    run.follow(CHANGING)
     gaps = [Gap(layer, size, 0.0, 1.0, 1.0) for layer, size in zip(LAYERS.values(), sizes, strict=True)]
     for step, before in zip((39, 59), norms, strict=True):
         known = [Running(replace(NORM, name=name), 2 * far, far) for name, far in before.items()]

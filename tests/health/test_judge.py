@@ -376,13 +376,33 @@ def test_the_alarm_of_an_effect_waits_for_a_cause_that_has_not_lasted_yet():
     assert spans(judged(cut, steps=8)) == [("alarm", 5, None)]
 
 
-@pytest.mark.parametrize("severity", ["alarm", "note"])
-def test_an_effect_names_the_cause_that_has_not_lasted_yet_and_what_to_mend_first(severity):
+@pytest.mark.parametrize(
+    ("severity", "advice"), [("alarm", "If dead_units in fc0 proves true, mend that first."), ("note", "look")]
+)
+def test_an_effect_names_the_cause_that_is_not_certain_yet_and_an_alarm_what_to_mend_first(severity, advice):
     cut = at(*range(5, 20), name="no_gradient", severity=severity)
     dead = at(*range(6, 20), name="dead_units", severity="alarm")
     (verdict,) = judged(cut, dead, steps=8).verdicts
-    assert "(it may follow from dead_units in fc0, which has not lasted long enough to be said: " in verdict.evidence
-    assert verdict.advice == "If dead_units in fc0 lasts, mend that first."
+    assert "(it may follow from dead_units in fc0, which is not certain yet: " in verdict.evidence
+    assert verdict.advice == advice
+
+
+def test_what_has_ended_follows_from_nothing_that_comes_behind_it():
+    over = at(*range(2, 6), name="no_gradient", severity="note")
+    dead = at(*range(7, 9), name="dead_units", severity="alarm")
+    (verdict,) = judged(over, dead, steps=9).verdicts
+    assert verdict.until == 5
+    assert "may follow" not in verdict.evidence
+
+
+@pytest.mark.parametrize(("is_hard", "severity"), [(True, "note"), (False, "alarm")])
+def test_a_cause_that_needs_no_loss_explains_though_the_loss_shows_harm_by_then(monkeypatch, is_hard, severity):
+    dead = at(*range(20), name="dead_units", severity="alarm", is_hard=is_hard)
+    judge = Judge([dead, at(*range(20), name="no_gradient", severity="alarm")], LAYERS, WINDOW)
+    monkeypatch.setattr(type(judge.run.losses), "is_harmed", True)
+    for step in range(20):
+        judge.see(looks.look(step, []))
+    assert {v.rule: v.severity for v in judge.verdicts} == {"dead_units": "alarm", "no_gradient": severity}
 
 
 def test_an_effect_of_a_cause_that_is_said_does_not_name_another_that_is_not():

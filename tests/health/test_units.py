@@ -96,12 +96,19 @@ def test_units_that_died_later_are_dead_since_that_step():
     assert (symptom.severity, symptom.since) == ("alarm", 70)
 
 
-def test_too_few_samples_tell_nothing():
+@pytest.mark.parametrize(("dead", "enough"), [(UNITS - 1, 16), (UNITS, 4)], ids=["of some units", "of all units"])
+def test_too_few_samples_tell_nothing(dead, enough):
     def few(count):
-        return run_of(CHAIN, lambda n: chain(nothing(UNITS, count)), count=8)
+        return run_of(CHAIN, lambda n: chain(partly_dead(dead, count=count)), count=8)
 
-    assert not symptoms(DEAD_UNITS, few(15))
-    assert symptoms(DEAD_UNITS, few(16))
+    assert not symptoms(DEAD_UNITS, few(enough - 1))
+    assert symptoms(DEAD_UNITS, few(enough))
+
+
+@pytest.mark.parametrize(("dead", "is_hard"), [(UNITS, True), (6, False)])
+def test_a_layer_as_good_as_dead_needs_no_loss_to_be_an_alarm(dead, is_hard):
+    (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=harmed))
+    assert (symptom.severity, symptom.is_hard) == ("alarm", is_hard)
 
 
 def test_pruned_units_do_not_count():

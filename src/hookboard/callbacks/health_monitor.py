@@ -25,6 +25,7 @@ from hookboard.callbacks.watch import Selection, Watch
 from hookboard.health import (
     ASKED_AT_FIRST,
     RULES,
+    VERDICT,
     ChannelDims,
     Judge,
     Layer,
@@ -285,8 +286,8 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             watch.end_if_asked(trainer, self.stop_on, self._verdicts)
 
     def written_tags(self) -> Iterator[str]:
-        """None that another callback writes."""
-        return iter(())
+        """The one by which two monitors are told to write the same."""
+        return iter([VERDICT] if "train" in self._live else [])
 
     def _end_training(self, trainer: Trainer, watch: HealthWatch) -> None:
         if watch.stage == "train":

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hookboard.health import Nonfinite, Pass
-from hookboard.hooks import Fault, Values
+from hookboard.hooks import MODEL, Fault, Values
 from hookboard.messages import listed
 from hookboard.nested import tensors_in
 
@@ -144,7 +144,7 @@ def of_unknown_place(
 
 
 def _named(name: str) -> str:
-    return repr(name) if name else "the model itself"
+    return MODEL if name in ("", MODEL) else repr(name)
 
 
 def _where(fault: Fault) -> str:

@@ -11,7 +11,7 @@ from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
 from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of
 from hookboard.health.order import with_late_ones
-from hookboard.health.page import Page
+from hookboard.health.page import VERDICT, Page
 from hookboard.health.ranges import ends_of
 from hookboard.health.report import closing, ended_by, news
 from hookboard.health.rule import Rule, check_stop_on, rules_of
@@ -22,6 +22,7 @@ from hookboard.health.verdict import Severity, Symptom, Verdict
 __all__ = [
     "ASKED_AT_FIRST",
     "RULES",
+    "VERDICT",
     "ChannelDims",
     "DefinedDims",
     "Judge",

@@ -28,7 +28,7 @@ class Cause:
             open; `not later`, to the step; `earlier` than its effect; `at the start`, before the first step changed a
             weight; `by steps`: by then, and the effect was not there before the first step changed a weight.
         is_hard: whether only a hard alarm of the cause explains: one that does not need the loss to be one.
-        is_soft: whether only soft alarms, which the loss made of notes, are explained.
+        is_soft: whether only soft alarms, which the loss made of notes, are explained; no notes.
         only_if: in which runs it holds.
     """
 
@@ -147,7 +147,7 @@ def explained(
             if one in found or (cause.is_hard and one not in hard):
                 continue
             for other in (verdict for effect in cause.effects for verdict in by_rule.get(effect, ())):
-                if other in found or other in roots or (cause.is_soft and other in hard):
+                if other in found or other in roots or (cause.is_soft and (other in hard or other.severity == "note")):
                     continue
                 if _follows(run, cause, one, other):
                     found[other] = one

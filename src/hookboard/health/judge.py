@@ -200,7 +200,8 @@ class Judge:
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
         """A note that says so while its cause may be a case that has not lasted long enough; for a window at most."""
-        if case.at_once or case.symptom.is_root or abs(case.alarms) >= 2 * self.run.window:
+        has_waited = abs(case.alarms) >= 2 * self.run.window
+        if case.at_once or case.symptom.is_root or has_waited or verdict.until is not None:
             return verdict
         early = {
             replace(open_.verdict(*key, self.run.window, True), severity=open_.symptom.severity): open_
@@ -211,14 +212,11 @@ class Judge:
         cause = explained([verdict, *early], self.run, hard).get(verdict)
         if cause is None:
             return verdict
-        what = f"{cause.rule}{_in(cause)}"
-        evidence = f"{verdict.evidence} (it may follow from {what}, which has not lasted long enough to be said: "
-        return replace(
-            verdict,
-            severity="note",
-            evidence=f"{evidence}{cause.evidence.rstrip('.')})",
-            advice=f"If {what} lasts, mend that first.",
-        )
+        what, seen = f"{cause.rule}{_in(cause)}", cause.evidence.split(";")[0].rstrip(".")
+        evidence = f"{verdict.evidence} (it may follow from {what}, which is not certain yet: {seen})"
+        if verdict.severity == "note":
+            return replace(verdict, evidence=evidence)
+        return replace(verdict, severity="note", evidence=evidence, advice=f"If {what} proves true, mend that first.")
 
     def _place(self, rule: str) -> int:
         if rule in ORDER:
@@ -273,7 +271,8 @@ class Judge:
         was_said = case.is_said
         case.add(symptom, step, self.run.window)
         losses = self.run.losses
-        case.is_hard |= symptom.severity == "alarm" and not (losses.is_harmed and losses.is_finite)
+        needs_no_loss = symptom.is_hard or not (losses.is_harmed and losses.is_finite)
+        case.is_hard |= symptom.severity == "alarm" and needs_no_loss
         if case.is_said and not was_said:
             earlier = self._closed.pop(key, None)
             if earlier is not None and symptom.since is None:  # it has come back

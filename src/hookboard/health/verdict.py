@@ -45,6 +45,7 @@ class Symptom:
         since: the optimizer step at which it began. Left out: the step at which the rule first saw it.
         batch_idx: the index of the batch, for what happens in a single step.
         is_root: whether it follows from no other fault, as a layer that is in no optimizer.
+        is_hard: whether its alarm does not need the loss, which by now may show harm that it has done.
     """
 
     module: str
@@ -55,3 +56,4 @@ class Symptom:
     since: int | None = None
     batch_idx: int | None = None
     is_root: bool = False
+    is_hard: bool = False

@@ -1,6 +1,6 @@
 """Hooks on modules and on gradients: taps, which read tensors, and edits, which change them."""
 
-from hookboard.hooks.call_tree import Fault, Values, values_of
+from hookboard.hooks.call_tree import MODEL, Fault, Values, values_of
 from hookboard.hooks.calls import UNKNOWN
 from hookboard.hooks.eager import run_eagerly
 from hookboard.hooks.edits import Edit, EditRole, Edits, edited_gradient
@@ -12,6 +12,7 @@ from hookboard.hooks.rules import Clamp, ClipNorm, EditRule, Noise, Replace, Rul
 from hookboard.hooks.taps import NO_GRADIENT, Taps
 
 __all__ = [
+    "MODEL",
     "NO_GRADIENT",
     "UNKNOWN",
     "Clamp",

@@ -100,6 +100,10 @@ class Call:
         return min([*own, *inside], default=None)
 
 
+MODEL = "the model itself"
+"""In place of a name that would be empty."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """Where the first non-finite values come from.
@@ -109,8 +113,8 @@ class Fault:
             modules that it calls. `batch`: they came in with the batch, and the module takes them first. `parameter`:
             a parameter of the module holds them.
         name: the dotted name of the module.
-        near: of `between`: the module that takes them first, or, backward, the one that they arrive at first. Of
-            `parameter`: the dotted name of the parameter.
+        near: of `between`: the module that takes them first (MODEL: the model takes them itself), or, backward, the one
+            that they arrive at first. Of `parameter`: the dotted name of the parameter.
         is_in_step: whether the code stands in `training_step`, outside of all modules.
         went_in: what the module took, or the loss; backward, the gradients that arrived at its outputs.
         came_out: what it gave; backward, the gradients that it passed on. Of `batch` and `parameter`: their values.

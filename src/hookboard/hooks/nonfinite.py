@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookboard.hooks.call_tree import Call, Fault, Kind, Values, backward_fault, floats_in, values_of
+from hookboard.hooks.call_tree import MODEL, Call, Fault, Kind, Values, backward_fault, floats_in, values_of
 from hookboard.hooks.gradients import Switch, watch_output
 from hookboard.hooks.input_gradients import InputGradients, edges_of
 from hookboard.hooks.own_call import is_own_call
@@ -26,8 +26,7 @@ class _Suspect:
         kind: as in `Fault`.
         call: the call that gave them.
         gives: identifies the tensors.
-        near: as in `Fault`.
-        taker: of the batch, the first call that takes it.
+        taker: of the batch, and of what code between modules gave: the first call that takes it.
         came_out: the values.
         is_healed: whether a module has turned them into finite ones since, as softmax does with -Inf.
     """
@@ -35,7 +34,6 @@ class _Suspect:
     kind: Kind
     call: Call
     gives: set[int]
-    near: str = ""
     taker: Call | None = None
     came_out: tuple[Values, ...] = ()
     is_healed: bool = False
@@ -110,13 +108,14 @@ class Search:
                 suspect.is_healed = False
         alive = self._alive()
         for suspect in alive:
-            # A container hands the batch on to a module inside it: that one is meant.
-            if suspect.kind == "batch" and (suspect.taker is None or call.parent is suspect.taker):
+            # A container hands what it takes on to a module inside it: that one is meant.
+            is_first = suspect.kind == "batch" and suspect.taker is None
+            if is_first or (suspect.taker is not None and call.parent is suspect.taker):
                 suspect.taker = call
         if not alive:
             assert call.parent is not None
             bad = tuple(values for values in call.inputs if not values.is_finite)
-            self._suspects.append(_Suspect("between", call.parent, set(call.taken), call.name, came_out=bad))
+            self._suspects.append(_Suspect("between", call.parent, set(call.taken), taker=call, came_out=bad))
 
     def _leave(self, hooks: ExitStack, module: nn.Module, args: object, output: object) -> None:
         if not is_own_call() or in_backward():
@@ -182,10 +181,11 @@ class Search:
         spoiled = self._spoiled(call.name)
         if spoiled is not None:
             return spoiled
-        is_loss = call is self.step and not first.near
+        is_loss = call is self.step and first.taker is None
         last = call.children[-1].outputs if is_loss and call.children else call.inputs
         went_in = tuple(values for values in last if not values.is_mask)
-        return Fault(first.kind, call.name, first.near, call is self.step, went_in, came_out)
+        near = "" if first.taker is None else first.taker.name or MODEL
+        return Fault(first.kind, call.name, near, call is self.step, went_in, came_out)
 
     def _spoiled(self, within: str) -> Fault | None:
         """The first parameter that is not finite: of a module and those inside it, then of the others in use."""

@@ -76,21 +76,30 @@ static int64_t reach_of(const View *view)
     return reach;
 }
 
-/* Views a tensor of torch's own in memory that is there; returns 0 for any other. */
+/* 0 where torch has said that there is nothing to read; -1 and the exception where it is another one, such as an
+   interrupt: under a mode of the user's, methods of a tensor run Python. */
+static int refused(void)
+{
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_RuntimeError) && !PyErr_ExceptionMatches(PyExc_BufferError))
+        return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+/* Views a tensor of torch's own in memory that is there; returns 0 for any other, -1 with an exception. */
 static int look_at(PyObject *tensor, View *view)
 {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     if (!view_of || (type != tensor_type && type != parameter_type) || view_of(tensor, view) ||
         view->device.type != ON_CPU || view->type.lanes != 1 || !view->data)
-        goto none;
+        return refused();
     PyObject *storage = PyObject_CallMethodObjArgs(tensor, untyped_storage, NULL);
-    Py_ssize_t bytes = storage ? asked(storage, nbytes) : -1, offset = asked(tensor, storage_offset);
+    Py_ssize_t bytes = storage ? asked(storage, nbytes) : -1;
+    Py_ssize_t offset = bytes < 0 ? -1 : asked(tensor, storage_offset);
     Py_XDECREF(storage);
-    if (bytes >= 0 && offset >= 0 && (offset + reach_of(view)) * (view->type.bits / 8) <= bytes)
-        return 1;
-none:
-    PyErr_Clear();
-    return 0;
+    if (offset < 0)
+        return refused();
+    return (offset + reach_of(view)) * (view->type.bits / 8) <= bytes;
 }
 
 /* Whether the bits of the exponent, which are those of the mask, are all set in any value: it is infinite or NaN. */
@@ -116,6 +125,28 @@ FOR_EACH_PROCESSOR static int any_nonfinite(const char *data, int64_t count, int
     }
 }
 
+/* 1 if all values that are looked at are finite: all, or those of the first column; 0 too where that cannot be told. */
+static int is_finite(PyObject *tensor, int is_column)
+{
+    View view;
+    int is_there = look_at(tensor, &view);
+    if (is_there != 1)
+        return is_there;
+    int is_float = view.type.code == IS_FLOAT && view.type.bits >= 16 && view.type.bits <= 64;
+    if (!is_float && !(view.type.code == IS_BFLOAT && view.type.bits == 16))
+        return 0;
+    int64_t values = 1, apart = 1;
+    for (int d = 0; d < view.ndim; d++)
+        values *= view.shape[d];
+    if (is_column && view.ndim) {
+        values = view.shape[0];
+        apart = view.stride[0];
+    } else if (reach_of(&view) != values) {
+        return 0;
+    }
+    return !any_nonfinite(view.data, values, apart, view.type.code, view.type.bits);
+}
+
 /* are_finite([tensor, ...], [tensor, ...]): whether all values of the first and the first column of each of the second
    are finite; False too where that cannot be told here. */
 static PyObject *are_finite(PyObject *module, PyObject *args)
@@ -123,29 +154,13 @@ static PyObject *are_finite(PyObject *module, PyObject *args)
     PyObject *lists[2];
     if (!PyArg_ParseTuple(args, "OO", lists, lists + 1))
         return NULL;
+    int found = 1;
     for (int k = 0; k < 2; k++) {
         Py_ssize_t count = PyList_Size(lists[k]);
-        for (Py_ssize_t i = 0; i < count; i++) {
-            View view;
-            if (!look_at(PyList_GetItem(lists[k], i), &view))
-                Py_RETURN_FALSE;
-            int is_float = view.type.code == IS_FLOAT && view.type.bits >= 16 && view.type.bits <= 64;
-            if (!is_float && !(view.type.code == IS_BFLOAT && view.type.bits == 16))
-                Py_RETURN_FALSE;
-            int64_t values = 1, apart = 1;
-            for (int d = 0; d < view.ndim; d++)
-                values *= view.shape[d];
-            if (k == 1) {
-                values = view.shape[0];
-                apart = view.stride[0];
-            } else if (reach_of(&view) != values) {
-                Py_RETURN_FALSE;
-            }
-            if (any_nonfinite(view.data, values, apart, view.type.code, view.type.bits))
-                Py_RETURN_FALSE;
-        }
+        for (Py_ssize_t i = 0; i < count && found == 1; i++)
+            found = is_finite(PyList_GetItem(lists[k], i), k);
     }
-    Py_RETURN_TRUE;
+    return found < 0 ? NULL : PyBool_FromLong(found);
 }
 
 /* is_like(tensor, key): whether it is a tensor of torch's own in memory that is there, and of the type, shape and stride
@@ -158,7 +173,10 @@ static PyObject *is_like(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "Oy#", &tensor, &key, &size))
         return NULL;
     View view;
-    if (!look_at(tensor, &view))
+    int is_there = look_at(tensor, &view);
+    if (is_there < 0)
+        return NULL;
+    if (!is_there)
         Py_RETURN_FALSE;
     int64_t type[] = {view.type.code, view.type.bits};
     size_t dims = (size_t)view.ndim * sizeof *view.shape;
@@ -166,6 +184,7 @@ static PyObject *is_like(PyObject *module, PyObject *args)
                    (!dims || (!memcmp(key + sizeof type, view.shape, dims) &&
                               !memcmp(key + sizeof type + dims, view.stride, dims)));
     Py_ssize_t is_negated = is_alike ? asked(tensor, is_neg) : 1;
-    PyErr_Clear();
-    return PyBool_FromLong(!is_negated);
+    if (is_negated < 0 && refused() < 0)
+        return NULL;
+    return PyBool_FromLong(is_negated == 0);
 }

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from hookboard.health.comparison import Comparison, Gap
+from hookboard.health.layers import Kind
 from hookboard.health.rule import Rule
 from hookboard.health.rules.normalization import takes_the_batch
 from hookboard.health.rules.shared import harm_of
@@ -36,6 +37,12 @@ STRANGE = 0.25
 of the batches that were seen. Healthy trainings of the benchmark's tuning half reach 0.21, where a momentum of 0.03 has
 not yet forgotten 0 and 1."""
 
+SAME: frozenset[Kind] = frozenset({"rectifier", "bounded", "smooth", "linear", "conv", "embedding"})
+"""Kinds of layers that do in validation what they do in training."""
+
+SAME_NORMS = {"LayerNorm", "GroupNorm", "RMSNorm"}
+"""Norms that do."""
+
 ALIKE = 0.95
 """How far the channels of the last layer move from batch to batch, as a share of their deviation within one, from which
 samples of a batch are alike. Healthy trainings with batch norm in the benchmark's tuning half reach 0.31 behind their
@@ -55,8 +62,8 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     """Where the outputs in validation begin to be unlike those in training at the same time.
 
     An alarm needs two evaluations in a row that show it, up to the last layer, and that it cannot be explained: neither
-    by data that are others where they come in, nor by running statistics that lag behind weights that move fast. Or
-    batch norms see batches that are nothing like the data.
+    by data that are others where they come in, nor by running statistics that lag behind weights that move fast; and a
+    layer that may do other things in validation. Or batch norms see batches that are nothing like the data.
     """
     yield from _batches_alike(run)
     found: list[Gap] = []
@@ -81,8 +88,11 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
         evidence += "; it begins where the data come in: those of validation are others"
         advice = "look at how validation data is made: its normalization first, then its shares of classes"
     else:
-        is_harm = gaps[-1].size > GAP / 2 and strange is not False
-        if strange:
+        is_harm = gaps[-1].size > GAP / 2 and strange is not False and may_differ(run, first)
+        if not may_differ(run, first):
+            evidence += "; no layer up to there does anything else in validation: weights move fast, or the data differ"
+            advice = "look at how validation data is made"
+        elif strange:
             evidence += f"; the running statistics of {strange} are not those of any batch that was seen lately"
         elif strange is False:
             evidence += "; running statistics are those of batches seen lately: they lag behind, or the data differ"
@@ -112,6 +122,14 @@ def begin_of(comparison: Comparison) -> Gap | None:
     while clear and gaps[clear - 1].size > BEGINS:
         clear -= 1
     return gaps[clear]
+
+
+def may_differ(run: Run, gap: Gap) -> bool:
+    """Whether the layer, or one before it, may do in validation what it does not in training, as dropout does."""
+    return any(
+        layer.computed or not (layer.kind in SAME or layer.type in SAME_NORMS)
+        for layer in run.layers[: run.place(gap.layer.name) + 1]
+    )
 
 
 def _batches_alike(run: Run) -> Iterator[Symptom]:

@@ -9,7 +9,7 @@ import numpy as np
 from hookboard.health.agreement import agreement_of
 from hookboard.health.look import Loss
 from hookboard.health.rule import Rule
-from hookboard.health.rules.evaluation import SETTLED, begin_of
+from hookboard.health.rules.evaluation import SETTLED, begin_of, may_differ
 from hookboard.health.rules.updates import SMALL
 from hookboard.health.run import Run, median_of
 from hookboard.health.spikes import Spike, is_new_level
@@ -82,7 +82,8 @@ def _harm_of(run: Run, found: Spike) -> str:
         return run.losses.harm
     before = [one for one in run.comparisons if one.step < found.loss.step and one.step >= SETTLED]
     after = [one for one in run.comparisons if one.step >= found.loss.step]
-    if before and after and not any(map(begin_of, before)) and all(map(begin_of, after)):
+    begins = [begin_of(one) for one in after]
+    if before and not any(map(begin_of, before)) and begins and all(gap and may_differ(run, gap) for gap in begins):
         return "validation differs from training"
     return ""
 

@@ -10,7 +10,7 @@ from hookboard.health.layers import Layer
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import source_of, weight_of
 from hookboard.health.run import Run, median_of
-from hookboard.health.silence import EXACT
+from hookboard.health.silence import EXACT, Silence
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 
@@ -35,6 +35,9 @@ half)."""
 SAMPLES = 128
 """Values that a unit must have given, all silent, before it is dead: a unit that one sample in 50 activates is silent
 for so many in 8 of 100 cases (a choice)."""
+
+SAMPLES_OF_ALL = 32
+"""The same where all units of a layer are silent: not each of them by chance, as one may be (a choice)."""
 
 LEAST = 2
 """How many units of a layer must be dead for it to be named (a choice)."""
@@ -87,7 +90,7 @@ class Dead:
 
 def _dead_units(run: Run) -> Iterator[Symptom]:
     silences = ((name, silence) for name, silence in run.silence.items() if silence.is_any)
-    silent = {name for name, silence in silences if silence.lasting(_looks(run), SAMPLES).any()}
+    silent = {name for name, silence in silences if _lasting(run, silence).any()}
     if not silent:
         return
     layers = [layer for layer in run.layers if layer.name in silent]
@@ -117,7 +120,7 @@ def _usual(run: Run, dead: Dead) -> list[float]:
         exact = [other for layer in run.layers if layer.kind in EXACT and (other := _dead_behind(run, layer))]
         return [other.share for other in exact if other.source is not dead.source]
     silences = [run.silence[layer.name] for layer in run.peers(dead.at) if layer.name in run.silence]
-    return [float(silence.lasting(_looks(run), SAMPLES).mean()) for silence in silences]
+    return [float(_lasting(run, silence).mean()) for silence in silences]
 
 
 def _is_given_a_constant(run: Run, dead: Dead) -> bool:
@@ -160,7 +163,10 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
         advice = "Look at how this layer is initialized, its bias first; then at the scale of what goes in."
     else:
         advice = "Lower the learning rate or warm it up, and look at the updates of this layer just before that step."
-    return Symptom(dead.source.name, f"{what}{others}.", advice, severity, size=dead.share, since=since)
+    is_hard = dead.share >= MOST
+    return Symptom(
+        dead.source.name, f"{what}{others}.", advice, severity, size=dead.share, since=since, is_hard=is_hard
+    )
 
 
 def _range(shares: Iterable[float]) -> str:
@@ -173,7 +179,7 @@ def _dead_behind(run: Run, layer: Layer) -> Dead | None:
     silence = run.silence.get(layer.name)
     if silence is None or not _is_finite(run, layer):
         return None
-    dead = silence.lasting(_looks(run), SAMPLES)
+    dead = _lasting(run, silence)
     source = source_of(run, layer, len(dead))
     if layer.kind == "dropout":
         before = run.silence.get(source.name) if source is not None else None
@@ -198,7 +204,7 @@ def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
     silence = run.silence.get(layer.name)
     if silence is None or len(silence.looks) < FEWEST or not _is_finite(run, layer):
         return None
-    dead = silence.lasting(_looks(run), SAMPLES)
+    dead = _lasting(run, silence)
     if np.count_nonzero(dead) < LEAST or _activation_behind(run, layer) in ("rectifier", "bounded"):
         return None
     weights = [name for name in layer.trainable if len(layer.shapes[name]) > 1]
@@ -227,6 +233,12 @@ def _dead(at: Layer, source: Layer, dead: np.ndarray, counted: np.ndarray, since
 def _looks(run: Run) -> int:
     """Looks for which a unit is silent before it counts; the judge waits for a window more."""
     return max(2, run.window // 2)
+
+
+def _lasting(run: Run, silence: Silence) -> np.ndarray:
+    """Which units are dead, shape (units,). Where all of a layer are silent, each needs fewer values to say so."""
+    dead, all_of_them = silence.lasting(_looks(run), SAMPLES), silence.lasting(_looks(run), SAMPLES_OF_ALL)
+    return all_of_them if len(all_of_them) >= FEWEST and all_of_them.all() else dead
 
 
 def _has_no_weights(run: Run, layer: Layer, units: int) -> np.ndarray:
