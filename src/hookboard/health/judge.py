@@ -195,7 +195,7 @@ class Judge:
             self._alarmed.add(key)
         elif key in self._alarmed:
             why = ": the loss shows no harm any more" if self._well >= self.run.window else ""
-            return replace(verdict, evidence=f"{verdict.evidence} (it was an alarm{why})")
+            return _and_says(verdict, f"it was an alarm{why}")
         return verdict
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
@@ -213,10 +213,10 @@ class Judge:
         if cause is None:
             return verdict
         what, seen = f"{cause.rule}{_in(cause)}", cause.evidence.split(";")[0].rstrip(".")
-        evidence = f"{verdict.evidence} (it may follow from {what}, which is not certain yet: {seen})"
+        hinting = _and_says(verdict, f"it may follow from {what}, which is not certain yet: {seen}")
         if verdict.severity == "note":
-            return replace(verdict, evidence=evidence)
-        return replace(verdict, severity="note", evidence=evidence, advice=f"If {what} proves true, mend that first.")
+            return hinting
+        return replace(hinting, severity="note", advice=f"If {what} proves true, mend that first.")
 
     def _place(self, rule: str) -> int:
         if rule in ORDER:
@@ -253,12 +253,11 @@ class Judge:
             return key
         if step == self._open[key].first or not self._open[key].is_searched:
             case = self._open.pop(key)
-            if step == case.first:  # it shows the event itself
-                place = replace(case.symptom, module=symptom.module, evidence=symptom.evidence, advice=symptom.advice)
-            else:
-                evidence = f"{case.symptom.evidence.rstrip('.')}; the next look, at step {step}: {symptom.evidence}"
-                place = replace(case.symptom, module=symptom.module, evidence=evidence)
-            case.symptom = place
+            evidence, advice = symptom.evidence, symptom.advice
+            if step != case.first:  # otherwise it shows the event itself
+                evidence = f"{case.symptom.evidence.rstrip('.')}; the next look, at step {step}: {evidence}"
+                advice = case.symptom.advice
+            case.symptom = replace(case.symptom, module=symptom.module, evidence=evidence, advice=advice)
             case.is_located, key = True, (rule, symptom.module)
             self._open[key] = case
         return key
@@ -289,8 +288,12 @@ class Judge:
 
 
 def _as_effect(verdict: Verdict, cause: Verdict) -> Verdict:
-    evidence = f"{verdict.evidence} (it follows from {cause.rule}{_in(cause)})"
-    return replace(verdict, severity="note", evidence=evidence, advice=f"Mend {cause.rule}{_in(cause)} first.")
+    effect = _and_says(verdict, f"it follows from {cause.rule}{_in(cause)}")
+    return replace(effect, severity="note", advice=f"Mend {cause.rule}{_in(cause)} first.")
+
+
+def _and_says(verdict: Verdict, more: str) -> Verdict:
+    return replace(verdict, evidence=f"{verdict.evidence.rstrip('.')} ({more})")
 
 
 def _in(verdict: Verdict) -> str:

@@ -116,12 +116,12 @@ def sentence(text: str, module: str = "") -> str:
         text: evidence or advice.
         module: the layer that it may begin with.
 
-    >>> sentence("its output grows. (it follows from spike)")
+    >>> sentence("its output grows (it follows from spike)")
     'Its output grows (it follows from spike).'
     >>> sentence("head gave 0", "head"), sentence("net.0 gave 0!")
     ('head gave 0.', 'net.0 gave 0!')
     """
-    text = re.sub(r"\.( \(it (?:may follow|follows) from .*\))$", r"\1", text.strip())
+    text = text.strip()
     if text and text[-1] not in ".!?":
         text += "."
     first = re.match(r"[a-z][a-z'-]*(?=[\s,;:]|\.?$)", text)

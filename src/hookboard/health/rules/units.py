@@ -170,8 +170,13 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
 
 
 def _range(shares: Iterable[float]) -> str:
-    percent = [100 * share for share in shares]
-    return f"{min(percent):.0f} to {max(percent):.0f} %" if len(percent) > 1 else f"{percent[0]:.0f} %"
+    """The least and the largest of some shares in percent.
+
+    >>> _range([0.4, 0.05]), _range([0.0, 0.001])
+    ('5 to 40 %', '0 %')
+    """
+    percent = [f"{100 * share:.0f}" for share in sorted(shares)]
+    return " to ".join(dict.fromkeys([percent[0], percent[-1]])) + " %"
 
 
 def _dead_behind(run: Run, layer: Layer) -> Dead | None:
