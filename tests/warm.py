@@ -14,6 +14,7 @@ import socket
 import sys
 import traceback
 
+# What is imported here, children need not import again.
 import lightning.pytorch.cli  # noqa: F401
 import sklearn.datasets  # noqa: F401
 import torch._dynamo

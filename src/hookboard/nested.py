@@ -206,7 +206,7 @@ def _rebuilt_mapping(value: Mapping[Any, Any], keys: Sequence[Any], items: Seque
         # The copy shares what it holds with the caller's own.
         for key, item in zip(keys, old, strict=True):
             value[key] = item
-        return type(value)(dict(zip(keys, items, strict=True)))  # type: ignore[call-arg]
+        return type(value)(dict(zip(keys, items, strict=True)))  # type: ignore[call-arg]  # as above
     _set_item_attributes(twin, value, keys, items)
     return twin
 
@@ -221,7 +221,7 @@ def _items(value: object) -> Iterator[tuple[object, object]]:
         yield from value.items()
     elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
         for k, item in enumerate(value):  # not zip: with it torch.compile fails
-            yield type(value)._fields[k], item  # type: ignore[attr-defined]
+            yield type(value)._fields[k], item  # type: ignore[attr-defined]  # hasattr has seen it
     elif isinstance(value, SEQUENCES):
         yield from enumerate(value)
     else:
