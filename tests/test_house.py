@@ -31,7 +31,7 @@ WITHOUT_LIGHTNING = ["health", "recording", "hooks", "measure", "images", "board
 WITHOUT_LIGHTNING += ["record", "sites", "selection", "nested", "parameters"]
 """What serves a run without a Trainer too."""
 
-GROUND = ["dotted", "messages", "nested", "parameters", "patterns", "ranks", "record", "selection", "sites"]
+GROUND = ["clock", "dotted", "messages", "nested", "parameters", "patterns", "ranks", "record", "selection", "sites"]
 GROUND += ["torch_private"]
 """The flat files below all rooms; they import each other only."""
 

@@ -9,8 +9,9 @@ from lightning.pytorch import Callback
 from toys import Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.callbacks.budget import OVERHEAD, Budget, Clock, Share, timed
+from hookboard.callbacks.budget import OVERHEAD, Budget, Share
 from hookboard.callbacks.course import is_due_now
+from hookboard.clock import Clock, timed
 
 
 @pytest.mark.parametrize("given", [0, -0.1, 1.5, "2%", True])
@@ -22,7 +23,8 @@ def test_a_share_that_is_none_is_refused(given):
 def budget_after(monkeypatch, share, look, step, looks=2, every=10):
     """A budget after some looks of so many seconds, in steps of so many without them."""
     now, clock = [0.0], Clock()
-    monkeypatch.setattr("hookboard.callbacks.budget.perf_counter", lambda: now[0])
+    for file in ("clock", "callbacks.budget"):
+        monkeypatch.setattr(f"hookboard.{file}.perf_counter", lambda: now[0])
     budget = Budget(share, clock)
     for number in range(looks * every + 1):
         budget.begin_batch(number)
@@ -116,7 +118,8 @@ def test_the_monitor_takes_its_first_looks_as_given(tmp_path):
 
 def test_the_time_in_the_running_hook_counts_at_once(monkeypatch):
     now, share = [0.0], Share()
-    monkeypatch.setattr("hookboard.callbacks.budget.perf_counter", lambda: now[0])
+    for file in ("clock", "callbacks.budget"):
+        monkeypatch.setattr(f"hookboard.{file}.perf_counter", lambda: now[0])
     found = []
 
     class Looks:

@@ -31,9 +31,6 @@ CHECKED_EVERY = 100
 """At the first batch, and after so many more, the parameters are listed, for models that change; and it is looked from
 which other random generators the step draws. From then on the states of these are kept: they take long to read."""
 
-ALWAYS = {"torch", "CUDA"}
-"""The generators whose states are kept at each batch: a step may draw from them now and then."""
-
 
 P = ParamSpec("P")
 
@@ -88,7 +85,8 @@ class BlackBox:
         self._searches = 0
         self._batches = 0
         self._is_checked = False
-        self._drawn = set(ALWAYS)
+        self._drawn = {"torch"} if pl_module.device.type == "cpu" else {"torch", "CUDA"}
+        """The generators whose states are kept at each batch: a step may draw from these now and then."""
         self._was_bad = self._is_bad = False
         self._here: tuple[int, int] = (0, 0)
         self._batch: Any = None

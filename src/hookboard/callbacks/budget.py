@@ -1,62 +1,14 @@
 """How much of the time of a training callbacks take, and the cadence that keeps one of them within a share of it."""
 
-import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
-from torch import Tensor
-
-from hookboard.sites import Site
+from hookboard.clock import Clock
 
 OVERHEAD = "hookboard/overhead"
 """The tag of the share of time that all callbacks took since the last look."""
-
-OpenSite = Callable[[Site], Callable[[Tensor], None]]
-Hook = TypeVar("Hook", bound=Callable[..., Any])
-
-
-class Clock:
-    """Adds up the time that the host spends in the hooks of one callback, of Lightning and of modules and tensors."""
-
-    def __init__(self) -> None:
-        self.spent = 0.0
-        """In seconds, without the hook that is running."""
-        self.began: float | None = None
-        """When the hook of Lightning began that is running; None while none is."""
-
-    def until(self, now: float) -> float:
-        """The seconds that were spent until now, with those in the hook that is running."""
-        return self.spent + (0.0 if self.began is None else now - self.began)
-
-    def opener(
-        self, open_site: Callable[[Site], Callable[[Tensor], None]]
-    ) -> Callable[[Site], Callable[[Tensor], None]]:
-        """The same function, whose observers are timed."""
-        return lambda site: functools.partial(self._observe, open_site(site))
-
-    def _observe(self, observe: Callable[[Tensor], None], tensor: Tensor) -> None:
-        start = perf_counter()
-        observe(tensor)
-        if self.began is None:  # else the hook around it is timed
-            self.spent += perf_counter() - start
-
-
-def timed(hook: Hook) -> Hook:
-    """A method of a callback that its clock times."""
-
-    @functools.wraps(hook)
-    def within(self: Any, *args: Any, **named: Any) -> Any:
-        clock: Clock = self.clock
-        start = clock.began = perf_counter()
-        try:
-            return hook(self, *args, **named)
-        finally:
-            clock.began = None
-            clock.spent += perf_counter() - start
-
-    return within  # type: ignore[return-value]  # it takes what the hook takes
 
 
 class Share:

@@ -5,21 +5,24 @@ batch has ended, one when the watch ends. An error in a callback ends its watch,
 """
 
 from collections.abc import Callable, Set
-from typing import Any
+from typing import Any, ParamSpec
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from hookboard.callbacks.budget import OVERHEAD, Budget, Clock, Share
+from hookboard.callbacks.budget import OVERHEAD, Budget, Share
 from hookboard.callbacks.decision import Decision, agreed
 from hookboard.callbacks.duties import Duties, NothingToShowError, W
 from hookboard.callbacks.ending import ensure_ending
 from hookboard.callbacks.trainer import inform, logged_step, warn, without_trainer
 from hookboard.callbacks.watch import Selection, Watch, changes, is_same, names_in, said_of_changes
 from hookboard.callbacks.worker import Worker, has_own_thread
+from hookboard.clock import Clock
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import has_process_group
 from hookboard.selection import NothingToSelectError
 from hookboard.writers import Loggers
+
+P = ParamSpec("P")
 
 
 def is_due(step: int, every_n_steps: int) -> bool:
@@ -118,26 +121,25 @@ class Course(Duties[W]):
             self._budget.is_due = watch.is_due
         if watch.is_due:
             watch.is_open = self._may_rest = True
-            with self._shielded(watch, "at the start of a batch"):
-                if watch.stage == "train":
-                    self._follow(trainer, pl_module, watch)
-                self._begin_batch(trainer, pl_module, watch, batch)
+            self._do(watch, "at the start of a batch", self._open_batch, trainer, pl_module, watch, batch)
+
+    def _open_batch(self, trainer: Trainer, pl_module: LightningModule, watch: W, batch: Any) -> None:
+        if watch.stage == "train":
+            self._follow(trainer, pl_module, watch)
+        self._begin_batch(trainer, pl_module, watch, batch)
 
     def _finish_batch(self, trainer: Trainer, stage: str) -> None:
         watch = self._live.get(stage)
         if watch is not None and watch.is_due:
             watch.is_due = False
             if not self.undoes_with_delay:
-                with self._shielded(watch, "at the end of a batch"):
-                    watch.until_batch_end.close()
+                self._do(watch, "at the end of a batch", watch.until_batch_end.close)
             if watch.stage in self._live:  # after a fault too, where other ranks wait
-                with self._shielded(watch, "at the end of a batch"):
-                    self._end_batch(trainer, watch)
+                self._do(watch, "at the end of a batch", self._end_batch, trainer, watch)
         if self._may_rest and stage == "train":  # by now the model has run once with its hooks
             self._may_rest = False
             for each in list(self._live.values()):
-                with self._shielded(each, "at the end of a batch"):
-                    self._rest(each)
+                self._do(each, "at the end of a batch", self._rest, each)
 
     def _leave_batch(self) -> None:
         """Undo what an earlier batch has left, and say what the worker has to say by now."""
@@ -146,8 +148,7 @@ class Course(Duties[W]):
             watch.is_due = False
             if watch.is_open:
                 watch.is_open = False
-                with self._shielded(watch, "at the end of a batch"):
-                    watch.until_batch_end.close()
+                self._do(watch, "at the end of a batch", watch.until_batch_end.close)
 
     def _follow(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
         """If modules of the model were replaced, watch the new ones, and warn once."""
@@ -202,9 +203,16 @@ class Course(Duties[W]):
                 f"max_overhead is {self._budget.share}. It may change with the time they take (this is said once)."
             )
 
-    def _shielded(self, watch: W, when: str) -> "_Shield":
-        """Turn an error into a warning that ends the watch, unless the callback may stop the run."""
-        return _Shield(self._may_go_on, watch, when)
+    def _do(self, watch: W, when: str, duty: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call the duty; an error becomes a warning that ends the watch, unless the callback may stop the run.
+
+        No context manager, which takes four calls where this is one: each step needs several of them.
+        """
+        try:
+            duty(*args, **kwargs)
+        except Exception as error:
+            if not self._may_go_on(watch, when, error):
+                raise
 
     def _may_go_on(self, watch: W, when: str, error: Exception) -> bool:
         """Whether a fault is no fault of the run; then it has been said, and the watch has ended."""
@@ -237,7 +245,7 @@ class Course(Duties[W]):
         """
 
         def on_fault(error: BaseException) -> None:
-            with self._shielded(watch, when):
+            if not isinstance(error, Exception) or not self._may_go_on(watch, when, error):
                 raise error
 
         self._worker.do(job, on_fault)
@@ -256,23 +264,6 @@ class Course(Duties[W]):
     @property
     def _name(self) -> str:
         return type(self).__name__
-
-
-class _Shield:
-    """See `Course._shielded`. No generator, which takes longer: each step needs several of them."""
-
-    __slots__ = ("_may_go_on", "_watch", "_when")
-
-    def __init__(self, may_go_on: Callable[[Any, str, Exception], bool], watch: Watch, when: str) -> None:
-        self._may_go_on = may_go_on
-        self._watch = watch
-        self._when = when
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        return isinstance(error, Exception) and self._may_go_on(self._watch, self._when, error)
 
 
 def _undo(watch: Watch) -> None:

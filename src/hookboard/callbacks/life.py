@@ -19,11 +19,11 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookboard.callbacks.budget import timed
 from hookboard.callbacks.course import Course
 from hookboard.callbacks.duties import W
 from hookboard.callbacks.tags import inform_of_many_tags, warn_of_equal_tags
 from hookboard.callbacks.trainer import is_alone, running_stage
+from hookboard.clock import timed
 
 
 class Life(Course[W]):
@@ -45,8 +45,7 @@ class Life(Course[W]):
         """See `_begin_training`."""
         watch = self._live.get("train")
         if watch is not None:
-            with self._shielded(watch, "at the start of the training"):
-                self._begin_training(trainer, watch)
+            self._do(watch, "at the start of the training", self._begin_training, trainer, watch)
 
     @timed
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -54,41 +53,34 @@ class Life(Course[W]):
         self._start_batch(trainer, pl_module, "train", batch, batch_idx, 0)
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            with self._shielded(watch, "at the start of a batch"):
-                self._see_batch(trainer, pl_module, watch, batch, batch_idx)
+            self._do(watch, "at the start of a batch", self._see_batch, trainer, pl_module, watch, batch, batch_idx)
 
     @timed
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """See `_before_backward`."""
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            with self._shielded(watch, "before the backward pass"):
-                self._see_loss(trainer, pl_module, watch, loss)
+            self._do(watch, "before the backward pass", self._see_loss, trainer, pl_module, watch, loss)
         if watch is not None and watch.is_due:
-            with self._shielded(watch, "before the backward pass"):
-                self._before_backward(watch)
+            self._do(watch, "before the backward pass", self._before_backward, watch)
 
     @timed
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `_after_backward`."""
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            with self._shielded(watch, "after the backward pass"):
-                self._see_gradients(trainer, pl_module, watch)
+            self._do(watch, "after the backward pass", self._see_gradients, trainer, pl_module, watch)
         if watch is not None and watch.is_due:
-            with self._shielded(watch, "after the backward pass"):
-                self._after_backward(watch)
+            self._do(watch, "after the backward pass", self._after_backward, watch)
 
     @timed
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """See `_before_optimizer_step`."""
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            with self._shielded(watch, "before the optimizer step"):
-                self._see_step(trainer, pl_module, watch, optimizer)
+            self._do(watch, "before the optimizer step", self._see_step, trainer, pl_module, watch, optimizer)
         if watch is not None and watch.is_due:
-            with self._shielded(watch, "before the optimizer step"):
-                self._before_optimizer_step(pl_module, watch, optimizer)
+            self._do(watch, "before the optimizer step", self._before_optimizer_step, pl_module, watch, optimizer)
 
     @timed
     def on_train_batch_end(
@@ -101,8 +93,7 @@ class Life(Course[W]):
     def _see_end(self, trainer: Trainer) -> None:
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
-            with self._shielded(watch, "at the end of a batch"):
-                self._see_batch_end(trainer, watch)
+            self._do(watch, "at the end of a batch", self._see_batch_end, trainer, watch)
 
     @timed
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -115,8 +106,7 @@ class Life(Course[W]):
         """See `_end_training`."""
         self._worker.settle()
         for watch in list(self._live.values()):
-            with self._shielded(watch, "at the end of the training"):
-                self._end_training(trainer, watch)
+            self._do(watch, "at the end of the training", self._end_training, trainer, watch)
 
     @timed
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -131,9 +121,11 @@ class Life(Course[W]):
             warn_of_equal_tags(self, trainer)
         watch = self._live.get(stage)
         if watch is not None:
-            with self._shielded(watch, "at the start of an evaluation"):
-                self._follow(trainer, pl_module, watch)
-                self._begin_loop(trainer, watch)
+            self._do(watch, "at the start of an evaluation", self._open_loop, trainer, pl_module, watch)
+
+    def _open_loop(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
+        self._follow(trainer, pl_module, watch)
+        self._begin_loop(trainer, watch)
 
     @timed
     def on_validation_batch_start(
@@ -161,8 +153,7 @@ class Life(Course[W]):
         self._leave_batch()
         watch = self._live.get(running_stage(trainer))
         if watch is not None:
-            with self._shielded(watch, "at the end of an evaluation"):
-                self._end_loop(trainer, watch)
+            self._do(watch, "at the end of an evaluation", self._end_loop, trainer, watch)
         self._worker.settle()
 
     on_test_start = on_predict_start = on_validation_start

@@ -1,6 +1,7 @@
 """`ParameterLogger`: parameters, and their change in an optimizer step."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Sequence
 
@@ -121,11 +122,8 @@ class ParameterLogger(SiteLogger[SiteWatch]):
     def _before_optimizer_step(self, pl_module: LightningModule, watch: SiteWatch, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(pl_module, watch, optimizer)
         if self._asked([SURPRISE]):
-
-            def measure() -> None:
-                with self._shielded(watch, "after the optimizer step"):
-                    measure_surprise(watch.recorder, optimizer, watch.weights)
-
+            of_step = watch.recorder, optimizer, watch.weights
+            measure = functools.partial(self._do, watch, "after the optimizer step", measure_surprise, *of_step)
             # At the end of the batch the gradients may be gone.
             watch.until_batch_end.callback(after_next_step(optimizer, measure))
 
