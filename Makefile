@@ -3,7 +3,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 OLDEST := .venv-oldest
 OLDEST_INSTALLED := $(OLDEST)/.installed
-SOURCES := pyproject.toml setup.py src/hookboard/measure/_native.c src/hookboard/measure/_native_values.h src/hookboard/measure/_native_tensor.h src/hookboard/writers/_checksum.c
+SOURCES := pyproject.toml setup.py src/hookboard/measure/_native.c src/hookboard/measure/_native_values.h src/hookboard/measure/_native_tensor.h src/hookboard/measure/_native_reader.h src/hookboard/writers/_checksum.c
 # As many tests at once as this; those that share what is slow to make stay together.
 WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup

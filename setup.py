@@ -4,7 +4,7 @@ from setuptools import Extension, setup
 
 # Without a C compiler the package installs all the same, and measures on the CPU with torch's own operations;
 # TensorBoard then computes its checksums itself.
-HEADERS = [f"src/hookboard/measure/_native_{name}.h" for name in ("values", "tensor")]
+HEADERS = [f"src/hookboard/measure/_native_{name}.h" for name in ("values", "tensor", "reader")]
 compiled = [
     Extension(
         f"hookboard.{name}",

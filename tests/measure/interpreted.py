@@ -242,7 +242,7 @@ def test_rows_of_parts_in_a_long_loop_take_bounded_memory(small_tiles, monkeypat
     buffer, values = RowBuffer([], torch.device("cpu")), normal(640)
     for _ in range(12):
         buffer.append(0, measure(values, ALL))
-        assert sum(len(row) for _, row in buffer._rows if isinstance(row, torch.Tensor)) <= 64
+        assert sum(len(row) for _, row in buffer.kept if isinstance(row, torch.Tensor)) <= 64
     assert_true(statistics(buffer.take(1)[0]), [values] * 12)
 
 

@@ -81,7 +81,7 @@ def test_a_graph_is_neither_built_nor_kept():
     mine = recorder()
     x = torch.ones(3, requires_grad=True)
     mine.open(A)(x * 2)
-    assert not mine._rows.take(1).requires_grad
+    assert not mine._meter.rows.take(1).requires_grad
 
 
 def test_an_empty_tensor_gives_an_empty_reading():
@@ -145,7 +145,7 @@ def test_tensors_that_are_given_together_are_measured_like_single_ones():
 
 
 def test_more_values_than_may_wait_are_measured_in_several_calls(monkeypatch):
-    monkeypatch.setattr("hookboard.recording.recorder.MOST_WAITING", 10)
+    monkeypatch.setattr("hookboard.recording.meter.MOST_WAITING", 10)
     mine = recorder()
     mine.observe_all((Site(str(i), "parameter"), normal(7, mean=i), None) for i in range(5))
     for i, reading in enumerate(mine.flush()[0].values()):

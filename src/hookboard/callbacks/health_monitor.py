@@ -39,7 +39,6 @@ from hookboard.health import (
 )
 from hookboard.messages import chosen, warn_switched_off
 from hookboard.nested import tensors_in
-from hookboard.ranks import Ranks
 from hookboard.recording import Recorder
 from hookboard.sites import Role, Site, Stage
 
@@ -176,8 +175,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             self._plan(),
             pl_module.device,
             stage=watch.stage,
-            ranks=Ranks() if trainer.world_size > 1 else None,
-            sync=self.sync_dist,
+            **self._of_every_recorder(trainer),
             channels=ChannelDims(layers),
             histogram=NeedsHistogram(layers),
         )

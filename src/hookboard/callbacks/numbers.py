@@ -149,14 +149,16 @@ class SiteLogger(Life[V]):
             stage=watch.stage,
             histogram=self.histogram,
             **facts_of(pl_module, resolved),
-            ranks=Ranks() if trainer.world_size > 1 else None,
-            sync=self.sync_dist,
+            **self._of_every_recorder(trainer),
         )
+
+    def _of_every_recorder(self, trainer: Trainer) -> dict[str, Any]:
+        return {"ranks": Ranks() if trainer.world_size > 1 else None, "sync": self.sync_dist, "clock": self.clock}
 
     def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: V) -> None:
         forget_graphs(pl_module)
         roles = [role for role in self._roles() if not ROLES[role].of_parameter]
-        watch.taps = Taps(watch.selection.modules, roles, self.clock.opener(watch.recorder.open), in_graphs=True)
+        watch.taps = Taps(watch.selection.modules, roles, watch.recorder.open, in_graphs=True)
         watch.until_end.callback(forget_scratch)
         watch.until_end.callback(watch.taps.detach)
         watch.taps.attach()
@@ -201,9 +203,8 @@ class SiteLogger(Life[V]):
 
     def _end_batch(self, trainer: Trainer, watch: V) -> None:
         if watch.stage == "train" and not is_accumulating(trainer):
-            with self._shielded(watch, "after the optimizer step"):
-                self._measure_after_step(trainer, watch)
-                watch.before.clear()
+            self._do(watch, "after the optimizer step", self._measure_after_step, trainer, watch)
+            watch.before.clear()
             if watch.stage in self._live:  # after a fault too, where other ranks wait
                 self._log(trainer, watch)
 

@@ -21,7 +21,8 @@ from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram, histograms
 from hookboard.measure.host import measuring_device, needs_host
 from hookboard.measure.merge import merge_rows
-from hookboard.measure.native import Form, are_finite, can_subtract, is_like
+from hookboard.measure.native import Form, are_finite, can_subtract, is_like, read_alike
+from hookboard.measure.reader import Reader
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
 from hookboard.measure.scratch import forget_scratch
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, plan, width_of
@@ -43,6 +44,7 @@ __all__ = [
     "Histogram",
     "Moments",
     "Plan",
+    "Reader",
     "Row",
     "Statistic",
     "Table",
@@ -64,6 +66,7 @@ __all__ = [
     "merge_rows",
     "needs_host",
     "plan",
+    "read_alike",
     "tell_of_compiling",
     "width_of",
 ]

@@ -775,6 +775,7 @@ static PyObject *sum_bins(PyObject *module, PyObject *args)
 }
 
 #include "_native_tensor.h"
+#include "_native_reader.h"
 
 static PyMethodDef methods[] = {
     {"measure", measure, METH_VARARGS,
@@ -799,6 +800,12 @@ static PyMethodDef methods[] = {
     {"are_finite", are_finite, METH_VARARGS,
      "are_finite([tensor, ...], [tensor, ...]): whether all values of the first are finite, and of the second those of "
      "the first column; False too where that cannot be told here."},
+    {"read_all", read_all, METH_VARARGS,
+     "read_all([(reader, tensor, minus), ...]): reads the tensors that are like the last of their readers, all in one go; "
+     "returns the others. What `minus` holds is subtracted first, unless it is None."},
+    {"set_up", set_up, METH_VARARGS,
+     "set_up(torch.get_num_threads, time.perf_counter, lock): before the first reader is called; the lock is held while a "
+     "reader adds bins."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -807,5 +814,11 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 
 PyMODINIT_FUNC PyInit__native(void)
 {
     find_threads();
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition), *reader = module ? PyType_FromSpec(&reader_spec) : NULL;
+    Py_XINCREF(reader); /* it is the module's, and read_all's */
+    reader_type = (PyTypeObject *)reader;
+    if (reader && !PyModule_AddObject(module, "Reader", reader))
+        return module;
+    Py_XDECREF(module);
+    return NULL;
 }

@@ -163,28 +163,30 @@ static PyObject *are_finite(PyObject *module, PyObject *args)
     return found < 0 ? NULL : PyBool_FromLong(found);
 }
 
-/* is_like(tensor, key): whether it is a tensor of torch's own in memory that is there, and of the type, shape and stride
-   of which the key holds the numbers. */
+/* Whether the tensor is one of torch's own in memory that is there, and of the type, shape and stride of which the key
+   holds the numbers; -1 with an exception. It is viewed. */
+static int is_as(PyObject *tensor, const char *key, Py_ssize_t size, View *view)
+{
+    int is_there = look_at(tensor, view);
+    if (is_there != 1)
+        return is_there;
+    int64_t type[] = {view->type.code, view->type.bits};
+    size_t dims = (size_t)view->ndim * sizeof *view->shape;
+    int is_alike = (size_t)size == sizeof type + 2 * dims && !memcmp(key, type, sizeof type) &&
+                   (!dims || (!memcmp(key + sizeof type, view->shape, dims) &&
+                              !memcmp(key + sizeof type + dims, view->stride, dims)));
+    Py_ssize_t is_negated = is_alike ? asked(tensor, is_neg) : 1;
+    return is_negated < 0 ? refused() : is_negated == 0;
+}
+
 static PyObject *is_like(PyObject *module, PyObject *args)
 {
     PyObject *tensor;
     const char *key;
     Py_ssize_t size;
+    View view;
     if (!PyArg_ParseTuple(args, "Oy#", &tensor, &key, &size))
         return NULL;
-    View view;
-    int is_there = look_at(tensor, &view);
-    if (is_there < 0)
-        return NULL;
-    if (!is_there)
-        Py_RETURN_FALSE;
-    int64_t type[] = {view.type.code, view.type.bits};
-    size_t dims = (size_t)view.ndim * sizeof *view.shape;
-    int is_alike = (size_t)size == sizeof type + 2 * dims && !memcmp(key, type, sizeof type) &&
-                   (!dims || (!memcmp(key + sizeof type, view.shape, dims) &&
-                              !memcmp(key + sizeof type + dims, view.stride, dims)));
-    Py_ssize_t is_negated = is_alike ? asked(tensor, is_neg) : 1;
-    if (is_negated < 0 && refused() < 0)
-        return NULL;
-    return PyBool_FromLong(is_negated == 0);
+    int found = is_as(tensor, key, size, &view);
+    return found < 0 ? NULL : PyBool_FromLong(found);
 }

@@ -6,8 +6,9 @@ many there are.
 
 import math
 import threading
+import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ except ImportError:  # there was no C compiler when hookboard was installed
 _CAN_VIEW = _native is not None and _native.find_view(Tensor, nn.Parameter)
 """Whether the kernel can ask torch itself what a tensor is."""
 
+R = TypeVar("R", bound=tuple[object, Tensor, Tensor | None])
+
 _TYPES = {torch.float32: (0, 4), torch.float64: (1, 8), torch.bfloat16: (2, 2), torch.float16: (3, 2)}
 """What the kernel reads: the number that it has for a type, and the bytes of a value."""
 
@@ -31,6 +34,13 @@ _DLPACK = {torch.float32: (2, 32), torch.float64: (2, 64), torch.bfloat16: (4, 1
 
 _COUNTING = threading.Lock()
 """Held while bins are added: the kernel may run without the interpreter's lock."""
+
+COMPILED_READER: type | None = None
+"""The base of what reads tensors without Python, see `reader.py`; None where the kernel cannot ask torch."""
+
+if _CAN_VIEW:
+    _native.set_up(torch.get_num_threads, time.perf_counter, _COUNTING)
+    COMPILED_READER = _native.Reader
 
 
 class Form(NamedTuple):
@@ -205,6 +215,15 @@ def read_all(
         found.append((row if is_right else None, channels[start:end] if form.channels else None))
         start = end
     return found
+
+
+def read_alike(given: list[R]) -> list[R]:
+    """Have readers without bins read tensors that are like their last, all in one go; returns the others.
+
+    Args:
+        given: the reader, the tensor, and what is subtracted from it first, in float32 at least; None for nothing.
+    """
+    return _native.read_all(given) if given and _CAN_VIEW and _native is not None else given
 
 
 def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:

@@ -55,6 +55,10 @@ class ChannelBuffer:
                     with self._streams.joined():
                         calls[:] = self._merged([calls])
 
+    def append_memory(self, owner: int, memory: bytearray | None) -> None:
+        """The same for rows as a reader has written them."""
+        self.append(owner, None if memory is None else np.frombuffer(memory).reshape(-1, WIDTH))
+
     def take(self) -> dict[int, ChannelRows | None]:
         """Empty the buffer; returns the merged rows of each owner, None where its calls had no channels in common."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from hookboard.recording.streams import Streams
 MOST_ROWS = 4096
 """How many rows are kept at most before those of each owner are merged, as in a long validation loop. Of wider
 rows it is as many as take the same memory."""
+
+MOST_BYTES = 1 << 29
+"""How much memory the rows of channels may take at most that readers append."""
 
 MOST_PARTS = 1 << 18
 """The same for rows of parts, which an accelerator writes without merging them: 20 MB."""
@@ -32,8 +35,11 @@ class RowBuffer:
         self.streams = Streams()
         """Those on which the rows are made."""
         self._more = more
-        self._rows: list[tuple[int, Row]] = []
+        self.kept: list[tuple[int, Row] | tuple[int, bytes, bytearray | None]] = []
+        """Each row with the index of its site. Readers append it as bytes, with the rows of the channels."""
         self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
+        self.on_channels: Callable[[int, bytearray | None], object] | None = None
+        """Is given each index and the rows of the channels that readers have appended; None for nobody."""
         self._most = self._least
         self._parts = 0
         """Rows of parts since the last merge."""
@@ -41,12 +47,16 @@ class RowBuffer:
 
     def __len__(self) -> int:
         """How many rows are kept."""
-        return len(self._rows)
+        return len(self.kept)
 
     @property
     def owners(self) -> set[int]:
         """Those of which there is a row."""
-        return {owner for owner, _ in self._rows}
+        return {each[0] for each in self.kept}
+
+    def room(self, channels: int) -> int:
+        """How long `kept` may become by a reader of tensors with so many channels, 0 if their rows are not wanted."""
+        return min(self._least - 1, MOST_BYTES // (8 * WIDTH * channels)) if channels else self._least - 1
 
     def append(self, owner: int, row: Row) -> None:
         """Keep a row.
@@ -55,11 +65,11 @@ class RowBuffer:
             owner: the index of the site that the row belongs to.
             row: WIDTH + width_of(more) numbers; or rows of parts, shape (n, WIDTH + width_of(more)).
         """
-        self._rows.append((owner, row))  # needs no lock: it is one step for the interpreter
+        self.kept.append((owner, row))  # needs no lock: it is one step for the interpreter
         if isinstance(row, Tensor) and row.dim() == 2:
             with self._merging:
                 self._parts += len(row)
-        if len(self._rows) >= self._most or self._parts >= MOST_PARTS:
+        if len(self.kept) >= self._most or self._parts >= MOST_PARTS:
             self._merge_early()
 
     def take(self, owners: int) -> Tensor:
@@ -73,34 +83,43 @@ class RowBuffer:
             rows gets the row of an empty tensor.
         """
         with self._merging:
-            rows = list(self._rows)
-            del self._rows[: len(rows)]  # others may have come behind them
+            rows = self._known()
+            del self.kept[: len(rows)]  # others may have come behind them
             self._parts = 0
         tell_of_compiling()
         return self._merged(rows, owners)
 
     def _merge_early(self) -> None:
         with self._merging:
-            rows = list(self._rows)
-            if len(rows) < self._most and self._parts < MOST_PARTS:  # another thread has done it
+            if len(self.kept) < self._most and self._parts < MOST_PARTS:  # another thread has done it
                 return
+            rows = self._known()
             self._parts = 0
             owners = sorted({owner for owner, _ in rows})
             merged = self._merged(rows, owners[-1] + 1)
             each = merged.tolist() if merged.is_cpu else merged.unbind()
-            self._rows[: len(rows)] = [(owner, each[owner]) for owner in owners]
+            self.kept[: len(rows)] = [(owner, each[owner]) for owner in owners]
             self._most = max(self._least, 2 * len(owners))
 
-    def _merged(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
+    def _known(self) -> list[tuple[int, Row | bytes]]:
+        """The rows, which the caller takes off the list; those of channels have been handed on."""
+        rows = list(self.kept)
+        if self.on_channels is not None:
+            for each in rows:
+                if len(each) == 3:
+                    self.on_channels(each[0], each[2])
+        return [each[:2] for each in rows]
+
+    def _merged(self, rows: list[tuple[int, Row | bytes]], owners: int) -> Tensor:
         with self.streams.joined():
             return self._merged_here(rows, owners)
 
-    def _merged_here(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
+    def _merged_here(self, rows: list[tuple[int, Row | bytes]], owners: int) -> Tensor:
         row_of = dict(rows)
         sizes = [len(row) if isinstance(row, Tensor) and row.dim() == 2 else 1 for _, row in rows]
         total = sum(sizes)
         if len(row_of) == total:  # there is nothing to merge
-            nothing = [*EMPTY, *[math.nan] * width_of(self._more)]
+            nothing = np.array([*EMPTY, *[math.nan] * width_of(self._more)]).tobytes()
             return self._block([row_of.get(owner, nothing) for owner in range(owners)])
         # Short enough that the host does not wait until they are copied.
         owner, size = self._on_device(torch.tensor([[owner for owner, _ in rows], sizes], device="cpu"))
@@ -108,17 +127,17 @@ class RowBuffer:
             owner = owner.repeat_interleave(size, output_size=total)
         return merge_rows(self._block([row for _, row in rows]), owner, owners, self._more)
 
-    def _block(self, rows: list[Row]) -> Tensor:
+    def _block(self, rows: Sequence[Row | bytes]) -> Tensor:
         """One matrix of the rows, which are tensors where they were measured on another device than the CPU."""
         if any(isinstance(row, Tensor) for row in rows):
             each = [self._on_device(row if isinstance(row, Tensor) else _tensor(row)) for row in rows]
             return torch.cat([row if row.dim() == 2 else row[None] for row in each])
-        return self._on_device(_tensor(rows))
+        as_bytes = (row if isinstance(row, bytes) else np.array(row, np.float64).tobytes() for row in rows)
+        return self._on_device(torch.from_numpy(np.frombuffer(bytearray().join(as_bytes)).reshape(len(rows), -1)))
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, non_blocking=True)
 
 
-def _tensor(numbers: Sequence[object]) -> Tensor:
-    """Floats as a tensor on the CPU; torch itself takes longer to read them from lists."""
-    return torch.from_numpy(np.array(numbers, dtype=np.float64))
+def _tensor(row: list[float] | bytes) -> Tensor:
+    return torch.from_numpy(np.array(np.frombuffer(row) if isinstance(row, bytes) else row, dtype=np.float64))

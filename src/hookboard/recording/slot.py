@@ -1,6 +1,5 @@
 """`Slot`: what a recorder knows of one site; `Slots`: all of them; and their bins."""
 
-import functools
 import math
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -8,13 +7,13 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hookboard.measure import BINS, Form, Plan
+from hookboard.measure import BINS, Form, Plan, Reader
 from hookboard.recording.exchange import Extent, Layout
 from hookboard.sites import ROLES, Role, Site
 
 
-class Slot:
-    """One site of a recorder. It is asked for every tensor, so that what belongs to a site is found in one place.
+class Slot(Reader):
+    """One site of a recorder, which is called with each of its tensors and measures it.
 
     Args:
         index: its number, in the order in which sites came.
@@ -22,22 +21,7 @@ class Slot:
         plan: its statistics.
     """
 
-    __slots__ = (
-        "counts",
-        "extent",
-        "form",
-        "index",
-        "is_decided",
-        "observe",
-        "plan",
-        "shape",
-        "site",
-        "spare",
-        "traits",
-    )
-
-    observe: Callable[[Tensor], None]
-    """Measures a tensor of the site."""
+    __slots__ = ("extent", "form", "plan", "shape", "site", "spare", "traits")
 
     def __init__(self, index: int, site: Site, plan: Plan) -> None:
         self.index = index
@@ -50,12 +34,15 @@ class Slot:
         """The bins of the running step; None without a histogram."""
         self.spare: Tensor | None = None
         """Empty bins for the next step; None while they are lent."""
-        self.is_decided = False
-        """Whether it is known if there is a histogram."""
         self.form: Form | None = None
         """How the compiled kernel read the last tensor; None if it did not."""
         self.shape: tuple[int, ...] | None = None
         """Of its first tensor; None before."""
+
+    def forget_form(self) -> None:
+        """Have the next tensor looked at as if it was the first."""
+        self.shape = self.form = None
+        self.read_nothing()
 
 
 class Slots:
@@ -65,7 +52,7 @@ class Slots:
         device: where bins are counted.
         plan_of: gives the statistics of a site.
         wants_bins: tells whether a site has a histogram, from its first tensor.
-        observe: measures a tensor of a slot.
+        set_up: says what a new slot does with tensors.
     """
 
     def __init__(
@@ -73,17 +60,15 @@ class Slots:
         device: torch.device,
         plan_of: Callable[[Site], Plan],
         wants_bins: Callable[[Site, Tensor], bool],
-        observe: Callable[[Slot, Tensor], None],
+        set_up: Callable[[Slot], None],
     ) -> None:
         self.by_site: dict[Site, Slot] = {}
         self.extents: Layout = {}
         """What a packet holds of each."""
-        self.met: set[int] = set()
-        """The numbers of those of which a tensor came in this step."""
         self._device = device
         self._plan_of = plan_of
         self._wants_bins = wants_bins
-        self._observe = observe
+        self._set_up = set_up
         self._changing = threading.Lock()
 
     def of(self, site: Site) -> Slot:
@@ -94,31 +79,23 @@ class Slots:
         with self._changing:
             if site not in self.by_site:
                 slot = Slot(len(self.by_site), site, self._plan_of(site))
-                slot.observe = functools.partial(self._observe, slot)
+                self._set_up(slot)
                 self.by_site[site] = slot
                 self.extents[site] = slot.extent
             return self.by_site[site]
 
     def meet(self, slot: Slot, tensor: Tensor) -> None:
-        """Note a site's first tensor of this step; at the very first, decide whether the site has a histogram."""
-        if not slot.is_decided or slot.extent.dtype is not tensor.dtype:
-            with self._changing:
-                if not slot.is_decided:
-                    has_bins = not slot.traits.moments_only and self._wants_bins(slot.site, tensor)
-                    slot.counts = no_counts(self._device) if has_bins else None
-                    slot.is_decided = True
-                    self.resize(slot, slot.extent._replace(has_bins=has_bins))
-                self.resize(slot, slot.extent._replace(dtype=tensor.dtype))
-        self.met.add(slot.index)
+        """Note the type of a site's first tensor of a step; at the very first, decide if the site has a histogram."""
+        with self._changing:
+            if slot.extent.dtype is None:
+                has_bins = not slot.traits.moments_only and self._wants_bins(slot.site, tensor)
+                slot.counts = no_counts(self._device) if has_bins else None
+                self.resize(slot, slot.extent._replace(has_bins=has_bins))
+            self.resize(slot, slot.extent._replace(dtype=tensor.dtype))
 
     def resize(self, slot: Slot, extent: Extent) -> None:
         """Change what a packet holds of a site."""
         slot.extent = self.extents[slot.site] = extent
-
-    def take_met(self) -> set[int]:
-        """End the step; returns the numbers of the slots of which a tensor came."""
-        met, self.met = self.met, set()
-        return met
 
     def shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
         """The shape of the first tensor in a role, by module or parameter; of several outputs that of the first."""
@@ -131,17 +108,17 @@ class Slots:
     def forget_shapes(self) -> None:
         """Note the shapes anew, and where the channels are."""
         for slot in list(self.by_site.values()):
-            slot.shape = slot.form = None
+            slot.forget_form()
 
-    def lend_bins(self, met: Iterable[int]) -> dict[int, Tensor]:
+    def lend_bins(self, measured: Iterable[int]) -> dict[int, Tensor]:
         """The bins of those of some slots that have a histogram, int64, by number: until `give_back`, or for ever.
 
         Args:
-            met: the numbers of the slots.
+            measured: the numbers of the slots.
         """
         slots = list(self.by_site.values())
         lent: dict[int, Tensor] = {}
-        for slot in (slots[number] for number in met):
+        for slot in (slots[number] for number in measured):
             if slot.counts is not None:
                 lent[slot.index] = slot.counts
                 slot.counts, slot.spare = no_counts(self._device) if slot.spare is None else slot.spare, None

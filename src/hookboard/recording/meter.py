@@ -1,0 +1,213 @@
+"""`Meter`: measures the tensors of a recorder's sites as they come, and keeps what it finds."""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookboard.clock import Clock
+from hookboard.measure import (
+    ChannelRows,
+    Form,
+    Plan,
+    Row,
+    can_subtract,
+    form_of,
+    is_like,
+    measure,
+    measure_all,
+    measure_channels,
+    measure_like,
+    measuring_device,
+    read_alike,
+)
+from hookboard.messages import warn_switched_off
+from hookboard.ranks import Ranks, own_part
+from hookboard.recording.channels import ChannelBuffer
+from hookboard.recording.parts import difference, on_host
+from hookboard.recording.rows import RowBuffer
+from hookboard.recording.slot import Slot, Slots
+from hookboard.sites import Site
+
+MOST_WAITING = 1 << 20
+"""After so many values those that wait are measured: some of them are copies, made for this."""
+
+Given = tuple[Slot, Tensor, Tensor | None]
+"""What is measured together with others: the slot of a site, its tensor, and what is subtracted first."""
+
+
+class Meter:
+    """Measures the tensors of any number of sites, in any thread. The arguments are those of `Recorder`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: torch.device,
+        *,
+        histogram: bool | Callable[[Site, Tensor], bool],
+        channels: Callable[[Site, Tensor], int | None] | None,
+        ends: Callable[[Site], tuple[float, float] | None] | None,
+        ranks: Ranks | None,
+        sync: bool,
+        clock: Clock | None,
+    ) -> None:
+        self.rows = RowBuffer(plan.more, measuring_device(device))
+        self.channel_rows = ChannelBuffer(self.rows.device, self.rows.streams)
+        self.slots = Slots(self.rows.device, self._plan_of, self._wants_bins, self._set_up)
+        self.off: set[Site] = set()
+        """The sites of which measuring has failed, on any rank."""
+        self.has_bins = bool(histogram) or "bins" in plan.wanted
+        """Whether bins are counted, of some sites at least."""
+        self._plan = plan
+        self._is_copied = self.rows.device != device
+        self._histogram = histogram
+        self._channels = channels
+        if channels is not None:
+            self.rows.on_channels = self.channel_rows.append_memory
+        self._ends = ends
+        self._rank = 0 if ranks is None else ranks.rank
+        self._is_merged = sync or ranks is None
+        self._clock = clock
+        self._scale: Tensor | None = None
+        self._has_scaled = False
+
+    @property
+    def scale(self) -> Tensor | None:
+        """The scale that gradients carry now, shape (); they are divided by it. None if they carry none."""
+        return self._scale
+
+    @scale.setter
+    def scale(self, scale: Tensor | None) -> None:
+        self._scale = scale
+        if scale is not None and not self._has_scaled:
+            self._has_scaled = True
+            for slot in list(self.slots.by_site.values()):
+                slot.read_nothing()
+
+    def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
+        """See `Recorder.observe_all`."""
+        given: list[Given] = []
+        values = 0
+        for site, tensor, minus in on_host(tensors) if self._is_copied else tensors:
+            given.append((self.slots.of(site), tensor, minus))
+            values += tensor.numel()
+            if values > MOST_WAITING:
+                self._observe_given(given)
+                given, values = [], 0
+        self._observe_given(given)
+
+    def _observe_given(self, given: list[Given]) -> None:
+        waiting: list[tuple[Tensor, Form, Tensor | None]] = []
+        owners: list[tuple[Slot, bool]] = []
+        for slot, tensor, minus in read_alike(given):
+            try:
+                part, is_whole = self._prepared(slot, tensor)
+                if part is None:
+                    continue
+                form = None if slot.counts is not None else self._form(slot, part, is_whole)
+                if form is None or (minus is not None and not can_subtract(minus, form)):
+                    self._observe(slot, tensor if minus is None else difference(tensor, minus))
+                else:
+                    waiting.append((part, form, minus))
+                    owners.append((slot, is_whole))
+            except Exception as error:
+                self._switch_off(slot, error)
+        rows = measure_all(waiting, self._plan) if waiting else ()
+        for (part, form, _), (slot, is_whole), (row, channels) in zip(waiting, owners, rows, strict=True):
+            self._keep(slot, part, row, channels)
+            self._read_next(slot, form, is_whole)
+
+    def _set_up(self, slot: Slot) -> None:
+        slot.otherwise = functools.partial(self._observe, slot)
+        slot.on_fault = functools.partial(self._switch_off, slot)
+        slot.rows = self.rows.kept
+        slot.clock = self._clock
+
+    def _observe(self, slot: Slot, tensor: Tensor) -> None:
+        try:
+            part, is_whole = self._prepared(slot, tensor)
+            if part is None:
+                return
+            counts, form = slot.counts, self._form(slot, part, is_whole)
+            if form is not None:
+                found = measure_like(part, form, slot.plan, counts)
+                if found is not None:
+                    self._keep(slot, part, *found)
+                    self._read_next(slot, form, is_whole)
+                    return
+                counts = None  # the bins are counted
+            scale = self.scale if slot.traits.is_gradient else None
+            of: dict[str, Any] = {"counts": counts, "moments_only": slot.traits.moments_only, "scale": scale}
+            dim = self._dim(slot, part, is_whole)
+            if dim is None:
+                row, channels = measure(part, slot.plan, **of), None
+            else:
+                row, channels = measure_channels(part, dim, slot.plan, **of)
+            self._keep(slot, part, row, channels)
+        except Exception as error:
+            self._switch_off(slot, error)
+
+    def _read_next(self, slot: Slot, form: Form, is_whole: bool) -> None:
+        """Have the slot itself read the next tensors of this form, unless more is to be done with one than that."""
+        is_scaled, is_elsewhere = self._has_scaled and slot.traits.is_gradient, self._rank and slot.traits.of_parameter
+        if is_whole and form.dtype is not torch.float64 and not (is_scaled or is_elsewhere or self._is_copied):
+            slot.room = self.rows.room(form.channels)
+            slot.read_as(form.key, form.given, "abs_mean" in slot.plan.wanted)
+
+    def _switch_off(self, slot: Slot, error: Exception) -> None:
+        site = slot.site
+        slot.read_nothing()
+        self.off.add(site)
+        warn_switched_off(f"{site.role} of {site.path!r}", error)
+
+    def _prepared(self, slot: Slot, tensor: Tensor) -> tuple[Tensor | None, bool]:
+        """What is to be measured of a tensor, None if nothing is; and whether that is the whole of it."""
+        if self.off and slot.site in self.off:
+            return None, False
+        tensor = tensor.detach() if tensor.requires_grad else tensor
+        tensor = tensor.cpu() if self._is_copied else tensor
+        part: Tensor | None = tensor
+        if self._rank or type(tensor) is not Tensor:  # else it is its own part, which costs a call to find out
+            of_parameter = slot.traits.of_parameter
+            part = own_part(tensor, is_replicated=of_parameter, rank=self._rank, is_merged=self._is_merged)
+        if part is None:
+            return None, False
+        if part.is_cuda:
+            self.rows.streams.note(part)
+        if slot.extent.dtype is not part.dtype and slot.index not in self.rows.owners:
+            self.slots.meet(slot, part)
+        if slot.shape is None:
+            slot.shape = tuple(tensor.shape)
+        return part, part is tensor
+
+    def _form(self, slot: Slot, part: Tensor, is_whole: bool) -> Form | None:
+        """How the compiled kernel reads it, if that is all there is to do."""
+        if slot.plan.more or (self.scale is not None and slot.traits.is_gradient):
+            return None
+        form = slot.form
+        if form is None or not is_like(part, form):
+            slot.read_nothing()
+            form = slot.form = form_of(part, self._dim(slot, part, is_whole)) if part.numel() else None
+        return form
+
+    def _dim(self, slot: Slot, part: Tensor, is_whole: bool) -> int | None:
+        """The dimension of the channels; None if their rows are not wanted."""
+        # The part of a DTensor may hold some of the channels only, which the ranks could not tell apart.
+        return None if self._channels is None or not is_whole else self._channels(slot.site, part)
+
+    def _keep(self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None) -> None:
+        if self._channels is not None and tensor.numel():
+            self.channel_rows.append(slot.index, channels)
+            if channels is not None and slot.extent.channels != len(channels):
+                self.slots.resize(slot, slot.extent._replace(channels=len(channels)))
+        self.rows.append(slot.index, row)
+
+    def _plan_of(self, site: Site) -> Plan:
+        return self._plan if self._ends is None else self._plan.between(self._ends(site))
+
+    def _wants_bins(self, site: Site, tensor: Tensor) -> bool:
+        if "bins" in self._plan.wanted or isinstance(self._histogram, bool):
+            return self.has_bins
+        return self._histogram(site, tensor)
