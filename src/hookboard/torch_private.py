@@ -20,10 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.writer import FileWriter
 
-
-def backward_number() -> int:
-    """Which backward pass this thread runs; -1 where it runs none. It cannot be traced by torch.compile."""
-    return torch._C._current_graph_task_id()
+backward_number: Callable[[], int] = torch._C._current_graph_task_id
+"""Which backward pass this thread runs; -1 where it runs none. It cannot be traced by torch.compile."""
 
 
 def in_backward() -> bool:
@@ -31,7 +29,7 @@ def in_backward() -> bool:
 
     It cannot be traced by torch.compile.
     """
-    return torch._C._current_graph_task_id() != -1
+    return backward_number() != -1
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it
@@ -60,6 +58,11 @@ def base_of(tensor: Tensor) -> Tensor | None:
     return tensor._base
 
 
+def has_gradient_of_its_own(tensor: Tensor) -> bool:
+    """Whether a hook on the tensor will see its gradient and end with the graph: it is neither a leaf nor a view."""
+    return tensor.requires_grad and tensor._base is None and not tensor.is_leaf
+
+
 def forward_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
     """The module's own forward hooks, in the order in which they run."""
     return module._forward_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
@@ -68,6 +71,18 @@ def forward_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
 def forward_pre_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
     """The module's own forward pre-hooks, in the order in which they run."""
     return module._forward_pre_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
+
+
+def put_back_forward_hook(module: nn.Module, handle: RemovableHandle, hook: Callable[..., Any]) -> None:
+    """Register a hook with keyword arguments again, behind all others, under the handle by which it was removed."""
+    module._forward_hooks[handle.id] = hook
+    module._forward_hooks_with_kwargs[handle.id] = True
+
+
+def put_back_forward_pre_hook(module: nn.Module, handle: RemovableHandle, hook: Callable[..., Any]) -> None:
+    """The same for a hook before the call."""
+    module._forward_pre_hooks[handle.id] = hook
+    module._forward_pre_hooks_with_kwargs[handle.id] = True
 
 
 def renumber(handle: RemovableHandle, number: int) -> None:
@@ -100,6 +115,10 @@ def modules_of(module: nn.Module) -> dict[str, nn.Module | None]:
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile runs the module's forward."""
     return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+
+
+frame_callback: Callable[[], object] = torch._C._dynamo.eval_frame.get_eval_frame_callback
+"""What torch.compile does with every function that this thread calls now; None for nothing."""
 
 
 def has_compiled_anything() -> bool:

@@ -2,14 +2,21 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hookboard.hooks.module_tap import ModuleTap
-from hookboard.torch_private import forward_hooks_of, forward_pre_hooks_of, renumber
+from hookboard.torch_private import (
+    forward_hooks_of,
+    forward_pre_hooks_of,
+    frame_callback,
+    put_back_forward_hook,
+    put_back_forward_pre_hook,
+    renumber,
+)
 
 Place = dict[str, tuple[set[int], set[int]]]
 """The numbers of the hooks of a module up to one of them, and behind it; by the method of `Hook` that this one is."""
@@ -18,7 +25,7 @@ Place = dict[str, tuple[set[int], set[int]]]
 class Hook:
     """The hooks of one module. Every tap on it that is active sees its calls; if none is, a call costs one look."""
 
-    __slots__ = ("_until_removed", "before", "taps", "users")
+    __slots__ = ("_handles", "before", "taps", "users")
 
     def __init__(self, before: bool = False) -> None:
         self.before = before
@@ -27,7 +34,8 @@ class Hook:
         """Those that are active."""
         self.users = 0
         """How many hold it."""
-        self._until_removed = ExitStack()
+        self._handles: dict[str, RemovableHandle] = {}
+        """By the name of the method; those of a hook that was let go, too."""
 
     def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
         # A copied or unpickled model has the hook, but none of the life behind it.
@@ -57,6 +65,8 @@ class Hook:
             return None
         if not torch.compiler.is_compiling():
             for tap in self.taps:
+                if type(output) is Tensor and tap.quick is not None and frame_callback() is None and tap.quick(output):
+                    continue
                 tap.leave(args, output)
             return None
         replaced = None
@@ -79,23 +89,31 @@ class Hook:
         self.users += 1
         if self.users > 1:
             return
-        for when, hooks in _hooks_on(module).items():
-            if when == "leave":
-                handle = module.register_forward_hook(self.leave, with_kwargs=True)
-            elif self.before:
-                handle = module.register_forward_pre_hook(self.enter, with_kwargs=True)
-            else:
-                continue
-            renumber(handle, numbers.setdefault(when, handle.id))
-            self._until_removed.callback(handle.remove)
-            if place is not None:
-                for number in list(hooks)[_start_behind(*place[when], list(hooks)[:-1]) : -1]:
-                    hooks.move_to_end(number)  # one after the other, so that they keep their order
+        if self._handles:
+            put_back_forward_hook(module, self._handles["leave"], self.leave)
+            if self.before:
+                put_back_forward_pre_hook(module, self._handles["enter"], self.enter)
+        else:
+            self._handles["leave"] = module.register_forward_hook(self.leave, with_kwargs=True)
+            if self.before:
+                self._handles["enter"] = module.register_forward_pre_hook(self.enter, with_kwargs=True)
+            for when, handle in self._handles.items():
+                renumber(handle, numbers.setdefault(when, handle.id))
+        if place is not None:
+            for when in self._handles:
+                hooks = _HOOKS_OF[when](module)
+                if len(hooks) > 1:
+                    for number in list(hooks)[_start_behind(*place[when], list(hooks)[:-1]) : -1]:
+                        hooks.move_to_end(number)  # one after the other, so that they keep their order
 
     def place(self, module: nn.Module) -> Place:
         """Where it stands among the hooks of the module."""
         found: Place = {}
-        for when, hooks in _hooks_on(module).items():
+        for when in self._handles:
+            hooks = _HOOKS_OF[when](module)
+            if len(hooks) == 1:
+                found[when] = _ALONE
+                continue
             numbers = list(hooks)
             owners = [getattr(hook, "__self__", None) for hook in hooks.values()]
             end = owners.index(self) + 1 if self in owners else len(owners)
@@ -106,25 +124,32 @@ class Hook:
         """Remove it, unless somebody else holds it."""
         self.users -= 1
         if not self.users:
-            self._until_removed.close()
+            for handle in self._handles.values():
+                handle.remove()
 
 
-def hook_of(module: nn.Module, before: bool) -> Hook:
-    """The hook of other taps, if no hook has come behind it that may change what it would see; else a new one.
+def hook_of(module: nn.Module, before: bool, spare: Hook | None = None) -> Hook:
+    """The hook of other taps, if no hook has come behind it that may change what it would see; else another.
 
     Args:
         module: the module.
         before: whether calls are to be seen before they run, too.
+        spare: the other hook, which was on the module before, unless somebody holds it; None for a new one.
     """
-    last = {when: next(reversed(hooks.values()), None) for when, hooks in _hooks_on(module).items()}
-    owner = getattr(last["leave"], "__self__", None)
-    if not isinstance(owner, Hook) or not owner.users or owner.before is not before:
-        return Hook(before)
-    return owner if not before or getattr(last["enter"], "__self__", None) is owner else Hook(before)
+    owner = _last_owner(forward_hooks_of(module))
+    if isinstance(owner, Hook) and owner.users and owner.before is before:
+        is_last = not before or _last_owner(forward_pre_hooks_of(module)) is owner
+        return owner if is_last else Hook(before)
+    return Hook(before) if spare is None or spare.users else spare
 
 
-def _hooks_on(module: nn.Module) -> dict[str, "OrderedDict[int, Callable[..., Any]]"]:
-    return {"leave": forward_hooks_of(module), "enter": forward_pre_hooks_of(module)}
+_HOOKS_OF = {"leave": forward_hooks_of, "enter": forward_pre_hooks_of}
+_ALONE: tuple[set[int], set[int]] = (set(), set())
+
+
+def _last_owner(hooks: "OrderedDict[int, Callable[..., Any]]") -> object:
+    """Whose method the last hook is; None if there is no hook, or it is no method."""
+    return getattr(next(reversed(hooks.values())), "__self__", None) if hooks else None
 
 
 def _start_behind(front: set[int], behind: set[int], numbers: list[int]) -> int:

@@ -58,7 +58,7 @@ class Taps:
         for name, module in self._modules.items():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
-            hook = self._hooks[name] = hook_of(module, self._before)
+            hook = self._hooks[name] = hook_of(module, self._before, self._hooks.get(name))
             hook.hold(module, numbers, places.get(name))
             self._until_let_go.callback(hook.let_go)
 
