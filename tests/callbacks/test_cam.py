@@ -187,7 +187,7 @@ class ReturnsMaps(nn.Module):
             CAMLogger(),
             r"CAMLogger shows nothing: no module was called with pictures .* as one module",
         ),
-        (cnn, CAMLogger(target=5), "target=5 asks for the classes .5, 5, 5, 5., but .* classes 0 to 4"),
+        (cnn, CAMLogger(target=5), "target=5 asks for the classes .5., but .* classes 0 to 4"),
         (
             cnn,
             CAMLogger("net.conv1", method="cam"),
@@ -206,6 +206,17 @@ def test_where_no_map_can_be_had_one_sentence_says_why_and_the_run_goes_on(tmp_p
     with pytest.warns(UserWarning, match=message) as said:
         run.validate(model, torch.utils.data.DataLoader(data(), batch_size=None))
     assert len([warning for warning in said if "hookboard" in str(warning.message)]) == 1
+
+
+def test_a_label_that_no_score_belongs_to_ends_the_maps_with_one_warning(tmp_path):
+    class OnlyCalls(Classifier):
+        def validation_step(self, batch):
+            self(batch[0])
+
+    batches = [(pictures, labels + 3) for pictures, labels in data()]
+    run = trainer(tmp_path, CAMLogger(target="label"), **VALIDATED)
+    with pytest.warns(UserWarning, match=r"target='label' asks for the classes \[.*\], but .* classes 0 to 4"):
+        run.validate(OnlyCalls(cnn()), torch.utils.data.DataLoader(batches, batch_size=None))
 
 
 class EveryState(Callback):

@@ -12,6 +12,7 @@ from toys import Toy, batches, fit, images, mlp, scalars
 
 from hookboard import (
     ActivationLogger,
+    CAMLogger,
     FeatureMapLogger,
     GradientLogger,
     HealthMonitor,
@@ -70,10 +71,10 @@ def launch(name, grid, arguments, options):
         rows[:channels] = torch.as_tensor(measure_channels(values, 1, ALL, **of)[1])
 
 
-def train(folder, device, *callbacks, model=None, **options):
+def train(folder, device, *callbacks, model=None, data=DATA, **options):
     strategy = SingleDeviceStrategy(device=CUDA, accelerator=PretendedAccelerator())
     with device.modes():
-        fit(folder, model or Toy(mlp()), DATA, *callbacks, accelerator="auto", strategy=strategy, **options)
+        fit(folder, model or Toy(mlp()), data, *callbacks, accelerator="auto", strategy=strategy, **options)
 
 
 def every_callback(every_n_steps=1):
@@ -128,6 +129,33 @@ def test_pictures_are_drawn_by_a_thread_that_waits_once_for_each_of_its_due_step
     expected = {f"hookboard {type(callback).__name__}": STEPS for callback in callbacks}
     assert_none([wait for wait in device.waits if wait.thread not in expected])
     assert Counter(wait.thread for wait in device.waits) == expected
+
+
+PICTURES = [part.reshape(8, 1, 2, 2) for part in DATA]
+VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
+
+
+def classifier():
+    """Of pictures."""
+    return Toy(nn.Sequential(*convolutional()[1:]))
+
+
+@pytest.mark.parametrize("method", ["grad_cam", "eigen_cam"])
+def test_class_activation_maps_are_drawn_by_a_thread_that_waits_once(tmp_path, device, method):
+    callback = CAMLogger("net.1", method=method, every_n_steps=1)
+    train(tmp_path, device, callback, model=classifier(), data=PICTURES, **VALIDATED)
+    expected = {"hookboard CAMLogger": 1}
+    assert_none([wait for wait in device.waits if wait.thread not in expected])
+    assert Counter(wait.thread for wait in device.waits) == expected
+
+
+def test_class_activation_maps_of_a_device_are_those_of_the_cpu(tmp_path, device):
+    callbacks = [CAMLogger("net.1", method=method, every_n_steps=1) for method in ("layer_cam", "xgrad_cam")]
+    train(tmp_path / "device", device, *callbacks, model=classifier(), data=PICTURES, **VALIDATED)
+    fit(tmp_path / "cpu", classifier(), PICTURES, *callbacks, **VALIDATED)
+    there, here = images(tmp_path / "device"), images(tmp_path / "cpu")
+    assert there.keys() == here.keys() == {"cam/net.1/layer_cam", "cam/net.1/xgrad_cam"}
+    assert all((there[tag][step] == here[tag][step]).all() for tag in here for step in here[tag])
 
 
 def test_pictures_of_a_device_are_those_of_the_cpu(tmp_path, device):

@@ -228,7 +228,7 @@ def _rewrite(tensor: Tensor, before: Tensor, required_grad: bool) -> None:
         tensor.detach_()  # changed in place with gradients, it would hold the graph of our call
     if tensor.shape != before.shape:
         tensor.data = before
-    # Batch norm changes its buffers without a new version: only the values tell.
-    elif tensor.layout != torch.strided or not torch.equal(tensor, before):
+    # Batch norm changes its buffers without a new version: only the values tell. To compare them waits for a device.
+    elif not tensor.is_cpu or tensor.layout != torch.strided or not torch.equal(tensor, before):
         # Past its version: a graph that holds the tensor gets back the very values that it was built with.
         tensor.data.copy_(before)

@@ -1,6 +1,6 @@
 """`CAMLogger`: class-activation maps."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -25,9 +25,10 @@ from hookboard.attribution import (
 from hookboard.callbacks.duties import NothingToShowError
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
 from hookboard.callbacks.watch import Selection
-from hookboard.images import aspect_of, maps_in, overlays, samples_first, unnormalized
+from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_first, unnormalized
 from hookboard.messages import unknown
 from hookboard.nested import tensors_in
+from hookboard.recording import sent_together
 from hookboard.selection import select
 from hookboard.torch_private import NoCollectives
 
@@ -140,40 +141,54 @@ class CAMLogger(PictureLogger):
             layers = [named_layer(call.calls, name) for name in names] if names else [last_layer(call.calls)]
         except ValueError as nothing:
             raise NothingToShowError(str(nothing)) from nothing
-        pictures, method = {}, METHODS[self.method]
+        seen, method = [], METHODS[self.method]
         for layer in layers:
             quiet = _without_logging(trainer.lightning_module)
             with trainer.precision_plugin.forward_context(), quiet, _without_other_ranks(trainer):
-                seen = attribute(call, layer, self._chooser(labels), with_gradient=method.needs == "gradient")
-            pictures[f"cam/{layer.name}/{self.method}"] = overlays(
-                unnormalized(call.pictures, self.mean, self.std),
-                self._maps(layer, seen, aspect_of([("", call.pictures)])),
-                [self._said_of(k, seen, labels) for k in range(call.count)],
-                f"{method.title} at {'the input of ' if layer.is_input else ''}{layer.name} ("
-                f"{self._source(watch)}): picture, map (dark: 0, light: its greatest), both",
-                size=self.size,
-            )
-        return lambda: pictures
+                with_gradient = method.needs == "gradient"
+                seen.append(attribute(call, layer, self._chooser(labels), with_gradient=with_gradient))
+        sent = _sent([{"pictures": call.pictures, "labels": labels}, *map(vars, seen)])
+        aspect, source = aspect_of([("", call.pictures)]), self._source(watch)
+
+        def draw() -> dict[str, Picture]:
+            given, *parts = sent()
+            shown, labels = unnormalized(given["pictures"], self.mean, self.std), given["labels"]
+            pictures = {}
+            for layer, part in zip(layers, parts, strict=True):
+                seen = Attribution(**part)
+                self._check_labels(labels, seen.scores)
+                pictures[f"cam/{layer.name}/{self.method}"] = overlays(
+                    shown,
+                    self._maps(layer, seen, aspect),
+                    [self._said_of(k, seen, labels) for k in range(len(shown))],
+                    f"{method.title} at {'the input of ' if layer.is_input else ''}{layer.name} ({source}): picture, "
+                    "map (dark: 0, light: its greatest), both",
+                    size=self.size,
+                )
+            return pictures
+
+        return draw
 
     def _chooser(self, labels: Tensor | None) -> Callable[[Tensor], Tensor]:
         def choose(scores: Tensor) -> Tensor:
             if self.target == "predicted":
                 return scores.argmax(dim=1)
+            last = scores.shape[1] - 1
             if isinstance(self.target, int):
-                wanted = torch.full((len(scores),), self.target, device=scores.device)
-            elif labels is not None:
-                wanted = labels.to(scores.device)
-            else:
+                if not 0 <= self.target <= last:
+                    raise _no_such_class(self.target, [self.target], last)
+                return torch.full((len(scores),), self.target, device=scores.device)
+            if labels is None:
                 raise NothingToShowError("target='label' needs labels: the batch has no integers of shape (n,)")
-            # On an accelerator an index that is out of range would end the whole process.
-            if not 0 <= int(wanted.min()) <= int(wanted.max()) < scores.shape[1]:
-                raise NothingToShowError(
-                    f"target={self.target!r} asks for the classes {wanted.tolist()}, but the model has scores only "
-                    f"for classes 0 to {scores.shape[1] - 1}"
-                )
-            return wanted
+            # On an accelerator an index that is out of range would end the whole process, and to look would wait.
+            return labels.to(scores.device, non_blocking=True).clamp(0, last)
 
         return choose
+
+    def _check_labels(self, labels: Tensor | None, scores: Tensor) -> None:
+        last = scores.shape[1] - 1
+        if self.target == "label" and labels is not None and not torch.equal(labels, labels.clamp(0, last)):
+            raise _no_such_class(self.target, labels.tolist(), last)
 
     def _maps(self, layer: Layer, seen: Attribution, aspect: float | None) -> Tensor:
         activation, method = _as_maps(seen.activation, layer, aspect), METHODS[self.method]
@@ -216,6 +231,23 @@ class _Taken:
 
     tap: ClassificationTap
     batch: Any
+
+
+def _sent(groups: Sequence[Mapping[str, Tensor | None]]) -> Callable[[], list[dict[str, Any]]]:
+    """What gives the same with tensors on the host, see `sent_together`."""
+    arrived = sent_together([tensor for group in groups for tensor in group.values() if tensor is not None])
+
+    def groups_there() -> list[dict[str, Any]]:
+        there = iter(arrived())
+        return [{name: None if old is None else next(there) for name, old in group.items()} for group in groups]
+
+    return groups_there
+
+
+def _no_such_class(target: str | int, wanted: list[int], last: int) -> NothingToShowError:
+    return NothingToShowError(
+        f"target={target!r} asks for the classes {wanted}, but the model has scores only for classes 0 to {last}"
+    )
 
 
 def _labels_in(batch: Any, call: Classification) -> Tensor | None:
