@@ -1,6 +1,7 @@
 """The share of a training's time that passes inside HealthMonitor at its default cadence.
 
-    python benchmarks/inside.py [--steps 500]
+    python benchmarks/inside.py [--steps 500]       HealthMonitor
+    python benchmarks/inside.py --loggers           ActivationLogger and GradientLogger in its place
 
 The network is that of overhead.py. A ratio of two trainings cannot show half of a percent where the machine's speed
 moves by more, so this one takes the time inside of every hook: those of Lightning, of modules and of tensors. What
@@ -27,7 +28,7 @@ from overhead import Classifier, SameBatch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from hookboard import HealthMonitor
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 
 WARM_UP = 20
 CADENCE = 50  # Lightning's default
@@ -72,10 +73,11 @@ class Steps(Callback):
         bytearray(8192)
 
 
-def time_hooks(monitor: HealthMonitor, clock: Clock) -> None:
-    for name in dir(monitor):
-        if name.startswith("on_") and "fit_start" not in name:
-            setattr(monitor, name, clock.timed(getattr(monitor, name)))
+def time_hooks(callbacks: list[Callback], clock: Clock) -> None:
+    for callback in callbacks:
+        for name in dir(callback):
+            if name.startswith("on_") and "fit_start" not in name:
+                setattr(callback, name, clock.timed(getattr(callback, name)))
     for owner, name in ((nn.Module, "register_forward_hook"), (Tensor, "register_hook")):
         register = getattr(owner, name)
 
@@ -89,6 +91,7 @@ def time_hooks(monitor: HealthMonitor, clock: Clock) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500, help="optimizer steps")
+    parser.add_argument("--loggers", action="store_true", help="the loggers of activations and gradients instead")
     args = parser.parse_args()
     if args.steps < 2 * CADENCE:
         parser.error(f"--steps {args.steps}: give {2 * CADENCE} or more, so that steps of both kinds are timed")
@@ -96,8 +99,9 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    clock, monitor = Clock(), HealthMonitor()
-    time_hooks(monitor, clock)
+    clock = Clock()
+    callbacks = [ActivationLogger(), GradientLogger()] if args.loggers else [HealthMonitor()]
+    time_hooks(callbacks, clock)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             max_steps=args.steps + 1,
@@ -108,13 +112,13 @@ def main() -> None:
             enable_progress_bar=False,
         )
         steps = Steps(clock)
-        trainer.callbacks = [steps, monitor]
+        trainer.callbacks = [steps, *callbacks]
         trainer.fit(Classifier(), DataLoader(SameBatch(), batch_size=None))
 
     print(f"ResNet-18, torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads")
     means = {name: [sum(each) / len(times) for each in zip(*times, strict=True)] for name, times in steps.steps.items()}
     for name, (whole, inside) in means.items():
-        print(f"{name:8} {len(steps.steps[name]):5} steps of {1e3 * whole:6.1f} ms, inside {1e3 * inside:6.2f} ms")
+        print(f"{name:8} {len(steps.steps[name]):5} steps of {1e3 * whole:6.1f} ms, inside {1e3 * inside:7.3f} ms")
     bare = means["not due"][0] - means["not due"][1]
     added = (means["due"][1] + (CADENCE - 1) * means["not due"][1]) / CADENCE
     print(f"every {CADENCE}th step due: {100 * added / bare:.2f} % of a bare step of {1e3 * bare:.1f} ms")

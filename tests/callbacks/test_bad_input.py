@@ -17,6 +17,13 @@ def test_a_cadence_that_is_no_positive_count(logger, every_n_steps):
 
 
 @pytest.mark.parametrize("logger", EVERY)
+@pytest.mark.parametrize("name", ["histogram", "sync_dist"])
+def test_what_is_neither_true_nor_false(logger, name):
+    with pytest.raises(ValueError, match=f"{name}='yes': give True or False"):
+        logger(**{name: "yes"})
+
+
+@pytest.mark.parametrize("logger", EVERY)
 def test_an_unknown_statistic(logger):
     with pytest.raises(
         ValueError, match=r"unknown statistic 'zero_fractoin'; did you mean 'zero_fraction'.*Valid: mean"

@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from toys import Toy, batches, events, fit, mlp, scalars
 
-from hookboard import ActivationLogger, Statistic
+from hookboard import ActivationLogger, GradientLogger, Statistic
 
 
 def fails_on_odd_widths(x):
@@ -63,13 +63,14 @@ def test_a_logger_that_raises_is_left_out_and_the_others_are_written(tmp_path):
 
 
 def test_a_logger_that_takes_no_histogram_gets_the_scalars_and_it_is_said_once(tmp_path):
-    logger, callback = CSVLogger(tmp_path, name=None, version=""), ActivationLogger("net.0", histogram=True)
+    logger = CSVLogger(tmp_path, name=None, version="")
+    callbacks = ActivationLogger("net.0", histogram=True), GradientLogger("net.0", histogram=True)
     with pytest.warns(UserWarning, match="ActivationLogger: CSVLogger takes no histograms") as said:
-        fit(tmp_path, Toy(mlp()), batches(4, 4), callback, logger=logger)
+        fit(tmp_path, Toy(mlp()), batches(4, 4), *callbacks, logger=logger)
     assert len([w for w in said if "hookboard" in str(w.message)]) == 1
     header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
     assert "activation_std/net.0" in header
-    assert len(rows) == 4, "ours and Lightning's at each of two steps"
+    assert len(rows) == 6, "those of both callbacks and Lightning's at each of two steps"
 
 
 def test_a_fault_in_reading_a_step_ends_the_watch_alone(tmp_path, monkeypatch):

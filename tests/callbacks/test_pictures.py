@@ -220,7 +220,7 @@ def test_a_mistake_is_answered_at_construction(make, message):
     [
         (FeatureMapLogger("net.99"), r"'net\.99' matches no module"),
         (KernelLogger("net.99"), r"'net\.99' matches no module"),
-        (KernelLogger("net.8"), "none of these modules is one"),
+        (KernelLogger("net.8"), "select no convolution, and only the kernels"),
         (CAMLogger("net.99"), r"'net\.99' matches no module"),
     ],
 )

@@ -70,8 +70,8 @@ class KernelLogger(PictureLogger):
             raise NothingToSelectError("the model has no convolution with kernels larger than one pixel")
         if not found:
             raise ValueError(
-                f"KernelLogger(modules={self.modules!r}, types={self.types!r}) shows the kernels of convolutions, but "
-                "none of these modules is one."
+                f"modules={self.modules!r}, types={self.types!r} select no convolution, and only the kernels of "
+                "convolutions can be shown."
             )
         return Selection(found)
 

@@ -18,6 +18,7 @@ from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.site_watch import Gaps, SiteWatch
 from hookboard.callbacks.trainer import (
     check_every_n_steps,
+    check_switches,
     inform,
     is_accumulating,
     log_every_n_steps,
@@ -58,6 +59,7 @@ class SiteLogger(Life[V]):
     ) -> None:
         super().__init__()
         check_share(max_overhead)
+        check_switches(histogram=histogram, sync_dist=sync_dist)
         check_every_n_steps(every_n_steps, "to follow the Trainer's log_every_n_steps")
         self.modules = modules
         self.types = types

@@ -65,6 +65,17 @@ def without_trainer(state: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name not in ("log", "log_dict")}
 
 
+def check_switches(**given: Any) -> None:
+    """Check arguments that are either true or false.
+
+    Raises:
+        ValueError: one of them is neither.
+    """
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r}: give True or False.")
+
+
 def check_every_n_steps(given: Any, otherwise: str) -> None:
     """Check an `every_n_steps`.
 

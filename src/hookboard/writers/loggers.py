@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch.utils.tensorboard import SummaryWriter
@@ -15,6 +16,9 @@ from hookboard.writers.places import place_of
 from hookboard.writers.tensorboard import write_to_tensorboard
 from hookboard.writers.wandb import write_to_wandb
 
+_REFUSED: WeakKeyDictionary[Logger, set[str]] = WeakKeyDictionary()
+"""What each logger has not taken, which is said once, whichever callbacks write it."""
+
 
 class Loggers:
     """The loggers that one callback writes to. If one cannot take something, or fails, there is one warning.
@@ -27,7 +31,6 @@ class Loggers:
     def __init__(self, loggers: Iterable[Logger], owner: str) -> None:
         self._loggers = list(loggers)
         self._owner = owner
-        self._refused: set[str] = set()
         self._in_any_thread: list[Logger] | None = None
 
     @property
@@ -64,10 +67,10 @@ class Loggers:
             self._loggers.remove(logger)
             warn_switched_off(f"writing {self._owner}'s values to {name}", error)
             return
-        for what in refused:
-            if f"{name} {what}" not in self._refused:
-                self._refused.add(f"{name} {what}")
-                warn(f"{self._owner}: {name} takes no {what}; they are left out there.")
+        said = _REFUSED.setdefault(logger, set())
+        for what in [what for what in refused if what not in said]:
+            said.add(what)
+            warn(f"{self._owner}: {name} takes no {what}; they are left out there.")
 
 
 def _takes_in_any_thread(logger: Logger) -> bool:
