@@ -73,16 +73,27 @@ def forward_pre_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., An
     return module._forward_pre_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
 
 
-def put_back_forward_hook(module: nn.Module, handle: RemovableHandle, hook: Callable[..., Any]) -> None:
-    """Register a hook with keyword arguments again, behind all others, under the handle by which it was removed."""
-    module._forward_hooks[handle.id] = hook
-    module._forward_hooks_with_kwargs[handle.id] = True
+def put_back_forward_hook(module: nn.Module, handle: RemovableHandle, hook: Callable[..., Any]) -> bool:
+    """Register a hook with keyword arguments again, behind all others, under the handle by which it was removed.
+
+    Returns:
+        False if that cannot be: somebody has given the module other dicts for its hooks, of which the handle knows not.
+    """
+    return _put_back(module._forward_hooks, module._forward_hooks_with_kwargs, handle, hook)
 
 
-def put_back_forward_pre_hook(module: nn.Module, handle: RemovableHandle, hook: Callable[..., Any]) -> None:
+def put_back_forward_pre_hook(module: nn.Module, handle: RemovableHandle, hook: Callable[..., Any]) -> bool:
     """The same for a hook before the call."""
-    module._forward_pre_hooks[handle.id] = hook
-    module._forward_pre_hooks_with_kwargs[handle.id] = True
+    return _put_back(module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, handle, hook)
+
+
+def _put_back(
+    hooks: dict[int, Any], with_kwargs: dict[int, bool], handle: RemovableHandle, hook: Callable[..., Any]
+) -> bool:
+    if handle.hooks_dict_ref() is not hooks or not any(known() is with_kwargs for known in handle.extra_dict_ref):
+        return False
+    hooks[handle.id], with_kwargs[handle.id] = hook, True
+    return True
 
 
 def renumber(handle: RemovableHandle, number: int) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from hookboard.hooks.module_tap import ModuleTap
@@ -109,6 +110,24 @@ def test_a_plain_output_takes_it(monkeypatch):
     module(torch.ones(3))
     monkeypatch.setattr(ModuleTap, "leave", None)  # who calls it fails
     module(torch.ones(3))
+    taps.detach()
+
+
+class Raises(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__name__", "") == "__get__":
+            raise ValueError("on purpose")
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_fault_of_asking_a_tensor_does_not_reach_the_model():
+    module = Does()
+    taps = Taps({"does": module}, ["grad_output"], lambda site: lambda tensor: None)
+    taps.attach()
+    taps.active = True
+    module(torch.ones(3))
+    with pytest.warns(UserWarning, match="module 'does'.*on purpose"), Raises():
+        module(torch.ones(3))
     taps.detach()
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import pytest
@@ -348,6 +349,24 @@ def test_hooks_that_rest_leave_those_of_others_in_their_order(compiled):
     taps.active = True
     ours = next(number for number, hook in net[0]._forward_hooks.items() if hasattr(hook, "__self__"))
     assert list(net[0]._forward_hooks) == [*front, ours, *behind]
+
+
+@pytest.mark.parametrize("name", ["_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks"])
+def test_no_hook_stays_where_somebody_has_given_the_module_other_dicts(compiled, name):
+    net = nn.Sequential(nn.Linear(2, 2))
+    taps, seen = tapped(net, ["output", "input"])
+    net(torch.ones(1, 2))
+    taps.active = False
+    taps.rest()
+    setattr(net[0], name, OrderedDict())
+    taps.active = True
+    seen.clear()
+    net(torch.ones(1, 2))
+    assert {site.role for site in seen} == {"output", "input"}
+    taps.active = False
+    taps.rest()
+    assert not hooks_on(net)
+    taps.detach()
 
 
 @pytest.mark.parametrize("roles", [["output"], ["input", "output", "grad_input"]], ids=["behind", "before and behind"])

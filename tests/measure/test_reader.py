@@ -1,7 +1,9 @@
 """A tensor that is like the last of its site is read without Python, and any other is handed on."""
 
 import gc
+import sys
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -154,6 +156,43 @@ def test_several_threads_lose_no_value():
     assert reading.histogram.counts.sum() == 4 * 200 * 3000
 
 
+def test_a_form_that_another_thread_changes_is_not_read_by_halves():
+    mine = recorder()
+    slot, parts = mine.open(A), [torch.full((7,), 1.0), torch.full((30_000,), 2.0)]
+    made = [0, 0]
+
+    def call(k, until):
+        while time.monotonic() < until:
+            slot(parts[k])
+            made[k] += 1
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=call, args=(k, time.monotonic() + 0.5)) for k in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    (reading,) = mine.flush()[0].values()
+    assert (reading.moments.min, reading.moments.max) == (1.0, 2.0)
+    assert reading.moments.count == sum(count * len(part) for count, part in zip(made, parts, strict=True))
+
+
+@pytest.mark.parametrize("second", [torch.bfloat16, torch.float16], ids=str)
+def test_the_dtype_of_a_step_is_that_of_its_first_tensor_after_a_step_of_two(second):
+    mine = recorder()
+    slot = mine.open(A)
+    seen = []
+    for types in ([torch.float32, second], [second], [second, torch.float32], [torch.float32]):
+        for dtype in types:
+            slot(normal(4, dtype=dtype))
+        seen += [reading.dtype for reading in mine.flush()[0].values()]
+    assert seen == [torch.float32, second, second, torch.float32]
+
+
 def test_no_more_rows_are_kept_than_there_is_room_for():
     mine, slot, handed = slot_that_read(normal(3))
     for _ in range(10_000):
@@ -226,6 +265,27 @@ def test_weights_are_read_together_without_python_and_true():
     assert not handed
     for reading, weight in zip(mine.flush()[0].values(), now, strict=True):
         assert_true(reading.statistics, [weight.detach()])
+
+
+@pytest.mark.parametrize("of", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("minus", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_what_is_subtracted_is_paired_by_index_not_by_memory(of, minus):
+    mine = recorder()
+    for mean in (0.0, 2.0):
+        after, before = normal(3, 4, 5, 6, mean=mean).to(memory_format=of), normal(3, 4, 5, 6).to(memory_format=minus)
+        mine.observe_all([(A, after, before)])
+        (reading,) = mine.flush()[0].values()
+        assert_true(reading.statistics, [after - before])
+
+
+def test_what_is_subtracted_from_every_other_row_has_none_between_its_own():
+    mine = recorder()
+    for mean in (0.0, 2.0):
+        after, before = normal(8, 4, mean=mean)[::2], normal(4, 4)
+        gaps = normal(8, 4)[::2]
+        mine.observe_all([(A, after, before), (Site("b", "output"), after, gaps)])
+        for reading, minus in zip(mine.flush()[0].values(), (before, gaps), strict=True):
+            assert_true(reading.statistics, [after - minus])
 
 
 @pytest.mark.parametrize("kind", ["alike", "transposed", "of another type", "of another shape", "expanded"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracle import assert_true, normal, rows_of_channels
 
-from hookboard.measure import FORMULAS, WIDTH, plan
+from hookboard.measure import FORMULAS, plan
 from hookboard.recording import Recorder
 from hookboard.recording.channels import MOST_CALLS
 from hookboard.sites import Site
@@ -40,12 +40,11 @@ def test_calls_of_a_site_merge_for_each_channel():
     assert_true(reading.statistics, parts)
 
 
-def test_more_calls_than_are_kept_merge_on_the_way(monkeypatch):
-    monkeypatch.setattr("hookboard.recording.rows.MOST_BYTES", 7 * 4 * 8 * WIDTH)
+def test_more_calls_than_are_kept_merge_on_the_way():
     mine, parts = recorder(), list(normal(5 * MOST_CALLS + 3, 3, 4, mean=5.0))
     for part in parts:
         mine.open(A)(part)
-    assert sum(len(each) == 3 for each in mine._meter.rows.kept) <= 7
+        assert sum(len(each) == 3 for each in mine._meter.rows.kept) <= MOST_CALLS
     assert max(map(len, mine._meter.channel_rows._calls.values())) < MOST_CALLS
     (reading,) = mine.flush()[0].values()
     assert_channels(reading, parts)

@@ -89,11 +89,7 @@ class Hook:
         self.users += 1
         if self.users > 1:
             return
-        if self._handles:
-            put_back_forward_hook(module, self._handles["leave"], self.leave)
-            if self.before:
-                put_back_forward_pre_hook(module, self._handles["enter"], self.enter)
-        else:
+        if not self._is_back_on(module):
             self._handles["leave"] = module.register_forward_hook(self.leave, with_kwargs=True)
             if self.before:
                 self._handles["enter"] = module.register_forward_pre_hook(self.enter, with_kwargs=True)
@@ -106,12 +102,21 @@ class Hook:
                     for number in list(hooks)[_start_behind(*place[when], list(hooks)[:-1]) : -1]:
                         hooks.move_to_end(number)  # one after the other, so that they keep their order
 
+    def _is_back_on(self, module: nn.Module) -> bool:
+        """Come back on a module that it was on before; returns whether it was, and could."""
+        if not self._handles or not put_back_forward_hook(module, self._handles["leave"], self.leave):
+            return False
+        if self.before and not put_back_forward_pre_hook(module, self._handles["enter"], self.enter):
+            self._handles["leave"].remove()
+            return False
+        return True
+
     def place(self, module: nn.Module) -> Place:
         """Where it stands among the hooks of the module."""
         found: Place = {}
         for when in self._handles:
             hooks = _HOOKS_OF[when](module)
-            if len(hooks) == 1:
+            if len(hooks) == 1 and self._handles[when].id in hooks:
                 found[when] = _ALONE
                 continue
             numbers = list(hooks)

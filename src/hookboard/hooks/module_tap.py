@@ -88,7 +88,7 @@ class ModuleTap:
                 if "grad_input" in self.roles:
                     self._watch_input_gradients(call, [tensor for _, tensor in outputs])
                 self._calls.leave()
-            if self.quick is None and self._calls is None and "input" not in self.roles:
+            if self.quick is None and self._calls is None and not self._is_off and "input" not in self.roles:
                 self.quick = self._quick()
         except Exception as error:
             self._give_up(error)
@@ -99,9 +99,9 @@ class ModuleTap:
             return None  # not yet
 
         def quick(output: Tensor) -> bool:
-            if running.spares or (ready is not None and not has_gradient_of_its_own(output)):
-                return False
             try:
+                if running.spares or (ready is not None and not has_gradient_of_its_own(output)):
+                    return False
                 if observe is not None and backward_number() == -1:
                     observe(output)
                 if ready is not None:

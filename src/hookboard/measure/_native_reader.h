@@ -11,11 +11,28 @@ typedef struct {
     PyObject *rows;      /* a list, which gets (index, row, rows of the channels or None) */
     PyObject *counts;    /* a tensor, int64, which the bins of the values are added to; None for no bins */
     PyObject *clock;     /* its `spent` grows by the seconds of each call, unless it has `began`; None for no clock */
-    PyObject *key;       /* of the tensors that are read here, see is_like; None for none */
+    PyObject *form;      /* of the tensors that are read here: a Form as bytes, which never change; None for none */
     Py_ssize_t room;     /* how long `rows` may get here */
+    Py_ssize_t calls;    /* how many tensors with channels were read since somebody set it to 0 */
+    Py_ssize_t most;     /* of them */
+} Reader;
+
+/* How tensors of one type, shape and stride are read. One object, so that no other thread sees a half of it changed. */
+typedef struct {
     Job job;
     int with_abs_sum;
-} Reader;
+    int64_t key[]; /* see is_like */
+} Form;
+
+static Form *form_in(PyObject *bytes)
+{
+    return (Form *)PyBytes_AsString(bytes);
+}
+
+static Py_ssize_t key_size(PyObject *bytes)
+{
+    return PyBytes_Size(bytes) - (Py_ssize_t)offsetof(Form, key);
+}
 
 enum { FIELDS = 7 };
 
@@ -111,8 +128,9 @@ static PyObject *memory_for(Job *job)
 }
 
 /* Takes over the memory; returns -1 with an exception. */
-static int append_row(const Reader *self, const double *row, PyObject *memory)
+static int append_row(Reader *self, const double *row, PyObject *memory)
 {
+    self->calls += memory != Py_None;
     PyObject *found = Py_BuildValue("Oy#N", self->index, (const char *)row, (Py_ssize_t)sizeof EMPTY, memory);
     int status = found ? PyList_Append(self->rows, found) : -1;
     Py_XDECREF(found);
@@ -128,33 +146,35 @@ static int threads_now(void)
     return threads;
 }
 
-/* Whether the tensor is read here; -1 with an exception. Then the job is that of the reader, with its address. */
-static int take_job(const Reader *self, PyObject *tensor, PyObject *key, Job *job)
+/* Whether the tensor is read here; -1 with an exception. Then the job is that of the form, with the tensor's address.
+   Whoever calls it holds the form: torch lets other threads run while it is asked. */
+static int take_job(const Reader *self, PyObject *tensor, PyObject *form, Job *job)
 {
     View view;
-    if (key == Py_None || PyList_Size(self->rows) >= self->room)
+    if (form == Py_None || PyList_Size(self->rows) >= self->room)
         return 0;
-    int is_alike = is_as(tensor, PyBytes_AsString(key), PyBytes_Size(key), &view);
-    if (is_alike == 1) {
-        *job = self->job;
+    *job = form_in(form)->job;
+    if (job->channels && self->calls >= self->most)
+        return 0;
+    int is_alike = is_as(tensor, (const char *)form_in(form)->key, key_size(form), &view);
+    if (is_alike == 1)
         job->x = view.data;
-    }
     return is_alike;
 }
 
 /* 1 if the tensor was read; 0 if it was not, and nothing has changed; -1 with an exception. */
-static int read_tensor(const Reader *self, PyObject *tensor, PyObject *key, PyObject *counts)
+static int read_tensor(Reader *self, PyObject *tensor, PyObject *form, PyObject *counts)
 {
     double row[WIDTH];
     Job job;
-    int is_alike = take_job(self, tensor, key, &job), threads = is_alike == 1 ? threads_now() : 0;
+    int is_alike = take_job(self, tensor, form, &job), threads = is_alike == 1 ? threads_now() : 0;
     if (is_alike != 1 || threads < 0)
         return threads < 0 ? -1 : is_alike;
     PyObject *memory = memory_for(&job);
     job.row = row;
     if (!memory)
         return -1;
-    if (do_job(&job, self->with_abs_sum, counts, threads))
+    if (do_job(&job, form_in(form)->with_abs_sum, counts, threads))
         return append_row(self, row, memory) ? -1 : 1;
     Py_DECREF(memory);
     return -1;
@@ -182,13 +202,13 @@ static PyObject *call_reader(PyObject *object, PyObject *args, PyObject *named)
     double start = 0;
     if (!PyArg_ParseTuple(args, "O", &tensor))
         return NULL;
-    PyObject *clock = self->clock, *key = self->key, *counts = self->counts;
+    PyObject *clock = self->clock, *form = self->form, *counts = self->counts;
     Py_INCREF(clock); /* another thread may change them while the values are read */
-    Py_INCREF(key);
+    Py_INCREF(form);
     Py_INCREF(counts);
     int is_timed = start_of(clock, &start), is_read = is_timed < 0 ? -1 : 0;
-    if (!is_read && key != Py_None && PyList_Size(self->rows) < self->room)
-        is_read = read_tensor(self, tensor, key, counts);
+    if (!is_read)
+        is_read = read_tensor(self, tensor, form, counts);
     Py_INCREF(result);
     if (is_read != 1) {
         Py_DECREF(result);
@@ -197,7 +217,7 @@ static PyObject *call_reader(PyObject *object, PyObject *args, PyObject *named)
     if (result && is_timed == 1 && add_time_since(start, clock))
         Py_CLEAR(result);
     Py_DECREF(clock);
-    Py_DECREF(key);
+    Py_DECREF(form);
     Py_DECREF(counts);
     return result;
 }
@@ -206,16 +226,19 @@ static PyObject *call_reader(PyObject *object, PyObject *args, PyObject *named)
 static PyObject *read_as(PyObject *object, PyObject *args)
 {
     Reader *self = (Reader *)object;
-    PyObject *key, *old = self->key;
-    Py_ssize_t outer, channels, inner, apart;
+    const char *key;
+    Py_ssize_t size, outer, channels, inner, apart;
     int type, with_abs_sum;
-    if (!PyArg_ParseTuple(args, "S(innnn)p", &key, &type, &outer, &channels, &inner, &apart, &with_abs_sum))
+    if (!PyArg_ParseTuple(args, "y#(innnn)p", &key, &size, &type, &outer, &channels, &inner, &apart, &with_abs_sum))
         return NULL;
-    self->job = (Job){.type = type, .outer = (size_t)outer, .channels = (size_t)channels, .inner = (size_t)inner,
-                      .apart = (size_t)apart};
-    self->with_abs_sum = with_abs_sum;
-    Py_INCREF(key);
-    self->key = key;
+    PyObject *form = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)offsetof(Form, key) + size), *old = self->form;
+    if (!form)
+        return NULL;
+    form_in(form)->job = (Job){.type = type, .outer = (size_t)outer, .channels = (size_t)channels,
+                               .inner = (size_t)inner, .apart = (size_t)apart};
+    form_in(form)->with_abs_sum = with_abs_sum;
+    memcpy(form_in(form)->key, key, (size_t)size);
+    self->form = form;
     Py_DECREF(old);
     Py_RETURN_NONE;
 }
@@ -224,9 +247,9 @@ static PyObject *read_as(PyObject *object, PyObject *args)
 static PyObject *read_nothing(PyObject *object, PyObject *unused)
 {
     Reader *self = (Reader *)object;
-    PyObject *old = self->key;
+    PyObject *old = self->form;
     Py_INCREF(Py_None);
-    self->key = Py_None;
+    self->form = Py_None;
     Py_DECREF(old);
     Py_RETURN_NONE;
 }
@@ -271,23 +294,22 @@ static void free_reader(PyObject *object)
     Py_DECREF(type);
 }
 
-/* Whether the values at `minus` may be subtracted: of a tensor of the type and shape of the key, without gaps. It is 0
-   for None. -1 with an exception. */
-static int take_minus(PyObject *minus, PyObject *key, Job *job)
+/* Whether the values at `minus` may be subtracted, see can_subtract in native.py; the job takes them. There may be None.
+   -1 with an exception. */
+static int take_minus(PyObject *minus, PyObject *form, Job *job)
 {
     View view;
-    const int64_t *wanted = (const int64_t *)PyBytes_AsString(key);
     if (minus == Py_None)
         return 1;
+    const int64_t *type = form_in(form)->key, *shape = type + 2;
     int is_there = job->channels ? 0 : look_at(minus, &view);
-    if (is_there != 1 || wanted[0] != view.type.code || wanted[1] != view.type.bits ||
-        PyBytes_Size(key) != (Py_ssize_t)((2 + 2 * view.ndim) * sizeof *wanted))
+    if (is_there != 1 || type[0] != view.type.code || type[1] != view.type.bits ||
+        key_size(form) != (Py_ssize_t)((2 + 2 * (size_t)view.ndim) * sizeof *type))
         return is_there < 0 ? -1 : 0;
-    int64_t values = 1;
-    for (int d = view.ndim - 1; d >= 0; d--) {
-        if (view.shape[d] != wanted[2 + d] || (view.shape[d] > 1 && view.stride[d] != values))
+    for (int d = 0; d < view.ndim; d++) {
+        int64_t stride = !d && job->outer > 1 ? (int64_t)job->inner : shape[view.ndim + d];
+        if (view.shape[d] != shape[d] || (shape[d] > 1 && view.stride[d] != stride))
             return 0;
-        values *= view.shape[d];
     }
     job->minus = view.data;
     Py_ssize_t is_negated = asked(minus, is_neg);
@@ -297,17 +319,21 @@ static int take_minus(PyObject *minus, PyObject *key, Job *job)
 static PyTypeObject *reader_type;
 
 /* Whether the item (reader, tensor, minus) is read together with others; -1 with an exception. */
-static int take_item(PyObject *item, Job *job, Reader **reader)
+static int take_item(PyObject *item, Job *job, Reader **reader, int *with_abs_sum)
 {
     PyObject *tensor, *minus, *self;
     if (!PyArg_ParseTuple(item, "O!OO", reader_type, &self, &tensor, &minus))
         return -1;
     *reader = (Reader *)self;
-    if ((*reader)->counts != Py_None)
+    PyObject *form = (*reader)->form;
+    if (form == Py_None || (*reader)->counts != Py_None)
         return 0;
-    int is_taken = take_job(*reader, tensor, (*reader)->key, job);
+    Py_INCREF(form);
+    int is_taken = take_job(*reader, tensor, form, job);
     if (is_taken == 1)
-        is_taken = take_minus(minus, (*reader)->key, job);
+        is_taken = take_minus(minus, form, job);
+    *with_abs_sum |= form_in(form)->with_abs_sum;
+    Py_DECREF(form);
     if (is_taken < 0 && PyErr_ExceptionMatches(PyExc_Exception)) { /* who measures it by itself meets it again */
         PyErr_Clear();
         is_taken = 0;
@@ -332,10 +358,9 @@ static PyObject *read_all(PyObject *module, PyObject *args)
         PyErr_NoMemory();
     for (size_t i = 0; is_fine && i < all; i++) {
         PyObject *item = PyList_GetItem(list, (Py_ssize_t)i);
-        int is_taken = item ? take_item(item, jobs + count, readers + count) : -1;
+        int is_taken = item ? take_item(item, jobs + count, readers + count, &with_abs_sum) : -1;
         if (is_taken == 1) {
             jobs[count].row = rows[count];
-            with_abs_sum |= readers[count]->with_abs_sum;
             memory[count] = memory_for(jobs + count);
             is_fine = memory[count] != NULL;
             count += (size_t)is_fine;
@@ -363,6 +388,8 @@ static PyObject *read_all(PyObject *module, PyObject *args)
 static PyMemberDef reader_members[] = {
     FIELD(otherwise), FIELD(on_fault), FIELD(index), FIELD(rows), FIELD(counts), FIELD(clock),
     {"room", T_PYSSIZET, offsetof(Reader, room), 0, NULL},
+    {"calls", T_PYSSIZET, offsetof(Reader, calls), 0, NULL},
+    {"most", T_PYSSIZET, offsetof(Reader, most), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -121,15 +121,14 @@ def are_finite(tensors: Sequence[Tensor], of_columns: Sequence[Tensor] = ()) -> 
 
 
 def can_subtract(minus: Tensor, form: Form) -> bool:
-    """Whether this may be subtracted from a tensor of that form: alike but for gaps, of which it has none."""
-    return (
-        not form.channels
-        and is_plain(minus)
-        and minus.shape == form.shape
-        and minus.dtype is form.dtype
-        and minus.is_contiguous()
-        and _is_in_memory(minus, minus.numel())
-    )
+    """Whether this may be subtracted from a tensor of that form: in the same order in memory, and without gaps."""
+    if form.channels or not is_plain(minus) or minus.shape != form.shape or minus.dtype is not form.dtype:
+        return False
+    values, stride = minus.numel(), form.stride
+    if form.reach != values:  # only between the parts of the first dimension
+        stride = (values // len(minus), *stride[1:])
+    strides = zip(minus.shape, minus.stride(), stride, strict=True)
+    return all(size == 1 or own == wanted for size, own, wanted in strides) and _is_in_memory(minus, values)
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -15,7 +15,7 @@ class _Reader:
     This one does where nothing is compiled, or where torch is too old to be asked from C: it hands all of them on.
     """
 
-    __slots__ = ("clock", "counts", "index", "on_fault", "otherwise", "room", "rows")
+    __slots__ = ("calls", "clock", "counts", "index", "most", "on_fault", "otherwise", "room", "rows")
 
     otherwise: Callable[[Tensor], object]
     """Is called with a tensor that is not read here."""
@@ -27,6 +27,9 @@ class _Reader:
     """Gets the number of each tensor that is read here, its row as bytes, and those of its channels or None."""
     room: int
     """How long that list may get here."""
+    calls: int
+    """How many tensors with channels were read since this was set to 0; no more than `most`."""
+    most: int
     counts: Tensor | None
     """The bins of the values are added to this, shape (BINS,), int64, contiguous; None for no bins."""
     clock: Any

@@ -25,7 +25,7 @@ from hookboard.measure import (
 )
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
-from hookboard.recording.channels import ChannelBuffer
+from hookboard.recording.channels import MOST_CALLS, ChannelBuffer
 from hookboard.recording.parts import difference, on_host
 from hookboard.recording.rows import RowBuffer
 from hookboard.recording.slot import Slot, Slots
@@ -64,8 +64,7 @@ class Meter:
         self._is_copied = self.rows.device != device
         self._histogram = histogram
         self._channels = channels
-        if channels is not None:
-            self.rows.on_channels = self.channel_rows.append_memory
+        self.rows.on_channels = None if channels is None else self._take_channels
         self._ends = ends
         self._rank = 0 if ranks is None else ranks.rank
         self._is_merged = sync or ranks is None
@@ -122,11 +121,18 @@ class Meter:
     def _set_up(self, slot: Slot) -> None:
         slot.otherwise = functools.partial(self._observe, slot)
         slot.on_fault = functools.partial(self._switch_off, slot)
-        slot.rows = self.rows.kept
+        slot.rows, slot.room = self.rows.kept, self.rows.room
+        slot.most = MOST_CALLS
         slot.clock = self._clock
+
+    def _take_channels(self, index: int, rows: bytearray | None) -> None:
+        self.slots.in_order[index].calls = 0
+        self.channel_rows.append_memory(index, rows)
 
     def _observe(self, slot: Slot, tensor: Tensor) -> None:
         try:
+            if slot.calls >= slot.most:
+                self.rows.hand_on()
             part, is_whole = self._prepared(slot, tensor)
             if part is None:
                 return
@@ -152,8 +158,10 @@ class Meter:
     def _read_next(self, slot: Slot, form: Form, is_whole: bool) -> None:
         """Have the slot itself read the next tensors of this form, unless more is to be done with one than that."""
         is_scaled, is_elsewhere = self._has_scaled and slot.traits.is_gradient, self._rank and slot.traits.of_parameter
-        if is_whole and form.dtype is not torch.float64 and not (is_scaled or is_elsewhere or self._is_copied):
-            slot.room = self.rows.room(form.channels)
+        # Of several types in a step the first is noted, for which the first tensor of the next step must come here.
+        is_noted = form.dtype is slot.extent.dtype and slot.site not in self.off
+        may_read = is_whole and is_noted and form.dtype is not torch.float64
+        if may_read and not (is_scaled or is_elsewhere or self._is_copied):
             slot.read_as(form.key, form.given, "abs_mean" in slot.plan.wanted)
 
     def _switch_off(self, slot: Slot, error: Exception) -> None:

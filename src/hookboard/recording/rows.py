@@ -15,9 +15,6 @@ MOST_ROWS = 4096
 """How many rows are kept at most before those of each owner are merged, as in a long validation loop. Of wider
 rows it is as many as take the same memory."""
 
-MOST_BYTES = 1 << 29
-"""How much memory the rows of channels may take at most that readers append."""
-
 MOST_PARTS = 1 << 18
 """The same for rows of parts, which an accelerator writes without merging them: 20 MB."""
 
@@ -35,9 +32,9 @@ class RowBuffer:
         self.streams = Streams()
         """Those on which the rows are made."""
         self._more = more
-        self.kept: list[tuple[int, Row] | tuple[int, bytes, bytearray | None]] = []
+        self.kept: list[tuple[int, Row | bytes] | tuple[int, bytes, bytearray | None]] = []
         """Each row with the index of its site. Readers append it as bytes, with the rows of the channels."""
-        self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
+        self.room = self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
         self.on_channels: Callable[[int, bytearray | None], object] | None = None
         """Is given each index and the rows of the channels that readers have appended; None for nobody."""
         self._most = self._least
@@ -54,9 +51,10 @@ class RowBuffer:
         """Those of which there is a row."""
         return {each[0] for each in self.kept}
 
-    def room(self, channels: int) -> int:
-        """How long `kept` may become by a reader of tensors with so many channels, 0 if their rows are not wanted."""
-        return min(self._least - 1, MOST_BYTES // (8 * WIDTH * channels)) if channels else self._least - 1
+    def hand_on(self) -> None:
+        """Hand on the rows of channels that readers have appended."""
+        with self._merging:
+            self._known()
 
     def append(self, owner: int, row: Row) -> None:
         """Keep a row.
@@ -102,13 +100,16 @@ class RowBuffer:
             self._most = max(self._least, 2 * len(owners))
 
     def _known(self) -> list[tuple[int, Row | bytes]]:
-        """The rows, which the caller takes off the list; those of channels have been handed on."""
-        rows = list(self.kept)
-        if self.on_channels is not None:
-            for each in rows:
-                if len(each) == 3:
+        """The rows until now; those of channels have been handed on. It is called with the lock."""
+        known: list[tuple[int, Row | bytes]] = []
+        for place, each in enumerate(list(self.kept)):
+            pair: tuple[int, Row | bytes] = each[:2]
+            known.append(pair)
+            if len(each) == 3:
+                self.kept[place] = pair
+                if self.on_channels is not None:
                     self.on_channels(each[0], each[2])
-        return [each[:2] for each in rows]
+        return known
 
     def _merged(self, rows: list[tuple[int, Row | bytes]], owners: int) -> Tensor:
         with self.streams.joined():

@@ -38,6 +38,7 @@ class Slot(Reader):
         """How the compiled kernel read the last tensor; None if it did not."""
         self.shape: tuple[int, ...] | None = None
         """Of its first tensor; None before."""
+        self.calls = 0
 
     def forget_form(self) -> None:
         """Have the next tensor looked at as if it was the first."""
@@ -63,6 +64,8 @@ class Slots:
         set_up: Callable[[Slot], None],
     ) -> None:
         self.by_site: dict[Site, Slot] = {}
+        self.in_order: list[Slot] = []
+        """By number."""
         self.extents: Layout = {}
         """What a packet holds of each."""
         self._device = device
@@ -80,6 +83,7 @@ class Slots:
             if site not in self.by_site:
                 slot = Slot(len(self.by_site), site, self._plan_of(site))
                 self._set_up(slot)
+                self.in_order.append(slot)
                 self.by_site[site] = slot
                 self.extents[site] = slot.extent
             return self.by_site[site]
@@ -116,9 +120,8 @@ class Slots:
         Args:
             measured: the numbers of the slots.
         """
-        slots = list(self.by_site.values())
         lent: dict[int, Tensor] = {}
-        for slot in (slots[number] for number in measured):
+        for slot in (self.in_order[number] for number in measured):
             if slot.counts is not None:
                 lent[slot.index] = slot.counts
                 slot.counts, slot.spare = no_counts(self._device) if slot.spare is None else slot.spare, None
@@ -126,9 +129,8 @@ class Slots:
 
     def give_back(self, lent: Mapping[int, Tensor]) -> None:
         """Empty these bins for the next step. Memory that is fresh costs as much as to count them."""
-        slots = list(self.by_site.values())
         for number, counts in lent.items():
-            slots[number].spare = counts.zero_()
+            self.in_order[number].spare = counts.zero_()
 
     def take_bins(self, sites: Sequence[Site], partly: Container[int], device: torch.device) -> dict[Site, Tensor]:
         """The bins of those of some sites that have a histogram, float64, which are emptied.
