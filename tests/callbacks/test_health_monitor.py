@@ -291,3 +291,14 @@ def test_who_silences_information_still_sees_alarms(caplog):
         fit(None, Toy(nn.Linear(4, 3)), batches(8, 8), HealthMonitor(rules=always))
     lines = [record.getMessage() for record in caplog.records if "always in net" in record.getMessage()]
     assert len(lines) == 2  # when it came, and at the end
+
+
+def test_a_layer_that_no_optimizer_ever_held_is_sick_since_the_first_look():
+    class Forgets(Toy):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.net[2].parameters(), lr=0.1)
+
+    monitor = HealthMonitor(every_n_steps=3, rules="not_updated")
+    fit(None, Forgets(mlp()), batches(*[4] * 20), monitor)
+    (verdict,) = monitor.verdicts
+    assert (verdict.rule, verdict.module, verdict.since) == ("not_updated", "net.0", 0)

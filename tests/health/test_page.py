@@ -247,8 +247,17 @@ def test_a_healthy_run_has_a_verdict_too():
 @pytest.mark.parametrize("looks", [1, 2])
 def test_too_few_looks_are_not_called_healthy(looks):
     said = headline(trained(5, looks=looks, sick="").run, [])
+    assert said.startswith("Not judged yet, of 5 layers: there w")
     assert f"only {looks} look" in said
     assert said.endswith("most verdicts need 3: in a short run, lower every_n_steps.")
+
+
+def test_what_is_over_is_not_said_to_last():
+    evidence = "9 of 32 units gave 0 on every sample since step 24."
+    past = Verdict("note", "dead_units", "net.1", 24, 44, evidence, "Lower the rate.")
+    said = table_of(trained(5).run, [past]).text
+    assert "on every sample from step 24 to 44." in said
+    assert "since step 24" not in said
 
 
 def test_the_table_names_the_worst_layers_of_the_charts():

@@ -82,7 +82,8 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     where = f"{found} in {_many(len(run.layers), 'layer')}"
     if run.seen < run.window:
         looks = f"there {'was' if run.seen == 1 else 'were'} only {_many(run.seen, 'look')}"
-        return f"{where}, but {looks}, and most verdicts need {run.window}: in a short run, lower every_n_steps."
+        where = f"{where}, but" if verdicts else f"Not judged yet, of {_many(len(run.layers), 'layer')}:"
+        return f"{where} {looks}, and most verdicts need {run.window}: in a short run, lower every_n_steps."
     return f"{where} at {_many(run.seen, 'look')}, from step {_ends(run)}."
 
 
@@ -135,7 +136,10 @@ def ended_by(verdict: Verdict, step: int) -> str:
 
 
 def _evidence(verdict: Verdict) -> str:
-    return sentence(verdict.evidence, verdict.module)
+    said = verdict.evidence
+    if verdict.until is not None:  # it was seen while it lasted
+        said = said.replace(f"since step {verdict.since}", f"from step {verdict.since} to {verdict.until}")
+    return sentence(said, verdict.module)
 
 
 def _advice(verdict: Verdict) -> str:

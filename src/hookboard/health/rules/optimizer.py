@@ -212,10 +212,12 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
         return
     trained = [layer for layer in run.layers if layer.trainable - look.frozen and _is_reached(look, layer)]
     left = [layer for layer in trained if _is_left_out(run, look, layer)]
+    # That weights do not move is seen at the second look, from where they were at the first.
+    since = run.first.step if run.first is not None and run.seen == 2 else None
     if len(left) > 1 and len(left) == len(trained):
         evidence = f"a gradient reaches all {len(left)} layers, and no optimizer moves any: they stay as they are"
         advice = "look whether the optimizer was given the parameters of this model, not of a copy"
-        yield Symptom("", evidence, advice, "alarm", float(len(left)), is_root=True)
+        yield Symptom("", evidence, advice, "alarm", float(len(left)), since=since, is_root=True)
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
     is_backbone = front == len(left) and front >= BACKBONE * len(trained)
@@ -228,7 +230,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
             f"{len(trained) - len(left)} of {len(trained)} layers are in one"
         )
         advice = "give its parameters to the optimizer, or set requires_grad to False"
-        yield Symptom(layer.name, evidence, advice, "note" if is_backbone else "alarm", is_root=True)
+        yield Symptom(layer.name, evidence, advice, "note" if is_backbone else "alarm", since=since, is_root=True)
 
 
 def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
