@@ -69,11 +69,12 @@ def test_nothing_is_kept_of_a_step(tmp_path, monkeypatch):
 def test_nothing_is_kept_of_a_tensor_or_a_flush():
     recorder = Recorder(plan(list(FORMULAS)), torch.device("cpu"), histogram=True, channels=lambda site, tensor: 1)
     observe, tensor, blocks = recorder.open(Site("a", "output")), torch.ones(2, 3), []
-    for number in range(2_000):
+    for number in range(3_000):
         observe(tensor)
         observe(tensor)
         recorder.flush()
-        if number >= 1_000 and number % 100 == 0:
+        # Caches of NumPy and Python fill ever more slowly: by 270 blocks from 1,000 to 1,500, by 40 from 2,000 on.
+        if number >= 2_000 and number % 100 == 0:
             blocks.append(held())
     assert growth(blocks) < 500 / 2, blocks
 
