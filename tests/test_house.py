@@ -5,6 +5,7 @@ tests at the end show for each rule that it finds a fault where there is one.
 """
 
 import ast
+import importlib.util
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -333,3 +334,19 @@ def test_a_fault_is_found(rule, sources):
 @pytest.mark.parametrize("rule", RULES)
 def test_what_is_built_right_has_no_fault(rule):
     assert rule(BUILT_RIGHT) == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_the_tests_import_from_the_package_is_there():
+    """pytest takes a file that cannot be imported for one whose doctests are to be skipped, and runs none of it."""
+    missing = []
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "hookboard":
+                module = importlib.import_module(str(node.module))
+                missing += [f"{path.name}: {node.module}.{one.name}" for one in node.names if not has(module, one.name)]
+    assert not missing
+
+
+def has(module, name):
+    return hasattr(module, name) or importlib.util.find_spec(f"{module.__name__}.{name}") is not None

@@ -32,6 +32,10 @@ CHECKED_EVERY = 100
 which other random generators the step draws. From then on the states of these are kept: they take long to read."""
 
 
+ALWAYS = {"torch", "CUDA"}
+"""The generators whose states are kept at each batch: a step may draw from them now and then. CUDA's is left out where
+the model is on the CPU."""
+
 P = ParamSpec("P")
 
 
@@ -85,8 +89,7 @@ class BlackBox:
         self._searches = 0
         self._batches = 0
         self._is_checked = False
-        self._drawn = {"torch"} if pl_module.device.type == "cpu" else {"torch", "CUDA"}
-        """The generators whose states are kept at each batch: a step may draw from these now and then."""
+        self._drawn = set(ALWAYS) if any(p.is_cuda for p in pl_module.parameters()) else ALWAYS - {"CUDA"}
         self._was_bad = self._is_bad = False
         self._here: tuple[int, int] = (0, 0)
         self._batch: Any = None
