@@ -90,7 +90,7 @@ BROKEN = [
     (BlackBox, "begin_batch"),
     (Sentinels, "are_surely_finite"),
     (LossMeter, "add"),
-    (LossMeter, "send"),
+    (LossMeter, "take"),
     (Recorder, "open"),
     (Recorder, "send"),
     (Judge, "see"),
@@ -114,7 +114,7 @@ def test_a_fault_of_ours_is_one_warning_and_leaves_the_run(tmp_path, monkeypatch
 
 
 def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch):
-    lines, send = [], LossMeter.send
+    lines, take = [], LossMeter.take
     for name in ("alert", "inform"):
         monkeypatch.setattr(f"hookboard.callbacks.reporter.{name}", lines.append)
 
@@ -122,10 +122,10 @@ def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch):
         calls.append(meter)
         if len(calls) == 3:
             raise RuntimeError("broken on purpose")
-        return send(meter)
+        return take(meter)
 
     calls = []
-    monkeypatch.setattr(LossMeter, "send", broken)
+    monkeypatch.setattr(LossMeter, "take", broken)
     monitor = HealthMonitor(rules=ALWAYS, window=1)
     with pytest.warns(HookboardWarning, match="broken on purpose"):
         fit(None, Messy(), batches(*[8] * 6), monitor)
@@ -445,7 +445,7 @@ def test_a_complex_loss_is_left_out():
     meter = LossMeter()
     meter.add(0, 0, torch.tensor(1.0 + 2.0j))
     meter.add(0, 0, torch.tensor(3.0))
-    assert [loss.value for loss in meter.send()()] == [3.0]
+    assert [loss.value for loss in meter.take().read([])] == [3.0]
 
 
 def test_lazy_layers_train_as_without_and_are_judged_with_their_shapes():

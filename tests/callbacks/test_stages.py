@@ -103,10 +103,10 @@ def test_every_loader_of_a_loop_counts(tmp_path):
 
 def test_a_fault_while_a_loop_is_read_leaves_training_watched(tmp_path):
     class Faulty(ActivationLogger):
-        def _send(self, trainer, watch):
+        def _send(self, trainer, watch, along=None):
             if watch.recorder.stage == "validate":
                 raise RuntimeError("on purpose")
-            return super()._send(trainer, watch)
+            return super()._send(trainer, watch, along)
 
     callback = Faulty("net.0", stages=["train", "validate"], statistics="std")
     with pytest.warns(UserWarning, match="Faulty .* is switched off"):

@@ -103,7 +103,9 @@ def test_the_loss_is_read():
     meter = LossMeter()
     meter.add(0, 0, on_mps(torch.tensor(1.5)))
     meter.add(1, 1, on_mps(torch.tensor(2.5)))
-    assert [loss.value for loss in meter.send()()] == [1.5, 2.5]
+    losses = meter.take()
+    recorder = Recorder(plan("mean"), MPS)
+    assert [loss.value for loss in losses.read(recorder.send(along=losses.waiting).along())] == [1.5, 2.5]
 
 
 @pytest.mark.parametrize(("value", "is_finite"), [(3e38, True), (math.inf, False), (math.nan, False)])

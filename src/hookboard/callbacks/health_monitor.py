@@ -15,6 +15,7 @@ from hookboard.callbacks.health_watch import (
     Finding,
     HealthWatch,
     layers_in,
+    over_ranks,
     say_split,
     some_units,
     steps_of,
@@ -255,17 +256,18 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         return watch.looks >= ASKED_AT_FIRST * self.window
 
     def _log(self, trainer: Trainer, watch: HealthWatch) -> None:
-        arrived, training, step = self._send(trainer, watch), self._live.get("train"), logged_step(trainer)
+        training, step, losses = self._live.get("train"), logged_step(trainer), watch.losses.take()
+        sent = self._send(trainer, watch, losses.waiting)
         watch.gaps_are_named = True
         judge = None if training is None else training.evaluation(step)
         if watch.stage == "train":
-            facts = watch.news.facts(trainer.lightning_module, watch.selection)
-            judge = watch.look(step, facts, self._has_ranks(trainer), self._overhead(trainer, watch))
+            facts, scalars = watch.news.facts(trainer.lightning_module, watch.selection), self._overhead(trainer, watch)
+            judge = watch.look(step, facts, lambda: losses.read(sent.along()), self._has_ranks(trainer), scalars)
             if trainer.is_global_zero:
                 watch.loggers.prepare()
 
         def take() -> None:
-            readings = arrived().filled()
+            readings = sent.readings().filled()
             self._readings = readings.values()
             if judge is not None and training is not None and training.judge is not None:
                 try:
@@ -290,7 +292,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     def _end_training(self, trainer: Trainer, watch: HealthWatch) -> None:
         if watch.stage == "train":
             if self._has_ranks(trainer):  # which tell at looks only what has happened
-                self._tell(watch, watch.since_last_look(True)[1])
+                self._tell(watch, over_ranks([], watch.new_events())[1])
             watch.close()
             super()._end_training(trainer, watch)
 

@@ -70,7 +70,12 @@ class HealthWatch(SiteWatch):
         self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps)
 
     def look(
-        self, step: int, facts: Facts, of_all_ranks: bool, scalars: Mapping[str, float]
+        self,
+        step: int,
+        facts: Facts,
+        losses: Callable[[], list[Loss]],
+        of_all_ranks: bool,
+        scalars: Mapping[str, float],
     ) -> Callable[[Readings], tuple[Verdict, ...]]:
         """What takes a look, judges the run, and tells what the judge says, in any thread.
 
@@ -79,11 +84,15 @@ class HealthWatch(SiteWatch):
         Args:
             step: the optimizer step.
             facts: of the layers.
-            of_all_ranks: see `since_last_look`.
+            losses: gives those since the last look, in any thread.
+            of_all_ranks: whether all ranks share their losses and events. Then every rank must call this.
             scalars: what is written besides, by tag.
         """
         self.looks += 1
-        losses, events = self.since_last_look(of_all_ranks)
+        events: list[Nonfinite] = []
+        if of_all_ranks:
+            shared, events = over_ranks(losses(), self.new_events())
+            losses = shared.copy
         frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
         is_scaled, batch_idx = self.scaling is not None, self.batch_idx
         stepped, self.stepped = self.stepped, {}
@@ -121,16 +130,6 @@ class HealthWatch(SiteWatch):
         self.recorder.forget_shapes()
         if self.judge is not None:
             self.judge.run.follow(known)
-
-    def since_last_look(self, of_all_ranks: bool) -> tuple[Callable[[], list[Loss]], list[Nonfinite]]:
-        """What gives the losses since the last look, in any thread; of all ranks with their events.
-
-        Of all ranks, every rank must call this, and the host waits for the device here.
-        """
-        if not of_all_ranks:
-            return self.losses.send(), []
-        losses, events = over_ranks(self.losses.send()(), self.new_events())
-        return lambda: losses, events
 
     @property
     def has_news(self) -> bool:

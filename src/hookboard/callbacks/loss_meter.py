@@ -1,25 +1,53 @@
 """`LossMeter`: the loss of every optimizer step, read from the device only when a step is due."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hookboard.health import Loss
 from hookboard.measure import needs_host
-from hookboard.recording import sent
 
 MOST = 4096
-"""How many losses are kept between two reads."""
+"""How many losses are kept between two looks."""
+
+Part = tuple[int, int, float | Tensor]
+"""What one backward pass started from: its optimizer step, the index of its batch, the loss."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses from one look to the next.
+
+    Args:
+        parts: of each backward pass, in order.
+        waiting: those that are on a device, shape (k,); they come to the host with what else is measured.
+    """
+
+    parts: Sequence[Part]
+    waiting: Tensor | None
+
+    def read(self, arrived: Sequence[float]) -> list[Loss]:
+        """The loss of each optimizer step, in order; `arrived` are those of `waiting`, on the host."""
+        on_host, losses = iter(arrived), dict[int, Loss]()
+        for step, batch_idx, loss in self.parts:
+            value = next(on_host) if isinstance(loss, Tensor) else loss
+            before = losses.get(step)
+            if before is None:
+                losses[step] = Loss(step, batch_idx, value)
+            else:
+                backwards = before.backwards + (batch_idx == before.batch_idx)
+                losses[step] = Loss(step, batch_idx, before.value + value, backwards)
+        return list(losses.values())
 
 
 class LossMeter:
     """Keeps what each backward pass started from, on the device; the parts of one optimizer step are added up."""
 
     def __init__(self) -> None:
-        self._parts: deque[tuple[int, int, float | Tensor]] = deque(maxlen=MOST)
+        self._parts: deque[Part] = deque(maxlen=MOST)
 
     def add(self, step: int, batch_idx: int, loss: Tensor) -> float | None:
         """Keep a loss; returns its value, unless the host would have to wait for it, or it is not kept.
@@ -40,40 +68,14 @@ class LossMeter:
         self._parts.append((step, batch_idx, loss.detach().reshape(()).clone()))
         return None
 
-    def send(self) -> Callable[[], list[Loss]]:
-        """What waits for the device, once, and gives the losses since the last call, in the order of steps.
-
-        Any thread may call it.
-        """
+    def take(self) -> Losses:
+        """The losses since the last call; nothing here waits for the device."""
         parts, self._parts = list(self._parts), deque(maxlen=MOST)
-        values = _sent([value for _, _, value in parts])
-
-        def arrived() -> list[Loss]:
-            losses: dict[int, Loss] = {}
-            for (step, batch_idx, _), value in zip(parts, values(), strict=True):
-                before = losses.get(step)
-                if before is None:
-                    losses[step] = Loss(step, batch_idx, value)
-                else:
-                    backwards = before.backwards + (batch_idx == before.batch_idx)
-                    losses[step] = Loss(step, batch_idx, before.value + value, backwards)
-            return list(losses.values())
-
-        return arrived
-
-
-def _sent(values: Sequence[float | Tensor]) -> Callable[[], list[float]]:
-    """What gives all as numbers, in any thread, see `hookboard.recording.sent`."""
-    waiting = [value for value in values if isinstance(value, Tensor)]
-    device = waiting[0].device if waiting else None
-    wide = torch.float32 if device is not None and needs_host(device) else torch.float64
-    copy = sent(torch.stack([value.to(device, wide) for value in waiting])) if waiting else None
-
-    def arrived() -> list[float]:
-        known = iter(copy().tolist() if copy is not None else ())
-        return [next(known) if isinstance(value, Tensor) else value for value in values]
-
-    return arrived
+        there = [loss for _, _, loss in parts if isinstance(loss, Tensor)]
+        if not there:
+            return Losses(parts, None)
+        wide = torch.float32 if needs_host(there[0].device) else torch.float64
+        return Losses(parts, torch.stack([loss.to(there[0].device, wide) for loss in there]))
 
 
 def mean_over_ranks(ranks: Sequence[Sequence[Loss]]) -> list[Loss]:

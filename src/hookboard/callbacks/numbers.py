@@ -1,7 +1,7 @@
 """The base of callbacks that log numbers: it measures the due steps, writes the readings, and names what is missing."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 import torch
@@ -31,7 +31,7 @@ from hookboard.measure import DERIVED, Plan, Statistic, forget_scratch, plan
 from hookboard.messages import chosen
 from hookboard.parameters import Weight, are_still, weights_of
 from hookboard.ranks import Ranks
-from hookboard.recording import Reading, Readings, Recorder
+from hookboard.recording import Reading, Readings, Recorder, Sent
 from hookboard.sites import ROLES, Role, Site, Stage
 from hookboard.writers import entry_of
 
@@ -243,28 +243,28 @@ class SiteLogger(Life[V]):
             watch.news.look_again()
         self._say_changed(watch, changed, pl_module)
 
-    def _send(self, trainer: Trainer, watch: V) -> Callable[[], Readings]:
-        """What gives the readings of the step or loop, in any thread; it waits for the device."""
+    def _send(self, trainer: Trainer, watch: V, along: Tensor | None = None) -> Sent:
+        """Send what was measured in the step or loop, see `Recorder.send`."""
         wanted = shared = None
         if self._budget is not None and watch.stage == "train" and self._may_stretch(watch):
             wanted = self._budget.wanted(watch.every_n_steps, watch.stretch)
             if self._has_ranks(trainer):  # which must all measure the same steps
                 shared = torch.tensor([wanted], dtype=torch.float64, device="cpu")
         if watch.scaling is None:
-            sent = watch.recorder.send(shared)
+            sent = watch.recorder.send(shared, along)
         else:
             model, optimizers = trainer.lightning_module, trainer.optimizers
-            sent = watch.scaling.send(watch.recorder, model, optimizers, watch.weights, shared)
+            sent = watch.scaling.send(watch.recorder, model, optimizers, watch.weights, shared, along)
         if wanted is not None:
             self._stretch(watch, wanted if shared is None else int(sent.flags()[-1]))
-        return sent.readings
+        return sent
 
     def _has_ranks(self, trainer: Trainer) -> bool:
         return trainer.world_size > 1 and self.sync_dist
 
     def _log(self, trainer: Trainer, watch: V) -> None:
         model, step, writes = trainer.lightning_module, logged_step(trainer), trainer.is_global_zero
-        arrived, facts = self._send(trainer, watch), watch.news.facts(model, watch.selection)
+        sent, facts = self._send(trainer, watch), watch.news.facts(model, watch.selection)
         say_gaps, watch.gaps_are_named = not watch.gaps_are_named, True
         gaps = Gaps.of(self._name, watch, self._expected(watch), names_in(model)) if say_gaps else None
         overhead = self._overhead(trainer, watch)
@@ -272,7 +272,7 @@ class SiteLogger(Life[V]):
             watch.loggers.prepare()
 
         def write() -> None:
-            found = arrived()
+            found = sent.readings()
             readings = self._finish(found)
             filled = readings.filled()
             self._readings = filled.values()

@@ -72,6 +72,7 @@ class Scaling:
         optimizers: Sequence[Optimizer],
         weights: Mapping[str, Weight],
         shared: Tensor | None = None,
+        along: Tensor | None = None,
     ) -> Sent:
         """Have the recorder send what it has measured.
 
@@ -81,13 +82,14 @@ class Scaling:
             optimizers: all optimizers of the fit.
             weights: the watched weights by name.
             shared: shape (k,), further flags for `Recorder.send`, behind those of its own.
+            along: see `Recorder.send`.
 
         Returns:
             What the recorder has sent; readings of gradients that overflowed keep only their counts.
         """
         holders = Holders.of(model, optimizers, weights)
         own = self._flags(optimizers, model.device)
-        sent = recorder.send(own if shared is None else torch.cat([own.double(), shared.to(own.device)]))
+        sent = recorder.send(own if shared is None else torch.cat([own.double(), shared.to(own.device)]), along)
 
         def readings() -> Readings:
             found, (*raised, is_unknown) = sent.readings(), sent.flags()[: len(own)]

@@ -50,6 +50,7 @@ class Packet:
         channels: shape (channels of all sites, WIDTH): the merged rows of the channels; NaN where they do not fit.
         bins: shape (sites with a histogram, BINS); NaN where not all of the site was counted.
         flags: shape (k,): conditions that any rank may report, 0 or 1 each.
+        along: shape (n,): numbers of this rank that come along.
         status: shape (1,): NaN if the rank has given up, 1 if it has sites that the layout lacks, else 0.
     """
 
@@ -57,6 +58,7 @@ class Packet:
     channels: Tensor
     bins: Tensor
     flags: Tensor
+    along: Tensor
     status: Tensor
 
     def to_host(self) -> Callable[[], "Packet"]:
@@ -83,6 +85,7 @@ class Packet:
             channels=_over_ranks(channels, self.channels, ()),
             bins=bins.view_as(self.bins),
             flags=flags.amax(0),
+            along=self.along,
             status=status.sum(0),
         )
 

@@ -19,15 +19,17 @@ _MIN, _MAX = FIELDS.index("min"), FIELDS.index("max")
 
 
 class Sent(NamedTuple):
-    """What is on its way to the host. Any thread may call what it holds; both wait for the device.
+    """What is on its way to the host, in one copy. Any thread may call what it holds; all wait for the device.
 
     Args:
         readings: gives a reading for every site of which a tensor was measured; to be called once.
         flags: gives of each flag the largest over the ranks.
+        along: gives the numbers that came along, of this rank.
     """
 
     readings: Callable[[], Readings]
     flags: Callable[[], list[float]]
+    along: Callable[[], list[float]]
 
 
 @dataclass
@@ -151,6 +153,7 @@ def packer(
     channels: Mapping[Site, ChannelRows | None] | None,
     bins: Mapping[Site, Tensor] | None,
     flags: Tensor,
+    along: Tensor,
 ) -> Callable[[Layout, float], Packet]:
     """Makes the packet of what was measured at some sites, for any layout and a status.
 
@@ -160,6 +163,7 @@ def packer(
         channels: the rows of their channels; None if no packet holds them.
         bins: of those that have a histogram; None if no packet holds them.
         flags: see `Packet`.
+        along: see `Packet`.
     """
 
     def pack(layout: Layout, status: float) -> Packet:
@@ -170,6 +174,7 @@ def packer(
             channels=packed(channels or {}, {} if channels is None else layout, rows.device),
             bins=torch.stack(counted) if counted else rows.new_zeros(0, BINS),
             flags=flags.to(rows.device).to(rows),
+            along=along.to(rows.device).to(rows),
             status=rows.new_full((1,), status),  # a copy from the host would wait for the device
         )
 

@@ -111,11 +111,12 @@ class Recorder:
         sent = self.send(flags)
         return sent.readings(), sent.flags()
 
-    def send(self, flags: Tensor | None = None) -> Sent:
+    def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Sent:
         """Merge what was measured since the last flush, forget it, and start its way to the host.
 
         Args:
             flags: shape (k,), numbers of at least 0 that the caller wants to share with the other ranks.
+            along: shape (n,), numbers that the caller wants on the host, with the same copy.
 
         Returns:
             What waits for the device; if the ranks merge, the host has waited here already. Another thread may call it
@@ -124,14 +125,15 @@ class Recorder:
         Raises:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
-        flags = torch.zeros(0, device="cpu") if flags is None else flags
+        none = torch.zeros(0, device="cpu")
+        flags, along = none if flags is None else flags, none if along is None else along
         owners, mine, known = self._meter.rows.owners, dict(self._meter.slots.extents), list(self._meter.slots.extents)
-        if not (owners or len(flags) or self._exchange.is_collective):
-            return Sent(lambda: Readings.of([]), list)
+        if not (owners or len(flags) or len(along) or self._exchange.is_collective):
+            return Sent(lambda: Readings.of([]), list, list)
         merged = self._meter.rows.take(len(known) + 1)  # the last is the empty row
         taken = self._meter.channel_rows.take()
         lent = self._meter.slots.lend_bins(owners) if self._is_alone else {}
-        layout, packet = self._exchange.bring(mine, self._packer(known, flags, merged, owners, taken))
+        layout, packet = self._exchange.bring(mine, self._packer(known, flags, along, merged, owners, taken))
 
         def readings() -> Readings:
             host = packet()
@@ -140,7 +142,7 @@ class Recorder:
             self._meter.slots.give_back(lent)
             return table
 
-        return Sent(readings, lambda: packet().flags.tolist())
+        return Sent(readings, lambda: packet().flags.tolist(), lambda: packet().along.tolist())
 
     def _table(self, read: Unpacked, elements: np.ndarray, owners: Container[int]) -> Readings:
         """The readings of every site that was measured here, or on another rank."""
@@ -164,6 +166,7 @@ class Recorder:
         self,
         local: list[Site],
         flags: Tensor,
+        along: Tensor,
         merged: Tensor,
         measured: Container[int],
         taken: Mapping[int, ChannelRows | None],
@@ -172,11 +175,11 @@ class Recorder:
         if self._meter.off:
             merged[[index for index, site in enumerate(local) if site in self._meter.off]] = math.nan
         if self._is_alone:
-            return packer(local, merged, None, None, flags)
+            return packer(local, merged, None, None, flags, along)
         channels = {local[index]: rows for index, rows in taken.items()}
         # What another rank has counted of a site is not the whole; nobody asks where there are no ranks.
         partly = measured if self._exchange.is_collective else ()
         with self._meter.rows.streams.joined():
             bins = self._meter.slots.take_bins(local, partly, merged.device) if self._meter.has_bins else {}
 
-        return packer(local, merged, channels, bins, flags)
+        return packer(local, merged, channels, bins, flags, along)
