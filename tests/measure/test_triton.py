@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import kernel_sources
 import pytest
-import torch
+from kernel_sources import TYPES, compiled, merge_kernel, row_kernel
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton here")
 
@@ -26,18 +27,6 @@ def test_under_the_interpreter_every_number_is_true():
     run = subprocess.run(command, env=environment, cwd=HERE.parents[1], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
 
-
-SIGNATURE = {
-    "values": "",
-    "scale": "*fp32",
-    "counts": "*i64",
-    "rows": "*fp64",
-    "elements": "i64",
-    "channels": "i64",
-    "inner": "i64",
-}
-
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
 EVERY = bool(os.environ.get("EVERY_VARIANT"))
 """Whether all variants are compiled, which takes minutes: `EVERY_VARIANT=1 pytest tests/measure/test_triton.py`.
@@ -78,56 +67,23 @@ def test_every_variant_compiles_without_a_spill(capability, tmp_path, monkeypatc
     assert (merging["STACK"], merging["LOCAL"]) == (0, 0)
 
 
-def row_kernel(capability, dtype, layout, has_scale, has_abs_mean, has_bins, is_aligned):
-    """The source of a variant of `rows_of`, as the launcher asks for it on such a card."""
-    from hookboard.measure import accelerator, triton_kernel
-
-    values, width = accelerator.tile(("flat", "spread", "last", "last")[layout], TYPES[dtype], has_bins)
-    has_fast_float64 = (capability // 10, capability % 10) in accelerator.FAST_FLOAT64
-    constants = {
-        "LAYOUT": layout,
-        "ROWS": values,
-        "CHANNELS": width,
-        "PAIRS": dtype != "fp64" and not has_fast_float64,
-        "HAS_SCALE": has_scale,
-        "HAS_ABS_MEAN": has_abs_mean,
-        "HAS_BINS": has_bins,
-    }
-    aligned = range(4) if is_aligned else range(1, 4)
-    return source_of(triton_kernel.rows_of, {**SIGNATURE, "values": f"*{dtype}"}, constants, aligned)
-
-
-def merge_kernel():
-    from hookboard.measure import accelerator, triton_kernel
-
-    signature = {"parts": "*fp64", "rows": "*fp64", "count": "i32", "channels": "i64"}
-    return source_of(triton_kernel.merge, signature, {"PARTS": accelerator.MOST_PROGRAMS}, range(2))
-
-
-def source_of(kernel, signature, constants, aligned):
-    from triton.compiler import ASTSource
-
-    signature |= dict.fromkeys(constants, "constexpr")
-    names = list(signature)
-    return ASTSource(
-        kernel,
-        signature=signature,
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
-    )
+@pytest.mark.spawns
+@pytest.mark.skipif(not compiles_by_constexprs(), reason="this Triton is asked to compile in another way")
+def test_the_kernels_of_a_first_due_step_take_less_than_five_seconds_to_compile():
+    """In CPU time, which other processes on the machine change least."""
+    command = [sys.executable, kernel_sources.__file__, "120"]  # which takes longest
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert float(said.split()[1]) < 5, said
 
 
 def resources(source, capability, folder):
     """Registers, stack, local and shared memory of a kernel, as the driver would have them."""
     import triton
-    from triton.backends.compiler import GPUTarget
 
-    from hookboard.measure import accelerator
-
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=accelerator.OPTIONS)
-    cubin = folder / "kernel.cubin"
-    cubin.write_bytes(compiled.asm["cubin"])
+    kernel, cubin = compiled(source, capability), folder / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     told = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
     found = {name: int(re.search(rf"{name}:(\d+)", told)[1]) for name in ("REG", "STACK", "LOCAL")}
-    return {**found, "SHARED": compiled.metadata.shared}
+    return {**found, "SHARED": kernel.metadata.shared}
