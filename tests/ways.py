@@ -2,12 +2,24 @@
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from hookboard.measure import BINS, FORMULAS, WIDTH, Moments, can_subtract, form_of, histogram, measure, native, plan
 from hookboard.measure.door import row_on_device
 from hookboard.measure.values import values_of
 
 ALL = plan(list(FORMULAS))
+
+
+class Raises(TorchFunctionMode):
+    """In place of what Python asks of a tensor, as a signal may come under any mode."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        raise self.error
 
 
 def on_cpu(tensor, plan=ALL, **options):

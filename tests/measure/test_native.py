@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracle import normal
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from ways import Raises
 
 from hookboard.measure import BINS, form_of, native
 from hookboard.measure.bins import bins_of
@@ -121,17 +121,6 @@ def test_memory_that_was_freed_is_not_read_like_that_of_the_tensor_before(left):
     tensor.untyped_storage().resize_(left * tensor.element_size())
     is_read = native.is_like(tensor, form)
     assert not is_read
-
-
-class Raises(TorchFunctionMode):
-    """In place of what Python asks of a tensor, as a signal may come under any mode."""
-
-    def __init__(self, error):
-        super().__init__()
-        self.error = error
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        raise self.error
 
 
 @pytest.mark.parametrize("ask", [lambda x, form: native.is_like(x, form), lambda x, form: native.are_finite([x])])

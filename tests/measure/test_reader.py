@@ -11,7 +11,7 @@ import pytest
 import torch
 from oracle import assert_true, normal, rows_of_channels
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from ways import Raises
 
 from hookboard.clock import Clock
 from hookboard.measure import BINS, native, plan
@@ -213,15 +213,6 @@ def test_the_clock_counts_a_call_unless_what_is_around_it_is_timed():
     clock.began = None
     slot(normal(3))
     assert clock.spent > before
-
-
-class Raises(TorchFunctionMode):
-    def __init__(self, error):
-        super().__init__()
-        self.error = error
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        raise self.error
 
 
 def test_a_fault_of_reading_switches_the_site_off_and_goes_no_further():

@@ -3,20 +3,13 @@
 import functools
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hookboard.clock import Clock
-from hookboard.measure import (
-    FIELDS,
-    REQUESTABLE,
-    ChannelRows,
-    Plan,
-    elements_in,
-)
+from hookboard.measure import FIELDS, REQUESTABLE, ChannelRows, Plan, elements_in
 from hookboard.ranks import Ranks
 from hookboard.recording.exchange import Exchange, Layout, Packet
 from hookboard.recording.meter import Meter
@@ -57,8 +50,16 @@ class Recorder:
         self.stage: Stage = stage
         self._plan = plan.with_histogram() if histogram else plan
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._plan.wanted]
-        of_sites: dict[str, Any] = {"histogram": histogram, "channels": channels, "ends": ends}
-        self._meter = Meter(self._plan, device, ranks=ranks, sync=sync, clock=clock, **of_sites)
+        self._meter = Meter(
+            self._plan,
+            device,
+            histogram=histogram,
+            channels=channels,
+            ends=ends,
+            ranks=ranks,
+            sync=sync,
+            clock=clock,
+        )
         self._histogram = bool(histogram)
         self._is_alone = self._meter.rows.device.type == "cpu" and (ranks is None or not sync)
         self._exchange = Exchange(ranks if sync else None, plan.more)
