@@ -95,7 +95,7 @@ def watching(every_n_steps: int) -> list[Callback]:
 
 def cost_of_sites(layers: int) -> CostOfSites:
     """Steps of a chain of layers; the median over turns."""
-    rounds, steps = (3, 1) if layers > 2_000 else (10, max(2, 300 // layers))
+    rounds, steps = (9, 1) if layers > 2_000 else (10, max(2, 300 // layers))
     variants = {"bare": [], "never due": watching(NEVER), "due": watching(1)}
     means = take_turns(Turns(variants, rounds, steps), Chain(layers), torch.randn(4, 4), logger=Nowhere())
     return CostOfSites(layers, *(statistics.median(means[name]) for name in variants))

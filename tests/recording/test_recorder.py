@@ -5,6 +5,7 @@ from oracle import assert_true, normal
 from hookboard import Statistic
 from hookboard.measure.statistics import FORMULAS, plan
 from hookboard.recording.recorder import Recorder
+from hookboard.recording.rows import RowBuffer
 from hookboard.sites import Site
 
 A, B = Site("a", "output"), Site("b", "output")
@@ -55,6 +56,22 @@ def test_more_calls_than_the_buffer_was_made_for_are_kept():
         mine.open(A)(part)
     (reading,) = mine.flush()[0].values()
     assert_true(reading.statistics, parts)
+
+
+def test_a_new_site_does_not_look_through_the_rows_of_the_others(monkeypatch):
+    """With 10,000 layers that took longer than all else in the first step."""
+    mine, looked = recorder(), []
+    monkeypatch.setattr(RowBuffer, "owners", property(lambda rows: looked.append(rows) or set()))
+    for name in "abc":
+        mine.open(Site(name, "output"))(normal(4))
+    assert not looked
+
+
+def test_numbers_that_come_along_are_those_that_were_given():
+    given = torch.tensor([0.1, float("nan"), -3e38], dtype=torch.float64)
+    sent = recorder().send(along=given)
+    assert str(sent.along()) == str(given.tolist())
+    assert sent.readings() == {}
 
 
 def test_a_statistic_of_ones_own_stands_beside_the_built_in_ones():

@@ -15,9 +15,11 @@ def with_late_ones(order: Iterable[str], late: Iterable[str], defined: Sequence[
     ['c', 'a', 'b']
     """
     order = list(order)
-    for name in late:
-        if name not in order:
-            earlier = defined[: defined.index(name)]
-            place = max((order.index(other) for other in earlier if other in order), default=-1)
-            order.insert(place + 1, name)
+    missing = dict.fromkeys(late).keys() - set(order)
+    if missing:
+        places = {name: place for place, name in enumerate(defined)}
+        for name in filter(missing.__contains__, dict.fromkeys(late)):
+            own = places[name]
+            behind = [place for place, other in enumerate(order, 1) if places.get(other, own) < own]
+            order.insert(behind[-1] if behind else 0, name)
     return order

@@ -283,9 +283,9 @@ class Run:
     def _order(self, known: dict[str, Layer], ran: Iterable[str]) -> None:
         order = with_late_ones(list(self._ran) or list(ran), ran, self._defined)
         self._ran = dict.fromkeys(order)
-        before = list(known)
-        order += [name for name in before if name not in self._ran]
-        places = [before.index(name) for name in order]
+        order += [name for name in known if name not in self._ran]
+        before = {name: place for place, name in enumerate(known)}
+        places = [before[name] for name in order]
         self.layers = [known[name] for name in order]
         self._reorder(places)
 

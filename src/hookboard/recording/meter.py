@@ -184,7 +184,9 @@ class Meter:
             return None, False
         if part.is_cuda:
             self.rows.streams.note(part)
-        if slot.extent.dtype is not part.dtype and slot.index not in self.rows.owners:
+        noted = slot.extent.dtype
+        # To look for its rows takes as long as there are any: a site without a type is new, and has none.
+        if noted is not part.dtype and (noted is None or slot.index not in self.rows.owners):
             self.slots.meet(slot, part)
         if slot.shape is None:
             slot.shape = tuple(tensor.shape)
