@@ -20,8 +20,8 @@ def test_a_share_that_is_none_is_refused(given):
         ActivationLogger(max_overhead=given)
 
 
-def budget_after(monkeypatch, share, look, step, looks=2, every=10):
-    """A budget after some looks of so many seconds, in steps of so many without them."""
+def budget_after(monkeypatch, share, look, step, looks=2, every=10, idle=0.0):
+    """A budget after some looks of so many seconds, in steps of so many without them, with `idle` in all others."""
     now, clock = [0.0], Clock()
     for file in ("clock", "callbacks.budget"):
         monkeypatch.setattr(f"hookboard.{file}.perf_counter", lambda: now[0])
@@ -29,7 +29,7 @@ def budget_after(monkeypatch, share, look, step, looks=2, every=10):
     for number in range(looks * every + 1):
         budget.begin_batch(number)
         budget.is_due = number % every == every - 1
-        own = look if budget.is_due else 0.0
+        own = look if budget.is_due else idle
         clock.spent += own
         now[0] += step + own
     return budget
@@ -39,6 +39,17 @@ def test_looks_take_at_most_the_share_of_all_time(monkeypatch):
     factor = budget_after(monkeypatch, 0.02, look=0.012, step=0.01).wanted(10, 1)
     assert factor == 6
     assert 0.012 / (10 * factor * 0.01 + 0.012) <= 0.02 < 0.012 / (10 * (factor - 1) * 0.01 + 0.012)
+
+
+def test_what_is_done_in_the_steps_between_counts_too(monkeypatch):
+    factor = budget_after(monkeypatch, 0.02, look=0.012, step=0.01, idle=0.0001).wanted(10, 1)
+    own = [0.012 + (10 * n - 1) * 0.0001 for n in (factor, factor - 1)]
+    assert own[0] / (10 * factor * 0.01 + own[0]) <= 0.02 < own[1] / (10 * (factor - 1) * 0.01 + own[1])
+
+
+def test_looks_keep_half_of_the_share_where_the_steps_between_take_all_of_it(monkeypatch):
+    factor = budget_after(monkeypatch, 0.02, look=0.012, step=0.01, idle=0.001).wanted(10, 1)
+    assert 0.011 / (10 * factor * 0.01) <= 0.01 < 0.012 / (10 * (factor - 1) * 0.01)
 
 
 def test_the_first_look_does_not_count(monkeypatch):

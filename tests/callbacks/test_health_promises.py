@@ -17,10 +17,11 @@ from torch import nn
 from toys import ALWAYS, Toy, batches, events, fit, hooked, mlp, trainer
 
 from hookboard import HealthMonitor, HookboardWarning, Rule, health
+from hookboard.callbacks import loss_meter
 from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.loss_meter import LossMeter
 from hookboard.callbacks.sentinels import Sentinels
-from hookboard.health import Judge, Page
+from hookboard.health import Judge, Loss, Page
 from hookboard.measure import FIELDS
 from hookboard.recording import Recorder
 
@@ -439,6 +440,14 @@ def test_after_ten_thousand_steps_the_last_verdict_is_complete(tmp_path):
     assert (
         sum(tag.startswith("health/") for kind in ("scalars", "images", "tensors") for tag in found.Tags()[kind]) <= 24
     )
+
+
+def test_of_more_losses_than_are_kept_no_part_of_one_is_taken_for_the_whole(monkeypatch):
+    monkeypatch.setattr(loss_meter, "MOST", 5)
+    meter = LossMeter()
+    for part in range(9):  # three backward passes in each step
+        meter.add(part // 3, part // 3, torch.tensor(1.0))
+    assert meter.take().read([]) == [Loss(2, 2, 3.0, 3)]
 
 
 def test_a_complex_loss_is_left_out():

@@ -9,9 +9,18 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.loggers import CSVLogger
 from toys import Toy, batches, compiler_stance, fit, hooked, loader, mlp, scalars, trainer
 
-from hookboard import ActivationLogger, GradientLogger, Intervention, ParameterLogger, Scale
+from hookboard import (
+    ActivationLogger,
+    GradientLogger,
+    HealthMonitor,
+    Intervention,
+    ParameterLogger,
+    Scale,
+    capture,
+)
 from hookboard.measure import native, scratch
 
 
@@ -180,6 +189,25 @@ def test_what_was_logged_before_a_failure_is_kept(tmp_path, net):
     with pytest.raises(RuntimeError):
         fit(tmp_path, Toy(net), batches(4, 4, 4, 4), ActivationLogger(every_n_steps=1), FailsThird())
     assert list(scalars(tmp_path)["activation_std/net.0"]) == [0, 1, 2]
+
+
+def test_nothing_of_ours_is_called_by_the_garbage_collector(tmp_path, net):
+    """What it calls runs where Python drops a KeyboardInterrupt, which may have come while it collected."""
+    logger = CSVLogger(tmp_path)
+    callbacks = [ActivationLogger(histogram=True), GradientLogger(), HealthMonitor()]
+    with pytest.warns(UserWarning, match="takes no histograms"):
+        fit(None, Toy(net), batches(4, 4), *callbacks, logger=logger)
+    with capture(net) as seen:
+        net(batches(4)[0])
+    ours = [each for each in gc.get_objects() if type(each).__module__.startswith("hookboard")]
+    assert any(isinstance(each, type(seen)) for each in ours)
+    called = [
+        (type(each), ref.__callback__)
+        for each in [logger, net, *net.modules(), *ours]
+        for ref in weakref.getweakrefs(each)
+        if ref.__callback__ is not None and not isinstance(each, type)
+    ]
+    assert called == []
 
 
 def test_a_second_fit_with_the_same_callback_logs_again(tmp_path, net):

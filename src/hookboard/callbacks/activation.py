@@ -47,9 +47,9 @@ class ActivationLogger(SiteLogger[SiteWatch]):
             Otherwise rank 0 logs its own.
         stages: In which stages, one name or several of `train`, `validate`, `test`, `predict`. Here `validate` counts
             both within a fit and in `Trainer.validate`, and each evaluation gives one reading over all its batches.
-        max_overhead: The largest share of the training time that its logged steps may take, such as 0.02. Where they
-            take more, it logs at a multiple of `every_n_steps`, which may change, and says so once. Evaluation loops
-            are not limited. Left out: no limit.
+        max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes
+            more, it logs at a multiple of `every_n_steps`, which may change, and says so once. Evaluation loops are
+            not limited. Left out: no limit.
 
     Raises:
         ValueError: At construction: an unknown statistic, role or stage, or an `every_n_steps` below 1. At fit start: a

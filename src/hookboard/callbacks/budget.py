@@ -42,9 +42,10 @@ def check_share(given: Any) -> None:
 
 
 class Budget:
-    """Finds how far the cadence of a callback must stretch to keep its due steps within a share of the training time.
+    """Finds how far the cadence of a callback must stretch to keep it within a share of the training time.
 
-    The first due step does not count, nor what is before it: they warm up.
+    What it does in the steps between counts too, but leaves at least half of the share to the due steps. The first due
+    step does not count, nor what is before it: they warm up.
 
     Args:
         share: the largest share, above 0 and at most 1.
@@ -57,7 +58,10 @@ class Budget:
         """Whether the running batch is due."""
         self._clock = clock
         self._began: tuple[float, float, int] | None = None
-        self._time = self._steps = 0.0
+        self._time = self._idle = 0.0
+        """Seconds: of the training without the callback, and of the callback in steps that are not due."""
+        self._steps = self._idle_steps = 0.0
+        """How many steps there were, and how many of them not due."""
         self._looks = 0
         self._own = 0.0
         self.look: float | None = None
@@ -85,12 +89,15 @@ class Budget:
         own = self._clock.spent - spent
         self._time += perf_counter() - start - own
         self._steps += step - begun
-        if self.is_due:
+        if not self.is_due:
+            self._idle += own
+            self._idle_steps += step - begun
+        else:
             self._own += own
             if step != begun:
                 self._looks += 1
                 if self._looks == 1:
-                    self._time = self._steps = 0.0
+                    self._time = self._steps = self._idle = self._idle_steps = 0.0
                 else:
                     self.look = self._own if self.look is None else (self.look + self._own) / 2
                 self._own = 0.0
@@ -109,6 +116,10 @@ class Budget:
         """
         if self.look is None or not self.step:
             return now
-        needed = max(1, math.ceil(self.look * (1 - self.share) / (self.share * self.step * every_n_steps)))
+        idle, room = self._idle / max(1.0, self._idle_steps), self.share * self.step
+        # (look + (n - 1) * idle) / (n * step + look + (n - 1) * idle) is the share with every n-th step due.
+        left = max(room - idle * (1 - self.share), room / 2)
+        needed = max(1, math.ceil((self.look - idle) * (1 - self.share) / (left * every_n_steps)))
         self._time, self._steps = self._time / 2, self._steps / 2  # what was long ago counts less
+        self._idle, self._idle_steps = self._idle / 2, self._idle_steps / 2
         return needed if needed > now or needed <= now / 2 else now

@@ -75,9 +75,9 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             which that is seen is still made; on a GPU each logged step then waits until it is judged. Left out: never.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
-        max_overhead: The largest share of the training time that its logged steps may take, such as 0.02. Where they
-            take more, it logs at a multiple of `every_n_steps`, which may change, and says so once. Evaluation loops
-            are not limited. Left out: no limit. The first looks, four times `window`, are never left out.
+        max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes
+            more, it logs at a multiple of `every_n_steps`, which may change, and says so once. Evaluation loops are
+            not limited. Left out: no limit. The first looks, four times `window`, are never left out.
 
     Raises:
         ValueError: At construction: an unknown rule, or a number below 1. At fit start: a pattern or type that matches

@@ -11,7 +11,7 @@ from hookboard.health import Loss
 from hookboard.measure import needs_host
 
 MOST = 4096
-"""How many losses are kept between two looks."""
+"""How many losses of backward passes are kept between two looks; of more, those of the last steps."""
 
 Part = tuple[int, int, float | Tensor]
 """What one backward pass started from: its optimizer step, the index of its batch, the loss."""
@@ -71,6 +71,8 @@ class LossMeter:
     def take(self) -> Losses:
         """The losses since the last call; nothing here waits for the device."""
         parts, self._parts = list(self._parts), deque(maxlen=MOST)
+        if len(parts) == MOST:  # of the first step some may be lost: a part of its loss is not its loss
+            parts = [part for part in parts if part[0] != parts[0][0]]
         there = [loss for _, _, loss in parts if isinstance(loss, Tensor)]
         if not there:
             return Losses(parts, None)

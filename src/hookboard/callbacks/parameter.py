@@ -71,9 +71,9 @@ class ParameterLogger(SiteLogger[SiteWatch]):
         histogram: Whether to log histograms too. They cost more than all statistics together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
-        max_overhead: The largest share of the training time that its logged steps may take, such as 0.02. Where they
-            take more, it logs at a multiple of `every_n_steps`, which may change, and says so once. Evaluation loops
-            are not limited. Left out: no limit.
+        max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes
+            more, it logs at a multiple of `every_n_steps`, which may change, and says so once. Evaluation loops are
+            not limited. Left out: no limit.
 
     Raises:
         ValueError: At construction: an unknown statistic, or an `every_n_steps` below 1. At fit start: a pattern

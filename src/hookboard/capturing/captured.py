@@ -161,12 +161,12 @@ class Captured(Mapping[str, CapturedModule]):
 
     def _open(self, site: Site) -> Callable[[int, Tensor], None]:
         # A graph holds its hooks, and what is kept may hold the graph: no collector would see that circle.
-        keep = weakref.WeakMethod(self._keep)
+        me = weakref.ref(self)
 
         def observe(index: int, tensor: Tensor) -> None:
-            keep_still = keep()
-            if keep_still is not None:
-                keep_still(site, index, tensor)
+            self = me()
+            if self is not None:
+                self._keep(site, index, tensor)
 
         return observe
 

@@ -15,10 +15,11 @@ def with_late_ones(order: Iterable[str], late: Iterable[str], defined: Sequence[
     ['c', 'a', 'b']
     """
     order = list(order)
-    missing = dict.fromkeys(late).keys() - set(order)
+    there = set(order)
+    missing = [name for name in dict.fromkeys(late) if name not in there]
     if missing:
         places = {name: place for place, name in enumerate(defined)}
-        for name in filter(missing.__contains__, dict.fromkeys(late)):
+        for name in missing:
             own = places[name]
             behind = [place for place, other in enumerate(order, 1) if places.get(other, own) < own]
             order.insert(behind[-1] if behind else 0, name)

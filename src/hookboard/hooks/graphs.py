@@ -45,9 +45,14 @@ class Receiver(Protocol):
         """Take a tensor with its role and path; or None, and the cause why there is no tensor."""
 
 
-_RECEIVERS: weakref.WeakValueDictionary[int, Receiver] = weakref.WeakValueDictionary()
+_RECEIVERS: dict[int, weakref.ref[Receiver]] = {}
+"""No dictionary with weak values: what removes them may run in the garbage collector, where Python drops a
+KeyboardInterrupt."""
 _NUMBERS = itertools.count()
 _NEXT = torch.tensor([0, 1], device="cpu")
+
+FORGET_EVERY = 1024
+"""After so many receivers those that are gone are forgotten."""
 
 _LIBRARY = torch.library.Library("hookboard", "DEF")
 # It runs Python, which a CUDA graph would not run again. Older versions of torch have no such tag.
@@ -59,7 +64,8 @@ _LIBRARY.define(
 
 @torch.library.impl(_LIBRARY, "show", "CompositeExplicitAutograd")
 def _show(key: Tensor, tensor: Tensor | None, role: Role, path: str, cause: str) -> Tensor:
-    receiver = _RECEIVERS.get(key.tolist()[0])
+    known = _RECEIVERS.get(key.tolist()[0])
+    receiver = None if known is None else known()
     if receiver is not None:
         receiver.receive(role, path, tensor, cause)
     return key + _NEXT
@@ -87,7 +93,10 @@ class GraphEnd:
 
     def __init__(self, receiver: Receiver, module: nn.Module) -> None:
         number = next(_NUMBERS)
-        _RECEIVERS[number] = receiver
+        if number % FORGET_EVERY == 0:
+            for gone in [known for known, each in list(_RECEIVERS.items()) if each() is None]:
+                _RECEIVERS.pop(gone, None)
+        _RECEIVERS[number] = weakref.ref(receiver)
         self._works_in_place = any(getattr(part, "inplace", False) for part in module.modules())
         self._returns_its_input = all(map(_does_nothing, module.modules()))
         self._keeps_its_output = isinstance(module, KEEPS_ITS_OUTPUT)

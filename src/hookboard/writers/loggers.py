@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterable
-from weakref import WeakKeyDictionary
 
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch.utils.tensorboard import SummaryWriter
@@ -16,8 +15,9 @@ from hookboard.writers.places import place_of
 from hookboard.writers.tensorboard import write_to_tensorboard
 from hookboard.writers.wandb import write_to_wandb
 
-_REFUSED: WeakKeyDictionary[Logger, set[str]] = WeakKeyDictionary()
-"""What each logger has not taken, which is said once, whichever callbacks write it."""
+_REFUSED = "_hookboard_refused"
+"""The attribute of a logger with what it has not taken, which is said once, whichever callbacks write it. No dictionary
+with weak keys: what removes them may run in the garbage collector, where Python drops a KeyboardInterrupt."""
 
 
 class Loggers:
@@ -67,7 +67,7 @@ class Loggers:
             self._loggers.remove(logger)
             warn_switched_off(f"writing {self._owner}'s values to {name}", error)
             return
-        said = _REFUSED.setdefault(logger, set())
+        said: set[str] = vars(logger).setdefault(_REFUSED, set())
         for what in [what for what in refused if what not in said]:
             said.add(what)
             warn(f"{self._owner}: {name} takes no {what}; they are left out there.")
