@@ -1,7 +1,6 @@
 """Rules about what reaches the weights: `no_gradient` and `not_updated`."""
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -10,6 +9,7 @@ from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.reached import has_gradient, has_moved, is_done, main_weights, reaches, stepped_weights
+from hookboard.health.rules.shared import is_one_of_several
 from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity, Symptom
 
@@ -50,28 +50,27 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
         weights = stepped_weights(look, layer)
         without = [name for name in weights if not has_gradient(look, name)]
         if without and len(without) == len(weights):
-            yield from _never_ran(run, layer, weights)
+            yield from _never_ran(run, layer, weights, bool(chains))
         elif without:
             evidence = f"no gradient reached {', '.join(without)}, while other weights of the layer had one"
             yield Symptom(layer.name, evidence, "look whether forward uses it, and whether its input is all zeros")
 
 
-def _never_ran(run: Run, layer: Layer, weights: list[str]) -> Iterator[Symptom]:
-    """Layers that are not called: those of an expert that is not picked are well, others were forgotten."""
+def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iterator[Symptom]:
+    """Layers that are not called: those of an expert that is not picked are well, others were forgotten.
+
+    Unless a gradient is cut off elsewhere: it may be missing here, where the module around uses a layer's weights.
+    """
     if any(look.numbers(layer.name, "output") is not None for look in run.looks):
         return
     what = f"did not run at the last {len(run.looks)}" if run.has_run(layer) else f"never ran at {run.seen}"
-    evidence = f"the layer {what} looks, and no gradient reached its {_weights(len(weights))}, which an optimizer holds"
-    advice = "call it, or leave it out; an expert that is never picked wants a loss that balances experts"
-    is_new = not run.has_run(layer) and not _is_one_of_several(run, layer)
+    who = f"the layer {what} looks, and" if layer.name else "of the model itself"  # which may have run
+    evidence = f"{who} no gradient reached its {_weights(len(weights))}, which an optimizer holds"
+    is_expert = is_one_of_several(run, layer)
+    is_new = not (run.has_run(layer) or is_expert or is_cut)
     is_forgotten = is_new and run.seen > PATIENCE * run.window and not _is_trained_between(run, run.now, weights)
+    advice = "an expert that is never picked wants a loss that balances experts" if is_expert else "use it or drop it"
     yield Symptom(layer.name, evidence, advice, "alarm" if is_forgotten else "note")
-
-
-def _is_one_of_several(run: Run, layer: Layer) -> bool:
-    """Whether a layer that has run has the same name but for a number, as the experts of a `ModuleList`."""
-    pattern = re.compile(re.sub(r"\d+", r"\\d+", re.escape(layer.name)))
-    return any(run.has_run(other) and pattern.fullmatch(other.name) for other in run.layers)
 
 
 def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], list[Layer]]:

@@ -53,6 +53,12 @@ def has_gradient(look: Look, weight: str) -> bool:
     return reaches(look.numbers(weight, "parameter_grad"))
 
 
+def gets_zeros(look: Look, layer: Layer) -> bool:
+    """Whether a gradient has come to all that a layer learns, and all of it is 0."""
+    gradients = [look.numbers(name, "parameter_grad") for name in layer.trainable]
+    return bool(gradients) and not any(gradient is None or reaches(gradient) for gradient in gradients)
+
+
 def reaches(gradient: Numbers | None) -> bool:
     """Whether a gradient is there and not all 0."""
     if gradient is None:

@@ -1,9 +1,11 @@
 """What several rules need: the layer before another one, the rows of a weight, robust numbers, severity."""
 
+import re
+
 import numpy as np
 
 from hookboard.health.layers import Layer
-from hookboard.health.run import Run
+from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity
 from hookboard.recording import Numbers
 
@@ -60,9 +62,20 @@ def slope(values: np.ndarray) -> float:
     return float(np.median((values[places[other]] - values[places[one]]) / (places[other] - places[one])))
 
 
+def usual_gradient(run: Run) -> float:
+    """The median over the layers that a gradient reaches; NaN if there is none. Before a dead layer none arrives."""
+    gradients = run.recent("weight_gradient_rms")[:, -1]
+    return median_of(gradients[gradients > 0].tolist())
+
+
 def factor(decades: float) -> str:
-    """A factor, of its logarithm to the base 10."""
-    return f"{10**decades:.2g}"
+    """A factor, of its logarithm to the base 10.
+
+    >>> factor(2.4), factor(0.006)
+    ('2.5e+02', '1.014')
+    """
+    value = 10**decades
+    return f"{value:.3f}" if abs(value - 1) < 0.05 else f"{value:.2g}"  # over hundreds of layers 1.01 is much
 
 
 def severity_of(run: Run) -> Severity:
@@ -73,3 +86,9 @@ def severity_of(run: Run) -> Severity:
 def harm_of(run: Run) -> str:
     """What harm the loss shows, as the end of a sentence; "" if none."""
     return f"; {run.losses.harm}" if run.losses.is_harmed else ""
+
+
+def is_one_of_several(run: Run, layer: Layer) -> bool:
+    """Whether a layer that has run has the same name but for a number, as the experts of a `ModuleList`."""
+    pattern = re.compile(re.sub(r"\d+", r"\\d+", re.escape(layer.name)))
+    return any(run.has_run(other) and pattern.fullmatch(other.name) for other in run.layers)

@@ -8,8 +8,9 @@ import numpy as np
 
 from hookboard.health.layers import Layer
 from hookboard.health.rule import Rule
-from hookboard.health.rules.shared import source_of, weight_of
-from hookboard.health.run import Run, median_of
+from hookboard.health.rules.reached import gets_zeros
+from hookboard.health.rules.shared import source_of, usual_gradient, weight_of
+from hookboard.health.run import Run
 from hookboard.health.silence import EXACT, Silence
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
@@ -210,8 +211,10 @@ def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
     if silence is None or len(silence.looks) < FEWEST or not _is_finite(run, layer):
         return None
     dead = _lasting(run, silence)
-    if np.count_nonzero(dead) < LEAST or _activation_behind(run, layer) in ("rectifier", "bounded"):
+    if np.count_nonzero(dead) < LEAST or _has_its_own_activation(run, layer):
         return None
+    if layer.kind == "norm" and dead.all() and gets_zeros(run.now, layer) and usual_gradient(run) > 0:
+        return _dead(layer, layer, dead, dead, silence.since)
     weights = [name for name in layer.trainable if len(layer.shapes[name]) > 1]
     gradient = run.now.numbers(weights[0], "parameter_grad") if len(weights) == 1 else None
     if gradient is None or gradient.channels is None:
@@ -260,10 +263,14 @@ def _is_zero(rows: np.ndarray) -> np.ndarray:
     return np.asarray((rows[:, _ZEROS] >= rows[:, _COUNT]) & (rows[:, _COUNT] > 0))
 
 
-def _activation_behind(run: Run, layer: Layer) -> str:
-    """The kind of the layer that runs next; "" if there is none."""
-    place = run.place(layer.name) + 1
-    return run.layers[place].kind if place < len(run.layers) else ""
+def _has_its_own_activation(run: Run, layer: Layer) -> bool:
+    """Whether the layer that runs next is an activation that tells by itself which of these units are dead."""
+    behind = next(iter(run.layers[run.place(layer.name) + 1 :]), None)
+    if behind is None or behind.kind != "rectifier":
+        return behind is not None and behind.kind == "bounded"
+    mine, others = (run.now.numbers(each.name, "output") for each in (layer, behind))
+    # One that several layers share, as in torchvision's ResNets, has seen more than this.
+    return mine is None or others is None or mine.moments.count >= others.moments.count
 
 
 def _is_used(run: Run, layer: Layer, units: int) -> bool:
@@ -277,7 +284,7 @@ def _is_used(run: Run, layer: Layer, units: int) -> bool:
 
 def _gets_no_gradient(run: Run, layer: Layer, weight: str) -> np.ndarray | None:
     """Of which units the weight gets no gradient in any of the looks, shape (units,); None if that cannot be told."""
-    usual = median_of(run.recent("weight_gradient_rms")[:, -1].tolist())
+    usual = usual_gradient(run)
     rows = run.units(weight, "parameter_grad", _looks(run))
     if rows is None or not usual > 0:
         return None

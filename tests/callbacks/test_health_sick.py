@@ -1,0 +1,93 @@
+"""Sick nets, trained for real: which layer `HealthMonitor` names, and what it does not blame."""
+
+import pytest
+import torch
+from torch import nn
+from toys import Toy, batches, fit, mean_square
+
+from hookboard import HealthMonitor
+
+
+class Block(nn.Module):
+    def __init__(self, norm, activation):
+        super().__init__()
+        self.norm = norm
+        self.activation = activation
+
+    def forward(self, x):
+        return x + self.activation(self.norm(x))
+
+
+def alarms_of(model, data):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, data, monitor)
+    return [(verdict.rule, verdict.module) for verdict in monitor.verdicts if verdict.severity == "alarm"]
+
+
+def relu(kind):
+    """What gives each block its activation: one of its own, one that all share, or no module."""
+    shared = nn.ReLU()
+    return {"its own": nn.ReLU, "shared": lambda: shared, "a function": lambda: torch.relu}[kind]
+
+
+@pytest.mark.parametrize("kind", ["its own", "shared", "a function"])
+def test_a_norm_that_closes_the_activation_behind_it_is_dead(kind):
+    torch.manual_seed(0)
+    activation = relu(kind)
+    blocks = [Block(nn.BatchNorm1d(8), activation()) for _ in range(3)]
+    nn.init.constant_(blocks[1].norm.bias, -20.0)
+    net = nn.Sequential(nn.Linear(4, 8), *blocks, nn.Linear(8, 3))
+    assert alarms_of(Toy(net), batches(*[32] * 12)) == [("dead_units", "net.2.norm")]
+
+
+@pytest.mark.parametrize("kind", ["its own", "shared", "a function"])
+def test_norms_that_are_well_are_not_dead(kind):
+    torch.manual_seed(0)
+    activation = relu(kind)
+    blocks = [Block(nn.BatchNorm1d(8), activation()) for _ in range(3)]
+    assert alarms_of(Toy(nn.Sequential(nn.Linear(4, 8), *blocks, nn.Linear(8, 3))), batches(*[32] * 12)) == []
+
+
+def test_a_dead_layer_is_found_behind_many():
+    """Most layers then get only zeros."""
+    torch.manual_seed(0)
+    net = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+    nn.init.constant_(net[4].bias, -20.0)
+
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = net
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.relu(layer(x))
+            return x
+
+    assert alarms_of(Toy(Plain()), batches(*[32] * 12, width=8))[:1] == [("dead_units", "net.layers.4")]
+
+
+class OwnsParameters(Toy):
+    """The model itself has a parameter, and its attention uses the weights of its projection itself."""
+
+    def __init__(self, cut):
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(4, 3))
+        self.place = nn.Parameter(torch.randn(1, 4))
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.first = nn.Linear(4, 4)
+        self.cut = cut
+
+    def training_step(self, batch):
+        x = self.first(batch) + self.place
+        x = self.attention(x, x, x)[0]
+        return mean_square(self.net(x.detach() if self.cut else x))
+
+
+def test_one_cut_is_one_alarm_whatever_modules_do_with_their_weights():
+    found = alarms_of(OwnsParameters(cut=True), batches(*[16] * 30))
+    assert [rule for rule, _ in found] == ["no_gradient"]
+
+
+def test_modules_that_use_weights_of_others_are_well():
+    assert alarms_of(OwnsParameters(cut=False), batches(*[16] * 30)) == []
