@@ -74,7 +74,7 @@ def test_a_logger_that_takes_no_histogram_gets_the_scalars_and_it_is_said_once(t
 
 
 def test_a_fault_in_reading_a_step_ends_the_watch_alone(tmp_path, monkeypatch):
-    def broken(self, flags):
+    def broken(self, *args):
         raise RuntimeError("no flush today")
 
     monkeypatch.setattr("hookboard.recording.recorder.Recorder.send", broken)

@@ -134,7 +134,8 @@ class Recorder:
         merged = self._meter.rows.take(len(known) + 1)  # the last is the empty row
         taken = self._meter.channel_rows.take()
         lent = self._meter.slots.lend_bins(owners) if self._is_alone else {}
-        layout, packet = self._exchange.bring(mine, self._packer(known, flags, along, merged, owners, taken))
+        layout, arrived = self._exchange.bring(mine, self._packer(known, flags, along, merged, owners, taken))
+        packet = functools.cache(arrived)  # it waits once, whoever asks
 
         def readings() -> Readings:
             host = packet()
