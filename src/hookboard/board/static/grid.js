@@ -76,20 +76,21 @@ function nameOf(row, i, width, handlers) {
   const room = width - row.depth * 12 - (severity ? 60 : 38) - (isNarrow || !type ? 0 : Math.min(type.length * 6 + 10, 100));
   const rules = row.verdicts.map(({ severity: how, rule }) => `${how}: ${rule}`).join(", ");
   const count = row.isBlock ? several(row.rows.length, "row") : "";
+  const name = row.name || "the model itself"; // which may have parameters of its own
   const act = () => (row.isBlock ? handlers.toggle(row) : handlers.choose(row));
   return element(
     "div",
     {
       class: `name ${severity} ${row.isBlock ? "block" : "leaf"}`, id: `hookboard-row-${i}`, role: "row",
       "aria-expanded": row.isBlock ? String(row.isOpen) : null, "aria-level": row.depth + 1,
-      "aria-label": [row.name, row.layer?.type, count, rules].filter(Boolean).join(", "),
-      title: [row.name, row.layer?.type, count, rules].filter(Boolean).join("\n"),
+      "aria-label": [name, row.layer?.type, count, rules].filter(Boolean).join(", "),
+      title: [name, row.layer?.type, count, rules].filter(Boolean).join("\n"),
       style: { "--depth": row.depth }, on: { click: act },
     }, // prettier-ignore
     [
       element("span", { class: "fold", text: row.isBlock ? (row.isOpen ? "▾" : "▸") : "" }),
       severity ? element("span", { class: "mark", text: SYMBOLS[severity] }) : null,
-      element("span", { class: "label", text: fitted(row.label, room) }),
+      element("span", { class: "label", text: fitted(row.label || name, room) }),
       isNarrow ? null : element("span", { class: "type", text: type }),
     ],
   );
