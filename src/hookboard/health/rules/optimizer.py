@@ -131,7 +131,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
     zeros = all(look.numbers(name, "parameter_grad") is not None for layer in chain for name in layer.weights)
     what = "only zeros reach" if zeros else "no gradient reaches"
     where = chain[0].name if len(chain) == 1 else _from_to(chain)
-    elsewhere = f"elsewhere its RMS is {usual:.2g}" if others else "nor any other layer"
+    elsewhere = f"elsewhere the gradient has an RMS of {usual:.2g}" if others else "nor any other layer"
     severity: Severity = "alarm" if others or run.losses.is_harmed else "note"
     return Symptom(
         last,
@@ -223,10 +223,10 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
     for i, layer in enumerate(left):
         if i and trained.index(left[i - 1]) + 1 == trained.index(layer):
             continue  # the one before it is named
-        several = f" (so do {len(left) - 1} other layers)" if len(left) > 1 else ""
+        several = f"; the same is true of {len(left) - 1} other layers" if len(left) > 1 else ""
         evidence = (
             f"a gradient comes to its output, and no optimizer holds its weights{several}; "
-            f"{len(trained) - len(left)} of {len(trained)} layers are in one"
+            f"{len(trained) - len(left)} of {len(trained)} layers are in an optimizer"
         )
         advice = "give its parameters to the optimizer, or set requires_grad to False"
         yield Symptom(layer.name, evidence, advice, "note" if is_backbone else "alarm", since=since, is_root=True)

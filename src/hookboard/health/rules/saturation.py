@@ -104,7 +104,7 @@ def _range(layer: Layer, reading: Reading) -> tuple[float, float]:
 
 def _symptom(run: Run, layer: Layer, share: float, others: list[float], severity: Severity) -> Symptom:
     source = source_of(run, layer)
-    usual = f"; other layers of the kind: {100 * min(others):.0f} to {100 * max(others):.0f} %" if others else ""
+    usual = f"; of other layers of the kind {100 * min(others):.0f} to {100 * max(others):.0f} %" if others else ""
     evidence = f"{100 * share:.0f} % of the outputs of {layer.name} ({layer.type}) lie at the ends of its range{usual}"
     advice = "Make what goes in smaller: weights and bias at the start, the learning rate later; or normalize it."
     module = layer.name if source is None else source.name

@@ -156,7 +156,7 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     else:
         what = f"{whole} gave nothing above 0 on any sample {since_when}, and no gradient reaches them: the activation "
         what += "behind them is closed"
-    others = f"; other layers of the kind: {_range(usual)}" if usual else ""
+    others = f"; of other layers of the kind {_range(usual)} are dead" if usual else ""
     first = run.first.step if run.first is not None else 0
     if dead.at.kind == "dropout":
         advice = "Lower the rate of this dropout."
