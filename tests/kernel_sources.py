@@ -52,7 +52,7 @@ def row_kernel(capability, dtype, layout, has_scale, has_abs_mean, has_bins, is_
 
 
 def merge_kernel():
-    from hookboard.measure import accelerator, triton_kernel
+    from hookboard.measure import triton_kernel
 
     signature = {"parts": "*fp64", "rows": "*fp64", "count": "i32", "channels": "i64"}
     return source_of(triton_kernel.merge, signature, {"PARTS": accelerator.MOST_PROGRAMS}, range(2))
@@ -81,14 +81,15 @@ def compiled(source: Any, capability: int) -> Any:
 
 def main() -> None:
     """Compile what a first due step needs, and say how long it took."""
-    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()  # before Triton is imported
-    for capability in map(int, sys.argv[1:]):
-        start = cpu_seconds()
-        flat = [row_kernel(capability, "bf16", 0, False, abs_mean, bins, True) for abs_mean, bins in DUE]
-        of_channels = [row_kernel(capability, "bf16", layout, False, False, False, True) for layout in (1, 2, 3)]
-        for source in (*flat, *of_channels, merge_kernel()):
-            compiled(source, capability)
-        print(f"{capability}: {cpu_seconds() - start:.1f} s")
+    with tempfile.TemporaryDirectory() as nothing:
+        os.environ["TRITON_CACHE_DIR"] = nothing  # before Triton is imported
+        for capability in map(int, sys.argv[1:]):
+            start = cpu_seconds()
+            flat = [row_kernel(capability, "bf16", 0, False, abs_mean, bins, True) for abs_mean, bins in DUE]
+            of_channels = [row_kernel(capability, "bf16", layout, False, False, False, True) for layout in (1, 2, 3)]
+            for source in (*flat, *of_channels, merge_kernel()):
+                compiled(source, capability)
+            print(f"{capability}: {cpu_seconds() - start:.1f} s")
 
 
 def cpu_seconds() -> float:

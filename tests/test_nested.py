@@ -298,7 +298,7 @@ TRACED = [
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", TRACED)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's, where it compiles
 def test_common_structures_can_be_traced_in_one_graph(name):
     torch.compiler.reset()
 
@@ -314,7 +314,7 @@ def test_common_structures_can_be_traced_in_one_graph(name):
 @pytest.mark.compiles
 @pytest.mark.skipif(is_old, reason="torch 2.6 makes no dataclass inside of a graph")
 @pytest.mark.parametrize("make", [Tripled, Lazy, Output, Frozen, Slotted])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's, where it compiles
 def test_what_a_graph_makes_itself_is_filled_without_its_constructor(make):
     torch.compiler.reset()
 

@@ -47,6 +47,11 @@ def test_what_is_done_in_the_steps_between_counts_too(monkeypatch):
     assert own[0] / (10 * factor * 0.01 + own[0]) <= 0.02 < own[1] / (10 * (factor - 1) * 0.01 + own[1])
 
 
+def test_what_was_found_long_ago_counts_less_and_is_not_forgotten(monkeypatch):
+    budget = budget_after(monkeypatch, 0.02, look=0.012, step=0.01, idle=0.0001)
+    assert [budget.wanted(10, 12) for _ in range(20)] == [12] * 20
+
+
 def test_looks_keep_half_of_the_share_where_the_steps_between_take_all_of_it(monkeypatch):
     factor = budget_after(monkeypatch, 0.02, look=0.012, step=0.01, idle=0.001).wanted(10, 1)
     assert 0.011 / (10 * factor * 0.01) <= 0.01 < 0.012 / (10 * (factor - 1) * 0.01)

@@ -82,7 +82,7 @@ def test_under_autocast_what_is_measured_is_not_rounded(tmp_path):
 
 
 @pytest.mark.compiles
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's, where it compiles
 def test_compiled_they_are_those_of_the_eager_run(tmp_path):
     def measured(model):
         loggers = [logger(statistics=ALL, every_n_steps=1) for logger in (ActivationLogger, GradientLogger)]

@@ -63,6 +63,7 @@ def test_a_checkpointed_model_is_counted_once():
 
 
 @pytest.mark.compiles
+# What torch says where it compiles.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute")
 def test_a_compiled_model_has_the_looks_of_the_plain_one():
     torch.compiler.reset()

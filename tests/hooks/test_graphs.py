@@ -10,6 +10,8 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from hookboard import HookboardWarning, Statistic
+from hookboard.hooks import graphs
+from hookboard.hooks.graphs import GraphEnd
 from hookboard.hooks.taps import Taps
 from hookboard.measure.statistics import FORMULAS, plan
 from hookboard.nested import tensors_in
@@ -18,6 +20,7 @@ from hookboard.selection import select
 
 pytestmark = [
     pytest.mark.compiles,
+    # What torch says where it compiles.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 
@@ -480,3 +483,19 @@ def test_a_block_that_changes_its_input_in_place_trains_compiled_as_it_does_alon
     _, weights = train(net, rows_of_four, 4, run=run, roles=("grad_input",))
     for mine, theirs in zip(weights, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_receivers_that_are_gone_are_forgotten(monkeypatch):
+    monkeypatch.setattr(graphs, "FORGET_EVERY", 1)
+
+    class Takes:
+        def receive(self, role, path, tensor, cause):
+            pass
+
+    kept = Takes()
+    GraphEnd(kept, nn.ReLU())
+    for _ in range(5):
+        GraphEnd(Takes(), nn.ReLU())
+    alive = [reference() for reference in graphs._RECEIVERS.values()]
+    assert sum(isinstance(each, Takes) for each in alive) == 1
+    assert alive.count(None) <= 1

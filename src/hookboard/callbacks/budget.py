@@ -107,6 +107,11 @@ class Budget:
         """How many seconds an optimizer step takes without the callback; 0 if that is not known."""
         return self._time / self._steps if self._steps else 0.0
 
+    @property
+    def idle(self) -> float:
+        """How many seconds the callback takes in a step that is not due; 0 if there was none."""
+        return self._idle / self._idle_steps if self._idle_steps else 0.0
+
     def wanted(self, every_n_steps: int, now: int) -> int:
         """By which factor the cadence must stretch.
 
@@ -116,10 +121,10 @@ class Budget:
         """
         if self.look is None or not self.step:
             return now
-        idle, room = self._idle / max(1.0, self._idle_steps), self.share * self.step
+        room = self.share * self.step
         # (look + (n - 1) * idle) / (n * step + look + (n - 1) * idle) is the share with every n-th step due.
-        left = max(room - idle * (1 - self.share), room / 2)
-        needed = max(1, math.ceil((self.look - idle) * (1 - self.share) / (left * every_n_steps)))
+        left = max(room - self.idle * (1 - self.share), room / 2)
+        needed = max(1, math.ceil((self.look - self.idle) * (1 - self.share) / (left * every_n_steps)))
         self._time, self._steps = self._time / 2, self._steps / 2  # what was long ago counts less
         self._idle, self._idle_steps = self._idle / 2, self._idle_steps / 2
         return needed if needed > now or needed <= now / 2 else now

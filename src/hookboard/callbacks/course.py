@@ -199,8 +199,9 @@ class Course(Duties[W]):
             watch.is_stretch_said = True
             inform(
                 f"{self._name} measures every {factor * watch.every_n_steps} steps instead of {watch.every_n_steps}: "
-                f"a look takes {1e3 * (self._budget.look or 0):.3g} ms, a step {1e3 * self._budget.step:.3g} ms, and "
-                f"max_overhead is {self._budget.share}. It may change with the time they take (this is said once)."
+                f"a look takes {1e3 * (self._budget.look or 0):.3g} ms, each step between two looks "
+                f"{1e3 * self._budget.idle:.2g} ms, a bare step {1e3 * self._budget.step:.3g} ms, and max_overhead is "
+                f"{self._budget.share}. It may change with the time they take (this is said once)."
             )
 
     def _do(self, watch: W, when: str, duty: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:

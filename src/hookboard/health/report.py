@@ -139,7 +139,6 @@ def _evidence(verdict: Verdict) -> str:
     said = verdict.evidence
     if verdict.until is not None:  # it was seen while it lasted
         said = said.replace(f"since step {verdict.since}", f"from step {verdict.since} to {verdict.until}")
-        said = said.replace(" now, ", " at last, ")
     return sentence(said, verdict.module)
 
 

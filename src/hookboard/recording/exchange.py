@@ -49,7 +49,7 @@ class Packet:
         rows: shape (sites, width): the merged row of each site; NaN where measuring it has failed.
         channels: shape (channels of all sites, WIDTH): the merged rows of the channels; NaN where they do not fit.
         bins: shape (sites with a histogram, BINS); NaN where not all of the site was counted.
-        flags: shape (k,): conditions that any rank may report, 0 or 1 each.
+        flags: shape (k,): numbers of at least 0, of each the largest that any rank reports.
         along: shape (n,): numbers of this rank that come along.
         status: shape (1,): NaN if the rank has given up, 1 if it has sites that the layout lacks, else 0.
     """

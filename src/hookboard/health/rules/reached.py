@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from hookboard.health.layers import Layer
 from hookboard.health.look import Look
-from hookboard.health.run import Run
+from hookboard.health.run import Run, median_of
 from hookboard.recording import Numbers
 
 DONE = 1e-4
@@ -57,6 +57,12 @@ def gets_zeros(look: Look, layer: Layer) -> bool:
     """Whether a gradient has come to all that a layer learns, and all of it is 0."""
     gradients = [look.numbers(name, "parameter_grad") for name in layer.trainable]
     return bool(gradients) and not any(gradient is None or reaches(gradient) for gradient in gradients)
+
+
+def usual_gradient(run: Run) -> float:
+    """The median over the layers that a gradient reaches; NaN if there is none. Before a dead layer none arrives."""
+    gradients = run.recent("weight_gradient_rms")[:, -1]
+    return median_of(gradients[gradients > 0].tolist())
 
 
 def reaches(gradient: Numbers | None) -> bool:

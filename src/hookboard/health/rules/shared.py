@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from hookboard.health.layers import Layer
-from hookboard.health.run import Run, median_of
+from hookboard.health.run import Run
 from hookboard.health.verdict import Severity
 from hookboard.recording import Numbers
 
@@ -60,12 +60,6 @@ def slope(values: np.ndarray) -> float:
     places = np.unique(np.linspace(0, len(values) - 1, min(len(values), 64)).astype(int))
     one, other = np.triu_indices(len(places), 1)
     return float(np.median((values[places[other]] - values[places[one]]) / (places[other] - places[one])))
-
-
-def usual_gradient(run: Run) -> float:
-    """The median over the layers that a gradient reaches; NaN if there is none. Before a dead layer none arrives."""
-    gradients = run.recent("weight_gradient_rms")[:, -1]
-    return median_of(gradients[gradients > 0].tolist())
 
 
 def factor(decades: float) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 
 from hookboard.health.layers import Layer
 from hookboard.health.rule import Rule
-from hookboard.health.rules.reached import gets_zeros
-from hookboard.health.rules.shared import source_of, usual_gradient, weight_of
+from hookboard.health.rules.reached import gets_zeros, usual_gradient
+from hookboard.health.rules.shared import source_of, weight_of
 from hookboard.health.run import Run
 from hookboard.health.silence import EXACT, Silence
 from hookboard.health.verdict import Severity, Symptom
@@ -150,11 +150,11 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     where = "" if dead.at is dead.source else f" of {dead.at.name} ({dead.at.type})"
     whole = f"{dead.dead} of {dead.units} units{where}"
     then = int((dead.since <= since).sum())
-    since_when = f"since step {since}" if then == dead.dead else f"now, {then} of them since step {since}"
+    since_when = f" since step {since}" if then == dead.dead else f", {then} of them since step {since}"
     if dead.at.kind in EXACT:
-        what = f"{whole} gave 0 on every sample {since_when}"
+        what = f"{whole} gave 0 on every sample{since_when}"
     else:
-        what = f"{whole} gave nothing above 0 on any sample {since_when}, and no gradient reaches them: the activation "
+        what = f"{whole} gave nothing above 0 on any sample{since_when}, and no gradient reaches them: the activation "
         what += "behind them is closed"
     others = f"; of other layers of the kind {_range(usual)} are dead" if usual else ""
     first = run.first.step if run.first is not None else 0
@@ -266,11 +266,13 @@ def _is_zero(rows: np.ndarray) -> np.ndarray:
 def _has_its_own_activation(run: Run, layer: Layer) -> bool:
     """Whether the layer that runs next is an activation that tells by itself which of these units are dead."""
     behind = next(iter(run.layers[run.place(layer.name) + 1 :]), None)
-    if behind is None or behind.kind != "rectifier":
-        return behind is not None and behind.kind == "bounded"
-    mine, others = (run.now.numbers(each.name, "output") for each in (layer, behind))
-    # One that several layers share, as in torchvision's ResNets, has seen more than this.
-    return mine is None or others is None or mine.moments.count >= others.moments.count
+    if behind is None or behind.kind not in ("rectifier", "bounded"):
+        return False
+    mine, activated = (run.now.numbers(each.name, "output") for each in (layer, behind))
+    if behind.kind == "bounded" or mine is None or activated is None:
+        return True
+    # A rectifier that several layers share, as in torchvision's ResNets, has seen more than this one.
+    return mine.moments.count >= activated.moments.count
 
 
 def _is_used(run: Run, layer: Layer, units: int) -> bool:
