@@ -13,7 +13,7 @@ compiled = pytest.mark.skipif(records._checksum is None, reason="needs the compi
 
 
 @compiled
-@pytest.mark.parametrize("data", [b"", b"a", bytes(range(256)) * 50])
+@pytest.mark.parametrize("data", [*(bytes(range(size)) for size in range(18)), bytes(range(256)) * 50])
 def test_a_record_is_the_one_that_tensorboard_writes(data):
     ours, theirs = io.BytesIO(), io.BytesIO()
     records.QuickRecordWriter(ours).write(data)

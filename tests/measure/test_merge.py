@@ -57,3 +57,50 @@ def test_a_row_that_failed_spoils_its_owner_alone():
     merged = merge_rows(rows, torch.tensor([0, 1]), 2, [])
     assert merged[0].isnan().all()
     assert_true(statistics(merged[1]), [normal(20)])
+
+
+compiled = pytest.mark.skipif(native._native is None, reason="needs the compiled kernel")
+NOTHING = torch.tensor(on_cpu(torch.empty(0)), dtype=torch.float64)
+
+
+def as_bytes(row):
+    return torch.tensor(row, dtype=torch.float64).numpy().tobytes()
+
+
+@compiled
+def test_a_list_of_rows_merges_to_what_the_rows_merge_to():
+    parts = [normal(10), normal(20, mean=3.0), torch.tensor([math.nan, -math.inf, 2.0]), torch.empty(0)]
+    rows, owner = rows_of(parts), [2, 0, 2, 0]
+    given = [(2, on_cpu(parts[0])), (0, as_bytes(on_cpu(parts[1])), None)]
+    given += [(at, row) for at, row in zip(owner[2:], rows[2:].tolist(), strict=True)]
+    merged = native.merged_list(given, 3, NOTHING.numpy().tobytes())
+    assert_true(statistics(merged[0]), [parts[1], parts[3]])
+    assert_true(statistics(merged[2]), [parts[0], parts[2]])
+    assert merged[1].equal(NOTHING)
+
+
+@compiled
+def test_rows_of_which_no_owner_has_two_stay_as_they_are_however_long():
+    rows = normal(2, 13, dtype=torch.float64)
+    merged = native.merged_list([(2, rows[0].tolist()), (0, as_bytes(rows[1].tolist()))], 3, as_bytes([7.0] * 13))
+    assert merged.tolist() == [rows[1].tolist(), [7.0] * 13, rows[0].tolist()]
+
+
+@compiled
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param([(0, NOTHING)], id="a tensor"),
+        pytest.param([(0, [1.0] * 9)], id="a row of another length"),
+        pytest.param([(0, as_bytes([1.0] * 11))], id="bytes of another length"),
+        pytest.param([(3, [1.0] * 10)], id="an unknown owner"),
+    ],
+)
+def test_a_list_that_is_merged_otherwise_is_left_alone(given):
+    assert native.merged_list(given, 3, NOTHING.numpy().tobytes()) is None
+
+
+@compiled
+def test_columns_behind_the_moments_are_merged_otherwise():
+    row = [1.0] * 11
+    assert native.merged_list([(0, row), (0, row)], 1, as_bytes(row)) is None

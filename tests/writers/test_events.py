@@ -119,8 +119,24 @@ def test_what_is_written_can_be_read_with_and_without_the_private_writer_of_byte
 
 
 def test_tags_are_made_once_as_long_as_the_sites_stay_the_same():
-    first, second = (entry_of(each, 0) for each in recorded({Site("a", "output"): normal(4)}))
+    others = iter([{}, {"hookboard/overhead": 0.5}])
+    first, second = (entry_of(each, 0, next(others)) for each in recorded({Site("a", "output"): normal(4)}))
     assert first.scalars.tags is second.scalars.tags
+
+
+def test_what_stands_beside_the_statistics_is_written_too(tensorboard, tmp_path):
+    (first, _) = recorded({Site("a", "output"): torch.tensor([1.0, 3.0])}, "mean")
+    write_to_tensorboard(tensorboard, entry_of(first, 3, {"hookboard/overhead": 0.5}))
+    events = written(tensorboard, tmp_path)
+    found = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
+    assert found == {"activation_mean/a": 2.0, "hookboard/overhead": 0.5}
+
+
+def test_scalars_are_a_mapping_of_all_of_them():
+    (first, _) = recorded({Site("a", "output"): torch.tensor([1.0, 3.0])}, "mean")
+    scalars = entry_of(first, 3, {"hookboard/overhead": 0.5}).scalars
+    assert dict(scalars) == {"activation_mean/a": 2.0, "hookboard/overhead": 0.5}
+    assert len(scalars) == 2
 
 
 def test_a_statistic_that_only_some_sites_have_is_left_out_at_the_others():

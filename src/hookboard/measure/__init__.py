@@ -21,7 +21,7 @@ from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram, histograms
 from hookboard.measure.host import measuring_device, needs_host
 from hookboard.measure.merge import merge_rows
-from hookboard.measure.native import Form, are_finite, can_subtract, is_like, read_alike
+from hookboard.measure.native import Form, are_finite, can_subtract, is_like, merged_list, read_alike
 from hookboard.measure.reader import Reader
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
 from hookboard.measure.scratch import forget_scratch
@@ -64,6 +64,7 @@ __all__ = [
     "measure_like",
     "measuring_device",
     "merge_rows",
+    "merged_list",
     "needs_host",
     "plan",
     "read_alike",

@@ -665,11 +665,9 @@ static void merge_finished(double (*merged)[WIDTH], size_t owners, double (*rows
     }
 }
 
-static PyObject *merge_all(PyObject *module, PyObject *args)
+/* The memory of the merged row of each owner. */
+static PyObject *merged_memory(Py_ssize_t owners, double (*rows)[WIDTH], const int64_t *owner, Py_ssize_t count)
 {
-    Py_ssize_t rows, owner, count, owners;
-    if (!PyArg_ParseTuple(args, "nnnn", &rows, &owner, &count, &owners))
-        return NULL;
     PyObject *memory = PyByteArray_FromStringAndSize(NULL, owners * (Py_ssize_t)sizeof EMPTY);
     double *unit = memory ? PyMem_Malloc((size_t)owners * sizeof *unit + 1) : NULL;
     if (!unit) {
@@ -679,9 +677,86 @@ static PyObject *merge_all(PyObject *module, PyObject *args)
     double (*merged)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(memory);
     for (Py_ssize_t k = 0; k < owners; k++)
         memcpy(merged[k], EMPTY, sizeof EMPTY);
-    merge_finished(merged, (size_t)owners, (double (*)[WIDTH])rows, (const int64_t *)owner, (size_t)count, unit);
+    merge_finished(merged, (size_t)owners, rows, owner, (size_t)count, unit);
     PyMem_Free(unit);
     return memory;
+}
+
+static PyObject *merge_all(PyObject *module, PyObject *args)
+{
+    Py_ssize_t rows, owner, count, owners;
+    if (!PyArg_ParseTuple(args, "nnnn", &rows, &owner, &count, &owners))
+        return NULL;
+    return merged_memory(owners, (double (*)[WIDTH])rows, (const int64_t *)owner, count);
+}
+
+/* The memory of the row of each owner, where none has several; `nothing` for one that has none. */
+static PyObject *placed_memory(Py_ssize_t owners, const char *rows, const int64_t *owner, Py_ssize_t count,
+                               const char *nothing, Py_ssize_t size)
+{
+    PyObject *memory = PyByteArray_FromStringAndSize(NULL, owners * size);
+    char *block = memory ? PyByteArray_AsString(memory) : NULL;
+    if (!memory)
+        return NULL;
+    for (Py_ssize_t k = 0; k < owners; k++)
+        memcpy(block + k * size, nothing, (size_t)size);
+    for (Py_ssize_t i = 0; i < count; i++)
+        memcpy(block + owner[i] * size, rows + i * size, (size_t)size);
+    return memory;
+}
+
+/* Copies the numbers of a row, which is bytes or a list; 0 if it is neither, or of another length. */
+static int copy_row(char *to, PyObject *row, Py_ssize_t size)
+{
+    char *bytes;
+    Py_ssize_t length;
+    if (PyBytes_Check(row)) {
+        if (PyBytes_AsStringAndSize(row, &bytes, &length) || length != size)
+            return 0;
+        memcpy(to, bytes, (size_t)size);
+        return 1;
+    }
+    if (!PyList_Check(row) || PyList_Size(row) * (Py_ssize_t)sizeof(double) != size)
+        return 0;
+    for (Py_ssize_t f = 0; f < PyList_Size(row); f++) {
+        double number = PyFloat_AsDouble(PyList_GetItem(row, f));
+        memcpy(to + f * (Py_ssize_t)sizeof number, &number, sizeof number);
+    }
+    return !PyErr_Occurred();
+}
+
+static PyObject *merge_list(PyObject *module, PyObject *args)
+{
+    PyObject *list, *memory = NULL;
+    const char *nothing;
+    Py_ssize_t owners, size;
+    if (!PyArg_ParseTuple(args, "O!ny#", &PyList_Type, &list, &owners, &nothing, &size))
+        return NULL;
+    Py_ssize_t count = PyList_Size(list), taken = 0;
+    char *rows = PyMem_Malloc((size_t)(count * size) + 1), *has_one = PyMem_Calloc((size_t)owners + 1, 1);
+    int64_t *owner = PyMem_Malloc((size_t)count * sizeof *owner + 1);
+    int is_fine = rows && has_one && owner, have_several = 0;
+    if (!is_fine)
+        PyErr_NoMemory();
+    for (; is_fine && taken < count; taken += is_fine) {
+        PyObject *item = PyList_GetItem(list, taken), *row = PyTuple_GetItem(item, 1);
+        owner[taken] = row ? PyLong_AsLongLong(PyTuple_GetItem(item, 0)) : -1;
+        is_fine = owner[taken] >= 0 && owner[taken] < owners && copy_row(rows + taken * size, row, size);
+        if (is_fine) {
+            have_several |= has_one[owner[taken]];
+            has_one[owner[taken]] = 1;
+        }
+    }
+    if (is_fine && !have_several)
+        memory = placed_memory(owners, rows, owner, count, nothing, size);
+    else if (is_fine && size == sizeof EMPTY)
+        memory = merged_memory(owners, (double (*)[WIDTH])rows, owner, count);
+    PyMem_Free(rows);
+    PyMem_Free(has_one);
+    PyMem_Free(owner);
+    if (memory || PyErr_Occurred())
+        return memory;
+    Py_RETURN_NONE;
 }
 
 static int read_job(PyObject *list, Py_ssize_t i, Job *job)
@@ -788,6 +863,10 @@ static PyMethodDef methods[] = {
      "returns None."},
     {"merge_all", merge_all, METH_VARARGS,
      "merge_all(address of rows, address of their owners, count, owners): the memory of the merged row of each owner."},
+    {"merge_list", merge_list, METH_VARARGS,
+     "merge_list([(owner, row, ...), ...], owners, nothing): the memory of the merged row of each owner, `nothing` for one "
+     "that has none. None if a row is neither bytes of that length nor a list of as many numbers, or if an owner has "
+     "several that are longer than `merge_all` takes."},
     {"sum_bins", sum_bins, METH_VARARGS,
      "sum_bins([address of bins, ...], are_floats, address of places, parts): the memory of the sums of the bins of each "
      "between its places, of which there is one more than parts, int64, from the lowest to the highest value."},

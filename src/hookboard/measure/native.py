@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -244,6 +244,21 @@ def merged(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
     owner = owner.contiguous()
     memory = _native.merge_all(rows.data_ptr(), owner.data_ptr(), len(rows), owners)
     return torch.from_numpy(np.ndarray((owners, WIDTH), np.float64, memory))
+
+
+def merged_list(rows: Sequence[tuple[Any, ...]], owners: int, nothing: bytes) -> Tensor | None:
+    """The merged row of each owner; None where a row is a tensor, or where columns behind the moments need a merge.
+
+    Args:
+        rows: each begins with its owner and the row, as bytes or as a list of numbers.
+        owners: how many there are.
+        nothing: the row of an owner that has none.
+
+    Returns:
+        Shape (owners, columns), float64.
+    """
+    memory = None if _native is None else _native.merge_list(list(rows), owners, nothing)
+    return None if memory is None else torch.from_numpy(np.frombuffer(memory).reshape(owners, -1))
 
 
 def add_counts(counts: Tensor, more: Tensor) -> None:

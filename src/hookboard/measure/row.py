@@ -1,11 +1,13 @@
 """The row: count, mean, deviation and so on of a set of numbers, in a form that merges exactly."""
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Rows = TypeVar("Rows", Tensor, np.ndarray)
 
 FIELDS = ("count", "mean", "deviation", "abs_mean", "zeros", "nan", "posinf", "neginf", "min", "max")
 """The columns of a row.
@@ -71,9 +73,10 @@ class Moments(NamedTuple):
         return self.rms * self.rms * self.count
 
 
-def elements_in(rows: Tensor) -> Tensor:
+def elements_in(rows: Rows) -> Rows:
     """How many values each row describes, finite or not; from shape (..., at least WIDTH) to (...)."""
-    return rows[..., 0] + rows[..., 5:8].sum(-1)
+    elements: Rows = rows[..., 0] + rows[..., 5:8].sum(-1)
+    return elements
 
 
 def unit_of(low: Tensor, high: Tensor) -> Tensor:

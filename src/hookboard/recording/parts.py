@@ -1,5 +1,6 @@
 """What stands before and behind a packet: tensors as they are measured, rows as they are read."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import BINS, FIELDS, ChannelRows, Histogram, Plan, histograms
+from hookboard.measure import BINS, FIELDS, WIDTH, ChannelRows, Histogram, Plan, histograms
 from hookboard.recording.channels import packed
 from hookboard.recording.exchange import Layout, Packet
 from hookboard.recording.readings import Readings, Results
@@ -66,18 +67,19 @@ class Unpacked:
 
     def blanked(self, columns: Iterable[int]) -> "Unpacked":
         """Itself with NaN in these columns, which nobody has filled."""
+        parts = [self.rows, *(part for part in self.channels if part is not None)]
         for column in columns:  # one slice after the other: a list of columns would be copied
-            for part in (self.rows, *self.channels):
-                if part is not None:
-                    part[:, column] = math.nan
+            for part in parts:
+                part[:, column] = math.nan
         return self
 
 
 def as_taken(taken: Mapping[int, np.ndarray | Tensor | None], layout: Layout) -> Iterator[np.ndarray | None]:
     """What was taken of each site, where it needs no packet."""
-    for index in range(len(layout)):
-        found = taken.get(index)
-        yield None if found is None else np.asarray(found)
+    if not taken:
+        return itertools.repeat(None, len(layout))
+    found = map(taken.get, range(len(layout)))
+    return (None if each is None else np.asarray(each) for each in found)
 
 
 def channels_in(packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
@@ -171,7 +173,7 @@ def packer(
         counted = [bins[site] if bins and site in bins else rows.new_zeros(BINS) for site in with_bins]
         return Packet(
             rows=in_order(rows, sites, list(layout)),
-            channels=packed(channels or {}, {} if channels is None else layout, rows.device),
+            channels=rows.new_zeros(0, WIDTH) if channels is None else packed(channels, layout, rows.device),
             bins=torch.stack(counted) if counted else rows.new_zeros(0, BINS),
             flags=flags.to(rows.device).to(rows),
             along=along.to(rows.device).to(rows),

@@ -17,6 +17,8 @@ from hookboard.recording.parts import Sent, Unpacked, as_taken, packer, results_
 from hookboard.recording.readings import Places, Readings
 from hookboard.sites import Role, Site, Stage
 
+_NONE = torch.zeros(0, dtype=torch.float64, device="cpu")
+
 
 class Recorder:
     """Measures the tensors of any number of sites, in any thread, and merges what belongs to one step.
@@ -126,8 +128,7 @@ class Recorder:
         Raises:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
-        none = torch.zeros(0, device="cpu")
-        flags, along = none if flags is None else flags, none if along is None else along
+        flags, along = _NONE if flags is None else flags, _NONE if along is None else along
         owners, mine, known = self._meter.rows.owners, dict(self._meter.slots.extents), list(self._meter.slots.extents)
         if not (owners or len(flags) or len(along) or self._exchange.is_collective):
             return Sent(lambda: Readings.of([]), list, list)
@@ -140,7 +141,7 @@ class Recorder:
         def readings() -> Readings:
             host = packet()
             own = [as_taken(taken, layout), as_taken(lent, layout)] if self._is_alone else []
-            table = self._table(unpacked(host, layout, mine, *own), elements_in(host.rows).numpy(), owners)
+            table = self._table(unpacked(host, layout, mine, *own), elements_in(host.rows.numpy()), owners)
             self._meter.slots.give_back(lent)
             return table
 

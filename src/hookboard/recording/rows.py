@@ -8,7 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import EMPTY, WIDTH, Columns, Row, Statistic, merge_rows, tell_of_compiling, width_of
+from hookboard.measure import (
+    EMPTY,
+    WIDTH,
+    Columns,
+    Row,
+    Statistic,
+    merge_rows,
+    merged_list,
+    tell_of_compiling,
+    width_of,
+)
 from hookboard.recording.streams import Streams
 
 MOST_ROWS = 4096
@@ -17,6 +27,10 @@ rows it is as many as take the same memory."""
 
 MOST_PARTS = 1 << 18
 """The same for rows of parts, which an accelerator writes without merging them: 20 MB."""
+
+
+Kept = tuple[int, Row | bytes] | tuple[int, bytes, bytearray | None]
+"""The index of a site and a row of it; of a reader those of its channels too, until they are handed on."""
 
 
 class RowBuffer:
@@ -32,7 +46,8 @@ class RowBuffer:
         self.streams = Streams()
         """Those on which the rows are made."""
         self._more = more
-        self.kept: list[tuple[int, Row | bytes] | tuple[int, bytes, bytearray | None]] = []
+        self._nothing = np.array([*EMPTY, *[math.nan] * width_of(more)]).tobytes()
+        self.kept: list[Kept] = []
         """Each row with the index of its site. Readers append it as bytes, with the rows of the channels."""
         self.room = self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
         self.on_channels: Callable[[int, bytearray | None], object] | None = None
@@ -54,7 +69,7 @@ class RowBuffer:
     def hand_on(self) -> None:
         """Hand on the rows of channels that readers have appended."""
         with self._merging:
-            self._known()
+            self._hand_on()
 
     def append(self, owner: int, row: Row) -> None:
         """Keep a row.
@@ -81,7 +96,8 @@ class RowBuffer:
             rows gets the row of an empty tensor.
         """
         with self._merging:
-            rows = self._known()
+            self._hand_on()
+            rows = self.kept[:]
             del self.kept[: len(rows)]  # others may have come behind them
             self._parts = 0
         tell_of_compiling()
@@ -91,42 +107,39 @@ class RowBuffer:
         with self._merging:
             if len(self.kept) < self._most and self._parts < MOST_PARTS:  # another thread has done it
                 return
-            rows = self._known()
+            self._hand_on()
+            rows = self.kept[:]
             self._parts = 0
-            owners = sorted({owner for owner, _ in rows})
+            owners = sorted({each[0] for each in rows})
             merged = self._merged(rows, owners[-1] + 1)
             each = merged.tolist() if merged.is_cpu else merged.unbind()
             self.kept[: len(rows)] = [(owner, each[owner]) for owner in owners]
             self._most = max(self._least, 2 * len(owners))
 
-    def _known(self) -> list[tuple[int, Row | bytes]]:
-        """The rows until now; those of channels have been handed on. It is called with the lock."""
-        known: list[tuple[int, Row | bytes]] = []
+    def _hand_on(self) -> None:
+        if self.on_channels is None:
+            return
         for place, each in enumerate(list(self.kept)):
-            pair: tuple[int, Row | bytes] = each[:2]
-            known.append(pair)
             if len(each) == 3:
-                self.kept[place] = pair
-                if self.on_channels is not None:
-                    self.on_channels(each[0], each[2])
-        return known
+                self.kept[place] = each[:2]
+                self.on_channels(each[0], each[2])
 
-    def _merged(self, rows: list[tuple[int, Row | bytes]], owners: int) -> Tensor:
+    def _merged(self, rows: list[Kept], owners: int) -> Tensor:
         with self.streams.joined():
-            return self._merged_here(rows, owners)
+            merged = merged_list(rows, owners, self._nothing)
+            return self._merged_here(rows, owners) if merged is None else self._on_device(merged)
 
-    def _merged_here(self, rows: list[tuple[int, Row | bytes]], owners: int) -> Tensor:
-        row_of = dict(rows)
-        sizes = [len(row) if isinstance(row, Tensor) and row.dim() == 2 else 1 for _, row in rows]
+    def _merged_here(self, rows: list[Kept], owners: int) -> Tensor:
+        row_of = {each[0]: each[1] for each in rows}
+        sizes = [len(each[1]) if isinstance(each[1], Tensor) and each[1].dim() == 2 else 1 for each in rows]
         total = sum(sizes)
         if len(row_of) == total:  # there is nothing to merge
-            nothing = np.array([*EMPTY, *[math.nan] * width_of(self._more)]).tobytes()
-            return self._block([row_of.get(owner, nothing) for owner in range(owners)])
+            return self._block([row_of.get(owner, self._nothing) for owner in range(owners)])
         # Short enough that the host does not wait until they are copied.
-        owner, size = self._on_device(torch.tensor([[owner for owner, _ in rows], sizes], device="cpu"))
+        owner, size = self._on_device(torch.tensor([[each[0] for each in rows], sizes], device="cpu"))
         if total != len(rows):
             owner = owner.repeat_interleave(size, output_size=total)
-        return merge_rows(self._block([row for _, row in rows]), owner, owners, self._more)
+        return merge_rows(self._block([each[1] for each in rows]), owner, owners, self._more)
 
     def _block(self, rows: Sequence[Row | bytes]) -> Tensor:
         """One matrix of the rows, which are tensors where they were measured on another device than the CPU."""

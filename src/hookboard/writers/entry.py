@@ -24,26 +24,28 @@ class Scalars(Mapping[str, float]):
     """The values of some tags. They are put into a dict when somebody asks for one of them by its tag.
 
     Args:
-        tags: of the values.
+        tags: of the values, the same at each step.
         values: shape (tags,), float64.
+        others: beside them, which may come and go.
     """
 
-    def __init__(self, tags: ScalarTags, values: np.ndarray) -> None:
+    def __init__(self, tags: ScalarTags, values: np.ndarray, others: Mapping[str, float] = NOTHING) -> None:
         self.tags = tags
         self.values_in_order = values
+        self.others = others
 
     @functools.cached_property
     def _by_tag(self) -> dict[str, float]:
-        return dict(zip(self.tags.tags, self.values_in_order.tolist(), strict=True))
+        return {**dict(zip(self.tags.tags, self.values_in_order.tolist(), strict=True)), **self.others}
 
     def __getitem__(self, tag: str) -> float:
         return self._by_tag[tag]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.tags.tags)
+        return iter(self._by_tag)
 
     def __len__(self) -> int:
-        return len(self.tags.tags)
+        return len(self._by_tag)
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,8 @@ def entry_of(readings: Readings, step: int, others: Mapping[str, float] = NOTHIN
     results = readings.results
     if results is None:
         return _entry_of_each(readings, step, others)
-    named = _named(readings, results, tuple(others))
-    values = results.statistics.values.ravel()[named.picked]
-    scalars = Scalars(named.scalars, np.concatenate([values, [*others.values()]]))
+    named = _named(readings, results)
+    scalars = Scalars(named.scalars, results.statistics.values.ravel()[named.picked], others)
     drawn = zip(named.histograms, results.histograms, strict=True)
     return Entry(step, scalars, {tag: readings.at(row) for row, (tag, one) in enumerate(drawn) if one is not None})
 
@@ -105,8 +106,8 @@ class _Named(NamedTuple):
     histograms: list[str]
 
 
-def _named(readings: Readings, results: Results, others: tuple[str, ...]) -> _Named:
-    """The tags of the results, and of other scalars: made once as long as sites and statistics stay the same."""
+def _named(readings: Readings, results: Results) -> _Named:
+    """The tags of the results: made once as long as sites and statistics stay the same."""
     sites, stage, (names, _, is_there) = readings.places.sites, results.stage, results.statistics
 
     def make() -> _Named:
@@ -114,9 +115,9 @@ def _named(readings: Readings, results: Results, others: tuple[str, ...]) -> _Na
         # Two sites may share a tag: then the last one has it.
         picked = {tags[place]: place for place in np.flatnonzero(is_there).tolist()}
         places = np.array([*picked.values()], dtype=np.intp)
-        return _Named(ScalarTags([*picked, *others]), places, [site.histogram_tag(stage) for site in sites])
+        return _Named(ScalarTags([*picked]), places, [site.histogram_tag(stage) for site in sites])
 
-    named: _Named = readings.places.once("tags", (stage, names, is_there.tobytes(), others), make)
+    named: _Named = readings.places.once("tags", (stage, names, is_there.tobytes()), make)
     return named
 
 

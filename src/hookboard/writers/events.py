@@ -50,6 +50,12 @@ class ScalarTags:
         return np.frombuffer(b"".join(parts), dtype=np.uint8), ends[:, None] + np.arange(-4, 0)
 
 
+@functools.lru_cache(maxsize=64)
+def scalar_tags(*tags: str) -> ScalarTags:
+    """Those of a few scalars, which are the same at most steps."""
+    return ScalarTags(tags)
+
+
 def histogram_of(tag: str, moments: Moments, histogram: Histogram) -> bytes:
     """The field of a summary that has this histogram."""
     m = moments

@@ -15,7 +15,7 @@ from hookboard.images import Picture
 from hookboard.record import PLUGIN
 from hookboard.torch_private import file_writer_of, write_bytes
 from hookboard.writers.entry import Entry, Scalars
-from hookboard.writers.events import ScalarTags, event_of, histogram_of
+from hookboard.writers.events import event_of, histogram_of, scalar_tags
 from hookboard.writers.records import quicken
 
 _RECORD = SummaryMetadata(
@@ -48,10 +48,12 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
 
 def _numbers(entry: Entry) -> bytes:
     """The scalars and histograms, as the fields of a summary."""
-    scalars = entry.scalars
-    if not isinstance(scalars, Scalars):
-        scalars = Scalars(ScalarTags([*scalars]), np.array([*scalars.values()], dtype=np.float64))
-    parts = [scalars.tags.summary(scalars.values_in_order)]
+    scalars, parts = entry.scalars, []
+    if isinstance(scalars, Scalars):
+        parts.append(scalars.tags.summary(scalars.values_in_order))
+        scalars = scalars.others
+    if scalars:
+        parts.append(scalar_tags(*scalars).summary(np.array([*scalars.values()], dtype=np.float64)))
     for tag, reading in entry.histograms.items():
         assert reading.histogram is not None
         parts.append(histogram_of(tag, reading.moments, reading.histogram))
@@ -60,6 +62,8 @@ def _numbers(entry: Entry) -> bytes:
 
 def _others(entry: Entry) -> bytes:
     """The pictures and records, as the fields of a summary."""
+    if not (entry.pictures or entry.records):
+        return b""
     summary = Summary()
     values = summary.value  # filled in place: a message that is passed to another is copied
     for tag, picture in entry.pictures.items():
