@@ -16,7 +16,7 @@ from hookboard.hooks.own_call import is_own_call, running
 from hookboard.messages import warn_switched_off
 from hookboard.nested import named_inputs, tensors_in
 from hookboard.sites import Role, Site
-from hookboard.torch_private import backward_number, has_gradient_of_its_own, in_backward
+from hookboard.torch_private import backward_number, has_gradient_of_its_own, hook_own_gradient, in_backward
 
 
 class ModuleTap:
@@ -105,7 +105,7 @@ class ModuleTap:
                 if observe is not None and backward_number() == -1:
                     observe(output)
                 if ready is not None:
-                    output.register_hook(ready)
+                    hook_own_gradient(output, ready)
             except Exception as error:
                 self._give_up(error)
             return True
