@@ -80,13 +80,23 @@ def test_a_hook_without_a_handle_sees_the_gradient_among_hooks_of_others(second)
     x, seen = torch.ones(2, requires_grad=True), []
     y = second(x)
     first = y.register_hook(lambda grad: seen.append(("first", grad.tolist())))
-    torch_private.hook_own_gradient(y, lambda grad: seen.append(("ours", grad.tolist())))
+    assert torch_private.hook_own_gradient(y, lambda grad: seen.append(("ours", grad.tolist())))
     last = y.register_hook(lambda grad: seen.append(("last", grad.tolist())))
     removed = y.register_hook(lambda grad: seen.append("removed"))
     removed.remove()
     (5 * y).sum().backward()
     check("hook_own_gradient", seen == [(who, [5.0, 5.0]) for who in ("first", "ours", "last")])
     check("hook_own_gradient", first.id < last.id and len(y._backward_hooks) == 3)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.ones(2), torch.ones(2, requires_grad=True), (2 * torch.ones(2, requires_grad=True))[1:]],
+    ids=["without gradient", "leaf", "view"],
+)
+def test_a_tensor_whose_gradient_is_not_its_own_gets_no_hook_without_a_handle(tensor):
+    assert not torch_private.hook_own_gradient(tensor, print)
+    check("hook_own_gradient", tensor._backward_hooks is None)
 
 
 def test_a_hook_without_a_handle_is_the_first_of_a_tensor_that_has_none():

@@ -58,24 +58,26 @@ def base_of(tensor: Tensor) -> Tensor | None:
     return tensor._base
 
 
-def has_gradient_of_its_own(tensor: Tensor) -> bool:
-    """Whether a hook on the tensor will see its gradient and end with the graph: it is neither a leaf nor a view."""
-    return tensor.requires_grad and tensor._base is None and not tensor.is_leaf
-
-
-def hook_own_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
+def hook_own_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> bool:
     """`Tensor.register_hook` in a third of the time: without the handle, as the hook ends with the graph.
 
     Args:
-        tensor: a plain one that `has_gradient_of_its_own`.
+        tensor: a plain one.
         hook: is called with the gradient.
+
+    Returns:
+        False, and nothing is done, if the tensor needs no gradient, is a leaf or a view: of a leaf the hook would stay,
+        and of a view that is changed in place it would not see the gradient.
     """
+    if not tensor.requires_grad or tensor._base is not None or tensor.is_leaf:
+        return False
     hooks = tensor._backward_hooks
     if hooks is None:
         hooks = tensor._backward_hooks = OrderedDict()
         tensor.grad_fn._register_hook_dict(tensor)  # type: ignore[union-attr]  # it has one
     hooks[RemovableHandle.next_id] = hook
     RemovableHandle.next_id += 1
+    return True
 
 
 def forward_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:

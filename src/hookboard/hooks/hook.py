@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookboard.hooks.module_tap import ModuleTap
+from hookboard.hooks.own_call import running
 from hookboard.torch_private import (
     forward_hooks_of,
     forward_pre_hooks_of,
@@ -64,10 +65,10 @@ class Hook:
         if not self.taps:
             return None
         if not torch.compiler.is_compiling():
+            is_plain = type(output) is Tensor and not running.spares and frame_callback() is None
             for tap in self.taps:
-                if type(output) is Tensor and tap.quick is not None and frame_callback() is None and tap.quick(output):
-                    continue
-                tap.leave(args, output)
+                if not (is_plain and tap.quick is not None and tap.quick(output)):
+                    tap.leave(args, output)
             return None
         replaced = None
         for tap in self.taps:

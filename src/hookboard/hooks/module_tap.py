@@ -12,11 +12,11 @@ from hookboard.hooks.calls import Call, Calls
 from hookboard.hooks.gradients import Observer, OutputGradient, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import GraphEnd
 from hookboard.hooks.input_gradients import InputGradients, edges_of
-from hookboard.hooks.own_call import is_own_call, running
+from hookboard.hooks.own_call import is_own_call
 from hookboard.messages import warn_switched_off
 from hookboard.nested import named_inputs, tensors_in
 from hookboard.sites import Role, Site
-from hookboard.torch_private import backward_number, has_gradient_of_its_own, hook_own_gradient, in_backward
+from hookboard.torch_private import backward_number, hook_own_gradient, in_backward
 
 
 class ModuleTap:
@@ -41,9 +41,9 @@ class ModuleTap:
         self._observers: dict[tuple[str, str], Callable[..., object]] = {}
         self._of_outputs: dict[str, OutputGradient] = {}
         self._each_call = each_call
-        self.quick: Callable[[Tensor], bool] | None = None
+        self.quick: Callable[[Any], bool] | None = None
         """Does what `leave` does with a plain tensor, in fewer calls, unless it returns False; None if it cannot. It
-        must not be called where torch.compile would compile it."""
+        must not be called where torch.compile would compile it, nor in a call of our own."""
         self._calls = Calls() if each_call or "grad_input" in roles else None
         self._input_gradients: list[InputGradients] = []
         self._until_settled = ExitStack()
@@ -100,12 +100,10 @@ class ModuleTap:
 
         def quick(output: Tensor) -> bool:
             try:
-                if running.spares or (ready is not None and not has_gradient_of_its_own(output)):
+                if ready is not None and not hook_own_gradient(output, ready):
                     return False
                 if observe is not None and backward_number() == -1:
                     observe(output)
-                if ready is not None:
-                    hook_own_gradient(output, ready)
             except Exception as error:
                 self._give_up(error)
             return True
@@ -153,8 +151,7 @@ class ModuleTap:
             self.causes["grad_output"] = _why_no_gradient_of("output", [tensor])
             return
         ready = self._of_outputs.get(path)
-        if ready is not None and has_gradient_of_its_own(tensor):  # as `watch_output` would hook it
-            tensor.register_hook(ready)
+        if ready is not None and type(tensor) is Tensor and hook_own_gradient(tensor, ready):  # as `watch_output` would
             return
         observer = self._observer("grad_output", path)
         handle = watch_output(tensor, observer, self._switch, self._explain("grad_output"))
