@@ -69,7 +69,7 @@ class RowBuffer:
     def hand_on(self) -> None:
         """Hand on the rows of channels that readers have appended."""
         with self._merging:
-            self._hand_on()
+            self._known()
 
     def append(self, owner: int, row: Row) -> None:
         """Keep a row.
@@ -96,9 +96,8 @@ class RowBuffer:
             rows gets the row of an empty tensor.
         """
         with self._merging:
-            self._hand_on()
-            rows = self.kept[:]
-            del self.kept[: len(rows)]  # others may have come behind them
+            rows = self._known()
+            del self.kept[: len(rows)]
             self._parts = 0
         tell_of_compiling()
         return self._merged(rows, owners)
@@ -107,8 +106,7 @@ class RowBuffer:
         with self._merging:
             if len(self.kept) < self._most and self._parts < MOST_PARTS:  # another thread has done it
                 return
-            self._hand_on()
-            rows = self.kept[:]
+            rows = self._known()
             self._parts = 0
             owners = sorted({each[0] for each in rows})
             merged = self._merged(rows, owners[-1] + 1)
@@ -116,13 +114,15 @@ class RowBuffer:
             self.kept[: len(rows)] = [(owner, each[owner]) for owner in owners]
             self._most = max(self._least, 2 * len(owners))
 
-    def _hand_on(self) -> None:
-        if self.on_channels is None:
-            return
-        for place, each in enumerate(list(self.kept)):
-            if len(each) == 3:
-                self.kept[place] = each[:2]
-                self.on_channels(each[0], each[2])
+    def _known(self) -> list[Kept]:
+        """The rows until now; those of channels have been handed on. It is called with the lock."""
+        known = self.kept[:]  # others may come behind them meanwhile
+        if self.on_channels is not None:
+            for place, each in enumerate(known):
+                if len(each) == 3:
+                    self.kept[place] = each[:2]
+                    self.on_channels(each[0], each[2])
+        return known
 
     def _merged(self, rows: list[Kept], owners: int) -> Tensor:
         with self.streams.joined():
