@@ -71,6 +71,9 @@ def hook_own_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> bool:
     """
     if not tensor.requires_grad or tensor._base is not None or tensor.is_leaf:
         return False
+    if torch._C._len_torch_function_stack():  # a mode of the user's may give copies in place of attributes
+        tensor.register_hook(hook)
+        return True
     hooks = tensor._backward_hooks
     if hooks is None:
         hooks = tensor._backward_hooks = OrderedDict()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from hookboard.hooks.module_tap import ModuleTap
@@ -129,6 +130,51 @@ def test_a_fault_of_asking_a_tensor_does_not_reach_the_model():
     with pytest.warns(UserWarning, match="module 'does'.*on purpose"), Raises():
         module(torch.ones(3))
     taps.detach()
+
+
+class MapsArguments(TorchFunctionMode):
+    """Rebuilds what holds tensors, as a mode does that unwraps them."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*tree_map(lambda x: x, args), **(kwargs or {}))
+
+
+class MapsResults(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return tree_map(lambda x: x, function(*args, **(kwargs or {})))
+
+
+class RefusesAssignment(TorchFunctionMode):
+    """Knows no attribute that is assigned, as a tracer does."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__name__", "") == "__set__":
+            raise NotImplementedError("assignment")
+        return function(*args, **(kwargs or {}))
+
+
+def with_hook_of_a_user(x):
+    x.register_hook(lambda grad: None)
+    return x
+
+
+@pytest.mark.parametrize("mode", [MapsArguments, MapsResults, RefusesAssignment])
+@pytest.mark.parametrize("then", [lambda x: x, with_hook_of_a_user], ids=["alone", "beside a hook of the user's"])
+def test_under_a_mode_of_the_users_every_tap_sees_the_gradient(mode, then):
+    module, seen = Does(), []
+    several = [Taps({"does": module}, ["grad_output"], lambda site: lambda grad: seen.append(1)) for _ in range(2)]
+    module.then = then
+    for taps in several:
+        taps.attach()
+        taps.active = True
+    for _ in range(2):
+        seen.clear()
+        with mode():
+            output = module(torch.ones(3))
+        output.sum().backward()
+    for taps in several:
+        taps.detach()
+    assert len(seen) == 2
 
 
 def test_a_fault_on_it_is_said_once_and_the_module_goes_on():
