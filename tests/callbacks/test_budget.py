@@ -98,7 +98,16 @@ def test_the_cadence_stretches_and_it_is_said_once(tmp_path, monkeypatch):
     assert all(step % 2 == 1 for step in steps)
     assert len(said) == 1
     assert said[0].startswith("Slow measures every ")
+    assert "each step between two looks" in said[0]
     assert "steps instead of 2: a look takes " in said[0]
+
+
+def test_where_every_step_is_due_nothing_is_said_of_steps_between(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr("hookboard.callbacks.course.inform", said.append)
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 6), Slow("net.0", every_n_steps=1, max_overhead=0.05))
+    assert len(said) == 1
+    assert "each step between two looks" not in said[0]
 
 
 def test_without_a_budget_every_step_stays_due(tmp_path):

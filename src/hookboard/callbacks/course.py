@@ -197,11 +197,12 @@ class Course(Duties[W]):
         is_first, watch.stretch = watch.stretch == 1 and not watch.is_stretch_said, factor
         if is_first and factor > 1 and self._budget is not None:
             watch.is_stretch_said = True
+            idle = f"each step between two looks {1e3 * self._budget.idle:.2g} ms, " if self._budget.idle else ""
             inform(
                 f"{self._name} measures every {factor * watch.every_n_steps} steps instead of {watch.every_n_steps}: "
-                f"a look takes {1e3 * (self._budget.look or 0):.3g} ms, each step between two looks "
-                f"{1e3 * self._budget.idle:.2g} ms, a bare step {1e3 * self._budget.step:.3g} ms, and max_overhead is "
-                f"{self._budget.share}. It may change with the time they take (this is said once)."
+                f"a look takes {1e3 * (self._budget.look or 0):.3g} ms, {idle}a bare step "
+                f"{1e3 * self._budget.step:.3g} ms, and max_overhead is {self._budget.share}. "
+                "It may change with the time they take (this is said once)."
             )
 
     def _do(self, watch: W, when: str, duty: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
