@@ -59,7 +59,7 @@ def base_of(tensor: Tensor) -> Tensor | None:
 
 
 def hook_own_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> bool:
-    """`Tensor.register_hook` in a third of the time: without the handle, as the hook ends with the graph.
+    """`Tensor.register_hook` without its handle, which takes most of the time: the hook ends with the graph.
 
     Args:
         tensor: a plain one.

@@ -151,7 +151,7 @@ class ModuleTap:
             self.causes["grad_output"] = _why_no_gradient_of("output", [tensor])
             return
         ready = self._of_outputs.get(path)
-        if ready is not None and type(tensor) is Tensor and hook_own_gradient(tensor, ready):  # as `watch_output` would
+        if ready is not None and type(tensor) is Tensor and hook_own_gradient(tensor, ready):
             return
         observer = self._observer("grad_output", path)
         handle = watch_output(tensor, observer, self._switch, self._explain("grad_output"))

@@ -28,7 +28,6 @@ rows it is as many as take the same memory."""
 MOST_PARTS = 1 << 18
 """The same for rows of parts, which an accelerator writes without merging them: 20 MB."""
 
-
 Kept = tuple[int, Row | bytes] | tuple[int, bytes, bytearray | None]
 """The index of a site and a row of it; of a reader those of its channels too, until they are handed on."""
 
@@ -97,7 +96,7 @@ class RowBuffer:
         """
         with self._merging:
             rows = self._known()
-            del self.kept[: len(rows)]
+            del self.kept[: len(rows)]  # others may have come behind them
             self._parts = 0
         tell_of_compiling()
         return self._merged(rows, owners)
@@ -116,7 +115,7 @@ class RowBuffer:
 
     def _known(self) -> list[Kept]:
         """The rows until now; those of channels have been handed on. It is called with the lock."""
-        known = self.kept[:]  # others may come behind them meanwhile
+        known = self.kept[:]
         if self.on_channels is not None:
             for place, each in enumerate(known):
                 if len(each) == 3:
