@@ -54,6 +54,10 @@ class Clock:
         return timed
 
 
+POINTS = ("on_", "begin_", "before_", "after_", "leave_", "end_")
+"""How the methods begin that are called at each point of a run."""
+
+
 class Steps(Callback):
     """Notes how long each step took, and how much of it passed inside. It must stand first in the list."""
 
@@ -76,7 +80,7 @@ class Steps(Callback):
 def time_hooks(callbacks: list[Callback], clock: Clock) -> None:
     for callback in callbacks:
         for name in dir(callback):
-            if name.startswith("on_") and "fit_start" not in name:
+            if name.startswith(POINTS) and not name.endswith("fit_start"):
                 setattr(callback, name, clock.timed(getattr(callback, name)))
     for owner, name in ((nn.Module, "register_forward_hook"), (Tensor, "register_hook")):
         register = getattr(owner, name)

@@ -87,6 +87,10 @@ class SameBatch(IterableDataset[Any]):
         return itertools.repeat(self.batch)
 
 
+WARM_UP = 2
+"""Steps of a turn that are not timed: hookboard's callbacks, once begun, are called from the next batch on."""
+
+
 class Turns(Callback):
     """Gives each variant's callbacks turns of a few steps of one fit, and times the steps.
 
@@ -116,7 +120,7 @@ class Turns(Callback):
         shuffled = random.Random(0)
         turns = [shuffled.sample(list(variants), len(variants)) for _ in range(rounds + 1)]
         self.waiting = list(itertools.chain.from_iterable(turns))
-        self.total_steps = len(self.waiting) * (steps + 1) + 1
+        self.total_steps = len(self.waiting) * (WARM_UP + steps) + 1
         self.active: list[Callback] = []
         self.name = ""
         self.done = 0
@@ -125,10 +129,10 @@ class Turns(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if not self.name:
             self._next_turn(trainer, pl_module)
-        elif self.done == 1:
+        elif self.done == WARM_UP:
             self.settle(self.active)
             self.start = time.perf_counter()
-        elif self.done == self.steps + 1:
+        elif self.done == WARM_UP + self.steps:
             self.settle(self.active)
             self.means[self.name].append((time.perf_counter() - self.start) / self.steps)
             self._next_turn(trainer, pl_module)

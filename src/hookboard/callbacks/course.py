@@ -4,16 +4,16 @@ A watch is what a callback holds of one stage. Its two ExitStacks undo everythin
 batch has ended, one when the watch ends. An error in a callback ends its watch, not the run.
 """
 
+import weakref
 from collections.abc import Callable, Set
 from typing import Any, ParamSpec
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from hookboard.callbacks.budget import OVERHEAD, Budget, Share
 from hookboard.callbacks.decision import Decision, agreed
 from hookboard.callbacks.duties import Duties, NothingToShowError, W
-from hookboard.callbacks.ending import ensure_ending
-from hookboard.callbacks.trainer import inform, logged_step, warn, without_trainer
+from hookboard.callbacks.trainer import callbacks_of, inform, logged_step, warn, without_trainer
 from hookboard.callbacks.watch import Selection, Watch, changes, is_same, names_in, said_of_changes
 from hookboard.callbacks.worker import Worker, has_own_thread
 from hookboard.clock import Clock
@@ -63,17 +63,19 @@ class Course(Duties[W]):
         self.share = Share()
         self._budget: Budget | None = None
         self._may_rest = False
+        self._trainer: weakref.ref[Trainer] | None = None
+        """Whose run is watched, or was last."""
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration; a copy watches nothing until a run of its own starts."""
         self._worker.wait()
-        return without_trainer(self.__dict__) | {"_live": {}, "clock": Clock(), "share": Share(), "_budget": None}
+        fresh = {"_live": {}, "clock": Clock(), "share": Share(), "_budget": None, "_trainer": None}
+        return without_trainer(self.__dict__) | fresh
 
     def _start(self, trainer: Trainer, pl_module: LightningModule, running: Set[str]) -> None:
         """Begin to watch those of the callback's stages that are to run."""
         self._end_all()
         self._reset()
-        ensure_ending(trainer)
         selection, decision = self._decide(trainer, pl_module)
         if decision.reason:
             inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
@@ -111,7 +113,6 @@ class Course(Duties[W]):
     def _start_batch(
         self, trainer: Trainer, pl_module: LightningModule, stage: str, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        self._leave_batch()
         watch = self._live.get(stage)
         if watch is None:
             return
@@ -132,14 +133,14 @@ class Course(Duties[W]):
         watch = self._live.get(stage)
         if watch is not None and watch.is_due:
             watch.is_due = False
-            if not self.undoes_with_delay:
+            if not self.changes_tensors:
                 self._do(watch, "at the end of a batch", watch.until_batch_end.close)
             if watch.stage in self._live:  # after a fault too, where other ranks wait
                 self._do(watch, "at the end of a batch", self._end_batch, trainer, watch)
         if self._may_rest and stage == "train":  # by now the model has run once with its hooks
             self._may_rest = False
             for each in list(self._live.values()):
-                self._do(each, "at the end of a batch", self._rest, each)
+                self._do(each, "at the end of a batch", each.rest)
 
     def _leave_batch(self) -> None:
         """Undo what an earlier batch has left, and say what the worker has to say by now."""
@@ -185,8 +186,7 @@ class Course(Duties[W]):
         """The share of time that all callbacks have taken since the last look of any, by its tag; one of them tells."""
         if watch.stage != "train":
             return {}
-        given: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set outside its __init__
-        every = [callback for callback in given if isinstance(callback, Course)]
+        every = [callback for callback in callbacks_of(trainer) if isinstance(callback, Course)]
         every = every if self in every else [self]  # a callback of the user's may hold it and call it
         first = next(one for one in every if one.tells_overhead and one.is_in_training)
         share = first.share.take(logged_step(trainer), (one.clock for one in every))

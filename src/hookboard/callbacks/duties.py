@@ -26,10 +26,11 @@ class Duties(Callback, ABC, Generic[W]):
     verb = "shows"
     """What the callback does, used in messages: "KernelLogger shows nothing: ..."."""
 
-    undoes_with_delay = False
-    """Whether the hooks of a batch are removed only before the next batch, not at the end of this one.
+    changes_tensors = False
+    """Whether its hooks change tensors.
 
-    Then they are still there while other callbacks handle the end of the batch, in whatever order they stand.
+    Then it begins a batch before those that read them, and its hooks are removed only before the next batch: other
+    callbacks still find the changed model when they handle the end of this one.
     """
 
     may_stop_the_run = False
@@ -153,9 +154,6 @@ class Duties(Callback, ABC, Generic[W]):
 
     def _end_batch(self, trainer: Trainer, watch: W) -> None:
         """After a batch that was watched; in training the optimizer has stepped, unless it accumulates."""
-
-    def _rest(self, watch: W) -> None:
-        """After the first training batch, and after each in which anything was watched: put idle hooks aside."""
 
     def _end_loop(self, trainer: Trainer, watch: W) -> None:
         """After the last batch of an evaluation."""

@@ -136,10 +136,10 @@ class FeatureMapLogger(PictureLogger):
 
             return keep_first
 
-        taken.taps = Taps(modules, ["output"], open_site)
-        watch.until_batch_end.callback(taken.taps.detach)
-        taken.taps.attach()
-        taken.taps.active = True
+        watch.taps = Taps(modules, ["output"], open_site)
+        watch.until_batch_end.callback(watch.taps.detach)
+        watch.taps.attach()
+        watch.taps.active = True
         return taken
 
     def _keep(self, taken: "_Taken", site: Site, tensor: Tensor, module: nn.Module) -> None:
@@ -154,7 +154,7 @@ class FeatureMapLogger(PictureLogger):
     def _pictures(self, trainer: Trainer, watch: PictureWatch) -> Draw | None:
         taken: _Taken = watch.taken
         if watch.is_first:
-            self._name_gaps(trainer, taken)
+            self._name_gaps(trainer, watch, taken)
         kept = {site: part for site, part in taken.shown.items() if part.values.numel()}
         arrived = sent_together([part for each in kept.values() for part in (each.values, each.channels)])
         source = self._source(watch)
@@ -172,13 +172,13 @@ class FeatureMapLogger(PictureLogger):
 
         return draw if kept else None
 
-    def _name_gaps(self, trainer: Trainer, taken: "_Taken") -> None:
-        assert taken.taps is not None
-        expected = list(taken.taps.expected())
+    def _name_gaps(self, trainer: Trainer, watch: PictureWatch, taken: "_Taken") -> None:
+        assert watch.taps is not None
+        expected = list(watch.taps.expected())
         seen = {site.name for site in taken.shown}
         refused = {site.name: cause for site, cause in taken.refused.items()}
         gaps = [
-            (name, role, refused.get(name) or taken.taps.why_silent(name, role))
+            (name, role, refused.get(name) or watch.taps.why_silent(name, role))
             for name, role in expected
             if name not in seen
         ]
@@ -196,7 +196,6 @@ class _Taken:
     aspect: float | None
     shown: dict[Site, Shown] = field(default_factory=dict)
     refused: dict[Site, str] = field(default_factory=dict)
-    taps: Taps | None = None
 
 
 def _is_worth_showing(module: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from hookboard.callbacks.life import Life
-from hookboard.callbacks.trainer import is_alone, logged_step, warn
+from hookboard.callbacks.trainer import callbacks_of, is_alone, logged_step, warn
 from hookboard.callbacks.watch import Selection, Watch
 from hookboard.hooks import EditRole, EditRule, Edits, run_eagerly
 from hookboard.messages import chosen
@@ -69,7 +69,7 @@ class Intervention(Life[_EditWatch]):
     """
 
     verb = "changes"
-    undoes_with_delay = True
+    changes_tensors = True
     may_stop_the_run = True
 
     def __init__(
@@ -162,7 +162,7 @@ class Intervention(Life[_EditWatch]):
 
     def _tag(self, trainer: Trainer) -> str:
         """The tag of the text: of several interventions with the same role, all but the first have a number."""
-        alike = [c for c in trainer.callbacks if isinstance(c, Intervention) and c.role == self.role]  # type: ignore[attr-defined]  # set outside its __init__
+        alike = [c for c in callbacks_of(trainer) if isinstance(c, Intervention) and c.role == self.role]
         number = next(i for i, callback in enumerate(alike, 1) if callback is self)
         return f"interventions/{self.role}" + (f"/{number}" if number > 1 else "")
 

@@ -1,4 +1,4 @@
-"""When each callback does what, on one page. No other file implements hooks of Lightning.
+"""When each callback does what, on one page.
 
     on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _watch and _attach for each stage
         on_train_start, on_<loop>_start                    _begin_training, _begin_loop
@@ -7,27 +7,32 @@
                 on_before_optimizer_step                   _before_optimizer_step
             on_<stage>_batch_end                           _end_batch
         on_<loop>_end, on_train_end                        _end_loop, _end_training
-    teardown or on_exception                               everything left is undone, see `ending.py`
+    teardown or on_exception                               everything left is undone
 
+`First` and `Last` in `bookends.py` call all but the first and the last line: no callback implements those hooks itself.
 What they have in common stands in `course.py`. A callback with `sees_every_step` is also asked at each training batch,
 due or not: _see_batch, _see_loss, _see_gradients, _see_step, _see_batch_end.
 """
 
+import weakref
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hookboard.callbacks.bookends import join, leave
 from hookboard.callbacks.course import Course
 from hookboard.callbacks.duties import W
 from hookboard.callbacks.tags import inform_of_many_tags, warn_of_equal_tags
-from hookboard.callbacks.trainer import is_alone, running_stage
+from hookboard.callbacks.trainer import is_alone, is_running, running_stage, warn
 from hookboard.clock import timed
 
 
 class Life(Course[W]):
-    """Base of all callbacks: the hooks of Lightning."""
+    """Base of all callbacks: what they do at each point of a run."""
+
+    # The hooks of Lightning at which it begins and ends.
 
     @timed
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -36,27 +41,73 @@ class Life(Course[W]):
         Raises:
             ValueError: the configuration does not fit the model.
         """
-        self._start(trainer, pl_module, {"train", "validate"})
-        inform_of_many_tags(self)
-        warn_of_equal_tags(self, trainer)
+        if self._may_take(trainer):
+            join(trainer, self)
+            self._start(trainer, pl_module, {"train", "validate"})
+            inform_of_many_tags(self)
+            warn_of_equal_tags(self, trainer)
 
     @timed
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Select and attach, and begin the loop, in an evaluation outside of a fit."""
+        if is_alone(trainer) and self._may_take(trainer):
+            join(trainer, self)
+            stage = running_stage(trainer)
+            if stage in self._stages(trainer):
+                self._start(trainer, pl_module, {stage})
+            warn_of_equal_tags(self, trainer)
+            self._start_loop(trainer, pl_module)
+
+    on_test_start = on_predict_start = on_validation_start
+
+    @timed
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Undo everything: Lightning does not call `teardown` after a failure."""
+        self.teardown(trainer, pl_module, "")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Undo everything."""
+        if self._trainer is None or self._trainer() in (None, trainer):
+            try:
+                self._end_all()
+            finally:
+                leave(trainer, self)
+
+    def _may_take(self, trainer: Trainer) -> bool:
+        """Whether no run of another Trainer is being watched; if one is, a warning says that this one will not be."""
+        other = None if self._trainer is None else self._trainer()
+        if other is not None and other is not trainer:
+            if self._live and is_running(other):
+                warn(
+                    f"{self._name} {self.verb} nothing in this run: it still watches that of another Trainer. "
+                    "Give each Trainer a callback of its own."
+                )
+                return False
+            leave(other, self)
+        self._trainer = weakref.ref(trainer)
+        return True
+
+    # What `First` and `Last` call.
+
+    @timed
+    def begin_training(self, trainer: Trainer) -> None:
         """See `_begin_training`."""
         watch = self._live.get("train")
         if watch is not None:
             self._do(watch, "at the start of the training", self._begin_training, trainer, watch)
 
     @timed
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def begin_batch(
+        self, trainer: Trainer, pl_module: LightningModule, stage: str, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
         """See `_begin_batch`."""
-        self._start_batch(trainer, pl_module, "train", batch, batch_idx, 0)
-        watch = self._live.get("train")
-        if watch is not None and self.sees_every_step:
+        self._start_batch(trainer, pl_module, stage, batch, batch_idx, dataloader_idx)
+        watch = self._live.get(stage)
+        if watch is not None and stage == "train" and self.sees_every_step:
             self._do(watch, "at the start of a batch", self._see_batch, trainer, pl_module, watch, batch, batch_idx)
 
     @timed
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+    def before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """See `_before_backward`."""
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
@@ -65,7 +116,7 @@ class Life(Course[W]):
             self._do(watch, "before the backward pass", self._before_backward, watch)
 
     @timed
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `_after_backward`."""
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
@@ -74,7 +125,7 @@ class Life(Course[W]):
             self._do(watch, "after the backward pass", self._after_backward, watch)
 
     @timed
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+    def before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """See `_before_optimizer_step`."""
         watch = self._live.get("train")
         if watch is not None and self.sees_every_step:
@@ -82,13 +133,23 @@ class Life(Course[W]):
         if watch is not None and watch.is_due:
             self._do(watch, "before the optimizer step", self._before_optimizer_step, pl_module, watch, optimizer)
 
+    @property
+    def is_observing(self) -> bool:
+        """Whether a batch is being watched."""
+        return any(watch.is_due for watch in self._live.values())
+
+    def observe(self, on: bool) -> None:
+        """See `Watch.observe`."""
+        for watch in list(self._live.values()):
+            if watch.is_due:
+                self._do(watch, "in the middle of a batch", watch.observe, on)
+
     @timed
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def end_batch(self, trainer: Trainer, stage: str) -> None:
         """See `_end_batch`."""
-        self._see_end(trainer)
-        self._finish_batch(trainer, "train")
+        if stage == "train":
+            self._see_end(trainer)
+        self._finish_batch(trainer, stage)
 
     def _see_end(self, trainer: Trainer) -> None:
         watch = self._live.get("train")
@@ -96,30 +157,32 @@ class Life(Course[W]):
             self._do(watch, "at the end of a batch", self._see_batch_end, trainer, watch)
 
     @timed
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def leave_batch(self) -> None:
+        """Undo what is left of the last batch, before other callbacks hear of what follows."""
+        self._leave_batch()
+
+    @timed
+    def end_epoch(self, trainer: Trainer) -> None:
         """Undo what is left of a batch: if the module ends an epoch early, its last batch has no end hook."""
         self._leave_batch()
         self._see_end(trainer)
 
     @timed
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def end_training(self, trainer: Trainer) -> None:
         """See `_end_training`."""
         self._worker.settle()
         for watch in list(self._live.values()):
             self._do(watch, "at the end of the training", self._end_training, trainer, watch)
 
     @timed
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See `_begin_loop`. An evaluation outside of a fit also selects and attaches, as `on_fit_start` does."""
-        self._leave_batch()
+    def begin_loop(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See `_begin_loop`."""
         if self._budget is not None:
             self._budget.pause()
-        stage = running_stage(trainer)
-        if is_alone(trainer):
-            if stage in self._stages(trainer):
-                self._start(trainer, pl_module, {stage})
-            warn_of_equal_tags(self, trainer)
-        watch = self._live.get(stage)
+        self._start_loop(trainer, pl_module)
+
+    def _start_loop(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        watch = self._live.get(running_stage(trainer))
         if watch is not None:
             self._do(watch, "at the start of an evaluation", self._open_loop, trainer, pl_module, watch)
 
@@ -128,44 +191,10 @@ class Life(Course[W]):
         self._begin_loop(trainer, watch)
 
     @timed
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """See `_begin_batch`."""
-        self._start_batch(trainer, pl_module, running_stage(trainer), batch, batch_idx, dataloader_idx)
-
-    @timed
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """See `_end_batch`."""
-        self._finish_batch(trainer, running_stage(trainer))
-
-    @timed
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def end_loop(self, trainer: Trainer) -> None:
         """See `_end_loop`."""
         self._leave_batch()
         watch = self._live.get(running_stage(trainer))
         if watch is not None:
             self._do(watch, "at the end of an evaluation", self._end_loop, trainer, watch)
         self._worker.settle()
-
-    on_test_start = on_predict_start = on_validation_start
-    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
-    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
-    on_test_end = on_predict_end = on_validation_end
-
-    @timed
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Undo everything: Lightning does not call `teardown` after a failure."""
-        self._end_all()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Undo everything."""
-        self._end_all()

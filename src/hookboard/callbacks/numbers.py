@@ -177,9 +177,6 @@ class SiteLogger(Life[V]):
             forget_graphs_without_hooks(pl_module)
         watch.taps.active = True
 
-    def _rest(self, watch: V) -> None:
-        watch.rest()
-
     def _before_backward(self, watch: V) -> None:
         """Note the scale that this backward pass carries."""
         if watch.scaling is not None:

@@ -20,7 +20,7 @@ from hookboard.callbacks.trainer import (
     warn,
 )
 from hookboard.callbacks.watch import Watch
-from hookboard.hooks import run_eagerly
+from hookboard.hooks import Taps, run_eagerly
 from hookboard.images import Picture
 from hookboard.messages import chosen
 from hookboard.sites import Stage
@@ -42,6 +42,7 @@ class PictureWatch(Watch):
         is_awaited: whether the running evaluation still has to give pictures.
         is_first: whether no batch has been shown yet.
         taken: the result of `_take`, until the pictures are made.
+        taps: the hooks that take it, if they are taps.
         memory: what the callback keeps from one picture to the next.
     """
 
@@ -49,7 +50,13 @@ class PictureWatch(Watch):
     is_awaited: bool = field(default=False, kw_only=True)
     is_first: bool = field(default=True, kw_only=True)
     taken: Any = field(default=None, kw_only=True)
+    taps: Taps | None = field(default=None, kw_only=True)
     memory: dict[Any, Any] = field(default_factory=dict, kw_only=True)
+
+    def observe(self, on: bool) -> None:
+        """Observe nothing while other callbacks run in the middle of a batch, then go on."""
+        if self.taps is not None:
+            self.taps.active = on
 
 
 class PictureLogger(Life[PictureWatch]):

@@ -47,6 +47,10 @@ class SiteWatch(Watch):
         if self.stage == "train":
             self.taps.settle()
 
+    def observe(self, on: bool) -> None:
+        """Observe nothing while other callbacks run in the middle of a batch, then go on."""
+        self.taps.active = on
+
     def rest(self) -> None:
         """Take the hooks off until the next due step, if that is far enough."""
         if self.every_n_steps * self.stretch >= WORTH_A_REST:

@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from hookboard.callbacks.duties import Duties
-from hookboard.callbacks.trainer import inform, warn
+from hookboard.callbacks.trainer import callbacks_of, inform, warn
 
 MANY = 2000
 """More tags than anybody looks at one by one (a choice)."""
@@ -20,7 +20,7 @@ def warn_of_equal_tags(last: object, trainer: Trainer) -> None:
         last: the callback that calls this; it warns only if it is the last of hookboard's callbacks.
         trainer: holds all callbacks.
     """
-    callbacks = [c for c in trainer.callbacks if isinstance(c, Duties)]  # type: ignore[attr-defined]  # set outside its __init__
+    callbacks = [c for c in callbacks_of(trainer) if isinstance(c, Duties)]
     if len(callbacks) < 2 or callbacks[-1] is not last:
         return
     writers: dict[str, list[int]] = {}

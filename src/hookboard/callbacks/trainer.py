@@ -4,8 +4,8 @@ import functools
 import logging
 from typing import Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from hookboard import messages
@@ -28,6 +28,16 @@ def alert(text: str) -> None:
 
 
 _warning = rank_zero_only(logging.getLogger("lightning.pytorch").warning)
+
+
+def callbacks_of(trainer: Trainer) -> list[Callback]:
+    """All callbacks of the Trainer, in their order."""
+    return trainer.callbacks  # type: ignore[attr-defined, no-any-return]  # set outside its __init__
+
+
+def is_running(trainer: Trainer) -> bool:
+    """Whether the Trainer is in the midst of a run."""
+    return trainer.state.status == TrainerStatus.RUNNING
 
 
 def logged_step(trainer: Trainer) -> int:

@@ -72,6 +72,12 @@ class Watch:
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)
 
+    def observe(self, on: bool) -> None:
+        """Observe nothing while other callbacks run in the middle of a batch that is watched, then go on."""
+
+    def rest(self) -> None:
+        """After the first training batch, and after each in which anything was watched: put idle hooks aside."""
+
 
 def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
     """Whether both have the same module objects under the same names (`==` has another meaning for metrics)."""

@@ -92,6 +92,8 @@ class Taps:
 
     @active.setter
     def active(self, on: bool) -> None:
+        if on is self._switch.on:
+            return
         if on and self.are_resting:
             self.attach()
         self._switch.on = on

@@ -1,0 +1,191 @@
+"""`First` and `Last`: two callbacks around all others of a Trainer, which call ours at each point of a run.
+
+What other callbacks do is no part of a step. One that runs the model when a batch ends, or before it begins, must not
+be measured with it, wherever it stands in the list. So ours begin a batch after all others, and end it before them.
+"""
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookboard.callbacks.trainer import callbacks_of, running_stage
+
+Members = list[Any]
+"""Callbacks of the class `Life`, whose file imports this one."""
+
+
+class First(Callback):
+    """Stands before all other callbacks: a step ends, and so does the run, before any of them hears of it.
+
+    If a callback raises in `on_exception` or `teardown`, Lightning does not call those after it, and nothing else of
+    the run follows.
+
+    Args:
+        members: the callbacks of hookboard that take part in the run.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self.members = members
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin the training."""
+        for member in self.members:
+            member.begin_training(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
+        """Leave the batch before."""
+        for member in self.members:
+            member.leave_batch()
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Read the loss."""
+        for member in self.members:
+            member.before_backward(trainer, pl_module, loss)
+        self._pause(trainer, "on_before_backward")
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Read the gradients."""
+        for member in self.members:
+            member.after_backward(trainer, pl_module)
+        self._pause(trainer, "on_after_backward")
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Read the gradients and weights that the optimizer is about to use."""
+        for member in self.members:
+            member.before_optimizer_step(trainer, pl_module, optimizer)
+        self._pause(trainer, "on_before_optimizer_step")
+
+    def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Observe nothing while other callbacks run."""
+        self._pause(trainer, "on_before_zero_grad")
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
+        """End the batch."""
+        for member in self.members:
+            member.end_batch(trainer, "train")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End a batch that has had no end: if the module ends an epoch early, its last batch has none."""
+        for member in self.members:
+            member.end_epoch(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the training."""
+        for member in self.members:
+            member.end_training(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the batch before."""
+        for member in self.members:
+            member.leave_batch()
+
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
+        """Leave the batch before."""
+        for member in self.members:
+            member.leave_batch()
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
+        """End the batch."""
+        for member in self.members:
+            member.end_batch(trainer, running_stage(trainer))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the evaluation."""
+        for member in self.members:
+            member.end_loop(trainer)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+    on_test_end = on_predict_end = on_validation_end
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Undo everything."""
+        for member in list(self.members):
+            member.on_exception(trainer, pl_module, exception)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Undo everything."""
+        for member in list(self.members):
+            member.teardown(trainer, pl_module, stage)
+
+    def _pause(self, trainer: Trainer, hook: str) -> None:
+        if any(member.is_observing for member in self.members) and _others_have(trainer, hook):
+            for member in self.members:
+                member.observe(False)
+
+
+class Last(Callback):
+    """Stands after all other callbacks: a step begins when each of them has been called.
+
+    Args:
+        members: the callbacks of hookboard that take part in the run.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self.members = members
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, *rest: Any
+    ) -> None:
+        """Begin a batch."""
+        for member in _in_turn(self.members):
+            member.begin_batch(trainer, pl_module, "train", batch, batch_idx, 0)
+
+    def on_before_backward(self, *args: Any, **named: Any) -> None:
+        """Observe again."""
+        for member in self.members:
+            member.observe(True)
+
+    on_after_backward = on_before_optimizer_step = on_before_zero_grad = on_before_backward
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin an evaluation within a fit; one by itself is begun by the callbacks, see `Life`."""
+        for member in self.members:
+            member.begin_loop(trainer, pl_module)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Begin a batch."""
+        for member in _in_turn(self.members):
+            member.begin_batch(trainer, pl_module, running_stage(trainer), batch, batch_idx, dataloader_idx)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+
+
+def join(trainer: Trainer, callback: Callback) -> None:
+    """Have a callback called at each point of the Trainer's run."""
+    given = callbacks_of(trainer)
+    first = next((each for each in given if isinstance(each, First)), None)
+    if first is None:
+        first = First([])
+        # A new list: Lightning walks through the old one.
+        trainer.callbacks = [first, *given, Last(first.members)]  # type: ignore[attr-defined]  # set outside its __init__
+    if not any(member is callback for member in first.members):
+        first.members.append(callback)
+
+
+def leave(trainer: Trainer, callback: Callback) -> None:
+    """Have it called no more. With the last one `First` and `Last` leave the Trainer."""
+    given = callbacks_of(trainer)
+    for first in given:
+        if isinstance(first, First):
+            first.members[:] = [member for member in first.members if member is not callback]
+            if not first.members:
+                trainer.callbacks = [each for each in given if not isinstance(each, First | Last)]  # type: ignore[attr-defined]  # as above
+
+
+def _in_turn(members: Members) -> Members:
+    """Those that change tensors first, so that others find the changes made."""
+    return sorted(members, key=lambda member: not member.changes_tensors)
+
+
+def _others_have(trainer: Trainer, hook: str) -> bool:
+    """Whether a callback that is not ours implements this hook."""
+    return any(
+        getattr(type(each), hook) is not getattr(Callback, hook) or hook in vars(each)
+        for each in callbacks_of(trainer)
+        if not type(each).__module__.startswith("hookboard.")
+    )

@@ -1,0 +1,176 @@
+"""What other callbacks do with the model is no part of a step, wherever they stand in the list."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from toys import Toy, batches, fit, hooked, loader, mlp, trainer
+
+from hookboard import (
+    ActivationLogger,
+    FeatureMapLogger,
+    GradientLogger,
+    HealthMonitor,
+    HookboardWarning,
+    ParameterLogger,
+)
+
+IN_TRAINING = [
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+]
+IN_VALIDATION = ["on_validation_start", "on_validation_batch_start", "on_validation_batch_end", "on_validation_end"]
+
+
+class RunsTheModel(Callback):
+    """Calls the model in one hook, forward and backward, on numbers that no batch has."""
+
+    def __init__(self, hook):
+        setattr(self, hook, self.run)
+        self.runs = 0
+
+    def run(self, trainer, pl_module, *args, **kwargs):
+        self.runs += 1
+        with torch.enable_grad():
+            loss = pl_module.net(torch.full((5, 4), 1e6)).square().mean()
+            torch.autograd.grad(loss, list(pl_module.net.parameters()))
+
+
+def measured(*others, position="before", stages=("train", "validate"), **options):
+    """The numbers of the last step or loop, by site and statistic."""
+    ours = [
+        ActivationLogger(roles=["output", "input"], stages=stages, every_n_steps=1),
+        GradientLogger("net.2", roles=["grad_output", "grad_input", "parameter_grad"], every_n_steps=1),
+        ParameterLogger(every_n_steps=1),
+        HealthMonitor(every_n_steps=1),
+    ]
+    in_order = [*others, *ours] if position == "before" else [*ours, *others]
+    fit(None, Toy(mlp()), batches(4, 4, 4), *in_order, num_sanity_val_steps=0, **options)
+    return [{r.site: repr((r.stage, r.statistics, r.moments)) for r in callback.readings} for callback in ours]
+
+
+@pytest.fixture(autouse=True)
+def _a_logger_that_swallows(monkeypatch):
+    # Without a logger nothing is measured, and the numbers are read from the callbacks.
+    monkeypatch.setattr("hookboard.callbacks.duties.Duties.needs_logger", False)
+
+
+@pytest.mark.parametrize("position", ["before", "after"])
+@pytest.mark.parametrize("hook", IN_TRAINING)
+def test_a_callback_that_runs_the_model_in_training_is_not_measured(hook, position):
+    runs = RunsTheModel(hook)
+    assert measured(runs, position=position) == measured()
+    assert runs.runs == 3
+
+
+@pytest.mark.parametrize("position", ["before", "after"])
+@pytest.mark.parametrize("hook", IN_VALIDATION)
+def test_a_callback_that_runs_the_model_in_validation_is_not_measured(hook, position):
+    runs = RunsTheModel(hook)
+    assert measured(runs, position=position, limit_val_batches=2) == measured(limit_val_batches=2)
+    assert runs.runs > 0
+
+
+def test_a_callback_that_runs_the_model_during_an_accumulation_is_not_measured():
+    options = {"accumulate_grad_batches": 3}
+    assert measured(RunsTheModel("on_train_batch_end"), **options) == measured(**options)
+
+
+@pytest.mark.parametrize("position", ["before", "after"])
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end"])
+def test_feature_maps_are_those_of_the_batch(tmp_path, hook, position):
+    def shown(folder, *callbacks):
+        fit(folder, Toy(mlp()), batches(4), *callbacks)
+        (path,) = folder.glob("events.*")
+        return path.read_bytes().count(b"feature_maps/net.0"), seen[-1]
+
+    seen = []
+
+    class Keeps(FeatureMapLogger):
+        def _pictures(self, trainer, watch):
+            seen.append({site: part.values for site, part in watch.taken.shown.items()})
+            return super()._pictures(trainer, watch)
+
+    maps, runs = Keeps("net.0", stage="train", every_n_steps=1), RunsTheModel(hook)
+    count, found = shown(tmp_path / "with", *([runs, maps] if position == "before" else [maps, runs]))
+    expected_count, expected = shown(tmp_path / "without", Keeps("net.0", stage="train", every_n_steps=1))
+    assert count == expected_count
+    assert all(torch.equal(found[site], values) for site, values in expected.items())
+
+
+class Doubles(Callback):
+    """Changes the weights in one hook."""
+
+    def __init__(self, hook):
+        setattr(self, hook, self.double)
+
+    def double(self, trainer, pl_module, *args):
+        with torch.no_grad():
+            pl_module.net[2].weight.mul_(2)
+
+
+def test_parameters_are_measured_before_another_callback_changes_them():
+    def after_one_step(*callbacks):
+        watch = ParameterLogger("net.2", every_n_steps=1)
+        fit(None, Toy(mlp()), batches(4), *callbacks, watch)
+        return {r.site: r.statistics for r in watch.readings}
+
+    assert after_one_step(Doubles("on_train_batch_end")) == after_one_step()
+
+
+class FitsAnother(Callback):
+    """Trains another model with the same callback in the midst of a run."""
+
+    def __init__(self, shared):
+        self.shared, self.inner = shared, Toy(mlp())
+
+    def on_train_batch_end(self, trainer_, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 0:
+            fit(None, self.inner, batches(9, 9), self.shared)
+
+
+def test_a_run_within_another_leaves_the_outer_one_measured():
+    shared = ActivationLogger(every_n_steps=1)
+    steps = []
+
+    class Notes(Callback):
+        def on_train_batch_end(self, *args):
+            steps.append(shared.readings[0].moments.count if shared.readings else None)
+
+    nested, model = FitsAnother(shared), Toy(mlp())
+    with pytest.warns(HookboardWarning, match="ActivationLogger measures nothing in this run.*another Trainer"):
+        fit(None, model, batches(4, 4, 4), shared, nested, Notes())
+    assert steps == [4 * 8] * 3
+    assert hooked(model) == hooked(nested.inner) == []
+
+
+def test_a_callback_whose_run_was_given_up_serves_another_trainer():
+    shared = ActivationLogger(every_n_steps=1)
+    model, left = Toy(mlp()), trainer(None, shared)
+    left.strategy.connect(model)
+    shared.on_fit_start(left, model)  # and nothing more comes of it
+    fit(None, Toy(mlp()), batches(4), shared)
+    assert shared.readings[0].moments.count == 4 * 8
+
+
+def test_a_validation_of_another_trainer_within_a_run_leaves_the_run_measured():
+    shared = ActivationLogger(stages=["train", "validate"], every_n_steps=1)
+
+    class Validates(Callback):
+        def on_train_batch_end(self, trainer_, pl_module, *args):
+            trainer(None, shared, limit_val_batches=1).validate(Toy(mlp()), loader(batches(9)), verbose=False)
+
+    with pytest.warns(HookboardWarning, match="another Trainer"):
+        fit(None, Toy(mlp()), batches(4, 4), shared, Validates())
+    assert (shared.readings[0].stage, shared.readings[0].moments.count) == ("train", 4 * 8)
+
+
+def test_the_list_of_callbacks_is_as_before_when_a_run_ends():
+    others = [RunsTheModel("on_train_batch_end"), ActivationLogger(every_n_steps=1), HealthMonitor()]
+    run = trainer(None, *others)
+    before = list(run.callbacks)
+    run.fit(Toy(mlp()), loader(batches(4)), loader(batches(4)))
+    assert run.callbacks == before
