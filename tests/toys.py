@@ -84,6 +84,18 @@ def batches(*sizes: int, width: int = 4) -> list[Tensor]:
     return [torch.randn(size, width, generator=generator) for size in sizes]
 
 
+def encoder(norm_first: bool = False, dropout: float = 0.0) -> nn.TransformerEncoder:
+    """Two layers, each of which torch runs as one operation in evaluation."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True, norm_first=norm_first)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def sequences(*sizes: int) -> list[Tensor]:
+    """Batches for `encoder`, of shape (size, 5, 8)."""
+    return [batch.reshape(-1, 5, 8) for batch in batches(*sizes, width=40)]
+
+
 def trainer(folder: Path | None, *watching: Callback, **options: Any) -> Trainer:
     return Trainer(
         **{

@@ -1,5 +1,6 @@
 """Everything that needs private names of torch and of its writer to TensorBoard. No other file uses them."""
 
+import types
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -145,7 +146,62 @@ def modules_of(module: nn.Module) -> dict[str, nn.Module | None]:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile runs the module's forward."""
-    return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+    call = module._compiled_call_impl
+    return isinstance(module, OptimizedModule) or not (call is None or isinstance(call, Detour))
+
+
+def runs_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile runs the module's forward, or another function of the module or its class."""
+    classes = (each for each in type(module).__mro__ if not issubclass(nn.Module, each))
+    functions = [
+        each for held in (module, *classes) for each in vars(held).values() if isinstance(each, types.FunctionType)
+    ]
+    return is_compiled(module) or any(
+        hasattr(each, "_torchdynamo_orig_callable") and not hasattr(each, "_torchdynamo_disable") for each in functions
+    )
+
+
+class Detour:
+    """Shows the calls of a module, from outside of all its hooks, and is none itself.
+
+    It takes the place of a compiled call, which no copy and no pickle of a module has. One that begins inside another's
+    time hides it until it ends.
+
+    Args:
+        module: its calls are shown from now on, until `end`.
+        enter: takes module, arguments and keyword arguments, before a call.
+        leave: takes the same and the output, after it. What both return is ignored.
+    """
+
+    def __init__(self, module: nn.Module, enter: Callable[..., object], leave: Callable[..., object]) -> None:
+        self.leave = leave
+        self._enter = enter
+        self._module = module
+        self._hides = Detour.of(module)
+        module._compiled_call_impl = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        if torch.compiler.is_compiling():
+            return self._module._call_impl(*args, **kwargs)
+        self._enter(self._module, args, kwargs)
+        output = self._module._call_impl(*args, **kwargs)
+        self.leave(self._module, args, kwargs, output)
+        return output
+
+    @staticmethod
+    def of(module: nn.Module) -> "Detour | None":
+        """The one of this module."""
+        call = module._compiled_call_impl
+        return call if isinstance(call, Detour) else None
+
+    def end(self) -> None:
+        """Give the module the call back that it had, unless somebody has compiled it since."""
+        if self._module._compiled_call_impl is self:
+            if self._hides is None:
+                del self._module._compiled_call_impl
+            else:
+                self._module._compiled_call_impl = self._hides
 
 
 frame_callback: Callable[[], object] = torch._C._dynamo.eval_frame.get_eval_frame_callback

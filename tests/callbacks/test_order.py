@@ -6,7 +6,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import nn
 from toys import Toy, batches, events, fit, hooked, mlp
 
-from hookboard import CAMLogger, Intervention, Noise, Scale, Zero
+from hookboard import ActivationLogger, CAMLogger, GradientLogger, Intervention, Noise, Scale, Zero
 
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
 
@@ -136,3 +136,18 @@ def test_an_edit_does_not_reach_into_a_step_that_is_not_to_be_changed():
     fit(None, model, batches(4, 4, 4), Intervention(Zero(), "net.2", first_step=1, last_step=1))
     assert [bool(output) for output in outputs] == [True, False, True]
     assert hooked(model) == []
+
+
+@pytest.mark.parametrize("position", ["before", "behind"])
+@pytest.mark.parametrize("role", ["output", "input", "grad_output", "grad_input"])
+def test_hooks_that_come_back_for_a_step_see_what_an_intervention_changes(tmp_path, role, position):
+    gradient = role.startswith("grad")
+    make = GradientLogger if gradient else ActivationLogger
+    watch, edit = (
+        make("net.2", roles=role, every_n_steps=12, statistics="abs_max"),
+        Intervention(Zero(), "net.2", role=role, first_step=11),
+    )
+    in_order = [edit, watch] if position == "before" else [watch, edit]
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 12), *in_order)
+    (reading,) = watch.readings
+    assert reading.statistics["abs_max"] == 0.0

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookboard.hooks import is_own_call
+from hookboard.hooks import fused_layers, is_own_call
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.selection import named_submodules
+from hookboard.torch_private import Detour
 
 Shape = tuple[int, ...]
 
@@ -95,8 +96,12 @@ class ClassificationTap:
     def attach(self) -> None:
         """Hook every module."""
         self._is_on = True
+        inside_fused = {id(module) for layer in fused_layers(self._model) for module in layer}
         for name, module in [("", self._model), *named_submodules(self._model)]:
             if isinstance(module, torch.jit.ScriptModule):
+                continue
+            if id(module) in inside_fused:  # where a hook would change what torch computes
+                self._hooks.callback(Detour(module, _nothing, functools.partial(self._note, name)).end)
                 continue
             before = module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
             after = module.register_forward_hook(
@@ -136,13 +141,21 @@ class ClassificationTap:
             except Exception as error:
                 self.error = error
 
+    def _note(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
+        """Note a call of a module that is no classifier of pictures, because it is inside a transformer's layer."""
+        if self._is_watching():
+            self._append(name, module, (args, kwargs), output)
+
+    def _append(self, name: str, module: nn.Module, given: Any, output: object) -> None:
+        self._running.calls.append(Call(name, module, _first_shape(given), _first_shape(output)))
+
     def _is_watching(self) -> bool:
         return self._is_on and self.error is None and not is_own_call()
 
     def _leave(self, name: str, module: nn.Module, given: Any, output: object) -> None:
         running = self._running
         entered = running.entered.pop()
-        running.calls.append(Call(name, module, _first_shape(given), _first_shape(output)))
+        self._append(name, module, given, output)
         depth, count = len(running.entered), entered.count
         is_outer = self.found is None or depth < self._depth_of_found
         # Under DDP Lightning calls the module with another `forward`, which puts the old one back and runs the step.
@@ -152,6 +165,10 @@ class ClassificationTap:
             args, kwargs = entered.first_samples
             kept, calls = min(count, self._samples), running.calls[entered.start :]
             self.found = Classification(module, args, kwargs, calls, kept, count)
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def last_layer(calls: Sequence[Call]) -> Layer:
 
     In a convolutional network it is the last layer whose output has the height and width of the last convolution's
     output, so that normalization and ReLU after that convolution are included. In a transformer it is the input of the
-    last attention: after it the scores may depend only on the class token.
+    last attention, or of the last `nn.TransformerEncoderLayer`: after it the scores may depend only on the class token.
 
     Args:
         calls: the calls inside the classifier, in the order in which they ended.
@@ -45,7 +45,8 @@ def last_layer(calls: Sequence[Call]) -> Layer:
     attentions = [
         k
         for k, call in enumerate(calls)
-        if "attention" in type(call.module).__name__.lower() and len(call.given) in (3, 4)
+        if (isinstance(call.module, nn.TransformerEncoderLayer) or "attention" in type(call.module).__name__.lower())
+        and len(call.given) in (3, 4)
     ]
     last = -1
     if convolutions:

@@ -136,7 +136,7 @@ class FeatureMapLogger(PictureLogger):
 
             return keep_first
 
-        watch.taps = Taps(modules, ["output"], open_site)
+        watch.taps = Taps(modules, ["output"], open_site, model=pl_module)
         watch.until_batch_end.callback(watch.taps.detach)
         watch.taps.attach()
         watch.taps.active = True

@@ -160,7 +160,7 @@ class SiteLogger(Life[V]):
     def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: V) -> None:
         forget_graphs(pl_module)
         roles = [role for role in self._roles() if not ROLES[role].of_parameter]
-        watch.taps = Taps(watch.selection.modules, roles, watch.recorder.open, in_graphs=True)
+        watch.taps = Taps(watch.selection.modules, roles, watch.recorder.open, in_graphs=True, model=pl_module)
         watch.until_end.callback(forget_scratch)
         watch.until_end.callback(watch.taps.detach)
         watch.taps.attach()

@@ -4,6 +4,7 @@ from hookboard.hooks.call_tree import MODEL, Fault, Values, values_of
 from hookboard.hooks.calls import UNKNOWN
 from hookboard.hooks.eager import run_eagerly
 from hookboard.hooks.edits import Edit, EditRole, Edits, edited_gradient
+from hookboard.hooks.fused import fused_layers
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import forget_graphs, forget_graphs_without_hooks
 from hookboard.hooks.nonfinite import Search
@@ -36,6 +37,7 @@ __all__ = [
     "edited_gradient",
     "forget_graphs",
     "forget_graphs_without_hooks",
+    "fused_layers",
     "is_own_call",
     "own_call",
     "run_eagerly",

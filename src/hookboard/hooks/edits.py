@@ -73,10 +73,10 @@ class Edits:
             hook = _EditHook(name, self._role, self._rule, self._made)
             if self._role in ("output", "grad_output"):
                 self._hooks.enter_context(module.register_forward_hook(hook.after))
-                _sort(forward_hooks_of(module))
+                sort_hooks(forward_hooks_of(module))
             else:
                 self._hooks.enter_context(module.register_forward_pre_hook(hook.before, with_kwargs=True))
-                _sort(forward_pre_hooks_of(module))
+                sort_hooks(forward_pre_hooks_of(module))
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -156,7 +156,7 @@ def _copied(rule: Rule) -> Rule:
         ) from error
 
 
-def _sort(hooks: dict[int, Callable[..., Any]]) -> None:
+def sort_hooks(hooks: dict[int, Callable[..., Any]]) -> None:
     """Sort the hooks of a module, so that they read edited or unedited tensors as they should.
 
     First come hooks that read tensors before any edit, then edits of values in the order in which they were attached,

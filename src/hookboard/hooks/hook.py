@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hookboard.hooks.edits import sort_hooks
 from hookboard.hooks.module_tap import ModuleTap
 from hookboard.hooks.own_call import running
 from hookboard.torch_private import (
+    Detour,
     forward_hooks_of,
     forward_pre_hooks_of,
     frame_callback,
@@ -26,7 +28,7 @@ Place = dict[str, tuple[set[int], set[int]]]
 class Hook:
     """The hooks of one module. Every tap on it that is active sees its calls; if none is, a call costs one look."""
 
-    __slots__ = ("_handles", "before", "taps", "users")
+    __slots__ = ("_detour", "_handles", "before", "taps", "users")
 
     def __init__(self, before: bool = False) -> None:
         self.before = before
@@ -37,6 +39,8 @@ class Hook:
         """How many hold it."""
         self._handles: dict[str, RemovableHandle] = {}
         """By the name of the method; those of a hook that was let go, too."""
+        self._detour: Detour | None = None
+        """In place of hooks, while it must not be one."""
 
     def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
         # A copied or unpickled model has the hook, but none of the life behind it.
@@ -46,7 +50,7 @@ class Hook:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """The forward pre-hook. It returns None, which leaves inputs as they are; inside a graph replacement inputs."""
-        if not self.taps or kwargs is None:
+        if not self.taps or not self.before or kwargs is None:
             return None
         if not torch.compiler.is_compiling():
             for tap in self.taps:
@@ -78,7 +82,9 @@ class Hook:
                     replaced = output = new
         return replaced
 
-    def hold(self, module: nn.Module, numbers: dict[str, int], place: Place | None = None) -> None:
+    def hold(
+        self, module: nn.Module, numbers: dict[str, int], place: Place | None = None, *, is_hidden: bool = False
+    ) -> None:
         """Hook the module, unless somebody holds it already.
 
         Args:
@@ -86,9 +92,13 @@ class Hook:
             numbers: of the hooks, by the name of the method. Graphs of older torch are bound to the numbers of hooks:
                 equal modules share a graph if theirs are equal.
             place: what `place` gave before it was taken off: it comes back there. None: it comes behind all others.
+            is_hidden: whether torch must find no hook on the module, see `fused.py`.
         """
         self.users += 1
         if self.users > 1:
+            return
+        if is_hidden:
+            self._detour = Detour(module, self.enter, self.leave)
             return
         if not self._is_back_on(module):
             self._handles["leave"] = module.register_forward_hook(self.leave, with_kwargs=True)
@@ -102,6 +112,7 @@ class Hook:
                 if len(hooks) > 1:
                     for number in list(hooks)[_start_behind(*place[when], list(hooks)[:-1]) : -1]:
                         hooks.move_to_end(number)  # one after the other, so that they keep their order
+                    sort_hooks(hooks)
 
     def _is_back_on(self, module: nn.Module) -> bool:
         """Come back on a module that it was on before; returns whether it was, and could."""
@@ -111,6 +122,11 @@ class Hook:
             self._handles["leave"].remove()
             return False
         return True
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether torch finds no hook on the module."""
+        return self._detour is not None
 
     def place(self, module: nn.Module) -> Place:
         """Where it stands among the hooks of the module."""
@@ -130,18 +146,29 @@ class Hook:
         """Remove it, unless somebody else holds it."""
         self.users -= 1
         if not self.users:
+            if self._detour is not None:
+                self._detour.end()
+                self._detour = None
             for handle in self._handles.values():
                 handle.remove()
 
 
-def hook_of(module: nn.Module, before: bool, spare: Hook | None = None) -> Hook:
+def hook_of(module: nn.Module, before: bool, spare: Hook | None = None, *, is_hidden: bool = False) -> Hook:
     """The hook of other taps, if no hook has come behind it that may change what it would see; else another.
 
     Args:
         module: the module.
         before: whether calls are to be seen before they run, too.
         spare: the other hook, which was on the module before, unless somebody holds it; None for a new one.
+        is_hidden: whether torch must find no hook on the module.
     """
+    if is_hidden:
+        detour = Detour.of(module)
+        owner = None if detour is None else getattr(detour.leave, "__self__", None)
+        if isinstance(owner, Hook):
+            owner.before |= before
+            return owner
+        return Hook(before) if spare is None or spare.users else spare
     owner = _last_owner(forward_hooks_of(module))
     if isinstance(owner, Hook) and owner.users and owner.before is before:
         is_last = not before or _last_owner(forward_pre_hooks_of(module)) is owner

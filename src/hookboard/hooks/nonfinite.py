@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.hooks.call_tree import MODEL, Call, Fault, Kind, Values, backward_fault, floats_in, values_of
+from hookboard.hooks.fused import fused_layers, without_hooks
 from hookboard.hooks.gradients import Switch, watch_output
 from hookboard.hooks.input_gradients import InputGradients, edges_of
 from hookboard.hooks.own_call import is_own_call
 from hookboard.nested import named_inputs, tensors_in
 from hookboard.selection import PARAMETRIZATIONS, named_submodules
-from hookboard.torch_private import in_backward, sequence_number
+from hookboard.torch_private import Detour, in_backward, sequence_number
 
 
 @dataclass(eq=False)
@@ -70,13 +71,18 @@ class Search:
         with ExitStack() as hooks:
             hooks.callback(self._settle)
             self._switch.on = True
+            hidden = without_hooks(fused_layers(self.step.module))
             for name, module in self._modules.items():
                 if isinstance(module, torch.jit.ScriptModule):
                     continue
                 # What a parametrization computes belongs to the module whose weight it is.
                 enter = partial(self._enter, name.partition(f".{PARAMETRIZATIONS}")[0])
-                hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
-                hooks.enter_context(module.register_forward_hook(partial(self._leave, hooks)))
+                leave = partial(self._leave, hooks)
+                if id(module) in hidden:
+                    hooks.callback(Detour(module, enter, leave).end)
+                else:
+                    hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+                    hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True))
             yield
 
     def _settle(self) -> None:
@@ -117,7 +123,7 @@ class Search:
             bad = tuple(values for values in call.inputs if not values.is_finite)
             self._suspects.append(_Suspect("between", call.parent, set(call.taken), taker=call, came_out=bad))
 
-    def _leave(self, hooks: ExitStack, module: nn.Module, args: object, output: object) -> None:
+    def _leave(self, hooks: ExitStack, module: nn.Module, args: object, kwargs: object, output: object) -> None:
         if not is_own_call() or in_backward():
             return
         if not any(call.module is module for call in self._running[1:]):

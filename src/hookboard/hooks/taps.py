@@ -1,11 +1,11 @@
 """Taps: hooks on modules that show each tensor to an observer."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
 
+from hookboard.hooks.fused import fused_layers, without_hooks
 from hookboard.hooks.gradients import Switch
 from hookboard.hooks.graphs import GraphEnd
 from hookboard.hooks.hook import Hook, Place, hook_of
@@ -25,6 +25,8 @@ class Taps:
         in_graphs: whether graphs of torch.compile show their tensors too, if they are compiled while the taps are on.
         each_call: whether observers get the number of the module's call (counted from 0) as an argument before the
             tensor.
+        model: what the modules are a part of. Layers in it that torch runs as one fused operation stay so: of modules
+            that are not called then nothing is shown. None: hooks make torch call each module.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Taps:
         *,
         in_graphs: bool = False,
         each_call: bool = False,
+        model: nn.Module | None = None,
     ) -> None:
         self._switch = Switch()
         self._taps = {name: ModuleTap(name, roles, open_site, self._switch, each_call) for name in modules}
@@ -47,20 +50,38 @@ class Taps:
         self._roles = tuple(roles)
         self._old_gradients = {state for module in modules.values() for state in _gradients_of(module)}
         self._was_compiled = False
+        self.are_resting = False
+        """Whether all hooks are off the modules until the taps are active again."""
+        self._on: set[str] = set()
+        """The names of the modules on which hooks are."""
         self._places: dict[str, Place] = {}
-        """Where the hooks stood when they were taken off; empty unless the taps rest."""
-        self._until_let_go = ExitStack()
+        """Where hooks stood that were taken off."""
+        self._layers = [] if model is None else fused_layers(model)
+        fused = {id(module) for layer in self._layers for module in layer}
+        self._fused = [name for name, module in modules.items() if id(module) in fused]
+        """The names of modules on which a hook, an idle one too, would change the run."""
 
     def attach(self) -> None:
         """Hook every module, after the hooks that are already there."""
+        self._put_on([name for name, each in self._modules.items() if not isinstance(each, torch.jit.ScriptModule)])
+        self._take_off(self._fused)
+
+    def _put_on(self, names: Iterable[str], hidden: Collection[int] = ()) -> None:
         numbers: dict[str, int] = {}
-        places, self._places = self._places, {}
-        for name, module in self._modules.items():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
-            hook = self._hooks[name] = hook_of(module, self._before, self._hooks.get(name))
-            hook.hold(module, numbers, places.get(name))
-            self._until_let_go.callback(hook.let_go)
+        for name in names:
+            module = self._modules[name]
+            is_hidden = id(module) in hidden
+            hook = self._hooks[name] = hook_of(module, self._before, self._hooks.get(name), is_hidden=is_hidden)
+            hook.hold(module, numbers, self._places.get(name), is_hidden=is_hidden)
+            self._on.add(name)
+
+    def _take_off(self, names: Iterable[str]) -> None:
+        for name in self._on.intersection(names):
+            hook = self._hooks[name]
+            if not hook.is_hidden:
+                self._places[name] = hook.place(self._modules[name])
+            hook.let_go()
+            self._on.discard(name)
 
     def rest(self) -> None:
         """Take the hooks off until the taps are active again: an idle hook costs some microseconds of each call.
@@ -68,22 +89,18 @@ class Taps:
         They stay where anything was compiled, because graphs hold them. So the model must have run with its hooks.
         """
         self._was_compiled = self._was_compiled or has_compiled_anything()
-        if self.active or self.are_resting or self._was_compiled:
-            return
-        self._places = {name: hook.place(self._modules[name]) for name, hook in self._hooks.items()}
-        self._until_let_go.close()
-
-    @property
-    def are_resting(self) -> bool:
-        """Whether the hooks are off the modules until the taps are active again."""
-        return bool(self._places)
+        if not (self.active or self.are_resting or self._was_compiled):
+            self._take_off(self._hooks)
+            self.are_resting = True
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
         self.active = False
-        with self._until_let_go:
-            self._hooks, self._places = {}, {}
+        try:
             self.settle()
+        finally:
+            self._take_off(self._hooks)
+            self._hooks, self._places, self.are_resting = {}, {}, False
 
     @property
     def active(self) -> bool:
@@ -94,13 +111,16 @@ class Taps:
     def active(self, on: bool) -> None:
         if on is self._switch.on:
             return
-        if on and self.are_resting:
-            self.attach()
+        if on and len(self._on) < len(self._hooks):
+            self._put_on([name for name in self._hooks if name not in self._on], without_hooks(self._layers))
+            self.are_resting = False
         self._switch.on = on
         for name, hook in self._hooks.items():
             mine = self._taps[name]
             others = tuple(tap for tap in hook.taps if tap is not mine)
             hook.taps = (*others, mine) if on else others
+        if not on:
+            self._take_off(self._fused)
 
     def show_pending(self) -> None:
         """Show gradients of inputs that are held back because a part of them may still come."""
@@ -124,15 +144,17 @@ class Taps:
         if role in tap.causes:
             return tap.causes[role]
         if not tap.called:
-            return _why_not_called(module, self._old_gradients)
+            return _why_not_called(module, self._old_gradients, name in self._fused)
         return NO_GRADIENT
 
 
 NO_GRADIENT = "no gradient arrived: the loss does not depend on the output"
 
 
-def _why_not_called(module: nn.Module, old_gradients: Collection[object]) -> str:
+def _why_not_called(module: nn.Module, old_gradients: Collection[object], is_in_fused: bool) -> str:
     causes = ["its forward was called directly"]
+    if is_in_fused:
+        causes.append("torch ran its nn.TransformerEncoderLayer as one operation, as it does in evaluation")
     if has_compiled_anything():
         causes.append("it runs in a compiled function transform such as torch.func.vmap")
     if any(state not in old_gradients for state in _gradients_of(module)):

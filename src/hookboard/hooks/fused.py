@@ -1,0 +1,38 @@
+"""Layers that torch runs as one fused operation, unless a module in them has a hook.
+
+In evaluation `nn.TransformerEncoderLayer` calls none of the modules inside it, but one operation that does all their
+work, whose result differs in the last bits, and with a fully masked row in more than that. It asks
+`_forward_hooks` and `_forward_pre_hooks` of all modules inside it, so any hook there would change the run.
+"""
+
+from torch import nn
+
+from hookboard.torch_private import forward_hooks_of, forward_pre_hooks_of, runs_compiled
+
+FUSED = (nn.TransformerEncoderLayer,)
+"""Those of torch 2.6 to 2.14: nothing else in torch asks for hooks to choose what to compute."""
+
+
+def fused_layers(model: nn.Module) -> list[list[nn.Module]]:
+    """The modules of each such layer in a model, itself first.
+
+    Layers that torch.compile runs are left out: a graph shows tensors only through hooks.
+
+    >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), 2)
+    >>> [type(module).__name__ for module in fused_layers(encoder)[1][:3]]
+    ['TransformerEncoderLayer', 'MultiheadAttention', 'NonDynamicallyQuantizableLinear']
+    """
+    layers = [module for module in model.modules() if isinstance(module, FUSED)]
+    if not layers:
+        return []
+    compiled = {id(part) for module in model.modules() if runs_compiled(module) for part in module.modules()}
+    return [list(layer.modules()) for layer in layers if id(layer) not in compiled]
+
+
+def without_hooks(layers: list[list[nn.Module]]) -> set[int]:
+    """The `id` of each module in those layers that have no hook at all: torch may run them as one operation."""
+    found: set[int] = set()
+    for modules in layers:
+        if not any(forward_hooks_of(module) or forward_pre_hooks_of(module) for module in modules):
+            found.update(map(id, modules))
+    return found

@@ -1,0 +1,136 @@
+"""`nn.TransformerEncoderLayer` runs as one operation in evaluation, as it does without our callbacks."""
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from toys import encoder, fit, hooked, sequences
+
+from hookboard import (
+    ActivationLogger,
+    CAMLogger,
+    FeatureMapLogger,
+    GradientLogger,
+    HealthMonitor,
+    HookboardWarning,
+    Intervention,
+    ParameterLogger,
+    Scale,
+)
+
+
+class Student(LightningModule):
+    """Learns what a frozen teacher says, whose attention sees the masked positions or not."""
+
+    def __init__(self, norm_first, leaves_grad_on=False, is_switched_late=False):
+        super().__init__()
+        self.teacher = encoder(norm_first)
+        self.student = encoder(norm_first, dropout=0.1)
+        self.leaves_grad_on, self.is_switched_late = leaves_grad_on, is_switched_late
+        self.losses = []
+        if not is_switched_late:
+            self.teacher.eval().requires_grad_(False)
+
+    def training_step(self, batch):
+        if self.is_switched_late:
+            self.teacher.eval().requires_grad_(False)
+        with torch.set_grad_enabled(self.leaves_grad_on):
+            taught = self.teacher(batch)
+        loss = (self.student(batch) - taught).square().mean()
+        self.losses.append(loss.detach())
+        return loss
+
+    def validation_step(self, batch):
+        mask = torch.zeros(batch.shape[:2], dtype=torch.bool)
+        mask[:, -1] = True
+        mask[0] = True  # fully: torch's one operation gives NaN, its modules do not
+        self.losses.append(self.student(batch, src_key_padding_mask=mask).square().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def trained(*callbacks, **options):
+    model = Student(**options)
+    fit(None, model, sequences(3, 3, 3), *callbacks, limit_val_batches=2, num_sanity_val_steps=1, val_check_interval=1)
+    return torch.stack(model.losses), [weight.detach() for weight in model.parameters()]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Found .* in eval mode at the start of training")
+
+
+@pytest.fixture(autouse=True)
+def _without_a_logger(monkeypatch):
+    monkeypatch.setattr("hookboard.callbacks.duties.Duties.needs_logger", False)
+
+
+def same(one, other):
+    return torch.equal(one[0].nan_to_num(7.0), other[0].nan_to_num(7.0)) and all(map(torch.equal, one[1], other[1]))
+
+
+EVERY_WATCH = {
+    "HealthMonitor by default": lambda: [HealthMonitor()],
+    "HealthMonitor at each step": lambda: [HealthMonitor(every_n_steps=1)],
+    "loggers": lambda: [
+        ActivationLogger(roles=["input", "output"], stages=["train", "validate"], every_n_steps=1),
+        GradientLogger(roles=["grad_input", "grad_output"], every_n_steps=2),
+        ParameterLogger(every_n_steps=1),
+    ],
+    "loggers that rest": lambda: [ActivationLogger(every_n_steps=20), GradientLogger(every_n_steps=20)],
+    "pictures": lambda: [
+        FeatureMapLogger(stage="validate", every_n_steps=1),
+        FeatureMapLogger("student.layers.*.linear1", stage="train", every_n_steps=1),
+        CAMLogger(every_n_steps=1),
+    ],
+}
+
+
+@pytest.mark.filterwarnings("ignore::hookboard.HookboardWarning")
+@pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
+@pytest.mark.parametrize("late", [False, True], ids=["eval before", "eval in the step"])
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "frozen"])
+@pytest.mark.parametrize("watch", EVERY_WATCH)
+def test_a_frozen_teacher_teaches_the_same(watch, grad, late, norm_first):
+    options = {"norm_first": norm_first, "leaves_grad_on": grad, "is_switched_late": late}
+    assert same(trained(*EVERY_WATCH[watch](), **options), trained(**options))
+
+
+def test_nothing_stays_on_the_layers(tmp_path):
+    model = Student(norm_first=False)
+    with pytest.warns(HookboardWarning, match="its nn.TransformerEncoderLayer as one operation"):
+        fit(tmp_path, model, sequences(3, 3), ActivationLogger(every_n_steps=1), HealthMonitor(), limit_val_batches=1)
+    assert hooked(model) == []
+    assert not any("_compiled_call_impl" in vars(module) for module in model.modules())
+
+
+def test_an_edited_layer_is_measured_as_it_is_changed():
+    model = Student(norm_first=False)
+    edit = Intervention(Scale(0.0), "teacher.layers.1.linear2")
+    watch = ActivationLogger("teacher.layers.1.linear2", every_n_steps=1, statistics="abs_max")
+    fit(None, model, sequences(3), watch, edit)
+    (reading,) = watch.readings
+    assert reading.statistics["abs_max"] == 0.0
+
+
+def test_nan_of_the_one_operation_is_found_where_it_comes_from(tmp_path):
+    class Masked(Student):
+        def training_step(self, batch):
+            mask = torch.zeros(batch.shape[:2], dtype=torch.bool)
+            mask[0] = True
+            with torch.no_grad():
+                taught = self.teacher(batch, src_key_padding_mask=mask)
+            return (self.student(batch) - taught).square().mean()
+
+    model = Masked(norm_first=True)
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, sequences(3, 3), monitor)
+    (found,) = [verdict for verdict in monitor.verdicts if verdict.rule == "nonfinite"]
+    assert found.module == "teacher.layers.0"
+
+
+@pytest.mark.compiles
+def test_a_layer_that_is_compiled_is_measured_in_its_graph():
+    model = Student(norm_first=False)
+    model.student.compile(backend="aot_eager")
+    watch = ActivationLogger("student.layers.*.linear1", every_n_steps=1)
+    fit(None, model, sequences(3, 3), watch)
+    assert [reading.moments.count for reading in watch.readings] == [3 * 5 * 16] * 2
