@@ -29,7 +29,7 @@ def fused_layers(model: nn.Module) -> list[list[nn.Module]]:
     return [list(layer.modules()) for layer in layers if id(layer) not in compiled]
 
 
-def without_hooks(layers: list[list[nn.Module]]) -> set[int]:
+def unhooked(layers: list[list[nn.Module]]) -> set[int]:
     """The `id` of each module in those layers that have no hook at all: torch may run them as one operation."""
     found: set[int] = set()
     for modules in layers:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.hooks.call_tree import MODEL, Call, Fault, Kind, Values, backward_fault, floats_in, values_of
-from hookboard.hooks.fused import fused_layers, without_hooks
+from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Switch, watch_output
 from hookboard.hooks.input_gradients import InputGradients, edges_of
 from hookboard.hooks.own_call import is_own_call
@@ -71,7 +71,7 @@ class Search:
         with ExitStack() as hooks:
             hooks.callback(self._settle)
             self._switch.on = True
-            hidden = without_hooks(fused_layers(self.step.module))
+            hidden = unhooked(fused_layers(self.step.module))
             for name, module in self._modules.items():
                 if isinstance(module, torch.jit.ScriptModule):
                     continue

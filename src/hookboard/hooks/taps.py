@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import torch
 from torch import nn
 
-from hookboard.hooks.fused import fused_layers, without_hooks
+from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Switch
 from hookboard.hooks.graphs import GraphEnd
 from hookboard.hooks.hook import Hook, Place, hook_of
@@ -112,7 +112,7 @@ class Taps:
         if on is self._switch.on:
             return
         if on and len(self._on) < len(self._hooks):
-            self._put_on([name for name in self._hooks if name not in self._on], without_hooks(self._layers))
+            self._put_on([name for name in self._hooks if name not in self._on], unhooked(self._layers))
             self.are_resting = False
         self._switch.on = on
         for name, hook in self._hooks.items():
