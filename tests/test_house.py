@@ -29,11 +29,11 @@ ROOMS = [
 """From top to bottom: a room imports from those below it, through their `__init__.py`, and from the ground floor."""
 
 WITHOUT_LIGHTNING = ["health", "recording", "hooks", "measure", "images", "board"]
-WITHOUT_LIGHTNING += ["record", "sites", "selection", "nested", "parameters"]
+WITHOUT_LIGHTNING += ["record", "sites", "selection", "nested", "parameters", "computed", "state"]
 """What serves a run without a Trainer too."""
 
-GROUND = ["clock", "dotted", "messages", "nested", "parameters", "patterns", "ranks", "record", "selection", "sites"]
-GROUND += ["torch_private"]
+GROUND = ["clock", "computed", "dotted", "eager", "messages", "nested", "parameters", "patterns", "ranks", "record"]
+GROUND += ["selection", "sites", "state", "torch_private"]
 """The flat files below all rooms; they import each other only."""
 
 OF_OTHERS = ["torch_private.py", "callbacks/trainer.py"]

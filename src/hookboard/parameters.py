@@ -1,16 +1,16 @@
 """The weights that modules compute with, and the parameters behind them (pruned and parametrized ones included)."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
+from hookboard.computed import computed
 from hookboard.torch_private import modules_of, parameters_of
 
 
@@ -91,16 +91,18 @@ def are_still(weights: Mapping[str, Weight], modules: Mapping[str, nn.Module]) -
 def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
     """The weight that a module computes with, detached.
 
-    A pruned weight is `weight_orig * weight_mask`: the attribute itself still has the value of the last forward. A
-    parametrization computes the weight in evaluation mode, because some (spectral norm) change their state in training.
+    A pruned weight is `weight_orig * weight_mask`: the attribute itself still has the value of the last forward. What
+    a parametrization or a property computes is computed once more, without a trace, see `computed`.
     """
     if _is_pruned(module, attribute):
         original, mask = getattr(module, f"{attribute}_orig"), getattr(module, f"{attribute}_mask")
         return original.detach() * mask.detach()  # type: ignore[no-any-return]  # getattr is untyped
-    with torch.no_grad(), _evaluating(module):
-        weight = getattr(module, attribute)
-        assert isinstance(weight, Tensor)
-        return weight.detach()
+    if attribute in parametrized(module):
+        parametrization: Any = module.parametrizations[attribute]  # type: ignore[index]  # a ModuleDict
+        # Past its hooks and past the cache of `parametrize.cached()`, which the next forward would read.
+        return computed(parametrization, parametrization.forward)
+    held = parameters_of(module).get(attribute, vars(module).get(attribute))
+    return held.detach() if isinstance(held, Tensor) else computed(module, lambda: getattr(module, attribute))
 
 
 def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:
@@ -153,17 +155,3 @@ def _is_pruned(module: nn.Module, attribute: str) -> bool:
     """Whether `torch.nn.utils.prune` has put a mask on it; the older spectral norm has a `weight_orig` and no mask."""
     names = (f"{attribute}_orig", f"{attribute}_mask")
     return all(isinstance(getattr(module, name, None), Tensor) for name in names)
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """The module's parametrizations in evaluation mode."""
-    parametrizations = getattr(module, "parametrizations", nn.Module())
-    modes = [(part, part.training) for part in parametrizations.modules()]
-    try:
-        for part, _ in modes:
-            part.training = False
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

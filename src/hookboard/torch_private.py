@@ -2,7 +2,8 @@
 
 import types
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -92,6 +93,28 @@ def forward_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
 def forward_pre_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
     """The module's own forward pre-hooks, in the order in which they run."""
     return module._forward_pre_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
+
+
+@contextmanager
+def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Calls of these modules run no hooks of theirs but those of torch's own, such as the mask of a pruned weight."""
+    with ExitStack() as until_end:
+        for module in modules:
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                before: dict[int, Any] = dict(hooks)
+                for number, hook in before.items():
+                    if (getattr(hook, "__module__", None) or "").partition(".")[0] != "torch":
+                        del hooks[number]
+                if len(hooks) < len(before):
+                    until_end.callback(_refill, hooks, before)
+        yield
+
+
+def _refill(hooks: dict[int, Any], before: dict[int, Any]) -> None:
+    """Put back what was there, in its order, before what has come."""
+    came = {number: hook for number, hook in hooks.items() if number not in before}
+    hooks.clear()
+    hooks.update(before | came)
 
 
 def put_back_forward_hook(module: nn.Module, handle: RemovableHandle, hook: Callable[..., Any]) -> bool:

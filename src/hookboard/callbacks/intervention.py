@@ -10,7 +10,8 @@ from torch import Tensor
 from hookboard.callbacks.life import Life
 from hookboard.callbacks.trainer import callbacks_of, is_alone, logged_step, warn
 from hookboard.callbacks.watch import Selection, Watch
-from hookboard.hooks import EditRole, EditRule, Edits, run_eagerly
+from hookboard.eager import run_eagerly
+from hookboard.hooks import EditRole, EditRule, Edits
 from hookboard.messages import chosen
 from hookboard.selection import NothingToSelectError, select
 from hookboard.sites import ROLES, Stage

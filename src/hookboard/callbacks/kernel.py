@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
 from hookboard.callbacks.watch import Selection
 from hookboard.images import CONVOLUTIONS, Picture, kernel_picture, part_shown
+from hookboard.messages import warn_switched_off
 from hookboard.parameters import weight_in_use
 from hookboard.ranks import whole
 from hookboard.recording import sent_together
@@ -81,14 +82,18 @@ class KernelLogger(PictureLogger):
 
     def _begin_training(self, trainer: Trainer, watch: PictureWatch) -> None:
         """Keep the kernels with which the fit starts."""
-        for module in watch.selection.modules.values():
-            watch.memory[module] = self._part(weight_in_use(module))
+        for name, module in watch.selection.modules.items():
+            weight = _weight_in_use(watch, name, module)
+            if weight is not None:
+                watch.memory[module] = self._part(weight)
 
     def _pictures(self, trainer: Trainer, watch: PictureWatch) -> Draw | None:
         shapes: dict[str, torch.Size] = {}
         parts: list[Tensor] = []
         for name, module in watch.selection.modules.items():
-            weight = weight_in_use(module)
+            weight = _weight_in_use(watch, name, module)
+            if weight is None:
+                continue
             now = self._part(weight)
             parts += [now, watch.memory.setdefault(module, now)]  # one that came during the fit starts here
             shapes[name] = weight.shape
@@ -105,3 +110,15 @@ class KernelLogger(PictureLogger):
 
     def _part(self, weight: Tensor) -> Tensor:
         return part_shown(whole(weight), kernels=self.kernels, channels=self.channels)
+
+
+def _weight_in_use(watch: PictureWatch, name: str, module: nn.Module) -> Tensor | None:
+    """The weight in use; None, which is said once, if the user's code that computes it has failed."""
+    if watch.memory.get(module, module) is None:
+        return None
+    try:
+        return weight_in_use(module)
+    except Exception as error:
+        watch.memory[module] = None
+        warn_switched_off(f"the picture of {name!r}", error)
+        return None

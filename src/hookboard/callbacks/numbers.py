@@ -198,7 +198,7 @@ class SiteLogger(Life[V]):
             measure_gradients(watch.recorder, optimizer, watch.weights, self._part)
         watch.recorder.scale = None
         if "parameter_update" in roles:
-            watch.before.keep(optimizer, watch.weights, self._part)
+            watch.before.keep(watch.recorder, optimizer, watch.weights, self._part)
 
     def _end_batch(self, trainer: Trainer, watch: V) -> None:
         if watch.stage == "train" and not is_accumulating(trainer):

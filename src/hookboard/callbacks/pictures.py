@@ -20,7 +20,8 @@ from hookboard.callbacks.trainer import (
     warn,
 )
 from hookboard.callbacks.watch import Watch
-from hookboard.hooks import Taps, run_eagerly
+from hookboard.eager import run_eagerly
+from hookboard.hooks import Taps
 from hookboard.images import Picture
 from hookboard.messages import chosen
 from hookboard.sites import Stage

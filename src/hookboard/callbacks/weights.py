@@ -13,6 +13,8 @@ from hookboard.sites import Role, Site
 Part = Callable[[Tensor], Tensor]
 """Which part of a weight is measured, and of its gradient."""
 
+_OF_VALUES: tuple[Role, ...] = ("parameter", "parameter_update", "parameter_before")
+
 _site = functools.lru_cache(maxsize=1 << 14)(Site)
 """A site costs more to make than to look up, and each due step asks for four of every weight."""
 
@@ -34,18 +36,31 @@ class Before:
         """Of the running step; those that no optimizer held are not there."""
         self._spare: dict[str, Tensor] = {}
 
-    def keep(self, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part) -> None:
+    def keep(self, recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part) -> None:
         """Copy the weights that this optimizer is about to update."""
         for name, weight in stepped_by(optimizer, weights).items():
             # Of several steps in one batch the first decides what "before" is.
             if name not in self.copies:
-                self.copies[name] = _copied(part(weight.in_use), self._spare.get(name))
+                in_use = _in_use(recorder, name, weight, part)
+                if in_use is not None:
+                    self.copies[name] = _copied(in_use, self._spare.get(name))
 
     def clear(self) -> None:
         """End the step."""
         # On the CPU fresh memory costs as much as the copy; a device has an allocator for that.
         self._spare = {name: copy for name, copy in self.copies.items() if type(copy) is Tensor and copy.is_cpu}
         self.copies = {}
+
+
+def _in_use(recorder: Recorder, name: str, weight: Weight, part: Part) -> Tensor | None:
+    """The part of a weight that is measured; None if code of the user's, which computes it, has failed."""
+    if weight.is_computed and recorder.is_off(name, "parameter_before"):
+        return None
+    try:
+        return part(weight.in_use)
+    except Exception as error:
+        recorder.switch_off([_site(name, role) for role in _OF_VALUES], error)
+        return None
 
 
 def _copied(tensor: Tensor, spare: Tensor | None) -> Tensor:
@@ -71,14 +86,16 @@ def measure_weights(
         roles: `parameter`, and `parameter_update` for the updates.
         part: the part of each weight that is measured, the same as in `before`.
     """
-    recorder.observe_all(_of_weights(weights, before, roles, part))
+    recorder.observe_all(_of_weights(recorder, weights, before, roles, part))
 
 
 def _of_weights(
-    weights: Mapping[str, Weight], before: Mapping[str, Tensor], roles: Collection[Role], part: Part
+    recorder: Recorder, weights: Mapping[str, Weight], before: Mapping[str, Tensor], roles: Collection[Role], part: Part
 ) -> Iterator[tuple[Site, Tensor, Tensor | None]]:
     for name, weight in weights.items():
-        after = part(weight.in_use)
+        after = _in_use(recorder, name, weight, part)
+        if after is None:
+            continue
         if "parameter" in roles:
             yield _site(name, "parameter"), after, None
         if "parameter_update" in roles and name in before:

@@ -9,7 +9,8 @@ from torch import nn
 
 from hookboard.capturing.captured import Captured, CaptureRole
 from hookboard.capturing.module import Keeper
-from hookboard.hooks import Edit, EditRole, Edits, run_eagerly
+from hookboard.eager import run_eagerly
+from hookboard.hooks import Edit, EditRole, Edits
 from hookboard.messages import chosen
 from hookboard.selection import Patterns, Types, select
 

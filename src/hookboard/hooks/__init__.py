@@ -2,7 +2,6 @@
 
 from hookboard.hooks.call_tree import MODEL, Fault, Values, values_of
 from hookboard.hooks.calls import UNKNOWN
-from hookboard.hooks.eager import run_eagerly
 from hookboard.hooks.edits import Edit, EditRole, Edits, edited_gradient
 from hookboard.hooks.fused import fused_layers
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
@@ -40,7 +39,6 @@ __all__ = [
     "fused_layers",
     "is_own_call",
     "own_call",
-    "run_eagerly",
     "values_of",
     "watch_output",
     "why_no_gradient",

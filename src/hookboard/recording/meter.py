@@ -1,7 +1,7 @@
 """`Meter`: measures the tensors of a recorder's sites as they come, and keeps what it finds."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -112,7 +112,7 @@ class Meter:
                     waiting.append((part, form, minus))
                     owners.append((slot, is_whole))
             except Exception as error:
-                self._switch_off(slot, error)
+                self._fail(slot, error)
         rows = measure_all(waiting, self._plan) if waiting else ()
         for (part, form, _), (slot, is_whole), (row, channels) in zip(waiting, owners, rows, strict=True):
             self._keep(slot, part, row, channels)
@@ -120,7 +120,7 @@ class Meter:
 
     def _set_up(self, slot: Slot) -> None:
         slot.otherwise = functools.partial(self._observe, slot)
-        slot.on_fault = functools.partial(self._switch_off, slot)
+        slot.on_fault = functools.partial(self._fail, slot)
         slot.rows, slot.room = self.rows.kept, self.rows.room
         slot.most = MOST_CALLS
         slot.clock = self._clock
@@ -153,7 +153,7 @@ class Meter:
                 row, channels = measure_channels(part, dim, slot.plan, **of)
             self._keep(slot, part, row, channels)
         except Exception as error:
-            self._switch_off(slot, error)
+            self._fail(slot, error)
 
     def _read_next(self, slot: Slot, form: Form, is_whole: bool) -> None:
         """Have the slot itself read the next tensors of this form, unless more is to be done with one than that."""
@@ -164,11 +164,15 @@ class Meter:
         if may_read and not (is_scaled or is_elsewhere or self._is_copied):
             slot.read_as(form.key, form.given, "abs_mean" in slot.plan.wanted)
 
-    def _switch_off(self, slot: Slot, error: Exception) -> None:
-        site = slot.site
-        slot.read_nothing()
-        self.off.add(site)
-        warn_switched_off(f"{site.role} of {site.path!r}", error)
+    def _fail(self, slot: Slot, error: Exception) -> None:
+        self.switch_off([slot.site], error)
+
+    def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
+        """See `Recorder.switch_off`."""
+        for site in sites:
+            self.slots.of(site).read_nothing()
+            self.off.add(site)
+        warn_switched_off(f"{sites[0].role} of {sites[0].path!r}", error)
 
     def _prepared(self, slot: Slot, tensor: Tensor) -> tuple[Tensor | None, bool]:
         """What is to be measured of a tensor, None if nothing is; and whether that is the whole of it."""

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -104,6 +104,10 @@ class Recorder:
     def give_up(self) -> bool:
         """Stop measuring on this rank; returns whether it must still take part in the next flush."""
         return self._exchange.give_up()
+
+    def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
+        """Leave these sites out from now on, because their tensors cannot be had; one warning names the first."""
+        self._meter.switch_off(sites, error)
 
     def is_off(self, name: str, role: Role) -> bool:
         """Whether measuring this role of this module or parameter has failed, on any rank."""

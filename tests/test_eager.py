@@ -6,7 +6,7 @@ import pytest
 import torch
 from toys import compiler_stance
 
-from hookboard.hooks.eager import run_eagerly
+from hookboard.eager import run_eagerly
 
 pytestmark = pytest.mark.compiles
 

@@ -4,7 +4,7 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial, singledispatch
 from types import MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -63,6 +63,19 @@ class State:
         """Change back what has changed. It works once."""
         with torch.no_grad():
             self._undo.close()
+
+
+@contextmanager
+def same_random_state() -> Iterator[None]:
+    """Put Python's, NumPy's and torch's CPU and CUDA generators back in the end, where they are in use."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    # The CPU's generator, and those of all CUDA devices if CUDA is in use.
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
 
 
 @singledispatch
