@@ -33,7 +33,7 @@ WITHOUT_LIGHTNING += ["record", "sites", "selection", "nested", "parameters", "c
 """What serves a run without a Trainer too."""
 
 GROUND = ["clock", "computed", "dotted", "eager", "messages", "nested", "parameters", "patterns", "ranks", "record"]
-GROUND += ["selection", "sites", "state", "torch_private"]
+GROUND += ["selection", "shapes", "sites", "state", "torch_private"]
 """The flat files below all rooms; they import each other only."""
 
 OF_OTHERS = ["torch_private.py", "callbacks/trainer.py"]

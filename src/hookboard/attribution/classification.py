@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hookboard.hooks import fused_layers, is_own_call
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.selection import named_submodules
+from hookboard.shapes import shape_of
 from hookboard.torch_private import Detour
 
 Shape = tuple[int, ...]
@@ -198,11 +199,13 @@ class _Running(threading.local):
 
 def _pictures_in(given: object) -> Tensor | None:
     """The first tensor of shape (n, channels, height, width) with at most MOST_CHANNELS channels."""
-    return next((t for _, t in tensors_in(given) if t.ndim == 4 and t.shape[1] <= MOST_CHANNELS), None)
+    return next(
+        (t for _, t in tensors_in(given) if not t.is_nested and t.ndim == 4 and t.shape[1] <= MOST_CHANNELS), None
+    )
 
 
 def _first_shape(value: object) -> Shape:
-    return next((tuple(tensor.shape) for _, tensor in tensors_in(value)), ())
+    return next((shape_of(tensor) or () for _, tensor in tensors_in(value)), ())
 
 
 def scores_in(output: object, count: int) -> Tensor | None:
@@ -216,7 +219,11 @@ def scores_in(output: object, count: int) -> Tensor | None:
         Shape (count, classes), or None if there are none. A model with one score per sample has two classes: class 1
         has the score, class 0 its negative.
     """
-    found = {path: t for path, t in tensors_in(output) if t.ndim == 2 and len(t) == count and t.is_floating_point()}
+    found = {
+        path: t
+        for path, t in tensors_in(output)
+        if not t.is_nested and t.ndim == 2 and len(t) == count and t.is_floating_point()
+    }
     named = [t for path, t in found.items() if path.rpartition("/")[2] in ("logits", "scores")]
     scores = next(iter([*named, *found.values()]), None)
     return torch.cat([-scores, scores], dim=1) if scores is not None and scores.shape[1] == 1 else scores

@@ -17,6 +17,7 @@ from hookboard.images import (
     Picture,
     Shown,
     aspect_of,
+    dense,
     feature_maps,
     maps_in,
     samples_first,
@@ -143,9 +144,9 @@ class FeatureMapLogger(PictureLogger):
         return taken
 
     def _keep(self, taken: "_Taken", site: Site, tensor: Tensor, module: nn.Module) -> None:
-        tensor = samples_first(tensor, module, site.index)
         try:
-            maps = maps_in(whole(tensor)[: self.samples], module, aspect=taken.aspect, index=site.index)
+            tensor = samples_first(dense(whole(tensor.detach())), module, site.index)
+            maps = maps_in(tensor[: self.samples], module, aspect=taken.aspect, index=site.index)
         except (ValueError, IndexError) as error:
             taken.refused[site] = str(error)
             return

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hookboard.measure import Moments, measure, plan
+from hookboard.shapes import shape_in_words
 from hookboard.sites import Role
 from hookboard.torch_private import version_of
 
@@ -87,7 +88,7 @@ class CapturedModule(_OfRoles):
                 for path, one in kept.items():
                     which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
                     tensor = one.value(f"{role} of {self.name!r}")
-                    yield [self.name, self.kind, which, str(tuple(tensor.shape)), *_described(tensor)]
+                    yield [self.name, self.kind, which, shape_in_words(tensor), *_described(tensor)]
 
 
 class Call(_OfRoles):
@@ -146,15 +147,20 @@ class Keeper:
         """Keep the tensor as it is now."""
         # An inference tensor has no version that would tell a change.
         if self.copy or tensor.is_inference():
-            return Kept(tensor.detach().to(self.device or tensor.device, copy=True), None)
+            given = tensor.detach()
+            # Not every kind of tensor can be given to `to`.
+            return Kept(given.clone() if self.device is None else given.to(self.device, copy=True), None)
         moved = tensor if self.device is None else tensor.to(self.device)
         return Kept(moved, version_of(moved))
 
 
 def _shapes(kept: Mapping[str, Kept]) -> str:
-    return ", ".join(f"{path} {tuple(one.tensor.shape)}".strip() for path, one in kept.items())
+    return ", ".join(f"{path} {shape_in_words(one.tensor)}".strip() for path, one in kept.items())
 
 
 def _described(tensor: Tensor) -> list[str]:
-    moments = Moments(*measure(tensor.detach().cpu(), SUMMARY))
+    try:
+        moments = Moments(*measure(tensor.detach().cpu(), SUMMARY))
+    except (TypeError, RuntimeError):  # it has no values, as a meta tensor
+        return ["?"] * len(SUMMARY.names)
     return [f"{value:.4g}" for value in SUMMARY.values(moments, []).values()]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookboard.shapes import shape_in_words
 from hookboard.torch_private import version_of
 
 Rule = Callable[[Tensor], Tensor]
@@ -246,4 +247,4 @@ def apply_rule(rule: Rule, tensor: Tensor, what: str) -> Tensor:
 def _description(value: object) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
-    return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')} on {value.device}"
+    return f"{shape_in_words(value)} {str(value.dtype).removeprefix('torch.')} on {value.device}"

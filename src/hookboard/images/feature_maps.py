@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.masked import MaskedTensor
 
 from hookboard.images import tiles
 from hookboard.images.colour import indices
@@ -94,7 +95,21 @@ def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: s
 
 def aspect_of(tensors: Iterable[tuple[str, Tensor]]) -> float | None:
     """Height over width of the first images among the tensors, of shape (..., n, channels, height, width)."""
-    return next((t.shape[-2] / t.shape[-1] for _, t in tensors if t.ndim >= 4 and t.numel()), None)
+    return next((t.shape[-2] / t.shape[-1] for _, t in tensors if not t.is_nested and t.ndim >= 4 and t.numel()), None)
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """A sparse, quantized or other tensor with all its values in memory.
+
+    Raises:
+        ValueError: it has no values, or parts of different sizes.
+    """
+    if tensor.is_nested or tensor.is_meta or isinstance(tensor, MaskedTensor):
+        kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else "masked"
+        raise ValueError(f"a {kind} tensor is no picture")
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def samples_first(tensor: Tensor, module: nn.Module, index: str = "") -> Tensor:

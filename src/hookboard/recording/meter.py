@@ -29,6 +29,7 @@ from hookboard.recording.channels import MOST_CALLS, ChannelBuffer
 from hookboard.recording.parts import difference, on_host
 from hookboard.recording.rows import RowBuffer
 from hookboard.recording.slot import Slot, Slots
+from hookboard.shapes import shape_of
 from hookboard.sites import Site
 
 MOST_WAITING = 1 << 20
@@ -193,7 +194,7 @@ class Meter:
         if noted is not part.dtype and (noted is None or slot.index not in self.rows.owners):
             self.slots.meet(slot, part)
         if slot.shape is None:
-            slot.shape = tuple(tensor.shape)
+            slot.shape = shape_of(tensor)
         return part, part is tensor
 
     def _form(self, slot: Slot, part: Tensor, is_whole: bool) -> Form | None:

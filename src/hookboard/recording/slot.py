@@ -37,7 +37,7 @@ class Slot(Reader):
         self.form: Form | None = None
         """How the compiled kernel read the last tensor; None if it did not."""
         self.shape: tuple[int, ...] | None = None
-        """Of its first tensor; None before."""
+        """Of its first tensor; None before, and of nested tensors."""
         self.calls = 0
 
     def forget_form(self) -> None:

@@ -1,0 +1,236 @@
+"""A tensor of any kind between the modules of a model is measured truly or named, and its neighbours are measured."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from oracle import assert_true
+from torch import nn
+from torch.masked import masked_tensor
+from toys import Toy, batches, events, fit, images
+
+from hookboard import (
+    ActivationLogger,
+    CAMLogger,
+    Edit,
+    FeatureMapLogger,
+    GradientLogger,
+    HealthMonitor,
+    HookboardWarning,
+    Scale,
+    capture,
+)
+from hookboard.measure import FORMULAS
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse.*beta state:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of (nested|MaskedTensors):UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*quantize.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
+]
+
+
+def nested(x, **options):
+    return torch.nested.as_nested_tensor([x[:1], x[1:]], **options)
+
+
+KINDS = {
+    "nested": nested,
+    "nested, transposed": lambda x: nested(x).transpose(1, 2),
+    "nested, of pictures": lambda x: torch.nested.as_nested_tensor([x[:1].view(1, 2, 2), x[1:].reshape(-1, 2, 2)]),
+    "nested, of vectors": lambda x: torch.nested.as_nested_tensor([x[0], x[1, :2]]),
+    "jagged": lambda x: nested(x, layout=torch.jagged),
+    "coo": lambda x: x.relu().to_sparse(),
+    "csr": lambda x: x.relu().to_sparse_csr(),
+    "quantized": lambda x: torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8),
+    "mkldnn": lambda x: x.detach().to_mkldnn(),
+    "masked": lambda x: masked_tensor(x.detach(), x > 0),
+    "scalar": lambda x: x.sum(),
+}
+
+NOTHING = {
+    "nested, without parts": lambda x: torch.nested.nested_tensor([]),
+    "nested, of empty parts": lambda x: torch.nested.nested_tensor([x[:0], x[:0]]),
+    "empty": lambda x: x[:0],
+    "meta": lambda x: x.to("meta"),
+}
+
+
+def values_in(tensor):
+    """All values as one flat tensor, by torch's own conversions."""
+    if tensor.is_nested:
+        return torch.cat([part.flatten() for part in tensor.unbind()])
+    if tensor.is_quantized:
+        return tensor.dequantize().flatten()
+    if tensor.layout != torch.strided:
+        return tensor.to_dense().flatten()
+    if hasattr(tensor, "get_mask"):
+        return tensor.get_data()[tensor.get_mask()]
+    return tensor.flatten()
+
+
+class Gives(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
+class Takes(nn.Module):
+    def forward(self, given):
+        return None
+
+
+NAMES = ("net.first", "net.gives", "net.last")
+
+
+class Between(nn.Module):
+    """Two layers, and between them a module that returns a tensor of some kind, and one that takes it."""
+
+    def __init__(self, make):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.gives, self.takes, self.last = nn.Linear(4, 4), Gives(make), Takes(), nn.Linear(4, 3)
+        self.kept = {}
+
+    def forward(self, x):
+        x = self.first(x)
+        given = self.gives(x)
+        self.takes(given)
+        out = self.last(x)
+        self.kept = dict(zip(NAMES, (x.detach(), given.detach(), out.detach()), strict=True))
+        in_loss = given.is_nested and given.requires_grad
+        return out + values_in(given).sum() if in_loss else out
+
+
+def run(folder, make, *watching):
+    """Fits for two steps; returns the model and what was said of something that is switched off."""
+    model = Toy(Between(make))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(folder, model, batches(5, 5), *watching, limit_val_batches=1, num_sanity_val_steps=0)
+    said = [str(w.message) for w in caught if issubclass(w.category, HookboardWarning)]
+    return model, [text for text in said if "is switched off from here on" in text]
+
+
+ASKED = tuple(FORMULAS)
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_a_tensor_of_any_kind_is_measured_over_its_values(tmp_path, make):
+    outputs = ActivationLogger(list(NAMES), statistics=ASKED, histogram=True, stages="validate")
+    inputs = ActivationLogger("net.takes", roles="input", statistics=ASKED, stages="validate")
+    model, off = run(tmp_path, make, outputs, inputs)
+    assert off == []
+    measured = {reading.site.name: reading for reading in [*outputs.readings, *inputs.readings]}
+    for name in NAMES:
+        values = values_in(model.net.kept[name])
+        assert_true(measured[name].statistics, [values])
+        assert sum(measured[name].histogram.counts) == values.numel()
+    assert_true(measured["net.takes"].statistics, [values_in(model.net.kept["net.gives"])])
+
+
+def test_the_gradient_of_a_nested_output_is_measured_over_its_values(tmp_path):
+    arrived = []
+
+    def keeping(x):
+        given = nested(x)
+        if given.requires_grad:
+            given.register_hook(lambda gradient: arrived.append(gradient.detach().clone()))
+        return given
+
+    logger = GradientLogger("net.gives", statistics=ASKED)
+    _, off = run(tmp_path, keeping, logger)
+    assert off == []
+    (reading,) = logger.readings
+    assert_true(reading.statistics, [values_in(arrived[-1])])
+
+
+def test_a_padded_validation_batch_is_measured_inside_a_transformer_encoder(tmp_path):
+    """In evaluation it hands nested tensors to its layers, without what is padding."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True)
+    padding = torch.tensor([[False] * 3, [False, False, True]])
+
+    class Padded(Toy):
+        def training_step(self, batch):
+            return self.net(batch, src_key_padding_mask=padding).square().mean()
+
+        def validation_step(self, batch):
+            self.net(batch, src_key_padding_mask=padding)
+
+    model, kept = Padded(encoder), {}
+    for name in ("net.layers.0", "net.layers.1"):
+        model.get_submodule(name).register_forward_hook(
+            lambda m, a, output, name=name: kept.update({name: output.detach().clone()})
+        )
+    logger = ActivationLogger(["net.layers.0", "net.layers.1"], statistics=ASKED, stages="validate")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HookboardWarning)
+        fit(tmp_path, model, [torch.randn(2, 3, 8)], logger, limit_val_batches=1, num_sanity_val_steps=0)
+    assert kept["net.layers.0"].is_nested
+    assert {reading.site.name for reading in logger.readings} == set(kept)
+    for reading in logger.readings:
+        assert reading.moments.count == 5 * 8
+        assert_true(reading.statistics, [values_in(kept[reading.site.name])])
+
+
+EVERYTHING = {
+    "HealthMonitor": lambda: HealthMonitor("**", every_n_steps=1),
+    "FeatureMapLogger": lambda: FeatureMapLogger("**", stage="train", every_n_steps=1),
+    "FeatureMapLogger in validation": lambda: FeatureMapLogger("**", every_n_steps=1),
+    "CAMLogger": lambda: CAMLogger(every_n_steps=1),
+}
+
+
+@pytest.mark.parametrize("make", {**KINDS, **NOTHING}.values(), ids={**KINDS, **NOTHING})
+@pytest.mark.parametrize("callback", EVERYTHING.values(), ids=EVERYTHING)
+def test_a_tensor_of_any_kind_switches_nothing_off_but_itself(tmp_path, make, callback):
+    _, off = run(tmp_path, make, callback())
+    assert [text for text in off if "'net.gives'" not in text] == []
+
+
+def layers(folder):
+    data = events(folder)
+    tag = next(tag for tag in data.Tags()["tensors"] if tag.startswith("hookboard/layers"))
+    (text,) = data.Tensors(tag)[-1].tensor_proto.string_val
+    return json.loads(text)["layers"]
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_the_record_of_a_layer_that_gives_nested_tensors_has_no_shape(tmp_path, layout):
+    run(tmp_path, lambda x: nested(x, layout=layout), ActivationLogger())
+    shapes = {layer["name"]: layer["output"] for layer in layers(tmp_path)}
+    assert shapes == {"net.first": [5, 4], "net.gives": None, "net.takes": None, "net.last": [5, 3]}
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr", "quantized", "mkldnn"])
+def test_the_maps_of_a_tensor_without_strides_are_drawn(tmp_path, kind):
+    run(tmp_path, KINDS[kind], FeatureMapLogger("net.gives", stage="train", every_n_steps=1))
+    assert "feature_maps/net.gives" in images(tmp_path)
+
+
+def test_a_nested_tensor_is_named_as_no_picture(tmp_path):
+    with pytest.warns(HookboardWarning, match="a nested tensor is no picture"):
+        fit(tmp_path, Toy(Between(nested)), batches(5), FeatureMapLogger("net.gives", stage="train", every_n_steps=1))
+
+
+@pytest.mark.parametrize("make", {**KINDS, **NOTHING}.values(), ids={**KINDS, **NOTHING})
+def test_what_was_captured_is_summed_up_whatever_its_kind(make):
+    net = Between(make)
+    with capture(net, "gives") as seen:
+        net(batches(5)[0])
+    assert "gives" in seen.summary()
+    assert "gives" in repr(seen["gives"])
+
+
+def test_a_nested_tensor_is_edited():
+    net = Between(nested)
+    with capture(net, "gives", edit=Edit(Scale(2.0), "gives")) as seen:
+        net(batches(5)[0])
+    first = net.first(batches(5)[0])
+    assert torch.allclose(values_in(seen["gives"].output), 2 * first.flatten())
