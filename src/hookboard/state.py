@@ -122,6 +122,10 @@ def _keep_module(module: nn.Module, undo: ExitStack) -> Iterable[object]:
 
 @_keep.register
 def _keep_tensor(tensor: Tensor, undo: ExitStack) -> Iterable[object]:
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # it wraps others
+        return _keep_attributes(tensor, undo)
+    if tensor.is_nested:
+        return tensor.detach().unbind()  # views
     if not tensor.is_meta:
         undo.callback(_rewrite, tensor, tensor.detach().clone(), tensor.requires_grad)
     return []

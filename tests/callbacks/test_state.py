@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.masked import masked_tensor
 from toys import Toy, events, fit
 
 from hookboard import CAMLogger
@@ -100,6 +101,15 @@ KINDS = {
     "a tensor in a tuple": (lambda: (torch.zeros(()),), lambda k, x: decays(k[0], x)),
     "a tensor that takes on a graph": (lambda: {"mean": torch.zeros(())}, remembers_gradients),
     "a tensor that grows": (Resizes, lambda k, x: k.next(x)),
+    "a nested tensor": (lambda: torch.nested.nested_tensor([torch.zeros(1)]), lambda k, x: decays(k.unbind()[0], x)),
+    "a jagged tensor": (
+        lambda: torch.nested.nested_tensor([torch.zeros(1)], layout=torch.jagged),
+        lambda k, x: decays(k.values(), x),
+    ),
+    "a masked tensor": (
+        lambda: masked_tensor(torch.zeros(1), torch.tensor([True])),
+        lambda k, x: decays(k.get_data(), x),
+    ),
     "a list in a dict": (lambda: {"a": []}, lambda k, x: grows(k["a"], x)),
     "a list in an object of a list": (lambda: [{"a": [[]]}], lambda k, x: grows(k[0]["a"][0], x)),
     "a deque": (collections.deque, grows),
@@ -135,6 +145,7 @@ def trained(folder, kind, *callbacks):
     return model.net.state_dict()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of (nested|MaskedTensors):UserWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_training_is_the_same_with_a_model_that_keeps(kind, tmp_path):
     with_maps, without = trained(tmp_path, kind, CAMLogger(every_n_steps=1)), trained(None, kind)
