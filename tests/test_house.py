@@ -32,8 +32,20 @@ WITHOUT_LIGHTNING = ["health", "recording", "hooks", "measure", "images", "board
 WITHOUT_LIGHTNING += ["record", "sites", "selection", "nested", "parameters", "computed", "state"]
 """What serves a run without a Trainer too."""
 
-GROUND = ["clock", "computed", "dotted", "eager", "messages", "nested", "parameters", "patterns", "ranks", "record"]
-GROUND += ["selection", "shapes", "sites", "state", "torch_private"]
+GROUND = [
+    "clock",
+    "computed",
+    "dotted",
+    "eager",
+    "layouts",
+    "messages",
+    "nested",
+    "parameters",
+    "patterns",
+    "ranks",
+    "record",
+]
+GROUND += ["selection", "sites", "state", "torch_private"]
 """The flat files below all rooms; they import each other only."""
 
 OF_OTHERS = ["torch_private.py", "callbacks/trainer.py"]

@@ -60,6 +60,11 @@ def base_of(tensor: Tensor) -> Tensor | None:
     return tensor._base
 
 
+def explicit_values(tensor: Tensor) -> Tensor:
+    """The values that a sparse tensor holds; one in coordinates may hold several for one place."""
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
 def hook_own_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> bool:
     """`Tensor.register_hook` without its handle, which takes most of the time: the hook ends with the graph.
 

@@ -507,3 +507,22 @@ def test_a_step_that_draws_now_and_then_is_located_all_the_same():
 def test_a_model_of_which_no_sentinel_has_a_gradient_is_watched():
     net = nn.Sequential(LogOfNegative(), nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 1500, bias=False))
     assert only_event(Toy(net), marked_at(3)).step == 3
+
+
+class RootOfSquares(nn.Module):
+    """One token has an embedding of 0, where the derivative of the square root is infinite."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3)
+        self.embedding.weight.data[3] = 0.0
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        return self.head(x) + x.square().sum(-1, keepdim=True).sqrt()
+
+
+def test_a_sparse_gradient_that_alone_is_not_finite_is_found():
+    event = only_event(Keeps(RootOfSquares()), [torch.tensor([1, 2]), torch.tensor([3, 1])])
+    assert (event.step, event.during, event.is_located) == (1, "backward", True)
+    assert "embedding" in event.evidence

@@ -18,6 +18,7 @@ from hookboard import (
     GradientLogger,
     HealthMonitor,
     HookboardWarning,
+    ParameterLogger,
     Scale,
     capture,
 )
@@ -234,3 +235,49 @@ def test_a_nested_tensor_is_edited():
         net(batches(5)[0])
     first = net.first(batches(5)[0])
     assert torch.allclose(values_in(seen["gives"].output), 2 * first.flatten())
+
+
+def ragged(**options):
+    return torch.nested.nested_tensor([torch.arange(4.0), torch.ones(2)], **options)
+
+
+PARAMETERS = {
+    "nested": (ragged, False),
+    "jagged": (lambda: ragged(layout=torch.jagged), True),
+    "coo": (lambda: torch.eye(3).to_sparse(), True),
+    "float8": (lambda: torch.arange(4.0).view(2, 2).to(torch.float8_e4m3fn), False),
+    "empty": (lambda: torch.zeros(0, 4), True),
+    "scalar": (lambda: torch.tensor(2.0), True),
+}
+
+
+class Holds(nn.Module):
+    """A layer, and beside it a parameter of some kind."""
+
+    def __init__(self, make, trained):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.odd = nn.Linear(4, 3), nn.Parameter(make(), requires_grad=trained)
+        self.before = None
+
+    def forward(self, x):
+        self.before = values_in(self.odd.detach()).double()
+        return self.layer(x) + (values_in(self.odd).sum() if self.odd.requires_grad else 0)
+
+
+@pytest.mark.parametrize(("make", "trained"), PARAMETERS.values(), ids=PARAMETERS)
+def test_a_parameter_of_any_kind_and_its_update_are_measured_over_their_values(tmp_path, make, trained):
+    logger = ParameterLogger(statistics=["mean", "l2", "zero_fraction", "update_norm"], every_n_steps=1)
+    model = Toy(Holds(make, trained))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(tmp_path, model, batches(5, 5, 5), logger, HealthMonitor(every_n_steps=1))
+    assert [str(w.message) for w in caught if "is switched off" in str(w.message)] == []
+    after = values_in(model.net.odd.detach()).double()
+    measured = {reading.site.role: reading.statistics for reading in logger.readings if reading.site.name == "net.odd"}
+    if after.numel():
+        assert_true(measured["parameter"], [after])
+    if trained and after.numel():
+        moved = (after - model.net.before).norm().item()
+        assert measured["parameter_update"]["update_norm"] == pytest.approx(moved, rel=1e-4)
+        assert moved > 0

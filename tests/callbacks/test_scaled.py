@@ -281,3 +281,29 @@ def test_a_backward_pass_that_may_be_scaled_is_named_once(tmp_path):
     with pytest.warns(UserWarning, match="hookboard") as said:
         fit(tmp_path, OwnBackward(scaler), batches(8, 8), GradientLogger(), plugins=plugin)
     assert sum("stepped without a backward pass of Lightning" in str(w.message) for w in said) == 1
+
+
+def test_a_sparse_gradient_is_unscaled_and_its_overflow_is_seen(tmp_path):
+    class Spoiled(torch.nn.Module):
+        """The gradient of its embedding alone is infinite in the last of three steps."""
+
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.embedding, self.head = torch.nn.Embedding(5, 4, sparse=True), torch.nn.Linear(4, 3)
+            self.steps = 0
+
+        def forward(self, tokens):
+            self.steps += 1
+            x = self.embedding(tokens)
+            if self.steps == 3:
+                x.register_hook(lambda gradient: gradient * math.inf)
+            return self.head(x)
+
+    data = [torch.tensor([1, 2, 1])] * 3
+    scaled = gradients(tmp_path, Toy(Spoiled()), data, changing_scaler())
+    plain = gradients(tmp_path, Toy(Spoiled()), data)
+    (site,) = [site for site in plain[0] if site.name == "net.embedding.weight"]
+    for mine, theirs in zip(scaled[:2], plain[:2], strict=True):
+        assert mine[site].statistics["l2"] == pytest.approx(theirs[site].statistics["l2"], rel=0.05)
+    assert [step[site].overflowed for step in scaled] == [False, False, True]

@@ -64,6 +64,44 @@ def test_mixed_types_and_sparse_gradients():
     assert spoiled_gradients(model) == {"2.weight": "2"}
 
 
+def embedding(count):
+    """A model whose embedding has a sparse gradient."""
+    model = with_gradients(nn.Sequential(nn.Embedding(count, 64, sparse=True), nn.Linear(64, 300), nn.Linear(300, 3)))
+    model[0].weight.grad = torch.ones(count, 64).to_sparse(1)
+    return model
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("count", [10, 3000], ids=["small", "large"])
+def test_a_row_of_a_sparse_gradient_alone_is_seen(count, value):
+    model = embedding(count)
+    sentinels = Sentinels(model)
+    assert sentinels.total().isfinite()
+    assert spoiled_gradients(model) == {}
+    spoiled = torch.ones(count, 64)
+    spoiled[7] = value
+    model[0].weight.grad = spoiled.to_sparse(1)
+    assert not sentinels.are_surely_finite()
+    assert not sentinels.total().isfinite()
+    assert spoiled_gradients(model) == {"0.weight": "0"}
+
+
+def test_a_sparse_gradient_with_several_numbers_for_one_place_is_seen():
+    model = embedding(10)
+    values = torch.ones(3, 64)
+    values[1, 0] = math.nan
+    model[0].weight.grad = torch.sparse_coo_tensor(torch.tensor([[4, 4, 4]]), values, (10, 64), check_invariants=True)
+    assert not Sentinels(model).total().isfinite()
+    assert spoiled_gradients(model) == {"0.weight": "0"}
+
+
+def test_a_gradient_that_turned_out_to_be_sparse_is_read_too():
+    model = embedding(3000)
+    model[0].sparse = False
+    model[0].weight.grad = (model[0].weight.grad.to_dense() * math.nan).to_sparse(1)
+    assert not Sentinels(model).total().isfinite()
+
+
 class Shared(torch.Tensor):
     """Like a DTensor: an operation on it would be a collective."""
 
@@ -106,6 +144,12 @@ def test_the_host_is_sure_of_a_column_only_where_all_of_it_is_finite():
 
 
 @needs_kernel
+@pytest.mark.parametrize("count", [10, 3000], ids=["small", "large"])
+def test_the_host_is_sure_of_a_model_with_a_sparse_gradient(count):
+    assert Sentinels(embedding(count)).are_surely_finite()
+
+
+@needs_kernel
 def test_the_largest_and_smallest_numbers_are_finite():
     model = with_gradients(nn.Linear(2, 3))
     model.bias.grad[:] = torch.tensor([3.4e38, -3.4e38, 1e-45])
@@ -117,11 +161,10 @@ def test_the_largest_and_smallest_numbers_are_finite():
     [
         torch.ones(3).as_subclass(Shared),
         torch.ones(3, device="meta"),
-        torch.ones(3).to_sparse(),
         torch.ones(3, dtype=torch.complex64),
         torch.ones(6)[::2],
     ],
-    ids=["a subclass", "without values", "sparse", "complex", "with gaps"],
+    ids=["a subclass", "without values", "complex", "with gaps"],
 )
 def test_the_host_is_not_sure_of_gradients_that_are_not_plain(gradient):
     model = with_gradients(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))

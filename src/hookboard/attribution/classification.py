@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.hooks import fused_layers, is_own_call
+from hookboard.layouts import shape_of
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.selection import named_submodules
-from hookboard.shapes import shape_of
 from hookboard.torch_private import Detour
 
 Shape = tuple[int, ...]

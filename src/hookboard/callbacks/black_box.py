@@ -16,6 +16,7 @@ from hookboard.callbacks.rerun import GENERATORS, CannotRunAgainError, RandomSta
 from hookboard.callbacks.sentinels import Sentinels, spoiled_gradients
 from hookboard.health import Nonfinite
 from hookboard.hooks import Search
+from hookboard.layouts import stored
 from hookboard.measure import measuring_device
 from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
@@ -216,7 +217,7 @@ class BlackBox:
         try:
             with self._again() as run, search.watching():
                 gradients = torch.autograd.grad(run(), trained, allow_unused=True)
-                is_again = not all(bool(torch.isfinite(g).all()) for g in map(_strided, gradients) if g is not None)
+                is_again = not all(bool(torch.isfinite(stored(g)).all()) for g in gradients if g is not None)
                 fault = search.backward_fault(set(spoiled.values()))
         except Exception as error:
             return said.of_unknown_place(True, *self._here, _why(error), names)
@@ -264,12 +265,6 @@ def _versions_in(batch: Any) -> list[int]:
     # Nearly every batch is a few plain tensors, and it is looked at in every step.
     tensors = given if all(type(part) is Tensor for part in given) else [tensor for _, tensor in tensors_in(batch)]
     return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors]
-
-
-def _strided(gradient: Tensor | None) -> Tensor | None:
-    if gradient is None or not gradient.is_sparse:
-        return gradient
-    return gradient.coalesce().values()
 
 
 def _why(error: Exception) -> str:

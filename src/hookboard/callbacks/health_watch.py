@@ -218,7 +218,7 @@ def some_units(weight: Tensor) -> Tensor:
     """
     every = -(-weight.numel() // MOST_VALUES)
     # A DTensor would have to ask the other ranks for a slice.
-    if every == 1 or weight.dim() < 2 or isinstance(weight, DTensor):
+    if every <= 1 or weight.dim() < 2 or isinstance(weight, DTensor):
         return weight
     if weight.layout is torch.strided:
         return weight[::every]

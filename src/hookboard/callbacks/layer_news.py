@@ -7,6 +7,7 @@ from torch import nn
 
 from hookboard.callbacks.watch import Selection
 from hookboard.health import with_late_ones
+from hookboard.layouts import shape_of
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import weights_of
 from hookboard.record import LAYERS, LayerFacts, LayersRecord
@@ -139,9 +140,11 @@ def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts
     """
     owned: dict[int, dict[str, tuple[int, ...]]] = {}
     for name, weight in weights_of(modules).items():
-        # What a parametrization computes is no parameter, and what is lazy has no shape yet.
+        # What a parametrization computes is no parameter, and what is lazy or nested has no shape.
         if not (weight.is_computed or weight.is_lazy):
-            owned.setdefault(id(weight.module), {})[name] = tuple(weight.parameters[0].shape)
+            shape = shape_of(weight.parameters[0])
+            if shape is not None:
+                owned.setdefault(id(weight.module), {})[name] = shape
     defined = (name for name in ("", *dict(named_submodules(model))) if name in modules)
     return Facts(
         (name, LayerFacts(name, _types_of(modules[name]), None, owned.get(id(modules[name]), {})))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from hookboard.measure import FORMULAS, measuring_device
+from hookboard.measure import FORMULAS, measuring_device, single_at_least
 from hookboard.parameters import Weight
 from hookboard.recording import Reading, Recorder
 from hookboard.sites import Site
@@ -59,7 +59,7 @@ def measure_surprise(recorder: Recorder, optimizer: Optimizer, weights: Mapping[
             continue
         gradient = gradient.detach()
         gradient = gradient.to_dense() if gradient.is_sparse else gradient
-        wide = torch.promote_types(gradient.dtype, torch.float32)
+        wide = single_at_least(gradient.dtype)
         surprise = gradient.to(wide) / expected.clamp(min=group["eps"] ** 2).sqrt()
         recorder.open(Site(name, "parameter_state", SURPRISE))(surprise)
 
@@ -104,7 +104,7 @@ def _second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor
     if not isinstance(kept, Tensor) or step is None or "betas" not in group or "eps" not in group:
         return None
     steps = torch.as_tensor(step, device=measuring_device(kept.device)).double()
-    wide = torch.promote_types(kept.dtype, torch.float32)
+    wide = single_at_least(kept.dtype)
     moment: Tensor = kept.to(wide) / (1 - group["betas"][1] ** steps).to(wide)
     return moment
 

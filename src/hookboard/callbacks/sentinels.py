@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
+from hookboard.layouts import stored
 from hookboard.measure import are_finite, needs_host
 from hookboard.ranks import local
 from hookboard.selection import named_submodules
@@ -31,12 +32,20 @@ class Sentinels:
     the smallest parameter of each module, such as a bias or the weight of a norm, and everything of the first module.
     In models that have few small ones, one column is read of larger weights: it has one element for each unit.
 
+    A sparse gradient, as embeddings have it, is always read: it comes last, and nothing may stand behind it. Of a large
+    one it is the first column again.
+
     Args:
         model: the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        own = [[p for p in module.parameters(recurse=False) if not is_lazy(p)] for module in model.modules()]
+        modules = [
+            (module, [p for p in module.parameters(recurse=False) if not is_lazy(p)]) for module in model.modules()
+        ]
+        sparse = {id(p): p for module, own in modules for p in own if _is_sparse(module, p)}
+        self._sparse = list(sparse.values())
+        own = [[p for p in own if id(p) not in sparse and not p.is_nested] for _, own in modules]
         owned = [parameters for parameters in own if parameters]
         smallest = list({id(p): p for p in (min(some, key=torch.numel) for some in owned)}.values())
         small = [p for p in smallest if p.numel() <= SMALL]
@@ -51,17 +60,27 @@ class Sentinels:
         It runs after every backward pass, which leaves nothing of it in the caches: what counts is to do few different
         things, in this thread alone.
         """
+        whole, columns = self._gradients()
+        return bool(whole or columns) and are_finite(whole, columns)
+
+    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Those that are read whole, and those of which a column is read."""
         whole = [grad for p in self._whole if (grad := p.grad) is not None]
         columns = [grad for p in self._columns if (grad := p.grad) is not None]
-        return bool(whole or columns) and are_finite(whole, columns)
+        for parameter in self._sparse:
+            if parameter.grad is not None:
+                held = stored(parameter.grad)
+                (columns if held.ndim > 1 and held.numel() > FIRST else whole).append(held)
+        return whole, columns
 
     def total(self) -> Tensor | None:
         """A number that is not finite if one of them is not, such as their sum, shape (). None if there is no gradient.
 
         Nothing waits for the device.
         """
-        parts = [gradient.flatten() for gradient in _gradients(self._whole)]
-        parts += [gradient.flatten(1).select(1, 0) for gradient in _gradients(self._columns) if gradient.numel()]
+        whole, columns = self._gradients()
+        parts = [gradient.flatten() for gradient in _plain(whole)]
+        parts += [gradient.flatten(1).select(1, 0) for gradient in _plain(columns) if gradient.numel()]
         if not parts:
             return None
         device = parts[0].device
@@ -79,12 +98,17 @@ def _spread(parameters: list[Parameter]) -> list[Parameter]:
     return parameters[:: -(-len(parameters) // MOST) or 1]
 
 
-def _gradients(parameters: list[Parameter]) -> Iterator[Tensor]:
-    for parameter in parameters:
-        grad = parameter.grad
-        if grad is not None and grad.layout is torch.strided:
-            grad = local(grad)
-            yield torch.view_as_real(grad) if grad.is_complex() else grad
+def _is_sparse(module: nn.Module, parameter: Parameter) -> bool:
+    """Whether the gradient of a module's parameter is sparse, as far as can be told before the first one."""
+    grad = parameter.grad
+    return vars(module).get("sparse") is True or (grad is not None and grad.layout is not torch.strided)
+
+
+def _plain(gradients: list[Tensor]) -> Iterator[Tensor]:
+    for gradient in gradients:
+        if gradient.layout is torch.strided:
+            held = local(gradient)
+            yield torch.view_as_real(held) if held.is_complex() else held
 
 
 def spoiled_gradients(model: nn.Module) -> dict[str, str]:
@@ -94,7 +118,7 @@ def spoiled_gradients(model: nn.Module) -> dict[str, str]:
         for name, parameter in module.named_parameters(recurse=False):
             grad = parameter.grad
             if grad is not None:
-                held = local(grad.coalesce().values() if grad.is_sparse else grad)
+                held = local(stored(grad))
                 if not bool(torch.isfinite(held).all()):
                     found[f"{owner}.{name}".lstrip(".")] = owner
     return found

@@ -1,7 +1,7 @@
 """What is measured of weights around an optimizer step: gradients before it, values and updates after it."""
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -21,11 +21,19 @@ _site = functools.lru_cache(maxsize=1 << 14)(Site)
 
 def measure_gradients(recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part) -> None:
     """Measure the gradients of the weights that this optimizer is about to update."""
-    recorder.observe_all(
-        (_site(name, "parameter_grad"), part(grad), None)
-        for name, weight in stepped_by(optimizer, weights).items()
-        if (grad := weight.grad) is not None
-    )
+    recorder.observe_all(_of_gradients(recorder, stepped_by(optimizer, weights), part))
+
+
+def _of_gradients(recorder: Recorder, weights: Mapping[str, Weight], part: Part) -> Iterator[tuple[Site, Tensor, None]]:
+    for name, weight in weights.items():
+        grad = weight.grad
+        if grad is not None:
+            try:
+                taken = part(grad)
+            except Exception as error:
+                _fail(recorder, name, ["parameter_grad"], error)
+                continue
+            yield _site(name, "parameter_grad"), taken, None
 
 
 class Before:
@@ -48,26 +56,37 @@ class Before:
     def clear(self) -> None:
         """End the step."""
         # On the CPU fresh memory costs as much as the copy; a device has an allocator for that.
-        self._spare = {name: copy for name, copy in self.copies.items() if type(copy) is Tensor and copy.is_cpu}
+        self._spare = {name: copy for name, copy in self.copies.items() if _can_serve_again(copy)}
         self.copies = {}
 
 
 def _in_use(recorder: Recorder, name: str, weight: Weight, part: Part) -> Tensor | None:
-    """The part of a weight that is measured; None if code of the user's, which computes it, has failed."""
+    """The part of a weight that is measured; None if it cannot be had, such as where code of the user's fails."""
     if weight.is_computed and recorder.is_off(name, "parameter_before"):
         return None
     try:
         return part(weight.in_use)
     except Exception as error:
-        recorder.switch_off([_site(name, role) for role in _OF_VALUES], error)
+        _fail(recorder, name, _OF_VALUES, error)
         return None
+
+
+def _fail(recorder: Recorder, name: str, roles: Sequence[Role], error: Exception) -> None:
+    """Switch these sites off, once."""
+    if not recorder.is_off(name, roles[-1]):
+        recorder.switch_off([_site(name, role) for role in roles], error)
 
 
 def _copied(tensor: Tensor, spare: Tensor | None) -> Tensor:
     """A copy, in the memory of an earlier one of the same kind if there is one."""
-    if spare is None or type(tensor) is not Tensor or (tensor.shape, tensor.dtype) != (spare.shape, spare.dtype):
+    if spare is None or not _can_serve_again(tensor):
         return tensor.clone()
-    return tensor.clone() if tensor.layout is not spare.layout or not tensor.is_cpu else spare.copy_(tensor)
+    is_alike = (tensor.shape, tensor.dtype, tensor.layout) == (spare.shape, spare.dtype, spare.layout)
+    return spare.copy_(tensor) if is_alike else tensor.clone()
+
+
+def _can_serve_again(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.is_cpu and not tensor.is_nested
 
 
 def measure_weights(

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hookboard.layouts import shape_in_words
 from hookboard.measure import Moments, measure, plan
-from hookboard.shapes import shape_in_words
 from hookboard.sites import Role
 from hookboard.torch_private import version_of
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import nn
 
+from hookboard.layouts import shape_of
 from hookboard.parameters import Weight
 
 Kind = Literal[
@@ -103,7 +104,7 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -
     layers = {}
     for name, module in modules.items():
         names = tuple(owned.get(id(module), ()))
-        shapes = {weight: tuple(weights[weight].parameters[0].shape) for weight in names}
+        shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight].parameters[0])) is not None}
         computed = frozenset(weight for weight in names if weights[weight].is_computed)
         trainable = _trainable(names, weights)
         layers[name] = Layer(name, type(module).__name__, kind_of(module), names, trainable, shapes, computed)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookboard.shapes import shape_in_words
+from hookboard.layouts import shape_in_words
 from hookboard.torch_private import version_of
 
 Rule = Callable[[Tensor], Tensor]

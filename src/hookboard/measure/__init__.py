@@ -27,6 +27,7 @@ from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Ro
 from hookboard.measure.scratch import forget_scratch
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, plan, width_of
 from hookboard.measure.table import Table
+from hookboard.measure.values import single_at_least
 
 __all__ = [
     "BINS",
@@ -68,6 +69,7 @@ __all__ = [
     "needs_host",
     "plan",
     "read_alike",
+    "single_at_least",
     "tell_of_compiling",
     "width_of",
 ]

@@ -94,7 +94,15 @@ def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
         TypeError: the memory of the gradient has been freed.
     """
     gradient = _with_memory(gradient) if type(gradient) is Tensor else gradient
-    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / scale.to(gradient.device)
+    return gradient.to(single_at_least(gradient.dtype)) / scale.to(gradient.device)
+
+
+def single_at_least(dtype: torch.dtype) -> torch.dtype:
+    """A type that holds all values of this one, with the precision of float32 or better."""
+    # The types of 8 bits and less promote to nothing.
+    return (
+        torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else torch.promote_types(dtype, torch.float32)
+    )
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hookboard.clock import Clock
+from hookboard.layouts import shape_of
 from hookboard.measure import (
     ChannelRows,
     Form,
@@ -29,7 +30,6 @@ from hookboard.recording.channels import MOST_CALLS, ChannelBuffer
 from hookboard.recording.parts import difference, on_host
 from hookboard.recording.rows import RowBuffer
 from hookboard.recording.slot import Slot, Slots
-from hookboard.shapes import shape_of
 from hookboard.sites import Site
 
 MOST_WAITING = 1 << 20

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import BINS, FIELDS, WIDTH, ChannelRows, Histogram, Plan, histograms
+from hookboard.measure import BINS, FIELDS, WIDTH, ChannelRows, Histogram, Plan, histograms, single_at_least
 from hookboard.recording.channels import packed
 from hookboard.recording.exchange import Layout, Packet
 from hookboard.recording.readings import Readings, Results
@@ -145,7 +145,7 @@ def on_host(tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> Iterator[t
 
 def difference(tensor: Tensor, minus: Tensor) -> Tensor:
     """In float32 at least: two neighbouring half-precision weights differ by less than their type resolves."""
-    wide = torch.promote_types(tensor.dtype, torch.float32)
+    wide = single_at_least(tensor.dtype)
     return tensor.to(wide) - minus.to(wide)
 
 
