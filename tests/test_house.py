@@ -48,7 +48,7 @@ GROUND = [
 GROUND += ["selection", "sites", "state", "torch_private"]
 """The flat files below all rooms; they import each other only."""
 
-OF_OTHERS = ["torch_private.py", "callbacks/trainer.py"]
+OF_OTHERS = ["torch_private.py", "callbacks/trainer.py", "writers/tensorboard_private.py"]
 """The only files with private names of torch and of Lightning."""
 
 FUNCTION_LINES, FILE_LINES = 60, 300

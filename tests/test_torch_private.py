@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard import torch_private
+from hookboard.writers import tensorboard_private
 
 
 def check(name, holds):
@@ -184,4 +185,4 @@ def test_a_plain_tensor_has_nothing_to_wait_for():
 
 def test_the_file_writer_takes_whole_events(tmp_path):
     with SummaryWriter(tmp_path) as writer:
-        check("file_writer_of", callable(torch_private.file_writer_of(writer).add_summary))
+        check("file_writer_of", callable(tensorboard_private.file_writer_of(writer).add_summary))

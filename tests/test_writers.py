@@ -6,8 +6,8 @@ import pytest
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
-from hookboard.torch_private import file_writer_of
 from hookboard.writers import records
+from hookboard.writers.tensorboard_private import file_writer_of
 
 compiled = pytest.mark.skipif(records._checksum is None, reason="needs the compiled checksum")
 

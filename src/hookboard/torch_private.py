@@ -1,4 +1,4 @@
-"""Everything that needs private names of torch and of its writer to TensorBoard. No other file uses them."""
+"""Everything that needs private names of torch, but for those of its writer to TensorBoard. No other file uses them."""
 
 import types
 from collections import OrderedDict
@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torch._dynamo.utils import counters
@@ -19,8 +18,6 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
-from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.writer import FileWriter
 
 backward_number: Callable[[], int] = torch._C._current_graph_task_id
 """Which backward pass this thread runs; -1 where it runs none. It cannot be traced by torch.compile."""
@@ -300,39 +297,3 @@ class NoCollectives(TorchDispatchMode):
 def waited(tensor: Tensor) -> Tensor:
     """The tensor itself where it stands for the result of a collective that may still run."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
-
-
-def file_writer_of(writer: SummaryWriter) -> FileWriter:
-    """The writer of whole events to the file; a new one if the old one was closed."""
-    file_writer: FileWriter = writer._get_file_writer()
-    return file_writer
-
-
-def exchange_record_writer(writer: FileWriter, old: type[Any], new: Callable[[Any], Any]) -> None:
-    """Have the thread that writes the file use another writer of records.
-
-    Args:
-        writer: the writer of events.
-        old: the class of the one to replace; one of another class stays, so that a second call does nothing.
-        new: makes the other one from the file.
-    """
-    thread: Any = getattr(getattr(writer.event_writer, "_async_writer", None), "_worker", None)
-    records: Any = getattr(thread, "_record_writer", None)
-    if type(records) is old and hasattr(records, "_writer"):
-        thread._record_writer = new(records._writer)
-
-
-def write_bytes(writer: FileWriter, event: bytes) -> bool:
-    """Have an event written that is serialized already; returns whether the writer takes such.
-
-    Args:
-        writer: the writer of events.
-        event: the serialized event.
-    """
-    events = writer.event_writer
-    write = getattr(getattr(events, "_async_writer", None), "write", None)
-    # One with a method of its own for events may do something else with them.
-    if write is None or type(events).add_event is not EventFileWriter.add_event or "add_event" in vars(events):
-        return False
-    write(event)
-    return True

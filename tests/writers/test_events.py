@@ -12,10 +12,10 @@ from torch import nn
 from hookboard.measure import plan
 from hookboard.recording import Recorder
 from hookboard.sites import Site
-from hookboard.torch_private import file_writer_of
 from hookboard.writers import Entry, entry_of
 from hookboard.writers.events import ScalarTags, event_of
 from hookboard.writers.tensorboard import write_to_tensorboard
+from hookboard.writers.tensorboard_private import file_writer_of
 
 VALUES = [0.0, -0.0, 0.1, -1e-46, 3.4028235e38, 3.4028236e38, 1e300, -1e300, np.inf, -np.inf, np.nan, 2.0**-149]
 

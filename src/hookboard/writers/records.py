@@ -6,7 +6,7 @@ from typing import Any
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.writer import FileWriter
 
-from hookboard.torch_private import exchange_record_writer
+from hookboard.writers.tensorboard_private import exchange_record_writer
 
 try:
     import hookboard.writers._checksum as _checksum

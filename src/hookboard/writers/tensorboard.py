@@ -13,10 +13,10 @@ from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from hookboard.images import Picture
 from hookboard.record import PLUGIN
-from hookboard.torch_private import file_writer_of, write_bytes
 from hookboard.writers.entry import Entry, Scalars
 from hookboard.writers.events import event_of, histogram_of, scalar_tags
 from hookboard.writers.records import quicken
+from hookboard.writers.tensorboard_private import file_writer_of, write_bytes
 
 _RECORD = SummaryMetadata(
     plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN),
