@@ -14,6 +14,7 @@ import json
 import multiprocessing.process
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,8 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch._dynamo.utils import counters
+
+from hookboard import HookboardWarning
 
 torch.set_num_threads(1)
 
@@ -41,6 +44,9 @@ IMPLIED = {
 
 done = set()
 """The kinds of work that the running test has done."""
+
+unexpected = []
+"""The warnings of hookboard that the running test has not asked for: they are shown where others raise."""
 
 
 def noting(kind, function):
@@ -83,6 +89,26 @@ def marks_say_what_the_test_does(request):
     marked = {mark.name for mark in request.node.iter_markers()}
     for kind in sorted(done - marked.union(*(IMPLIED.get(kind, ()) for kind in marked))):
         pytest.fail(f"This test {kind}: mark it with @pytest.mark.{kind}.", pytrace=False)
+
+
+def pytest_runtest_setup(item):
+    unexpected.clear()
+    shown = warnings.showwarning
+
+    def note(message, category, *rest):
+        if issubclass(category, HookboardWarning):
+            unexpected.append(message)
+        else:
+            shown(message, category, *rest)
+
+    warnings.showwarning = note  # pytest puts it back after each test
+
+
+@pytest.fixture(autouse=True)
+def no_warning_of_ours_is_missed():
+    yield
+    if unexpected:
+        pytest.fail(f"Unexpected: {'; '.join(map(str, unexpected))}", pytrace=False)
 
 
 @pytest.fixture(autouse=True)

@@ -29,3 +29,10 @@ def test_a_warning_shows_its_text_and_no_line_of_our_code():
     (warning,) = said
     shown = warnings.formatwarning(warning.message, warning.category, warning.filename, warning.lineno)
     assert shown == "hookboard:1: HookboardWarning: hookboard: something\n"
+
+
+def test_a_filter_that_makes_errors_of_warnings_makes_none_of_ours():
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("error")
+        messages.warn("something")
+    assert [(str(w.message), w.category) for w in shown] == [("hookboard: something", HookboardWarning)]

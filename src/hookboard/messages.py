@@ -21,9 +21,20 @@ class HookboardWarning(UserWarning):
 
 
 def warn(text: str) -> None:
-    """Give a warning of the category `HookboardWarning` that begins with "hookboard:"."""
+    """Give a warning of the category `HookboardWarning` that begins with "hookboard:".
+
+    It never raises: where a filter makes errors of warnings (`python -W error`), it is shown all the same.
+    """
+    hand_over(functools.partial(_give, f"hookboard: {text}"))
+
+
+def _give(text: str) -> None:
     # Where our code stands is of no use to the reader, nor is its text, which Python would print.
-    hand_over(functools.partial(warnings.warn_explicit, f"hookboard: {text}", HookboardWarning, "hookboard", 1))
+    place = "hookboard", 1
+    try:
+        warnings.warn_explicit(text, HookboardWarning, *place)
+    except HookboardWarning as given:
+        warnings.showwarning(given, HookboardWarning, *place)
 
 
 _thread = threading.local()

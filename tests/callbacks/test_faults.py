@@ -1,11 +1,13 @@
 """A fault of ours or of a logger is said once; training goes on, and so does what else is logged."""
 
+import warnings
+
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from toys import Toy, batches, events, fit, mlp, scalars
 
-from hookboard import ActivationLogger, GradientLogger, Statistic
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, Rule, Statistic
 
 
 def fails_on_odd_widths(x):
@@ -27,6 +29,25 @@ def test_a_statistic_that_raises_switches_its_site_off(tmp_path):
     found = scalars(tmp_path)
     assert list(found["activation_mine/net.0"]) == [0, 1, 2]
     assert "activation_mean/net.2" not in found
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize(
+    ("watching", "said"),
+    [
+        (ActivationLogger(statistics=Statistic("mine", fails_on_odd_widths)), "output of 'net.2' is switched off"),
+        (GradientLogger(statistics=Statistic("mine", fails_on_odd_widths)), "grad_output of 'net.2' is switched off"),
+        (HealthMonitor(rules=Rule("odd", lambda run: [1 / 0])), "the rule 'odd' of HealthMonitor is switched off"),
+    ],
+    ids=["in a forward hook", "in a gradient hook", "in the worker"],
+)
+def test_training_goes_on_where_a_filter_makes_errors_of_warnings(tmp_path, monkeypatch, in_thread, watching, said):
+    monkeypatch.setattr("hookboard.callbacks.course.has_own_thread", lambda device: in_thread)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("error", HookboardWarning)
+        run = fit(tmp_path, Toy(mlp()), batches(4, 4, 4), watching)
+    assert run.global_step == 3
+    assert any(said in str(warning.message) for warning in shown)
 
 
 class DiskIsFull(TensorBoardLogger):
