@@ -33,6 +33,7 @@ WITHOUT_LIGHTNING += ["record", "sites", "selection", "nested", "parameters", "c
 """What serves a run without a Trainer too."""
 
 GROUND = [
+    "checks",
     "clock",
     "computed",
     "dotted",

@@ -1,4 +1,4 @@
-"""Warnings and errors: the category of warnings, errors about unknown names, and lists of names in one line."""
+"""Warnings and errors: the category of warnings, errors about unknown names, and names in one line."""
 
 import difflib
 import functools
@@ -7,13 +7,12 @@ import os
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
-
-Name = TypeVar("Name", bound=str)
 
 SHOWN = 12
+LONGEST = 120
+"""So many characters of what a user has given are quoted at most."""
 
 
 class HookboardWarning(UserWarning):
@@ -98,37 +97,19 @@ def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
     ValueError("unknown statistic 'men'; did you mean 'mean'? Valid: mean, std.")
     """
     valid = list(valid)
-    near = closest(str(given), valid)
-    hint = f"; did you mean {_quoted(near)}?" if near else "."
-    return ValueError(f"unknown {kind} {given!r}{hint} Valid: {listed(valid, 32)}.")
+    near = closest(given, valid) if isinstance(given, str) else []
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    return ValueError(f"unknown {kind} {quoted(given)}{hint} Valid: {listed(valid, 32)}.")
 
 
-def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> list[Name]:
-    """Check an option that takes one name or several.
+def quoted(given: object) -> str:
+    """What a user has given, as Python would write it, in one line that is not too long.
 
-    Args:
-        option: the name of the option in the plural, used in errors.
-        given: one name or several.
-        valid: all names that may be given.
-
-    Returns:
-        The given names, in the order of `valid`.
-
-    Raises:
-        ValueError: no name is given, or one is not among `valid`.
-
-    >>> chosen("roles", "input", ["output", "input"])
-    ['input']
+    >>> quoted("a" * 1000)
+    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ... aaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"
     """
-    if not isinstance(given, Iterable):
-        raise ValueError(f"{option}={given!r}: give one or more of: {', '.join(valid)}.")
-    names = [given] if isinstance(given, str) else list(given)
-    for name in names:
-        if name not in valid:
-            raise unknown(option.removesuffix("s"), name, valid)
-    if not names:
-        raise ValueError(f"{option}={given!r} is empty. Give one or more of: {', '.join(valid)}.")
-    return [name for name in valid if name in names]
+    text = " ".join(repr(given).split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
 
 
 def listed(names: Iterable[str], most: int = SHOWN) -> str:
@@ -148,7 +129,3 @@ def _place_of(error: Exception) -> str:
     lines = traceback.extract_tb(error.__traceback__)
     others = [line for line in lines if not os.path.abspath(line.filename).startswith(ours + os.sep)]
     return f" ({os.path.basename(others[-1].filename)}, line {others[-1].lineno})" if others else ""
-
-
-def _quoted(names: list[str]) -> str:
-    return " or ".join(repr(name) for name in names)

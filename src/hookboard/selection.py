@@ -2,17 +2,19 @@
 
 import pydoc
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torchmetrics import Metric
 
+from hookboard.checks import several
 from hookboard.messages import closest, listed
 from hookboard.parameters import parametrized
 from hookboard.patterns import regex_of
 
+T = TypeVar("T", bound=str | type)
 Patterns = str | Sequence[str]
 Types = str | type | Sequence[str | type]
 
@@ -63,8 +65,8 @@ def select(
     named = dict(named_submodules(root))
     if owning == "parameters":
         named = {"": root, **named}
-    wanted, unwanted = _split(_as_list("modules", modules, "a pattern such as 'layers.*'"))
-    wanted_types, unwanted_types = _split(_as_list("types", types, "a class or its name, such as 'Conv2d'"))
+    patterns, kinds = check_selection(modules, types)
+    (wanted, unwanted), (wanted_types, unwanted_types) = _split(patterns), _split(kinds)
 
     by_name = _matcher(wanted, lambda pattern: _names_matching(pattern, named))
     by_type = _matcher(wanted_types, lambda kind: _names_of_type(kind, named))
@@ -106,30 +108,40 @@ def _is_wrapping(parts: list[str], i: int, everything: dict[str, nn.Module]) -> 
     return parts[i] == "module" and isinstance(parent, DistributedDataParallel | DataParallel)
 
 
-def _as_list(option: str, given: object, what: str) -> list[str | type]:
-    if given is None:
-        return []
-    several: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, str | type) else [given]
-    if not several or not all(isinstance(each, str | type) for each in several):
-        raise ValueError(f"{option}={given!r}: give {what}, or several in a list; leave it out for the default.")
-    return several
+def check_selection(modules: object, types: object = None) -> tuple[list[str], list[str | type]]:
+    """Check what was given as `modules=` and `types=`, without a model.
+
+    Returns:
+        The patterns and the types, as lists.
+
+    Raises:
+        ValueError: one of them is of another type, an empty list, or a regular expression that is none.
+    """
+    a_pattern = (
+        "a pattern over names of modules, such as 'layers.*', or several in a list (a class belongs in types=, the "
+        "model in Trainer.fit)"
+    )
+    a_type = "a class or its name, such as 'Conv2d', or several in a list"
+    default = "for the default"
+    patterns = [] if modules is None else several("modules", modules, str, a_pattern, default)
+    for pattern in patterns:
+        regex_of(pattern.removeprefix("!"))
+    return patterns, [] if types is None else several("types", types, (str, type), a_type, default)
 
 
-def _split(given: list[str | type]) -> tuple[list[str | type], list[str | type]]:
+def _split(given: Sequence[T]) -> tuple[list[T], list[T]]:
     """What is asked for, and what is excluded by a leading `!`."""
-    excluded: list[str | type] = [g[1:] for g in given if isinstance(g, str) and g.startswith("!")]
+    excluded: list[Any] = [g[1:] for g in given if isinstance(g, str) and g.startswith("!")]
     included = [g for g in given if not (isinstance(g, str) and g.startswith("!"))]
     return included, excluded
 
 
-def _matcher(given: list[str | type], names_of: Callable[[str | type], set[str]]) -> set[str] | None:
+def _matcher(given: list[T], names_of: Callable[[T], set[str]]) -> set[str] | None:
     """The names that any of `given` matches; None where nothing was given."""
     return set().union(*map(names_of, given)) if given else None
 
 
-def _names_matching(pattern: str | type, named: dict[str, nn.Module]) -> set[str]:
-    if not isinstance(pattern, str):
-        raise ValueError(f"modules: {pattern!r} is not a pattern (a string); a class belongs in types=")
+def _names_matching(pattern: str, named: dict[str, nn.Module]) -> set[str]:
     regex = regex_of(pattern)
     # One star stands for a name, which the root has none of.
     matched = {name for name in named if regex.fullmatch(name) and (name or pattern != "*")}

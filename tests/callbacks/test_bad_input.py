@@ -44,7 +44,7 @@ def test_an_unknown_statistic_of_updates():
         (ActivationLogger, "outputs", "unknown role 'outputs'; did you mean 'output'.*Valid: output, input"),
         (ActivationLogger, ["grad_output"], "unknown role 'grad_output'"),
         (GradientLogger, ["grad_ouput"], "did you mean 'grad_output'"),
-        (GradientLogger, [], r"roles=\[\] is empty"),
+        (GradientLogger, [], r"roles=\[\]: give one or more of: grad_output, grad_input"),
     ],
 )
 def test_an_unknown_role(logger, roles, message):

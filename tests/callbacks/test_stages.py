@@ -148,7 +148,7 @@ def test_an_unknown_stage_is_answered_with_those_there_are():
 
 
 def test_no_stage_is_no_answer():
-    with pytest.raises(ValueError, match="is empty"):
+    with pytest.raises(ValueError, match=r"stages=\[\]: give one or more of: train, validate"):
         ActivationLogger(stages=[])
 
 

@@ -75,7 +75,7 @@ def test_an_unknown_statistic_is_an_error_that_helps(given, message):
     [
         ({"name": "near zero"}, "letters, digits and underscores"),
         ({"name": "mean"}, "taken by a built-in"),
-        ({"name": "mine", "merge": "average"}, "unknown merge rule 'average'.*Valid: mean, sum, min, max"),
+        ({"name": "mine", "merge": "average"}, "unknown merge 'average'.*Valid: mean, sum, min, max"),
     ],
 )
 def test_a_statistic_that_cannot_be_logged_is_an_error(arguments, message):
@@ -129,7 +129,7 @@ def test_a_statistic_leaves_random_state_and_grad_mode_as_they_were_and_its_erro
 
 
 def test_a_plain_function_in_place_of_a_statistic_says_how_to_wrap_it():
-    with pytest.raises(ValueError, match=r"wrap your function, as in hookboard.Statistic"):
+    with pytest.raises(ValueError, match=r"your function in a hookboard.Statistic"):
         plan([lambda x: x.mean()])
 
 

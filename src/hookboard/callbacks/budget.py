@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from time import perf_counter
-from typing import Any
 
 from hookboard.clock import Clock
 
@@ -25,20 +24,6 @@ class Share:
             return None
         self._last = step, now, spent
         return None if last is None else (spent - last[2]) / (now - last[1])
-
-
-def check_share(given: Any) -> None:
-    """Check a `max_overhead`.
-
-    Raises:
-        ValueError: it is neither None nor above 0 and at most 1.
-    """
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if given is not None and not (is_number and 0 < given <= 1):
-        raise ValueError(
-            f"max_overhead={given!r}: give the largest share of the training time that the callback may take, above 0 "
-            "and at most 1, such as 0.02, or leave it out for no limit."
-        )
 
 
 class Budget:

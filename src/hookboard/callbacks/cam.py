@@ -25,11 +25,11 @@ from hookboard.attribution import (
 from hookboard.callbacks.duties import NothingToShowError
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
 from hookboard.callbacks.watch import Selection
+from hookboard.checks import check_list, check_name, check_normalization, is_whole, wrong
 from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_first, unnormalized
-from hookboard.messages import unknown
 from hookboard.nested import tensors_in
 from hookboard.recording import sent_together
-from hookboard.selection import select
+from hookboard.selection import check_selection, select
 from hookboard.torch_private import NoCollectives
 
 EvaluationStage = Literal["validate", "test", "predict"]
@@ -92,14 +92,16 @@ class CAMLogger(PictureLogger):
         every_n_steps: int | None = None,
     ) -> None:
         super().__init__(stage, batch_idx, every_n_steps, samples=samples, size=size)
-        if method not in METHODS:
-            raise unknown("method", method, METHODS)
-        if isinstance(target, str) and target not in ("predicted", "label"):
-            raise unknown("target", target, ["predicted", "label"])
-        if stage not in get_args(EvaluationStage):
-            raise unknown("stage", stage, get_args(EvaluationStage))
-        if (mean is None) != (std is None):
-            raise ValueError(f"mean={mean!r}, std={std!r}: give both, or neither.")
+        check_selection(modules)
+        check_name("method", method, METHODS)
+        if isinstance(target, str):
+            check_name("target", target, ["predicted", "label"])
+        elif not is_whole(target) or target < 0:
+            raise wrong("target", target, "'predicted', 'label', or the index of a class, 0 or more")
+        check_name("stage", stage, get_args(EvaluationStage))
+        check_normalization(mean, std)
+        if classes is not None:
+            check_list("classes", classes, lambda name: isinstance(name, str), "a list of names", "")
         self.modules = modules
         self.method = method
         self.target = target
@@ -174,7 +176,7 @@ class CAMLogger(PictureLogger):
             if self.target == "predicted":
                 return scores.argmax(dim=1)
             last = scores.shape[1] - 1
-            if isinstance(self.target, int):
+            if not isinstance(self.target, str):
                 if not 0 <= self.target <= last:
                     raise _no_such_class(self.target, [self.target], last)
                 return torch.full((len(scores),), self.target, device=scores.device)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
 from hookboard.callbacks.trainer import inform, warn
 from hookboard.callbacks.watch import Selection, listed_gaps, names_in
+from hookboard.checks import check_list, check_name, is_finite, wrong
 from hookboard.hooks import Observer, Taps
 from hookboard.images import (
     CONVOLUTIONS,
@@ -23,15 +24,16 @@ from hookboard.images import (
     samples_first,
     shown,
 )
-from hookboard.messages import unknown
 from hookboard.nested import tensors_in
 from hookboard.ranks import whole
 from hookboard.recording import sent_together
-from hookboard.selection import named_submodules, select
+from hookboard.selection import check_selection, named_submodules, select
 from hookboard.sites import Site, Stage
 
 MOST_MODULES = 16
 """How many modules are shown at most if the user names none."""
+
+A_RANGE = "'map', 'layer', or a range [low, high]"
 
 
 class FeatureMapLogger(PictureLogger):
@@ -90,10 +92,16 @@ class FeatureMapLogger(PictureLogger):
         every_n_steps: int | None = None,
     ) -> None:
         super().__init__(stage, batch_idx, every_n_steps, samples=samples, channels=channels, size=size)
-        if order not in ("channel", "strongest"):
-            raise unknown("order", order, ["channel", "strongest"])
-        if isinstance(normalize, str) and normalize not in ("map", "layer"):
-            raise unknown("normalize", normalize, ["map", "layer"])
+        check_selection(modules, types)
+        if stage is not None:
+            check_name("stage", stage, get_args(Stage))
+        check_name("order", order, get_args(Order))
+        if isinstance(normalize, str):
+            check_name("normalize", normalize, ["map", "layer"])
+        else:
+            check_list("normalize", normalize, is_finite, A_RANGE)
+            if len(normalize) != 2 or normalize[0] >= normalize[1]:
+                raise wrong("normalize", normalize, A_RANGE)
         self.modules = modules
         self.types = types
         self.samples = samples

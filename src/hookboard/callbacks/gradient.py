@@ -9,8 +9,8 @@ from torch import nn
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.callbacks.watch import Selection
+from hookboard.checks import chosen
 from hookboard.measure import DEFAULT, Statistic
-from hookboard.messages import chosen
 from hookboard.parameters import Weight
 from hookboard.selection import NothingToSelectError, select
 
@@ -52,7 +52,8 @@ class GradientLogger(SiteLogger[SiteWatch]):
             headroom effective_rank`, and your own: a `hookboard.Statistic` or the dotted path of one. Those from
             `kurtosis` on cost more, and only where they are asked for. `p01 p50 p99` (quantiles) are off by at most
             half the width of a bin, 1/32 of the value.
-        histogram: Whether to log histograms too. They cost more than all statistics together.
+        histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost more than all statistics
+            together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
         max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes

@@ -23,6 +23,7 @@ from hookboard.callbacks.health_watch import (
 from hookboard.callbacks.numbers import AFTER_LOOP, SiteLogger
 from hookboard.callbacks.trainer import is_alone, logged_step
 from hookboard.callbacks.watch import Selection, Watch
+from hookboard.checks import check_name, check_whole
 from hookboard.health import (
     ASKED_AT_FIRST,
     RULES,
@@ -38,7 +39,7 @@ from hookboard.health import (
     layers_of,
     rules_of,
 )
-from hookboard.messages import chosen, warn_switched_off
+from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.recording import Recorder
 from hookboard.sites import Role, Site, Stage
@@ -116,9 +117,8 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         names = [rule.name for rule in self._rules()]
         if stop_on is not None:
             check_stop_on(stop_on, names, RULES)
-        chosen("nonfinite", nonfinite, get_args(Finding))
-        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-            raise ValueError(f"window={window!r}: give a whole number of looks, 1 or more.")
+        check_name("nonfinite", nonfinite, get_args(Finding))
+        check_whole("window", window, of="looks")
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:

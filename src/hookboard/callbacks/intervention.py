@@ -10,10 +10,10 @@ from torch import Tensor
 from hookboard.callbacks.life import Life
 from hookboard.callbacks.trainer import callbacks_of, is_alone, logged_step, warn
 from hookboard.callbacks.watch import Selection, Watch
+from hookboard.checks import check_name, check_whole, chosen
 from hookboard.eager import run_eagerly
-from hookboard.hooks import EditRole, EditRule, Edits
-from hookboard.messages import chosen
-from hookboard.selection import NothingToSelectError, select
+from hookboard.hooks import EditRole, EditRule, Edits, check_rule
+from hookboard.selection import NothingToSelectError, check_selection, select
 from hookboard.sites import ROLES, Stage
 from hookboard.writers import Entry
 
@@ -85,17 +85,16 @@ class Intervention(Life[_EditWatch]):
         last_step: int | None = None,
     ) -> None:
         super().__init__()
-        chosen("roles", role, get_args(EditRole))
+        check_rule("rule", rule)
+        check_selection(modules, types)
+        check_name("role", role, get_args(EditRole))
+        check_whole("first_step", first_step, 0, "optimizer steps")
+        check_whole("last_step", last_step, 0, "optimizer steps", "for no end")
         elsewhere = set(chosen("stages", stages, get_args(Stage))) - {"train"}
         if ROLES[role].is_gradient and elsewhere:
             raise ValueError(f"role={role!r}, stages={stages!r}: only 'train' has gradients.")
-        if first_step < 0 or (last_step is not None and last_step < first_step):
-            raise ValueError(
-                f"first_step={first_step!r}, last_step={last_step!r}: give 0 or more, and a last_step that is not "
-                "before first_step."
-            )
-        if not callable(rule):
-            raise ValueError(f"rule={rule!r}: give one of hookboard's rules, or a function from tensor to tensor.")
+        if last_step is not None and last_step < first_step:
+            raise ValueError(f"first_step={first_step!r}, last_step={last_step!r}: last_step is before first_step.")
         self.rule = rule
         self.modules = modules
         self.types = types

@@ -13,7 +13,7 @@ from hookboard.messages import warn_switched_off
 from hookboard.parameters import weight_in_use
 from hookboard.ranks import whole
 from hookboard.recording import sent_together
-from hookboard.selection import NothingToSelectError, select
+from hookboard.selection import NothingToSelectError, check_selection, select
 
 
 class KernelLogger(PictureLogger):
@@ -54,6 +54,7 @@ class KernelLogger(PictureLogger):
         every_n_steps: int | None = None,
     ) -> None:
         super().__init__("train", 0, every_n_steps, kernels=kernels, channels=channels, size=size)
+        check_selection(modules, types)
         self.modules = modules
         self.types = types
         self.kernels = kernels

@@ -29,10 +29,23 @@ from hookboard.callbacks.trainer import is_alone, is_running, running_stage, war
 from hookboard.clock import timed
 
 
+class _StateKey:
+    """The callback's key in checkpoints. Lightning reads it before each hook, so a class tells here that it is none."""
+
+    def __get__(self, callback: object | None, kind: type) -> str:
+        if callback is None:  # no other error: what lists the members of a class goes on after this one
+            raise AttributeError(
+                f"callbacks=[{kind.__name__}]: give an object, as in {kind.__name__}(), not its class."
+            )
+        return kind.__qualname__
+
+
 class Life(Course[W]):
     """Base of all callbacks: what they do at each point of a run."""
 
     # The hooks of Lightning at which it begins and ends.
+
+    state_key = _StateKey()
 
     @timed
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

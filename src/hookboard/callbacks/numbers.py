@@ -9,29 +9,22 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.callbacks.budget import check_share
 from hookboard.callbacks.course import is_due_now
 from hookboard.callbacks.facts import facts_of, say_if_copied
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.life import Life
 from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.site_watch import Gaps, SiteWatch
-from hookboard.callbacks.trainer import (
-    check_every_n_steps,
-    check_switches,
-    inform,
-    is_accumulating,
-    log_every_n_steps,
-    logged_step,
-)
+from hookboard.callbacks.trainer import inform, is_accumulating, log_every_n_steps, logged_step
 from hookboard.callbacks.watch import Watch, names_in
 from hookboard.callbacks.weights import measure_gradients, measure_weights
+from hookboard.checks import check_share, check_steps, check_switches, chosen, wrong
 from hookboard.hooks import Taps, forget_graphs, forget_graphs_without_hooks
-from hookboard.measure import DERIVED, Plan, Statistic, forget_scratch, plan
-from hookboard.messages import chosen
+from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, plan
 from hookboard.parameters import Weight, are_still, weights_of
 from hookboard.ranks import Ranks
 from hookboard.recording import Reading, Readings, Recorder, Sent
+from hookboard.selection import check_selection
 from hookboard.sites import ROLES, Role, Site, Stage
 from hookboard.writers import entry_of
 
@@ -58,9 +51,13 @@ class SiteLogger(Life[V]):
         max_overhead: float | None = None,
     ) -> None:
         super().__init__()
-        check_share(max_overhead)
+        check_selection(modules, types)
         check_switches(histogram=histogram, sync_dist=sync_dist)
-        check_every_n_steps(every_n_steps, "to follow the Trainer's log_every_n_steps")
+        check_steps(every_n_steps, "to follow the Trainer's log_every_n_steps")
+        check_share(max_overhead)
+        chosen("stages", stages, get_args(Stage))
+        if not as_list(statistics) and not histogram:
+            raise wrong("statistics", statistics, "at least one, or histogram=True for histograms alone")
         self.modules = modules
         self.types = types
         self.every_n_steps = every_n_steps
@@ -71,7 +68,6 @@ class SiteLogger(Life[V]):
         self.max_overhead = max_overhead
         self._readings: Iterable[Reading] = ()
         self._plan()
-        chosen("stages", stages, get_args(Stage))
 
     @property
     def readings(self) -> tuple[Reading, ...]:

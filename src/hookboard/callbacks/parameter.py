@@ -70,7 +70,8 @@ class ParameterLogger(SiteLogger[SiteWatch]):
             `kurtosis` on cost more, and only where they are asked for. `p01 p50 p99` (quantiles) are off by at most
             half the width of a bin, 1/32 of the value. Here also `update_norm`, `update_ratio`, `unchanged_fraction`,
             `exp_avg_rms`, `exp_avg_sq_rms`, `momentum_buffer_rms` and `rms_t`.
-        histogram: Whether to log histograms too. They cost more than all statistics together.
+        histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost more than all statistics
+            together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
         max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
@@ -11,7 +11,6 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from hookboard.callbacks.course import is_due
 from hookboard.callbacks.life import Life
 from hookboard.callbacks.trainer import (
-    check_every_n_steps,
     inform,
     is_accumulating,
     is_alone,
@@ -20,10 +19,10 @@ from hookboard.callbacks.trainer import (
     warn,
 )
 from hookboard.callbacks.watch import Watch
+from hookboard.checks import check_steps, check_whole
 from hookboard.eager import run_eagerly
 from hookboard.hooks import Taps
 from hookboard.images import Picture
-from hookboard.messages import chosen
 from hookboard.sites import Stage
 from hookboard.writers import Entry
 
@@ -72,12 +71,10 @@ class PictureLogger(Life[PictureWatch]):
 
     def __init__(self, stage: Stage | None, batch_idx: int, every_n_steps: int | None, **counts: int) -> None:
         super().__init__()
-        check_every_n_steps(every_n_steps, f"for {STEPS_PER_LOG} times the Trainer's log_every_n_steps")
-        if stage is not None:
-            chosen("stages", stage, get_args(Stage))
+        check_steps(every_n_steps, f"for {STEPS_PER_LOG} times the Trainer's log_every_n_steps")
+        check_whole("batch_idx", batch_idx, 0)
         for name, count in counts.items():
-            if count < 1:
-                raise ValueError(f"{name}={count!r}: give 1 or more.")
+            check_whole(name, count)
         self.stage = stage
         self.batch_idx = batch_idx
         self.every_n_steps = every_n_steps

@@ -75,34 +75,6 @@ def without_trainer(state: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name not in ("log", "log_dict")}
 
 
-def check_switches(**given: Any) -> None:
-    """Check arguments that are either true or false.
-
-    Raises:
-        ValueError: one of them is neither.
-    """
-    for name, value in given.items():
-        if not isinstance(value, bool):
-            raise ValueError(f"{name}={value!r}: give True or False.")
-
-
-def check_every_n_steps(given: Any, otherwise: str) -> None:
-    """Check an `every_n_steps`.
-
-    Args:
-        given: the argument.
-        otherwise: says in the error what happens if it is left out.
-
-    Raises:
-        ValueError: it is neither None nor a whole number of at least 1.
-    """
-    is_count = isinstance(given, int) and not isinstance(given, bool)
-    if given is not None and (not is_count or given < 1):
-        raise ValueError(
-            f"every_n_steps={given!r}: give a whole number of optimizer steps, 1 or more, or leave it out {otherwise}."
-        )
-
-
 def is_alone(trainer: Trainer) -> bool:
     """Whether an evaluation runs outside of a fit (`Trainer.validate` and so on)."""
     return trainer.state.fn != TrainerFn.FITTING

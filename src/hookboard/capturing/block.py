@@ -9,9 +9,9 @@ from torch import nn
 
 from hookboard.capturing.captured import Captured, CaptureRole
 from hookboard.capturing.module import Keeper
+from hookboard.checks import check_switches, check_whole, chosen, wrong
 from hookboard.eager import run_eagerly
-from hookboard.hooks import Edit, EditRole, Edits
-from hookboard.messages import chosen
+from hookboard.hooks import Edit, Edits
 from hookboard.selection import Patterns, Types, select
 
 
@@ -60,12 +60,17 @@ def capture(
         >>> seen["0"].output.shape, seen["0"].grad_output.shape
         (torch.Size([4, 3]), torch.Size([4, 3]))
     """
+    if not isinstance(model, nn.Module):
+        raise wrong("model", model, "a torch.nn.Module")
     wanted = chosen("roles", roles, get_args(CaptureRole))
+    check_switches(copy=copy)
+    check_whole("calls", calls, otherwise="for all")
+    if device is not None:
+        _check_device(device)
     edits = []
     for one in edit if isinstance(edit, list | tuple) else [edit]:
         if not isinstance(one, Edit):
-            raise ValueError(f"edit={one!r}: give an Edit, which says where too, as in Edit(Zero(), 'layer1').")
-        chosen("roles", one.role, get_args(EditRole))
+            raise wrong("edit", one, "an Edit, which says where too, as in Edit(Zero(), 'layer1')")
         edits.append(Edits(_select(model, one.modules, one.types), one.role, one.rule))
     seen = Captured(_select(model, modules, types), wanted, Keeper(copy, device), calls)
     with run_eagerly(), ExitStack() as hooks:
@@ -76,6 +81,16 @@ def capture(
         yield seen
     for each in edits:
         each.check_made()
+
+
+def _check_device(device: object) -> None:
+    error = wrong("device", device, "a device that is there, such as 'cpu'", "to leave tensors where they are")
+    if not isinstance(device, str | torch.device):
+        raise error
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as cause:  # the second one where torch was built without CUDA
+        raise error from cause
 
 
 def _select(model: nn.Module, modules: Patterns | None, types: Types | None) -> dict[str, nn.Module]:

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from hookboard.capturing.module import Call, CapturedModule, Keeper
+from hookboard.checks import check_text, wrong
 from hookboard.hooks import (
     NO_GRADIENT,
     UNKNOWN,
@@ -17,6 +18,7 @@ from hookboard.hooks import (
     Switch,
     Taps,
     apply_rule,
+    check_rule,
     edited_gradient,
     is_own_call,
     watch_output,
@@ -98,6 +100,11 @@ class Captured(Mapping[str, CapturedModule]):
         Raises:
             ValueError: `name` is the name of a module, or `edit_grad` is given for a tensor without a gradient.
         """
+        if not isinstance(tensor, Tensor):
+            raise wrong("tensor", tensor, "a tensor")
+        check_text(name=name)
+        if edit_grad is not None:
+            check_rule("edit_grad", edit_grad)
         if not is_own_call():
             self._watch(tensor, name)
         if edit_grad is None:

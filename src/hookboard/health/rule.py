@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
+from hookboard.checks import check_function, check_identifier, check_name, check_switches, several
 from hookboard.dotted import object_at
 from hookboard.health.run import Run
-from hookboard.health.verdict import Severity, Symptom
-from hookboard.messages import chosen, unknown
+from hookboard.health.verdict import Symptom
+from hookboard.messages import quoted, unknown
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,9 @@ class Rule:
     of_evaluations: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
-            raise ValueError(f"Rule name {self.name!r}: use letters, digits and underscores, as in 'large_bias'.")
-        if not callable(self.judge):
-            raise ValueError(f"Rule {self.name!r}: judge={self.judge!r} is no function; give one that takes a Run.")
+        check_identifier("name", self.name)
+        check_function("judge", self.judge, "a function that takes a hookboard.Run")
+        check_switches(at_once=self.at_once, of_evaluations=self.of_evaluations)
 
 
 def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mapping[str, Rule]) -> list[Rule]:
@@ -64,11 +63,9 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
     """
     if given is None:
         return list(built_in.values())
-    # What is no list either is named by the error below.
-    several = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    if not several:
-        raise ValueError(f"rules={given!r} asks no rule. Leave it out for all, or give some of: {', '.join(built_in)}.")
-    rules = [rule if isinstance(rule, Rule) else _named(rule, built_in) for rule in several]
+    valid = "the name of a rule, your function in a hookboard.Rule('my_name', function), or several in a list"
+    found = several("rules", given, (str, Rule), valid, "for all")
+    rules = [rule if isinstance(rule, Rule) else _named(rule, built_in) for rule in found]
     names = [rule.name for rule in rules]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -81,17 +78,16 @@ def symptoms_of(rule: Rule, run: Run) -> list[Symptom]:
 
     Raises:
         TypeError: it gives something that is no `Symptom`.
-        ValueError: a symptom has an unknown severity.
     """
     given = rule.judge(run)
     if not isinstance(given, Iterable):
-        raise TypeError(f"it gave {given!r}; it must yield or return hookboard.Symptom objects, or an empty list")
+        raise TypeError(f"it gave {quoted(given)}; it must yield or return hookboard.Symptom objects, or an empty list")
     symptoms = list(given)
     for symptom in symptoms:
         if not isinstance(symptom, Symptom):
-            raise TypeError(f"it yielded {symptom!r}, a {type(symptom).__name__}; yield hookboard.Symptom objects")
-        if symptom.severity not in get_args(Severity):
-            raise unknown("severity", symptom.severity, get_args(Severity))
+            raise TypeError(
+                f"it yielded {quoted(symptom)}, a {type(symptom).__name__}; yield hookboard.Symptom objects"
+            )
     return symptoms
 
 
@@ -106,15 +102,13 @@ def check_stop_on(given: str | Sequence[str], asked: Sequence[str], built_in: Ma
     Raises:
         ValueError: a name is not that of a rule that is asked.
     """
-    for name in [given] if isinstance(given, str) or not isinstance(given, Iterable) else given:
+    for name in several("stop_on", given, str, f"one or more of: alarm, {', '.join(asked)}", "never to stop"):
         if name in built_in and name not in asked:
             raise ValueError(f"stop_on={given!r}: {name!r} is not among rules=, which are {', '.join(asked)}; add it.")
-    chosen("stop_on", given, ["alarm", *asked])
+        check_name("stop_on", name, ["alarm", *asked])
 
 
 def _named(name: str, built_in: Mapping[str, Rule]) -> Rule:
-    if not isinstance(name, str):
-        raise ValueError(f"rule {name!r}: wrap your function, as in hookboard.Rule('my_name', function).")
     if name in built_in:
         return built_in[name]
     if "." not in name:

@@ -1,7 +1,9 @@
 """`Verdict`: what is said of a run. `Symptom`: what a rule sees at one step."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from hookboard.checks import check_name, check_number, check_switches, check_text, check_whole
 
 Severity = Literal["alarm", "note"]
 
@@ -57,3 +59,11 @@ class Symptom:
     batch_idx: int | None = None
     is_root: bool = False
     is_hard: bool = False
+
+    def __post_init__(self) -> None:
+        check_text(module=self.module, evidence=self.evidence, advice=self.advice)
+        check_name("severity", self.severity, get_args(Severity))
+        check_number("size", self.size)
+        check_whole("since", self.since, 0, "optimizer steps", "for now")
+        check_whole("batch_idx", self.batch_idx, 0, otherwise="")
+        check_switches(is_root=self.is_root, is_hard=self.is_hard)

@@ -8,7 +8,7 @@ from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gra
 from hookboard.hooks.graphs import forget_graphs, forget_graphs_without_hooks
 from hookboard.hooks.nonfinite import Search
 from hookboard.hooks.own_call import is_own_call, own_call
-from hookboard.hooks.rules import Clamp, ClipNorm, EditRule, Noise, Replace, Rule, Scale, Zero, apply_rule
+from hookboard.hooks.rules import Clamp, ClipNorm, EditRule, Noise, Replace, Rule, Scale, Zero, apply_rule, check_rule
 from hookboard.hooks.taps import NO_GRADIENT, Taps
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Values",
     "Zero",
     "apply_rule",
+    "check_rule",
     "edited_gradient",
     "forget_graphs",
     "forget_graphs_without_hooks",

@@ -4,15 +4,16 @@ import copy
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from hookboard.checks import check_name
 from hookboard.hooks.own_call import is_own_call, spare_of
-from hookboard.hooks.rules import Noise, Rule, apply_rule
+from hookboard.hooks.rules import Noise, Rule, apply_rule, check_rule
 from hookboard.nested import map_tensors
-from hookboard.selection import Patterns, Types
+from hookboard.selection import Patterns, Types, check_selection
 from hookboard.torch_private import forward_hooks_of, forward_pre_hooks_of, in_backward
 
 EditRole = Literal["input", "output", "grad_input", "grad_output"]
@@ -36,6 +37,11 @@ class Edit:
     modules: Patterns | None = None
     types: Types | None = None
     role: EditRole = "output"
+
+    def __post_init__(self) -> None:
+        check_rule("rule", self.rule)
+        check_selection(self.modules, self.types)
+        check_name("role", self.role, get_args(EditRole))
 
 
 class Edits:

@@ -4,6 +4,7 @@ To add one, write a class with `__call__`, document its arguments (YAML help sho
 `hookboard/__init__.py`.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookboard.checks import check_function, check_list, check_number, check_whole, is_whole, wrong
 from hookboard.layouts import shape_in_words
 from hookboard.torch_private import version_of
 
@@ -46,7 +48,7 @@ class Scale(EditRule):
     factor: float
 
     def __post_init__(self) -> None:
-        _check_number("Scale", "factor", self.factor)
+        check_number("factor", self.factor)
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Returns: `tensor * factor`, same shape and dtype."""
@@ -73,9 +75,12 @@ class Clamp(EditRule):
     max: float | None = None
 
     def __post_init__(self) -> None:
-        limits = [limit for limit in (self.min, self.max) if limit is not None]
-        if not limits or limits != sorted(limits):
-            raise ValueError(f"Clamp(min={self.min!r}, max={self.max!r}): give min, max, or both with min <= max.")
+        limits = {"min": self.min, "max": self.max}
+        for option, limit in limits.items():
+            check_number(option, limit, "a number, not NaN", lambda limit: not math.isnan(limit), "for no limit")
+        given = [limit for limit in limits.values() if limit is not None]
+        if not given or given != sorted(given):
+            raise ValueError(f"min={self.min!r}, max={self.max!r}: give min, max, or both with min <= max.")
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Returns: `tensor.clamp(min, max)`, same shape and dtype."""
@@ -99,7 +104,7 @@ class ClipNorm(EditRule):
     max_norm: float
 
     def __post_init__(self) -> None:
-        _check_number("ClipNorm", "max_norm", self.max_norm)
+        check_number("max_norm", self.max_norm, "a number, 0 or more", lambda norm: norm >= 0)
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Returns: `tensor * min(1, max_norm / norm)`, same shape and dtype."""
@@ -126,6 +131,11 @@ class Zero(EditRule):
 
     channels: Sequence[int] | None = None
     dim: int = 1
+
+    def __post_init__(self) -> None:
+        if self.channels is not None:
+            check_list("channels", self.channels, is_whole, "a list of indices, as in [3]", "for all")
+        check_whole("dim", self.dim, least=None)
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Returns: the tensor with zeros, same shape and dtype; NaN and infinity become zero too."""
@@ -161,12 +171,13 @@ class Noise(EditRule):
     )
 
     def __post_init__(self) -> None:
-        _check_number("Noise", "std", self.std)
+        check_number("std", self.std, "a finite number, 0 or more", lambda std: 0 <= std < math.inf)
+        check_whole("seed", self.seed, least=0)
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Returns: `tensor` plus noise, same shape and dtype."""
         if tensor.device not in self._generators:
-            self._generators[tensor.device] = torch.Generator(tensor.device).manual_seed(self.seed)
+            self._generators[tensor.device] = torch.Generator(tensor.device).manual_seed(int(self.seed))
         generator = self._generators[tensor.device]
         noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device)
         return tensor + self.std * noise
@@ -206,15 +217,23 @@ class Replace(EditRule):
 
     value: Tensor
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, Tensor):
+            raise wrong("value", self.value, "a tensor")
+
     def __call__(self, tensor: Tensor) -> Tensor:
         """Returns: a copy of `value` in the dtype and on the device of `tensor`."""
         # A copy: what follows may work in place.
         return self.value.to(tensor.device, tensor.dtype, copy=True)
 
 
-def _check_number(rule: str, name: str, given: object) -> None:
-    if not isinstance(given, int | float) or isinstance(given, bool):
-        raise ValueError(f"{rule}({name}={given!r}): give a number.")
+def check_rule(option: str, given: object) -> None:
+    """Check a rule, before there is a tensor.
+
+    Raises:
+        ValueError: it is no function, or a class.
+    """
+    check_function(option, given, "one of hookboard's rules, as in Zero(), or a function from tensor to tensor")
 
 
 def apply_rule(rule: Rule, tensor: Tensor, what: str) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookboard.checks import check_function, check_identifier, check_name, several
 from hookboard.dotted import object_at
 from hookboard.measure.columns import AtEnds, Columns
 from hookboard.measure.derived import DERIVED, ENDS, Merged
@@ -110,12 +111,11 @@ class Statistic:
     merge: Literal["mean", "sum", "min", "max"] = "mean"
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
-            raise ValueError(f"Statistic name {self.name!r}: use letters, digits and underscores, as in 'near_zero'.")
+        check_identifier("name", self.name)
         if _is_built_in(self.name):
-            raise ValueError(f"Statistic name {self.name!r} is taken by a built-in statistic.")
-        if self.merge not in IDENTITY:
-            raise unknown("merge rule", self.merge, list(IDENTITY))
+            raise ValueError(f"name={self.name!r} is taken by a built-in statistic.")
+        check_function("measure", self.measure, "a function that takes a tensor")
+        check_name("merge", self.merge, IDENTITY)
 
 
 @dataclass(frozen=True)
@@ -238,8 +238,15 @@ def width_of(more: Sequence[Columns | Statistic]) -> int:
 
 
 def as_list(statistics: str | Statistic | Sequence[str | Statistic]) -> list[str | Statistic]:
-    """One statistic or several, as a list."""
-    return [statistics] if isinstance(statistics, str | Statistic) else list(statistics)
+    """One statistic or several, or none, as a list.
+
+    Raises:
+        ValueError: one of them is neither a name nor a `Statistic`.
+    """
+    if isinstance(statistics, list | tuple) and not statistics:
+        return []
+    valid = "the name of a statistic, your function in a hookboard.Statistic('my_name', function), or several in a list"
+    return several("statistics", statistics, (str, Statistic), valid)
 
 
 def _is_built_in(statistic: str | Statistic) -> bool:
@@ -247,8 +254,6 @@ def _is_built_in(statistic: str | Statistic) -> bool:
 
 
 def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
-    if not isinstance(path, str):
-        raise ValueError(f"statistic {path!r}: wrap your function, as in hookboard.Statistic('my_name', function).")
     if "." not in path:
         raise unknown("statistic", path, [*FORMULAS, *DERIVED, *also_valid])
     return object_at(path, Statistic, "statistic")

@@ -1,0 +1,240 @@
+"""Checks of what users give as arguments. Each raises ValueError, of a wrong type too.
+
+The errors name the argument, quote what was given, and say what is valid.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hookboard.messages import quoted, unknown
+
+Name = TypeVar("Name", bound=str)
+
+
+def wrong(option: str, given: object, valid: str, otherwise: str | None = None) -> ValueError:
+    """The error for an argument that means nothing.
+
+    Args:
+        option: its name.
+        given: its value.
+        valid: what can be given.
+        otherwise: why it may be left out, as "for no limit", or ""; None if it may not.
+
+    >>> wrong("samples", 0, "a whole number, 1 or more")
+    ValueError('samples=0: give a whole number, 1 or more.')
+    """
+    end = "" if otherwise is None else f"; leave it out {otherwise}".rstrip()
+    return ValueError(f"{option}={quoted(given)}: give {valid}{end}.")
+
+
+def check_switches(**given: object) -> None:
+    """Check arguments that are either true or false.
+
+    Raises:
+        ValueError: one of them is neither.
+    """
+    for option, value in given.items():
+        if not isinstance(value, bool | np.bool_):
+            raise wrong(option, value, "True or False")
+
+
+def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", otherwise: str | None = None) -> None:
+    """Check a whole number.
+
+    Args:
+        option: the name of the argument.
+        given: its value.
+        least: the smallest that is valid; None if all are.
+        of: of what it is a number, as "optimizer steps".
+        otherwise: see `wrong`.
+
+    Raises:
+        ValueError: it is no whole number, or too small.
+    """
+    if given is None and otherwise is not None:
+        return
+    if not is_whole(given) or (least is not None and given < least):
+        limit = "" if least is None else f", {least} or more"
+        raise wrong(option, given, f"a whole number{of and f' of {of}'}{limit}", otherwise)
+
+
+def check_steps(every_n_steps: Any, otherwise: str) -> None:
+    """Check an `every_n_steps`, see `check_whole`."""
+    check_whole("every_n_steps", every_n_steps, of="optimizer steps", otherwise=otherwise)
+
+
+def check_share(max_overhead: Any) -> None:
+    """Check a `max_overhead`, see `check_number`."""
+    valid = "the largest share of the training time that the callback may take, above 0 and at most 1, such as 0.02"
+    check_number("max_overhead", max_overhead, valid, lambda share: 0 < share <= 1, "for no limit")
+
+
+def check_number(
+    option: str,
+    given: Any,
+    valid: str = "a number",
+    is_valid: Callable[[float], bool] = lambda number: True,
+    otherwise: str | None = None,
+) -> None:
+    """Check a number.
+
+    Args:
+        option: the name of the argument.
+        given: its value.
+        valid: which numbers are valid, in words.
+        is_valid: the same; NaN is passed to it too.
+        otherwise: see `wrong`.
+
+    Raises:
+        ValueError: it is no number, or no valid one.
+    """
+    if given is None and otherwise is not None:
+        return
+    if not is_number(given) or not is_valid(given):
+        raise wrong(option, given, valid, otherwise)
+
+
+def is_whole(given: object) -> bool:
+    """Whether it is a whole number, of Python or NumPy."""
+    return isinstance(given, int | np.integer) and not isinstance(given, bool)
+
+
+def is_number(given: object) -> bool:
+    """Whether it is a real number, of Python or NumPy; NaN and infinities are."""
+    return is_whole(given) or isinstance(given, float | np.floating)
+
+
+def is_finite(given: Any) -> bool:
+    """Whether it is a real number, and neither NaN nor infinite."""
+    return is_number(given) and bool(np.isfinite(given))
+
+
+def check_text(**given: object) -> None:
+    """Check arguments that are any text.
+
+    Raises:
+        ValueError: one of them is no string.
+    """
+    for option, value in given.items():
+        if not isinstance(value, str):
+            raise wrong(option, value, "a string")
+
+
+def check_identifier(option: str, given: object) -> None:
+    """Check a name that becomes part of tags.
+
+    Raises:
+        ValueError: it has other characters than letters, digits and underscores.
+    """
+    if not isinstance(given, str) or not given.isidentifier():
+        raise wrong(option, given, "a name of letters, digits and underscores, as in 'near_zero'")
+
+
+def check_function(option: str, given: object, valid: str) -> None:
+    """Check a function, or an object that can be called like one. A class is neither: its parentheses are missing.
+
+    Raises:
+        ValueError: it cannot be called, or is a class.
+    """
+    if not callable(given) or isinstance(given, type):
+        raise wrong(option, given, valid)
+
+
+def check_name(option: str, given: object, valid: Iterable[str]) -> None:
+    """Check an argument that takes one of some names.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    valid = list(valid)
+    if not isinstance(given, str) or given not in valid:
+        raise unknown(option, given, valid)
+
+
+def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> list[Name]:
+    """Check an argument that takes one name or several.
+
+    Args:
+        option: the name of the argument in the plural.
+        given: one name or several.
+        valid: all names that may be given.
+
+    Returns:
+        The given names, in the order of `valid`.
+
+    Raises:
+        ValueError: no name is given, or one is not among `valid`.
+
+    >>> chosen("roles", "input", ["output", "input"])
+    ['input']
+    """
+    names = several(option, given, object, f"one or more of: {', '.join(valid)}")
+    for name in names:
+        check_name(option.removesuffix("s"), name, valid)
+    return [name for name in valid if name in names]
+
+
+def check_list(
+    option: str, given: Any, is_valid: Callable[[Any], bool], valid: str, otherwise: str | None = None
+) -> None:
+    """Check a list, or another sequence, with at least one element.
+
+    Args:
+        option: the name of the argument.
+        given: its value.
+        is_valid: whether an element is valid.
+        valid: what can be given, in words.
+        otherwise: see `wrong`.
+
+    Raises:
+        ValueError: it is no list, an empty one, or an element is not valid.
+    """
+    if not is_list(given) or not given or not all(map(is_valid, given)):
+        raise wrong(option, given, valid, otherwise)
+
+
+def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
+    """Check the mean and deviation by which the channels of pictures were normalized.
+
+    Raises:
+        ValueError: one is missing, or one is no list of finite numbers, above 0 in `std`.
+    """
+    if mean is not None:
+        check_list("mean", mean, is_finite, "a list with a number for each channel", "with std")
+    if std is not None:
+        valid = "a list with a number above 0 for each channel"
+        check_list("std", std, lambda each: is_finite(each) and each > 0, valid, "with mean")
+    if len(mean or ()) != len(std or ()):
+        raise ValueError(f"mean={mean!r}, std={std!r}: give both, equally long, or neither.")
+
+
+def is_list(given: object) -> bool:
+    """Whether it is a list or like one. Sets, whose order differs between processes, and iterators are not."""
+    return isinstance(given, Sequence) and not isinstance(given, str | bytes)
+
+
+def several(option: str, given: Any, kinds: Any, valid: str, otherwise: str | None = None) -> list[Any]:
+    """Check an argument that takes one thing or a list of them.
+
+    Args:
+        option: the name of the argument.
+        given: its value.
+        kinds: the class of each, or a tuple of classes, as for `isinstance`.
+        valid: what can be given, in words.
+        otherwise: see `wrong`.
+
+    Returns:
+        A list of them.
+
+    Raises:
+        ValueError: one is of another kind, or the list is empty.
+
+    >>> several("types", "Conv2d", str, "the name of a class, or several in a list")
+    ['Conv2d']
+    """
+    found = list(given) if is_list(given) else [given]
+    if not found or not all(isinstance(each, kinds) for each in found):
+        raise wrong(option, given, valid, otherwise)
+    return found

@@ -1,0 +1,279 @@
+"""Every argument of everything public: what means nothing is refused where it is given, in Python and in YAML."""
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+import torch
+from jsonargparse import ArgumentError, ArgumentParser
+from lightning.pytorch import Callback
+from torch import nn
+from toys import Toy, events, fit, scalars, trainer
+
+import hookboard
+from hookboard import api
+
+
+class Unusual:
+    def __repr__(self):
+        return "Unusual()"
+
+
+GIVEN = {
+    "None": lambda: None,
+    "True": lambda: True,
+    "False": lambda: False,
+    "-1": lambda: -1,
+    "0": lambda: 0,
+    "2": lambda: 2,
+    "2.5": lambda: 2.5,
+    "nan": lambda: math.nan,
+    "inf": lambda: math.inf,
+    "''": lambda: "",
+    "'x'": lambda: "x",
+    "'re:('": lambda: "re:(",
+    "b'x'": lambda: b"x",
+    "[]": list,
+    "[None]": lambda: [None],
+    "['x']": lambda: ["x"],
+    "()": lambda: (),
+    "(1, 2)": lambda: (1, 2),
+    "{}": dict,
+    "{'x': 1}": lambda: {"x": 1},
+    "{'x'}": lambda: {"x"},
+    "generator": lambda: (name for name in ["x"]),
+    "object": Unusual,
+    "class": lambda: nn.Linear,
+    "function": lambda: len,
+    "module": lambda: nn.Linear(1, 1),
+    "tensor": lambda: torch.tensor(2.0),
+    "tensors": lambda: torch.ones(2),
+    "array": lambda: np.array([1, 2]),
+    "int64": lambda: np.int64(2),
+    "float32": lambda: np.float32(0.5),
+    "true": lambda: np.True_,
+}
+"""What users give by mistake, and what they may give."""
+
+SWITCH = {"True", "False", "true"}
+TEXT = {"''", "'x'", "'re:('"}
+COUNT = {"2", "int64"}
+NAMED = {"None", "''", "'x'", "['x']"}
+NUMBER = {"-1", "0", "2", "2.5", "nan", "inf", "int64", "float32"}
+
+MEANT = {
+    "modules": NAMED,
+    "types": TEXT | {"None", "['x']", "class"},
+    "roles": set(),
+    "role": set(),
+    "stage": {"None"},
+    "stages": set(),
+    "every_n_steps": COUNT | {"None"},
+    "statistics": set(),
+    "histogram": SWITCH,
+    "sync_dist": SWITCH,
+    "max_overhead": {"None", "float32"},
+    "samples": COUNT,
+    "channels": COUNT,
+    "kernels": COUNT,
+    "size": COUNT,
+    "window": COUNT,
+    "batch_idx": COUNT | {"0"},
+    "order": set(),
+    "normalize": {"(1, 2)"},
+    "method": set(),
+    "target": COUNT | {"0"},
+    "mean": set(),  # not without std
+    "std": set(),
+    "classes": {"None", "['x']"},
+    "rules": {"None"},
+    "nonfinite": set(),
+    "stop_on": {"None"},
+    "rule": {"function", "module"},
+    "first_step": COUNT | {"0"},
+    "last_step": COUNT | {"0", "None"},
+    "factor": NUMBER,
+    "min": NUMBER - {"nan"},
+    "max": NUMBER - {"nan", "-1"} | {"None"},
+    "max_norm": NUMBER - {"nan", "-1"},
+    "dim": COUNT | {"0", "-1"},
+    "seed": COUNT | {"0"},
+    "value": {"tensor", "tensors"},
+    "copy": SWITCH,
+    "device": {"None"},
+    "calls": COUNT | {"None"},
+    "edit": {"[]", "()"},
+    "model": {"module"},
+    "name": {"'x'"},  # with letters alone
+    "measure": {"function", "module"},
+    "merge": set(),
+    "judge": {"function", "module"},
+    "at_once": SWITCH,
+    "of_evaluations": SWITCH,
+    "module": TEXT,
+    "evidence": TEXT,
+    "advice": TEXT,
+    "severity": set(),
+    "since": COUNT | {"0", "None"},
+    "is_root": SWITCH,
+    "is_hard": SWITCH,
+}
+"""Which of these an argument of that name takes, wherever it is; `MEANT_THERE` has the exceptions."""
+
+MEANT_THERE = {
+    ("CAMLogger", "stage"): set(),
+    ("CAMLogger", "mean"): {"None"},
+    ("CAMLogger", "std"): {"None"},
+    ("Noise", "std"): NUMBER - {"nan", "inf", "-1"},
+    ("capture", "modules"): {"None"},
+    ("capture", "types"): {"None", "class"},
+    ("Zero", "channels"): {"None", "(1, 2)"},
+    ("Symptom", "size"): NUMBER,
+    ("Symptom", "batch_idx"): COUNT | {"0", "None"},
+}
+
+NEEDED = {
+    "Intervention": {"rule": hookboard.Zero()},
+    "capture": {"model": nn.Sequential(nn.Linear(1, 1))},
+    "Edit": {"rule": hookboard.Zero()},
+    "Scale": {"factor": 1.0},
+    "Clamp": {"min": 0},
+    "ClipNorm": {"max_norm": 1.0},
+    "Noise": {"std": 1.0},
+    "Replace": {"value": torch.ones(1)},
+    "Statistic": {"name": "mine", "measure": torch.sum},
+    "Rule": {"name": "mine", "judge": len},
+    "Symptom": {"module": "net", "evidence": "it is so", "advice": "look at it"},
+}
+RESULTS = {
+    "Captured",
+    "CapturedModule",
+    "Histogram",
+    "HookboardWarning",
+    "Moments",
+    "Reading",
+    "Run",
+    "Site",
+    "Verdict",
+}
+"""What users are given, and do not make."""
+
+CALLABLE = sorted({*api.__all__} - RESULTS)
+ARGUMENTS = [(name, argument) for name in CALLABLE for argument in inspect.signature(getattr(api, name)).parameters]
+CALLBACKS = [(name, argument) for name, argument in ARGUMENTS if name.endswith(("Logger", "Monitor", "Intervention"))]
+IN_YAML = ["None", "True", "-1", "0", "2", "2.5", "nan", "'x'", "[]", "['x']", "{'x': 1}"]
+
+
+def make(name, /, **given):
+    made = getattr(api, name)(**{**NEEDED.get(name, {}), **given})
+    if name == "capture":
+        with made:
+            pass
+    return made
+
+
+def names_it(message, argument, value):
+    """Whether it names the argument, and quotes the value or what is wrong in it."""
+    within = value if isinstance(value, list | tuple) else []
+    said = message.replace("\n", " ")
+    return argument.removesuffix("s") in said and any(" ".join(repr(v).split())[:30] in said for v in [value, *within])
+
+
+@pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
+def test_an_argument_means_something_or_is_refused_by_its_name(name, argument):
+    meant = MEANT_THERE.get((name, argument), MEANT.get(argument))
+    wrong = []
+    for label, value in GIVEN.items():
+        given = value()
+        try:
+            made = make(name, **{argument: given})
+        except ValueError as error:
+            if label in meant:
+                wrong.append(f"{label} is refused: {error}")
+            elif not names_it(str(error), argument, given):
+                wrong.append(f"{label}: unclear: {error}")
+        except Exception as error:
+            wrong.append(f"{label}: {error!r}")
+        else:
+            if label not in meant:
+                wrong.append(f"{label} is taken")
+            elif name != "capture" and getattr(made, argument) is not given:
+                wrong.append(f"{label} is not kept as it was given")
+    assert wrong == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, as LightningCLI calls it
+@pytest.mark.parametrize(("name", "argument"), CALLBACKS)
+def test_in_yaml_it_is_refused_as_well(name, argument):
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(Callback, "callback")
+    needed = {"rule": {"class_path": "hookboard.Zero"}} if name == "Intervention" else {}
+    wrong = []
+    for label in IN_YAML:
+        given = {"class_path": f"hookboard.{name}", "init_args": {**needed, argument: GIVEN[label]()}}
+        try:
+            parser.instantiate_classes(parser.parse_object({"callback": given}))
+        except (ArgumentError, ValueError) as error:
+            if argument.removesuffix("s") not in str(error):
+                wrong.append(f"{label}: unclear: {error}")
+        except Exception as error:
+            wrong.append(f"{label}: {error!r}")
+        else:
+            if label not in MEANT_THERE.get((name, argument), MEANT[argument]):
+                wrong.append(f"{label} is taken")
+    assert wrong == []
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+
+
+def logged_by(folder, number, real):
+    """The tags and steps that callbacks write whose counts and numbers are made by these functions."""
+    torch.manual_seed(0)
+    one = {"samples": number(1), "batch_idx": number(0), "size": number(16), "every_n_steps": number(2)}
+    late = hookboard.Rule("late", lambda run: [hookboard.Symptom("net.0", "so", "go", since=number(1), size=real(0.5))])
+    watching = [
+        hookboard.ActivationLogger(every_n_steps=number(2), max_overhead=real(1.0)),
+        hookboard.KernelLogger(kernels=number(2), channels=number(3), size=number(8), every_n_steps=number(2)),
+        hookboard.FeatureMapLogger(channels=number(2), normalize=[real(0.0), real(1.0)], **one),
+        hookboard.CAMLogger(target=number(1), mean=[real(0.5)] * 3, std=[real(0.25)] * 3, **one),
+        hookboard.HealthMonitor(every_n_steps=number(1), window=number(1), rules=late),
+        hookboard.Intervention(
+            hookboard.Noise(real(0.5), number(3)), "net.4", first_step=number(1), last_step=number(2)
+        ),
+        hookboard.Intervention(hookboard.Clamp(real(-1.0), real(1.0)), "net.1"),
+        hookboard.Intervention(hookboard.Zero([number(1)], number(1)), "net.0"),
+    ]
+    pictures = [torch.randn(2, 3, 8, 8) for _ in range(4)]
+    fit(folder, Toy(cnn()), pictures, *watching, limit_val_batches=2)
+    assert len(watching[4].verdicts) == 1
+    found = events(folder)
+    health = [event.tensor_proto.string_val for event in found.Tensors("hookboard/health")]
+    return {tag: [e.step for e in found.Images(tag)] for tag in found.Tags()["images"]}, scalars(folder), health
+
+
+@pytest.mark.trains
+def test_numbers_of_numpy_do_what_those_of_python_do(tmp_path):
+    plain = logged_by(tmp_path / "python", int, float)
+    assert {tag.partition("/")[0] for tag in plain[0]} == {"kernels", "feature_maps", "cam", "health"}
+    assert logged_by(tmp_path / "numpy", np.int64, np.float32) == plain
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("run", ["fit", "validate"])
+@pytest.mark.parametrize("callback", [hookboard.ActivationLogger, hookboard.Intervention])
+def test_a_class_in_place_of_a_callback_is_named(callback, run):
+    name = callback.__name__
+    given = type(name, (callback,), {})  # Lightning leaves attributes on it
+    asked = trainer(None, given, hookboard.ActivationLogger(), limit_val_batches=1)
+    with pytest.raises(AttributeError, match=rf"callbacks=\[{name}\]: give an object, as in {name}\("):
+        getattr(asked, run)(Toy(nn.Linear(4, 3)), [torch.ones(2, 4)])
+
+
+def test_the_members_of_a_callback_can_be_listed():
+    assert dict(inspect.getmembers(hookboard.ActivationLogger))["on_fit_start"]
+    assert hookboard.ActivationLogger().state_key == "ActivationLogger"
