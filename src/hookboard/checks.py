@@ -3,6 +3,7 @@
 The errors name the argument, quote what was given, and say what is valid.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -108,7 +109,7 @@ def is_number(given: object) -> bool:
 
 def is_finite(given: Any) -> bool:
     """Whether it is a real number, and neither NaN nor infinite."""
-    return is_number(given) and bool(np.isfinite(given))
+    return is_number(given) and bool(abs(given) < math.inf)
 
 
 def check_text(**given: object) -> None:
@@ -174,6 +175,17 @@ def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> li
     for name in names:
         check_name(option.removesuffix("s"), name, valid)
     return [name for name in valid if name in names]
+
+
+def check_differ(option: str, given: object, names: Sequence[str]) -> None:
+    """Check that no two of those that were given have the same name.
+
+    Raises:
+        ValueError: two have.
+    """
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{option}={quoted(given)}: {twice!r} is the name of two {option}; rename one.")
 
 
 def check_list(

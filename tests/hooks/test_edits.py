@@ -318,6 +318,7 @@ def test_a_module_that_keeps_an_activation_is_let_go(role):
         (lambda: Scale("2"), "factor='2': give a number"),
         (lambda: ClipNorm(None), "max_norm=None: give a number"),
         (Clamp, "min=None, max=None: give min, max, or both"),
+        (lambda: Noise(1.0, seed=2**64), "seed=18446744073709551616: give a whole number from 0 to 2\\*\\*64 - 1"),
         (lambda: Edit(Zero), r"rule=.*Zero.*: give one of hookboard's rules, as in Zero\(\)"),
         (lambda: Edit(Zero(), role="outputs"), "unknown role 'outputs'; did you mean 'output'"),
         (lambda: Clamp(1.0, 0.0), "min <= max"),

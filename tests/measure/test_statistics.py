@@ -47,9 +47,10 @@ def test_a_statistic_may_return_a_plain_float():
 
 
 def test_statistics_are_found_by_name_object_and_dotted_path():
-    found = plan(["mean", NEAR_ZERO, f"{__name__}.NEAR_ZERO"])
-    assert found.names == ("mean",)
-    assert found.own == (NEAR_ZERO, NEAR_ZERO)
+    for near_zero in (NEAR_ZERO, f"{__name__}.NEAR_ZERO"):
+        found = plan(["mean", near_zero])
+        assert found.names == ("mean",)
+        assert found.own == (NEAR_ZERO,)
 
 
 def test_one_statistic_may_stand_alone():
@@ -81,6 +82,13 @@ def test_an_unknown_statistic_is_an_error_that_helps(given, message):
 def test_a_statistic_that_cannot_be_logged_is_an_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         Statistic(measure=torch.mean, **arguments)
+
+
+@pytest.mark.parametrize(("name", "also_valid"), [("mine", []), ("update_norm", ["update_norm"])])
+def test_two_statistics_of_one_name_are_an_error(name, also_valid):
+    given = [Statistic(name, torch.mean)] * (1 if also_valid else 2)
+    with pytest.raises(ValueError, match=f"statistics=.*'{name}' is the name of two statistics; rename one"):
+        plan(given, also_valid)
 
 
 def test_without_a_finite_value_counts_are_zero_and_the_rest_is_undefined():

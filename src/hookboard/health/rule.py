@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hookboard.checks import check_function, check_identifier, check_name, check_switches, several
+from hookboard.checks import check_differ, check_function, check_identifier, check_name, check_switches, several
 from hookboard.dotted import object_at
 from hookboard.health.run import Run
 from hookboard.health.verdict import Symptom
@@ -66,10 +66,7 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
     valid = "the name of a rule, your function in a hookboard.Rule('my_name', function), or several in a list"
     found = several("rules", given, (str, Rule), valid, "for all")
     rules = [rule if isinstance(rule, Rule) else _named(rule, built_in) for rule in found]
-    names = [rule.name for rule in rules]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"rules={given!r}: {twice!r} is the name of two rules; rename one.")
+    check_differ("rules", given, [rule.name for rule in rules])
     return rules
 
 

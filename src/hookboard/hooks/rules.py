@@ -172,7 +172,8 @@ class Noise(EditRule):
 
     def __post_init__(self) -> None:
         check_number("std", self.std, "a finite number, 0 or more", lambda std: 0 <= std < math.inf)
-        check_whole("seed", self.seed, least=0)
+        valid = "a whole number from 0 to 2**64 - 1"
+        check_number("seed", self.seed, valid, lambda seed: is_whole(seed) and 0 <= seed < 2**64)
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Returns: `tensor` plus noise, same shape and dtype."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.checks import check_function, check_identifier, check_name, several
+from hookboard.checks import check_differ, check_function, check_identifier, check_name, several
 from hookboard.dotted import object_at
 from hookboard.measure.columns import AtEnds, Columns
 from hookboard.measure.derived import DERIVED, ENDS, Merged
@@ -222,10 +222,11 @@ def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Se
         also_valid: further valid names, which the caller measures itself; errors list them.
 
     Raises:
-        ValueError: a name is not that of a statistic, or a path does not lead to a `Statistic`.
+        ValueError: a name is not that of a statistic, a path does not lead to a `Statistic`, or two have the same name.
     """
     given = as_list(statistics)
     own = [s if isinstance(s, Statistic) else _at_path(s, also_valid) for s in given if not _is_built_in(s)]
+    check_differ("statistics", given, [*(statistic.name for statistic in own), *also_valid])
     names = tuple(dict.fromkeys(s for s in given if isinstance(s, str) and _is_built_in(s)))
     wanted = frozenset[str]().union(*((FORMULAS.get(name) or DERIVED[name]).needs for name in names))
     columns = dict.fromkeys(DERIVED[name].columns for name in names if name in DERIVED)
