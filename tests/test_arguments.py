@@ -277,3 +277,16 @@ def test_a_class_in_place_of_a_callback_is_named(callback, run):
 def test_the_members_of_a_callback_can_be_listed():
     assert dict(inspect.getmembers(hookboard.ActivationLogger))["on_fit_start"]
     assert hookboard.ActivationLogger().state_key == "ActivationLogger"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tensor": [1.0]}, r"tensor=\[1.0\]: give a tensor"),
+        ({"name": 3}, "name=3: give a string"),
+        ({"edit_grad": hookboard.Zero}, r"edit_grad=.*Zero.*: give one of hookboard's rules, as in Zero\(\)"),
+    ],
+)
+def test_what_cannot_be_watched_in_a_block_is_refused_by_its_name(given, message):
+    with hookboard.capture(nn.Linear(1, 1)) as seen, pytest.raises(ValueError, match=message):
+        seen.watch(**{"tensor": torch.ones(1, requires_grad=True), "name": "x", **given})
