@@ -2,9 +2,11 @@
 
 import difflib
 import functools
+import itertools
 import logging
 import os
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +15,9 @@ from contextlib import contextmanager
 SHOWN = 12
 LONGEST = 120
 """So many characters of what a user has given are quoted at most."""
+
+LONGEST, PATIENCE = 200, 0.5
+"""How many letters of a name `closest` compares at most, and how many seconds it takes for all names."""
 
 
 class HookboardWarning(UserWarning):
@@ -77,17 +82,28 @@ def warn_switched_off(what: str, error: Exception) -> None:
 def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:
     """The names most like `given`, best first.
 
-    A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`.
+    A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`. Names of very many letters
+    are left out, and so is what cannot be compared within a moment.
 
     >>> closest("encoder.layr1", ["encoder.layer1", "encoder.layer2", "head"])
     ['encoder.layer1', 'encoder.layer2']
     """
-    valid = list(dict.fromkeys(valid))
-    whole = difflib.get_close_matches(given, valid, count, cutoff=0.5)
+    until = time.monotonic() + PATIENCE
+    valid = [name for name in dict.fromkeys(valid) if len(name) <= LONGEST]
     tails = {name: name.rpartition(".")[2] for name in valid}
-    near = difflib.get_close_matches(given.rpartition(".")[2], list(tails.values()), count, cutoff=0.6)
+    whole = _near(given, valid, count, 0.5, until)
+    near = _near(given.rpartition(".")[2], tails.values(), count, 0.6, until)
     by_tail = [name for name in valid if tails[name] in near]
     return list(dict.fromkeys([*whole, *by_tail]))[:count]
+
+
+def _near(given: str, names: Iterable[str], count: int, cutoff: float, until: float) -> list[str]:
+    """What `difflib.get_close_matches` finds by then: two names of 200 letters can take it half a second."""
+    if len(given) > LONGEST:
+        return []
+    in_time = itertools.takewhile(lambda name: time.monotonic() < until, names)
+    close = (name for name in in_time if difflib.get_close_matches(given, [name], 1, cutoff))
+    return difflib.get_close_matches(given, close, count, cutoff)
 
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:

@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from hookboard.checks import several
 from hookboard.messages import closest, listed
 from hookboard.parameters import parametrized
-from hookboard.patterns import regex_of
+from hookboard.patterns import EXPRESSION, matched
 
 T = TypeVar("T", bound=str | type)
 Patterns = str | Sequence[str]
@@ -142,16 +142,14 @@ def _matcher(given: list[T], names_of: Callable[[T], set[str]]) -> set[str] | No
 
 
 def _names_matching(pattern: str, named: dict[str, nn.Module]) -> set[str]:
-    regex = regex_of(pattern)
-    # One star stands for a name, which the root has none of.
-    matched = {name for name in named if regex.fullmatch(name) and (name or pattern != "*")}
-    if not matched:
+    found = set(matched(pattern, named))
+    if not found:
         named = {name: module for name, module in named.items() if name}
         raise ValueError(
             f"modules: the pattern {pattern!r} matches no module{_meant(pattern, named)}. "
             f"The modules are: {listed(named)}."
         )
-    return matched
+    return found
 
 
 def _meant(pattern: str, named: dict[str, nn.Module]) -> str:
@@ -162,23 +160,23 @@ def _meant(pattern: str, named: dict[str, nn.Module]) -> str:
     if owner in named and attribute in dict(named[owner].named_parameters(recurse=False)):
         return f"; it is a parameter: name its module, {owner!r}"
     wider = re.sub(r"(?<!\*)\*(?!\*)", "**", pattern)
-    if wider != pattern and not pattern.startswith("re:"):
-        count = sum(regex_of(wider).fullmatch(name) is not None for name in named)
+    if wider != pattern and not pattern.startswith(EXPRESSION):
+        count = len(matched(wider, named))
         if count:
             return f"; '*' stays within one name: {wider!r} matches {count}"
-    near = closest(pattern.removeprefix("re:"), named)
+    near = closest(pattern.removeprefix(EXPRESSION), named)
     return f"; the closest are {', '.join(map(repr, near))}" if near else ""
 
 
 def _names_of_type(kind: str | type, named: dict[str, nn.Module]) -> set[str]:
-    matched = {name for name, module in named.items() if _is_of_type(module, kind)}
-    if not matched:
+    found = {name for name, module in named.items() if _is_of_type(module, kind)}
+    if not found:
         present = sorted({type(module).__name__ for module in named.values()})
         given = kind if isinstance(kind, str) else kind.__name__
         near = closest(given, present)
         hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
         raise ValueError(f"types: no module is a {given!r}{hint}. The types are: {listed(present)}.")
-    return matched
+    return found
 
 
 def _is_of_type(module: nn.Module, kind: str | type) -> bool:

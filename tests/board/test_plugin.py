@@ -57,7 +57,6 @@ WRONG = {
         "matches no layer's whole name, '**et**' matches 1",
     ),
     "an empty pattern": ("select", {"run": ".", "modules": ""}, 400, "'' matches no layer's whole name"),
-    "no expression": ("select", {"run": ".", "modules": "re:("}, 400, "is not a regular expression"),
     "an unknown type": ("select", {"run": "nested/recorded", "types": "Liner"}, 400, "the closest are 'Linear'"),
     "a type without a record": ("select", {"run": ".", "types": "Linear"}, 400, "no record of its layers' types"),
 }

@@ -1,11 +1,19 @@
 """Layers by hookboard's own patterns and types, as its callbacks select modules, but from a record."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from hookboard.board.expression import matched_by_expression
 from hookboard.board.refusal import RefusalError
 from hookboard.messages import closest, listed
-from hookboard.patterns import regex_of
+from hookboard.patterns import EXPRESSION, matched
 from hookboard.record import LayerFacts
+
+SECONDS = 1.0
+"""How long the matching of all patterns and types of a request may take."""
+
+LONGEST = 1000
+"""How many characters a pattern or type may have."""
 
 
 def selected(layers: Mapping[str, LayerFacts], modules: Sequence[str], types: Sequence[str]) -> list[str]:
@@ -17,41 +25,53 @@ def selected(layers: Mapping[str, LayerFacts], modules: Sequence[str], types: Se
         types: names of classes, short or full; classes that inherit from them count, a leading `!` excludes.
 
     Raises:
-        RefusalError: a pattern or type matches nothing.
+        RefusalError: a pattern or type matches nothing, is too long, or all of them take too long to match.
     """
+    until = time.monotonic() + SECONDS
     chosen = set(layers)
-    for given, names_of in ((modules, _names_matching), (types, _names_of_type)):
-        wanted = [names_of(layers, one) for one in given if not one.startswith("!")]
-        dropped = [names_of(layers, one[1:]) for one in given if one.startswith("!")]
+    for option, given, names_of in (("modules", modules, _names_matching), ("types", types, _names_of_type)):
+        for one in given:
+            if len(one) > LONGEST:
+                start = f"{one[:40]}..."
+                raise RefusalError(f"{option}: {start!r} has {len(one)} characters; up to {LONGEST} are matched.")
+        wanted = [names_of(layers, one, until) for one in given if not one.startswith("!")]
+        dropped = [names_of(layers, one[1:], until) for one in given if one.startswith("!")]
         chosen = (chosen.intersection(set().union(*wanted)) if wanted else chosen).difference(*dropped)
     return [name for name in layers if name in chosen]
 
 
-def _names_matching(layers: Mapping[str, LayerFacts], pattern: str) -> set[str]:
-    try:
-        regex = regex_of(pattern)
-    except ValueError as error:
-        raise RefusalError(str(error)) from error
-    matched = {name for name in layers if regex.fullmatch(name)}
-    if not matched:
+def _names_matching(layers: Mapping[str, LayerFacts], pattern: str, until: float) -> set[str]:
+    if pattern.startswith(EXPRESSION):
+        found = set(matched_by_expression(pattern, list(layers), until))
+    else:
+        found = set(matched(pattern, _in_time(layers, f"modules: {pattern!r}", until)))
+    if not found:
+        what = f"the pattern {pattern!r} matches no layer's whole name"
         wider = f"**{pattern}**"
-        is_plain = pattern and not pattern.startswith("re:")
-        count = is_plain and sum(regex_of(wider).fullmatch(name) is not None for name in layers)
-        what = f"the pattern {pattern!r} matches no layer's whole name" + (
-            f", {wider!r} matches {count}" if count else ""
-        )
+        if pattern and not pattern.startswith(EXPRESSION):
+            count = len(matched(wider, _in_time(layers, f"modules: {pattern!r}", until)))
+            what += f", {wider!r} matches {count}" if count else ""
         raise RefusalError(_nothing("layers", what, pattern, list(layers)))
-    return matched
+    return found
 
 
-def _names_of_type(layers: Mapping[str, LayerFacts], kind: str) -> set[str]:
-    matched = {name for name, layer in layers.items() if any(_is_called(full, kind) for full in layer.types)}
-    if not matched:
+def _names_of_type(layers: Mapping[str, LayerFacts], kind: str, until: float) -> set[str]:
+    in_time = _in_time(layers, f"types: {kind!r}", until)
+    found = {name for name in in_time if any(_is_called(full, kind) for full in layers[name].types)}
+    if not found:
         present = sorted({layer.types[0].rpartition(".")[2] for layer in layers.values() if layer.types})
         if not present:
             raise RefusalError(f"types: the run has no record of its layers' types, {kind!r} cannot be looked for.")
         raise RefusalError(_nothing("types", f"no layer is a {kind!r}", kind, present))
-    return matched
+    return found
+
+
+def _in_time(names: Iterable[str], what: str, until: float) -> Iterator[str]:
+    """The names, as long as there is time."""
+    for name in names:
+        if time.monotonic() > until:
+            raise RefusalError(f"{what} and what stands before it take too long to match: give fewer or shorter ones.")
+        yield name
 
 
 def _is_called(full: str, given: str) -> bool:
@@ -66,6 +86,6 @@ def _is_called(full: str, given: str) -> bool:
 
 
 def _nothing(option: str, what: str, given: str, valid: list[str]) -> str:
-    near = closest(given.removeprefix("re:"), valid)
+    near = closest(given.removeprefix(EXPRESSION), valid)
     hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
     return f"{option}: {what}{hint}. Valid: {listed(valid)}."
