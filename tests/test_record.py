@@ -71,14 +71,23 @@ def spoiled(record, **fields):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"steps": [0, 50, math.inf]}, {"steps": [0, 50, 2**63]}, {"every_n_steps": math.inf}, {"layers": 3}]
+    "fields",
+    [
+        {"steps": [0, 50, math.inf]},
+        {"steps": [0, 50, 2**63]},
+        {"every_n_steps": math.inf},
+        {"every_n_steps": 2**63},
+        {"layers": 3},
+        {"layers": ["net.0", "net.0"]},
+        {"layers": ["net.0", 2001 * "x"]},
+    ],
 )
 def test_a_record_of_health_with_spoiled_fields_is_an_error(fields):
     with pytest.raises(ValueError, match="no record"):
         health_record(spoiled(HEALTH, **fields))
 
 
-@pytest.mark.parametrize("output", [[math.inf], ["x"], 3])
+@pytest.mark.parametrize("output", [[math.inf], ["x"], 3, [-1], [10**4000], [2**32, 2**32], 100 * [1]])
 def test_a_record_of_layers_with_a_spoiled_shape_is_an_error(output):
     layer = {"name": "net.0", "types": [], "output": output, "parameters": {}}
     with pytest.raises(ValueError, match="no record"):
@@ -100,3 +109,45 @@ def test_of_spoiled_columns_no_more_is_unpacked_than_there_is_room_for():
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 1 << 20
+
+
+def with_values(layers, steps, columns):
+    """The strings of a record with names of layers, and columns that are packed already."""
+    fields = {"layers": [f"net.{i}" for i in range(layers)], "steps": list(range(steps))}
+    first, *_ = spoiled(HEALTH, **fields, values=[f"quantity_{i}" for i in range(len(columns))])
+    return [first, *columns]
+
+
+def peak_of(read):
+    """The most memory that was taken meanwhile, in bytes."""
+    tracemalloc.start()
+    try:
+        read()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("layers", "steps", "quantities"), [(8000, 6500, 4), (60_000, 256, 4), (16_000, 256, 60)])
+def test_a_record_that_claims_far_more_than_it_holds_is_an_error_at_little_cost(layers, steps, quantities):
+    strings = with_values(layers, steps, quantities * [zlib.compress(bytes(4 * layers * steps), 9)])
+
+    def read():
+        with pytest.raises(ValueError, match="its values would take"):
+            health_record(strings)
+
+    assert peak_of(read) < 32 * sum(map(len, strings))
+
+
+def test_a_record_of_many_layers_most_of_which_never_ran_is_read():
+    values = np.full((8000, 256), np.nan, np.float32)
+    values[:200] = np.random.default_rng(0).lognormal(size=(200, 256))
+    names = tuple(f"model.layers.{i // 512}.mlp.experts.{i % 512}.gate" for i in range(8000))
+    record = HealthRecord(1, "", (), names, tuple(range(256)), dict.fromkeys("abcdefg", values))
+    np.testing.assert_array_equal(health_record(record.strings()).values["g"], values)
+
+
+def test_a_record_of_layers_that_names_one_twice_is_an_error():
+    layer = {"name": "net.0", "types": [], "output": None, "parameters": {}}
+    with pytest.raises(ValueError, match="names a layer twice"):
+        layers_record(spoiled(LAYERS, layers=[layer, layer]))

@@ -5,9 +5,10 @@ making. Its first string is JSON and has the version; the others are columns of 
 """
 
 import json
+import math
 import operator
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,6 +25,15 @@ LAYERS = "hookboard/layers"
 
 HEALTH = "hookboard/health"
 """The tag of a `HealthRecord`."""
+
+MOST_DIMENSIONS = 64
+"""Of a tensor of torch's."""
+
+LONGEST_NAME = 2000
+"""How many characters a name of a layer, or a tag, may have to be read."""
+
+MOST_ROOM, LEAST_ROOM = 64, 8 << 20
+"""A `HealthRecord` is read if its values take so many times what is stored of it, or so many bytes."""
 
 
 _NOT_OURS = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, zlib.error)
@@ -102,14 +112,14 @@ def layers_record(strings: Sequence[bytes]) -> LayersRecord:
     try:
         layers = tuple(
             LayerFacts(
-                str(layer["name"]),
+                name,
                 tuple(map(str, layer["types"])),
-                None if layer["output"] is None else tuple(map(int, layer["output"])),
-                {str(name): tuple(map(int, shape)) for name, shape in layer["parameters"].items()},
+                None if layer["output"] is None else _shape(layer["output"]),
+                {str(parameter): _shape(shape) for parameter, shape in layer["parameters"].items()},
             )
-            for layer in given["layers"]
+            for name, layer in zip(_names(one["name"] for one in given["layers"]), given["layers"], strict=True)
         )
-        return LayersRecord(str(given["callback"]), int(given["every_n_steps"]), layers)
+        return LayersRecord(str(given["callback"]), whole(given["every_n_steps"]), layers)
     except _NOT_OURS as error:
         raise ValueError(f"no record of layers: {error!r}") from error
 
@@ -122,14 +132,42 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
     """
     given = _read(strings)
     try:
-        layers, steps = tuple(map(str, given["layers"])), tuple(map(int, given["steps"]))
-        np.array(steps, np.int64)  # raises if a step is none of TensorBoard's
+        layers, steps = _names(given["layers"]), tuple(map(whole, given["steps"]))
+        claimed, stored = 4 * len(layers) * len(steps) * (len(strings) - 1), sum(map(len, strings))
+        if claimed > max(LEAST_ROOM, MOST_ROOM * stored):
+            raise ValueError(f"its values would take {claimed} bytes, and it has only {stored}")
         columns = (_unpacked(packed, len(layers), len(steps)) for packed in strings[1:])
         values = dict(zip(map(str, given["values"]), columns, strict=True))
         verdicts = tuple(dict(verdict) for verdict in given["verdicts"])
-        return HealthRecord(int(given["every_n_steps"]), str(given["headline"]), verdicts, layers, steps, values)
+        return HealthRecord(whole(given["every_n_steps"]), str(given["headline"]), verdicts, layers, steps, values)
     except _NOT_OURS as error:
         raise ValueError(f"no record of health: {error!r}") from error
+
+
+def whole(given: Any) -> int:
+    """A whole number of 64 bits, as the steps of TensorBoard are.
+
+    Raises:
+        ValueError, TypeError, OverflowError: it is none.
+    """
+    return int(np.int64(int(given)))
+
+
+def _shape(given: Iterable[Any]) -> tuple[int, ...]:
+    shape = tuple(map(whole, given))
+    if min(shape, default=0) < 0 or math.prod(shape[:MOST_DIMENSIONS]) >= 2**63 or len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"no tensor has the shape {list(shape[:8])}{'...' if len(shape) > 8 else ''}")
+    return shape
+
+
+def _names(given: Iterable[Any]) -> tuple[str, ...]:
+    names = tuple(map(str, given))
+    for name in names:
+        if len(name) > LONGEST_NAME:
+            raise ValueError(f"the name {name[:40] + '...'!r} has {len(name)} characters, more than {LONGEST_NAME}")
+    if len(set(names)) < len(names):
+        raise ValueError("it names a layer twice")
+    return names
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:

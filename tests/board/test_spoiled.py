@@ -1,20 +1,46 @@
 """What was spoiled in one run, or was never ours: it is said, and all else is shown."""
 
+import contextlib
 import json
 import math
+import time
+import tracemalloc
+import zlib
 
 import pytest
 from board import logs, runs
 from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
 
+from hookboard.board import data, layer
 from hookboard.record import HEALTH, LAYERS
 
 GOOD = [logs.scalars(0, {"activation_std/net.0": 1.0}), logs.record(0, f"{LAYERS}/Mine", runs.LAYERS_RECORD.strings())]
 
+WHOLE = {"version": 1, "callback": "ParameterLogger", "every_n_steps": 1}
 
-def with_fields(**fields):
-    first, *columns = runs.HEALTH_RECORD.strings()
-    return logs.record(0, HEALTH, [json.dumps(json.loads(first) | fields).encode(), *columns])
+
+def with_fields(columns=None, **fields):
+    first, *own = runs.HEALTH_RECORD.strings()
+    return logs.record(0, HEALTH, [json.dumps(json.loads(first) | fields).encode(), *(columns or own)])
+
+
+def of_layers(tag, *layers):
+    """A record of layers, as (name, parameters)."""
+    fields = [{"name": n, "types": [], "output": None, "parameters": {k: [1] for k in p}} for n, p in layers]
+    return logs.record(0, f"{LAYERS}/{tag}", [json.dumps({**WHOLE, "callback": tag, "layers": fields}).encode()])
+
+
+@contextlib.contextmanager
+def little_of(seconds, megabytes):
+    """What is done inside takes no more than this; Python's own count of memory makes all of it slower."""
+    start = time.process_time()
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < megabytes << 20
+        assert time.process_time() - start < seconds
+    finally:
+        tracemalloc.stop()
 
 
 def with_tensor(tag, plugin, dtype, size, content):
@@ -35,6 +61,13 @@ SPOILED = {
     "a step beyond all": with_fields(steps=[0, 10, 20, 2**63]),
     "a cadence that is none": with_fields(every_n_steps=math.inf),
     "a verdict since ever": with_fields(verdicts=[runs.VERDICT | {"since": -math.inf}]),
+    "a verdict beyond all steps": with_fields(verdicts=[runs.VERDICT | {"since": 10**4000}]),
+    "a verdict that is none": with_fields(verdicts=[runs.VERDICT | {"until": [1]}]),
+    "a layer twice": with_fields(layers=["a", "b", "c", "a"]),
+    "a name of many letters": with_fields(layers=["a", "b", "c", 900_000 * "d"]),
+    "more values than it holds": with_fields(
+        2 * [zlib.compress(bytes(20_480_000))], layers=[f"{i:x}" for i in range(20_000)], steps=list(range(256))
+    ),
     "nested without end": logs.record(0, HEALTH, [b"[" * 200_000]),
     "half a number": with_tensor(HEALTH, "hookboard", DT_FLOAT, 3, b"ab"),
     "less than none": with_tensor(HEALTH, "hookboard", DT_STRING, -1, b""),
@@ -62,9 +95,6 @@ def test_what_is_no_histogram_is_said(tmp_path):
     assert "no tensor at 'activations/net.0'" in answer["error"]
 
 
-WHOLE = {"version": 1, "callback": "ParameterLogger", "every_n_steps": 1}
-
-
 def test_parameters_of_the_whole_model_are_rows_of_it(tmp_path):
     layers = [{"name": "", "types": ["my.Model"], "output": None, "parameters": {"scale": [3], "a.b": [2]}}]
     record = json.dumps(WHOLE | {"layers": layers}).encode()
@@ -77,3 +107,62 @@ def test_parameters_of_the_whole_model_are_rows_of_it(tmp_path):
         assert [(one["row"], one["values"]) for one in answer["series"] if one["id"] == "train/parameter/l2"] == [
             ("scale", [2.0])
         ]
+
+
+@pytest.mark.parametrize("shape", [[10**4000] * 100, [-1], [2**62, 4]], ids=["endless", "negative", "too large"])
+def test_a_run_with_a_shape_that_no_tensor_has_is_shown(tmp_path, shape):
+    given = {"name": "net.0", "types": [], "output": None, "parameters": {"net.0.weight": shape}}
+    spoiled = logs.record(0, f"{LAYERS}/Spoiled", [json.dumps(WHOLE | {"layers": [given]}).encode()])
+    logs.write(tmp_path, [*GOOD, spoiled])
+    with logs.slow(tmp_path) as board:
+        status, answer = board.ask("run", run=".")
+    assert (status, len(answer["layers"]), len(answer["warnings"])) == (200, len(runs.FACTS) + 1, 1)
+
+
+def test_of_very_many_records_some_are_read_and_the_rest_is_said(tmp_path):
+    logs.write(tmp_path, [with_fields(), *(of_layers(f"Mine{i}", (f"one.{i}", [])) for i in range(2000))])
+    with logs.slow(tmp_path) as board, little_of(seconds=10, megabytes=20):
+        status, answer = board.ask("run", run=".")
+    assert (status, len(answer["layers"]), len(answer["verdicts"])) == (200, 99 + 4, 3)
+    (warning,) = answer["warnings"]
+    assert warning.startswith("Only 100 of 2001 records are read")
+
+
+@pytest.mark.parametrize("letters", ["/", "1a", "."])
+def test_a_tag_of_very_many_letters_is_left_out(tmp_path, letters):
+    spoiled = logs.scalars(0, {"activation_std/net.1" + 400_000 * letters: 1.0})
+    logs.write(tmp_path, [*GOOD, spoiled, logs.picture(0, "cam/" + 400_000 * letters, b"")])
+    with logs.slow(tmp_path) as board, little_of(seconds=10, megabytes=20):
+        status, answer = board.ask("map", run=".", series="train/activation/std")
+        assert (status, answer["rows"]) == (200, ["net.0"])
+        assert board.ask("layer", run=".", layer="net.0")[0] == 200
+
+
+def test_a_map_of_rows_that_share_no_step_has_fewer_columns(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "MOST_CELLS", 20_000)
+    logs.write(tmp_path, [logs.scalars(i, {f"activation_std/net.{i}": 1.0}) for i in range(400)])
+    with logs.slow(tmp_path) as board:
+        _, answer = board.ask("map", run=".", series="train/activation/std")
+    assert [len(row) for row in answer["values"]] == 400 * [50]
+
+
+def test_a_map_takes_little_more_memory_than_its_curves(tmp_path):
+    logs.write(tmp_path, [logs.scalars(i, {f"activation_std/net.{i}": 1.0}) for i in range(800)])
+    with logs.slow(tmp_path) as board:
+        board.ask("run", run=".")
+        given = {"run": ".", "series": "train/activation/std", "columns": 800}
+        with little_of(seconds=60, megabytes=6):
+            board.client.get("/map", query_string=given, headers={"Accept-Encoding": "gzip"})
+
+
+def test_a_layer_of_very_many_parameters_has_no_more_bands_than_can_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(layer, "ALL_BAND_CELLS", 1_000_000)
+    monkeypatch.setattr(layer, "BAND_CELLS", 1000)
+    names = [f"part{i}" for i in range(200)]
+    logs.write(tmp_path, [of_layers("P", ("", names))])
+    logs.write(tmp_path, [logs.scalars(i, {f"parameter_std/{name}": 1.0 for name in names}) for i in range(20)])
+    with logs.slow(tmp_path) as board:
+        status, answer = board.ask("layer", run=".", layer="")
+    assert status == 200
+    assert [one["of"] for one in answer["series"]] == 25 * [200] + 175 * [0]
+    assert {len(one["steps"]) for one in answer["series"]} == {5}

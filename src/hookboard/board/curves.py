@@ -1,9 +1,13 @@
 """`Curve`: one number over steps; its form for a view of limited width, and for JSON."""
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+AT_ONCE = 1000
+"""The steps of so many curves are in memory a second time when columns are chosen."""
 
 
 class Curve(NamedTuple):
@@ -38,6 +42,32 @@ def curve_of(steps: Iterable[int], values: Iterable[float]) -> Curve:
     return Curve(at[is_last], of[is_last])
 
 
+class CurvesOfRows(Mapping[str, Curve]):
+    """The curves of the rows of a matrix, each made when it is asked for: all of them take four times its memory.
+
+    Args:
+        names: of the rows.
+        steps: of the columns.
+        values: shape (rows, columns); NaN where there is no value.
+    """
+
+    def __init__(self, names: Sequence[str], steps: Sequence[int], values: np.ndarray) -> None:
+        self._rows = {name: row for row, name in enumerate(names)}
+        self._steps = np.asarray(steps, np.int64)
+        self._values = values
+
+    def __getitem__(self, name: str) -> Curve:
+        row = self._values[self._rows[name]]
+        is_there = ~np.isnan(row)
+        return curve_of(self._steps[is_there], row[is_there])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
 def columns_for(curves: Iterable[Curve], most: int) -> np.ndarray:
     """The steps of the columns of a view: evenly chosen from all steps, with the first and the last.
 
@@ -50,8 +80,9 @@ def columns_for(curves: Iterable[Curve], most: int) -> np.ndarray:
     Returns:
         Increasing steps, shape (columns,).
     """
-    several = [curve.steps for curve in curves]
-    steps = np.unique(np.concatenate(several)) if several else np.zeros(0, np.int64)
+    steps, rest = np.zeros(0, np.int64), iter(curves)
+    while some := [curve.steps for curve in itertools.islice(rest, AT_ONCE)]:
+        steps = np.unique(np.concatenate([steps, *some]))
     if len(steps) <= most:
         return steps
     chosen = np.linspace(len(steps) - 1, 0, most).round().astype(np.intp)[::-1]  # of a single column, the last

@@ -1,15 +1,16 @@
 """`Board`: what the page asks for, from the data that TensorBoard has loaded."""
 
 import gzip
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hookboard.board.cache import Cache
-from hookboard.board.curves import Curve, cells_of, columns_for, curve_of, held_cells_of, plain
+from hookboard.board.curves import Curve, CurvesOfRows, cells_of, columns_for, held_cells_of, plain
 from hookboard.board.layer import (
     CurvesOf,
     curves_of_layer,
@@ -28,6 +29,9 @@ from hookboard.board.source import Source
 from hookboard.record import LayerFacts
 
 CACHED_BYTES = 256 << 20
+
+MOST_CELLS = 4_000_000
+"""How many cells a map may have: rows that share no step have many more than there are values."""
 
 EMPTY = (
     "The log directory holds no runs yet. Train with hookboard's callbacks and a TensorBoardLogger, for example "
@@ -105,21 +109,22 @@ class Board:
         run = self._run(source, name)
         one = _series(run, series)
         curves = self._curves(source, run, one)
-        rows = {row: curves[row] for row in run.rows[one.id] if row in curves}
+        rows = [row for row in run.rows[one.id] if row in curves]
         answer: Answer = {"run": name, "series": series, "token": run.token}
         if against is not None:
             other = self._run(source, against)
             theirs = self._curves(source, other, _series(other, series))
             answer |= {"against": against, "against_token": other.token}
-            answer["unmatched"] = [*(r for r in rows if r not in theirs), *(r for r in theirs if r not in rows)]
-            rows = {row: curve for row, curve in rows.items() if row in theirs}
-        steps = columns_for(rows.values(), columns)
-        answer["rows"] = list(rows)
+            known = set(rows)
+            answer["unmatched"] = [*(r for r in rows if r not in theirs), *(r for r in theirs if r not in known)]
+            rows = [row for row in rows if row in theirs]
+        steps = columns_for((curves[row] for row in rows), max(min(columns, MOST_CELLS // max(len(rows), 1)), 1))
+        answer["rows"] = rows
         answer["modules"] = [run.layer_of(row, one) for row in rows]
         answer["steps"] = steps.tolist()
-        answer["values"] = [plain(cells_of(curve, steps)) for curve in rows.values()]
+        answer["values"] = (plain(cells_of(curves[row], steps)) for row in rows)
         if against is not None:
-            answer["against_values"] = [plain(held_cells_of(theirs[row], steps)) for row in rows]
+            answer["against_values"] = (plain(held_cells_of(theirs[row], steps)) for row in rows)
         return answer
 
     def packed_map(self, source: Source, name: str, series: str, columns: int, against: str | None = None) -> bytes:
@@ -185,7 +190,7 @@ class Board:
             lambda run: run.nbytes,
         )
 
-    def _curves(self, source: Source, run: Run, one: Series) -> dict[str, Curve]:
+    def _curves(self, source: Source, run: Run, one: Series) -> Mapping[str, Curve]:
         """Row to curve."""
         if not one.tags:
             return _curves_among(run, {}, one)
@@ -198,8 +203,28 @@ class Board:
 
 
 def packed(answer: Answer) -> bytes:
-    """JSON, packed as browsers take it; the level is that of TensorBoard, as more of it takes far longer."""
-    return gzip.compress(json.dumps(answer, allow_nan=False, separators=(",", ":")).encode(), 3, mtime=0)
+    """JSON, packed as browsers take it; the level is that of TensorBoard, as more of it takes far longer.
+
+    What an iterator gives is a list in the JSON, written one by one: a whole map takes ten times its curves' memory.
+    """
+    content = io.BytesIO()
+    with gzip.GzipFile(fileobj=content, mode="wb", compresslevel=3, mtime=0) as file:
+        for piece in _pieces(answer):
+            file.write(piece.encode())
+    return content.getvalue()
+
+
+def _pieces(answer: Answer) -> Iterator[str]:
+    written = partial(json.dumps, allow_nan=False, separators=(",", ":"))
+    for start, (name, value) in zip("{" + "," * len(answer), answer.items(), strict=False):
+        yield f"{start}{written(name)}:"
+        if isinstance(value, Iterator):
+            yield "["
+            yield from (f"{',' if i else ''}{written(one)}" for i, one in enumerate(value))
+            yield "]"
+        else:
+            yield written(value)
+    yield "}"
 
 
 def layer_answer(layer: LayerFacts) -> Answer:
@@ -220,14 +245,9 @@ def _series(run: Run, id: str) -> Series:
     return run.series[id]
 
 
-def _curves_among(run: Run, scalars: Mapping[str, Curve], one: Series) -> dict[str, Curve]:
+def _curves_among(run: Run, scalars: Mapping[str, Curve], one: Series) -> Mapping[str, Curve]:
     """Row to curve, from the curves of tags, or from the run's health record."""
     if one.tags:
         return {row: scalars[tag] for row, tag in one.tags.items() if tag in scalars}
     assert run.health is not None
-    values, steps = run.health.values[one.statistic], np.asarray(run.health.steps, np.int64)
-    is_there = ~np.isnan(values)
-    return {
-        layer: curve_of(steps[there], row[there])
-        for layer, row, there in zip(run.health.layers, values, is_there, strict=True)
-    }
+    return CurvesOfRows(run.health.layers, run.health.steps, run.health.values[one.statistic])

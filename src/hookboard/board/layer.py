@@ -21,6 +21,12 @@ BAND = {"low": 0.1, "median": 0.5, "high": 0.9}
 FEWEST = 3
 """So many rows make a band: of fewer, all rows of the series are taken."""
 
+BAND_CELLS, ALL_BAND_CELLS = 2_000_000, 40_000_000
+"""How many values a band may be made of, else it has fewer steps; and all bands of a layer, else some are left out."""
+
+FEWEST_CELLS = 200
+"""A curve takes as long as so many values, however short it is."""
+
 MOST_HISTOGRAMS = 100
 
 
@@ -42,13 +48,17 @@ def curves_of_layer(
         has_band: whether the band is wanted.
         curves_of: reads a series, row to curve; without the band, only the own rows are needed.
     """
+    left = ALL_BAND_CELLS
     for id, rows in own.items():
         one = run.series[id]
         curves = curves_of(one)
+        kinds = _kinds(run, one, curves) if has_band else {}
         for row in rows:
             if row in curves and len(curves[row].steps):
-                steps = columns_for([curves[row]], columns)
-                peers = _peers(run, one, row, curves) if has_band else []
+                peers = kinds.get(_kind(run, one, row), [])
+                steps = columns_for([curves[row]], max(min(columns, BAND_CELLS // max(len(peers), 1)), 1))
+                left -= len(peers) * max(len(steps), FEWEST_CELLS)
+                peers = peers if left >= 0 else []
                 yield {
                     "id": one.id,
                     "label": one.label,
@@ -113,16 +123,20 @@ def histogram(source: Source, run: str, tag: str) -> dict[str, Any]:
     return {"tag": tag, "steps": last.steps.tolist(), **columns}
 
 
-def _peers(run: Run, one: Series, row: str, curves: Mapping[str, Curve]) -> list[str]:
-    """The rows of the same kind: the same type of layer, and the same tensor of it."""
+def _kinds(run: Run, one: Series, curves: Mapping[str, Curve]) -> dict[tuple[str, str], list[str]]:
+    """The rows of each kind; of a kind with few rows, all rows of the series."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for row in curves:
+        kinds.setdefault(_kind(run, one, row), []).append(row)
+    every = list(curves)
+    return {kind: rows if len(rows) >= FEWEST else every for kind, rows in kinds.items()}
 
-    def kind_of(row: str) -> tuple[str, str]:
-        layer = run.layer_of(row, one)
-        types = run.layers[layer].types
-        return types[0] if types else "", row.removeprefix(layer)
 
-    alike = [other for other in curves if kind_of(other) == kind_of(row)]
-    return alike if len(alike) >= FEWEST else list(curves)
+def _kind(run: Run, one: Series, row: str) -> tuple[str, str]:
+    """The type of a row's layer, and which of its tensors the row is."""
+    layer = run.layer_of(row, one)
+    types = run.layers[layer].types
+    return types[0] if types else "", row.removeprefix(layer)
 
 
 def _band(curves: Sequence[Curve], steps: np.ndarray) -> dict[str, list[float | str | None]]:

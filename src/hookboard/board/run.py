@@ -10,6 +10,7 @@ import numpy as np
 from hookboard.board.names import merged, natural
 from hookboard.board.series import Series, is_built_in, read_tags, series_of, series_of_health
 from hookboard.board.source import Last, Source
+from hookboard.messages import listed
 from hookboard.record import (
     HEALTH,
     LAYERS,
@@ -19,7 +20,11 @@ from hookboard.record import (
     LayersRecord,
     health_record,
     layers_record,
+    whole,
 )
+
+MOST_RECORDS = 100
+"""How many records a run may have: each callback that logs numbers writes one."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Run:
         """About how much memory it takes."""
         rows = sum(len(row) + len(tag) + 250 for one in self.series.values() for row, tag in one.tags.items())
         columns = sum(values.nbytes for values in self.health.values.values()) if self.health else 0
-        return rows + columns + 2000 * len(self.layers)
+        return rows + columns + 2000 * len(self.layers) + 400 * len(self.owners)
 
 
 def token_of(scalars: Mapping[str, Last], records: Mapping[str, Last]) -> str:
@@ -147,10 +152,12 @@ def _records(
 ) -> tuple[list[LayersRecord], HealthRecord | None, list[str]]:
     """All records of a run that can be read, and a warning for each that cannot."""
     wanted = sorted(tag for tag in tags if _is_record(tag))
-    found = _tensors(source, run, wanted)
+    found = _tensors(source, run, wanted[:MOST_RECORDS])
     layers: list[LayersRecord] = []
     health, warnings = None, []
-    for tag in wanted:
+    if rest := wanted[MOST_RECORDS:]:
+        warnings.append(f"Only {MOST_RECORDS} of {len(wanted)} records are read; not read: {listed(rest, 3)}.")
+    for tag in wanted[:MOST_RECORDS]:
         record = _record(tag, found[tag])
         if isinstance(record, LayersRecord):
             layers.append(record)
@@ -190,14 +197,14 @@ def _record(
             return layers_record(strings)
         record = health_record(strings)
         return replace(record, verdicts=tuple(map(_verdict, record.verdicts)))
-    except (ValueError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         return ValueError(str(error))
 
 
 def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a verdict, each of the type that the page counts on."""
     words = {name: str(given.get(name, "")) for name in ("severity", "rule", "module", "evidence", "advice")}
-    steps = {name: None if (at := given.get(name)) is None else int(at) for name in ("since", "until", "batch_idx")}
+    steps = {name: None if (at := given.get(name)) is None else whole(at) for name in ("since", "until", "batch_idx")}
     return words | steps
 
 

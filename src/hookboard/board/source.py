@@ -11,7 +11,7 @@ from tensorboard.errors import PublicError
 from hookboard.board.curves import Curve, curve_of
 from hookboard.board.refusal import RefusalError
 from hookboard.messages import listed
-from hookboard.record import PLUGIN
+from hookboard.record import LONGEST_NAME, PLUGIN
 
 SCALARS, HISTOGRAMS, IMAGES = "scalars", "histograms", "images"
 """TensorBoard's own plugins whose data the tab reads."""
@@ -131,7 +131,8 @@ class Source:
         self, method: str, plugin: str, wanted: RunTagFilter | None, most: int | None = None
     ) -> Mapping[str, Mapping[str, Any]]:
         options = {} if most is None else {"downsample": most}
-        return self._ask(method, plugin_name=plugin, run_tag_filter=wanted, **options) or {}
+        found = self._ask(method, plugin_name=plugin, run_tag_filter=wanted, **options) or {}
+        return {run: {tag: one for tag, one in tags.items() if len(tag) <= LONGEST_NAME} for run, tags in found.items()}
 
     def _ask(self, method: str, **options: Any) -> Any:
         """What the provider answers; None if it lacks the method, or does not know the experiment or run."""
