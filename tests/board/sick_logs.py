@@ -96,3 +96,19 @@ def write_foreign(folder, names):
     verdict = {**VERDICTS[0], "module": names[0], "evidence": "<b>bold</b> & <a href='javascript:alert(2)'>a link</a>"}
     health = HealthRecord(2, names[0], (verdict,), tuple(names), STEPS, {"activation_rms": values})
     write(folder, [*events, record(STEPS[-1], HEALTH, health.strings())])
+
+
+def write_rooted(folder):
+    """A run of a model that owns a parameter itself: as a layer, its name is empty."""
+    steps = (0, 10, 20)
+    facts = (
+        LayerFacts("", ("my.models.Scaled",), None, {"scale": (4,)}),
+        LayerFacts("net", ("torch.nn.modules.linear.Linear",), None, {"net.weight": (4, 4)}),
+    )
+    tags = {"parameter_l2/scale": 1.5, "parameter_l2/net.weight": 2.5}
+    verdict = {**VERDICTS[0], "module": "", "since": 10, "evidence": "its scale has grown"}
+    values = {"weight_rms": np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])}
+    health = HealthRecord(10, "1 alarm in 2 layers.", (verdict,), ("", "net"), steps, values)
+    events = [scalars(step, tags) for step in steps]
+    events.append(record(20, f"{LAYERS}/ParameterLogger", LayersRecord("ParameterLogger", 10, facts).strings()))
+    write(folder, [*events, record(20, HEALTH, health.strings())])

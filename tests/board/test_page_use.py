@@ -100,6 +100,44 @@ def test_a_link_shows_a_fresh_browser_the_same(tab, chromium):
         other.close()
 
 
+@pytest.mark.parametrize(
+    ("series", "row"), [("health/weight_rms", "the model itself"), ("train/parameter/l2", "scale")]
+)
+def test_the_page_of_the_model_itself_is_opened_by_a_click_and_by_a_link(tab, series, row):
+    tab.show(run="whole", series=series)
+    tab.find(f".name[title^='{row}']").click()
+    side = tab.find(".side")
+    expect(side.locator("h2")).to_have_text("the model itself")
+    expect(side).to_contain_text("my.models.Scaled")
+    expect(side).to_contain_text("its scale has grown")
+    assert [line["row"] for line in table(tab.download(".side button:has-text('CSV')"))] == 3 * [""] + 3 * ["scale"]
+    address = tab.state
+    tab.find(".side button:has-text('\N{MULTIPLICATION X}')").click()
+    expect(side.locator("h2")).to_have_text("1 verdict")
+    tab.show(**address)
+    expect(side.locator("h2")).to_have_text("the model itself")
+
+
+def test_the_cursor_comes_to_the_row_of_the_model_itself_and_leaves_it(tab):
+    tab.show(run="whole", series="health/weight_rms")
+    said = tab.find(".said")
+    tab.find(".grid").focus()
+    for key, text in (("ArrowUp", "the model itself"), ("ArrowDown", "net"), ("ArrowUp", "the model itself")):
+        tab.page.keyboard.press(key)
+        expect(said).to_contain_text(f"{text}, ")
+    tab.page.keyboard.press("Enter")
+    expect(tab.find(".side h2")).to_have_text("the model itself")
+    tab.page.keyboard.press("Escape")
+    expect(tab.find(".side h2")).to_have_text("1 verdict")
+
+
+def test_a_verdict_on_the_model_itself_leads_to_its_page(tab):
+    tab.show(run="whole", series="health/weight_rms")
+    tab.find(".card.alarm").click()
+    tab.find("button:has-text('Show this layer')").click()
+    expect(tab.find(".side h2")).to_have_text("the model itself")
+
+
 def test_dark_mode_is_that_of_tensorboard(tab):
     background = "one => getComputedStyle(one).backgroundColor"
     view = tab.find(".view")

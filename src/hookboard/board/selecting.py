@@ -51,7 +51,7 @@ def _names_matching(layers: Mapping[str, LayerFacts], pattern: str, until: float
         if pattern and not pattern.startswith(EXPRESSION):
             count = len(matched(wider, _in_time(layers, f"modules: {pattern!r}", until)))
             what += f", {wider!r} matches {count}" if count else ""
-        raise RefusalError(_nothing("layers", what, pattern, list(layers)))
+        raise RefusalError(_nothing("layers", what, pattern, [name for name in layers if name]))
     return found
 
 

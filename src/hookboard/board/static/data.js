@@ -6,7 +6,7 @@ const answers = new Map();
 /**
  * Ask the server.
  * @param {string} route the route, relative to the plugin's.
- * @param {Object<string, string|string[]>} parameters empty ones are left out; a list is sent one by one.
+ * @param {Object<string, string|string[]|null>} parameters null is left out; a list is sent one by one.
  * @returns {Promise<Object>}
  * @throws {Error} its message is the server's sentence.
  */
@@ -50,7 +50,7 @@ const WORDS = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 function urlOf(route, parameters) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
-    for (const one of Array.isArray(value) ? value : [value]) if (one !== "") query.append(name, one);
+    for (const one of Array.isArray(value) ? value : [value]) if (one !== null) query.append(name, one);
   }
   return query.size ? `${route}?${query}` : route;
 }

@@ -26,6 +26,11 @@ export function button(text, title, click) {
   return element("button", { type: "button", text, title, "aria-label": title === text ? null : title, on: { click } });
 }
 
+/** The name of a row or a layer for people. */
+export function named(name) {
+  return name || "the model itself"; // which may have parameters of its own
+}
+
 /** Plotly reads some HTML (`<b>`, `<br>`, `<a href>`) and entities in its texts: this makes them plain text. */
 export function forPlotly(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");

@@ -1,6 +1,6 @@
 /** What can be taken along: numbers as CSV, plots as PNG. */
 
-import { forPlotly, several, shortened, titled } from "./dom.js";
+import { forPlotly, named, several, shortened, titled } from "./dom.js";
 import { stepMarks, tracesOf } from "./map.js";
 import { ticks } from "./scale.js";
 
@@ -105,7 +105,7 @@ export function mapFigure({ numbers, rows, columns }, colours, title) {
 /** The names of rows in full, as there are no names of blocks above them. */
 function namesOf(rows) {
   const folded = (row) => (row.isBlock && !row.isOpen ? ` (worst of ${several(row.rows.length, "row")})` : "");
-  return rows.map((row) => forPlotly(`${shortened(row.name, 48)}${folded(row)}`));
+  return rows.map((row) => forPlotly(`${shortened(named(row.name), 48)}${folded(row)}`));
 }
 
 /** What all figures share. */

@@ -3,7 +3,7 @@
  * them; an axis that stays in sight; a cursor that arrows move.
  */
 
-import { element, fitted, several } from "./dom.js";
+import { element, fitted, named, several } from "./dom.js";
 import { gravest } from "./model.js";
 
 export const SYMBOLS = { alarm: "▲", note: "●" };
@@ -76,7 +76,7 @@ function nameOf(row, i, width, handlers) {
   const room = width - row.depth * 12 - (severity ? 60 : 38) - (isNarrow || !type ? 0 : Math.min(type.length * 6 + 10, 100));
   const rules = row.verdicts.map(({ severity: how, rule }) => `${how}: ${rule}`).join(", ");
   const count = row.isBlock ? several(row.rows.length, "row") : "";
-  const name = row.name || "the model itself"; // which may have parameters of its own
+  const name = named(row.name);
   const act = () => (row.isBlock ? handlers.toggle(row) : handlers.choose(row));
   return element(
     "div",

@@ -5,6 +5,7 @@ import { element, several, titled } from "./dom.js";
 import { drawAxis } from "./grid.js";
 import { gravest } from "./model.js";
 import { place, rounded, share, ticks } from "./scale.js";
+import { addressOf } from "./state.js";
 import { isBroken } from "./values.js";
 
 /**
@@ -113,7 +114,7 @@ export function drawMarks(grid, picture, verdicts, cursor) {
   const frames = rows.flatMap((row, at) =>
     spans(row.verdicts, numbers.steps).map(({ severity, span }) => frame(`frame ${severity}`, at, span)),
   );
-  const at = rows.findIndex((row) => row.name === cursor.row);
+  const at = rows.findIndex((row) => addressOf(row.name) === cursor.row);
   const cross = at < 0 ? [] : [frame("cursor", at, [cursor.column, cursor.column])];
   grid.over.replaceChildren(...[...frames, ...cross].filter(Boolean));
 }

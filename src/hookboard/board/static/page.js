@@ -7,7 +7,7 @@ import { later, titled } from "./dom.js";
 import { isSeen, watchDarkness, watchReloads } from "./host.js";
 import { columnOf, rowsSeen } from "./model.js";
 import { numbersFor } from "./numbers.js";
-import { namesIn, readState, watchAddress, writeState } from "./state.js";
+import { addressOf, nameAt, namesIn, readState, watchAddress, writeState } from "./state.js";
 import { makeSide } from "./side.js";
 import { makeTip } from "./tip.js";
 import { makeToolbar } from "./toolbar.js";
@@ -84,7 +84,7 @@ export function startPage(root) {
   /** The band of a layer's kind takes the server longer than the layer itself: it is drawn when it comes. */
   async function addBand(mine) {
     if (!state.layer || !shown.layer || shown.layer.error) return;
-    const layer = await ask("layer", { run: shown.run.run, layer: state.layer });
+    const layer = await ask("layer", { run: shown.run.run, layer: nameAt(state.layer) });
     if (mine !== turn) return;
     shown.layer = layer;
     side.draw(shown, state, colours);
@@ -126,7 +126,7 @@ export function startPage(root) {
     const other = (key) => namesIn(state[key]).filter((name) => name !== row.name);
     const [open, closed] = [other("open"), other("closed")];
     (row.isOpen ? closed : open).push(row.name);
-    update({ open: JSON.stringify(open), closed: JSON.stringify(closed), row: row.name });
+    update({ open: JSON.stringify(open), closed: JSON.stringify(closed), row: addressOf(row.name) });
   }
 
   /** Go to the row and the first step of a verdict. */
@@ -136,9 +136,9 @@ export function startPage(root) {
     const { names, owners } = shown.numbers;
     const isBlock = module !== "" && names.some((name) => isBelow(name, module));
     const own = names.find((name, i) => name === module || owners[i].name === module) ?? (isBlock ? module : undefined);
-    // Of the whole model no row is the one, but the step is to be seen.
-    const row = module === "" ? state.row || shown.rows[0]?.name : own;
-    await update({ step, ...(row === undefined ? {} : { row, ...uncovered(row, module) }) });
+    // Of the whole model no row may be the one, but the step is to be seen.
+    const row = own ?? (module !== "" ? undefined : state.row ? nameAt(state.row) : shown.rows[0]?.name);
+    await update({ step, ...(row === undefined ? {} : { row: addressOf(row), ...uncovered(row, module) }) });
     view.reveal(shown.rows.findIndex(({ name }) => name === row));
   }
 
@@ -203,7 +203,7 @@ async function load(given) {
   const asked = { run: run.run, series: series.id, columns };
   const partner = state.view === "depth" && partnerOf(series, run.series);
   const [map, selected, other, layer] = await Promise.all([
-    ask("map", { ...asked, against }),
+    ask("map", { ...asked, against: against || null }),
     filterOf(state),
     partner ? ask("map", { ...asked, series: partner.id }) : null,
     layerOf(state),
@@ -230,7 +230,7 @@ async function filterOf({ run, modules, types }) {
 async function layerOf({ run, layer }) {
   if (!layer) return null;
   try {
-    return await ask("layer", { run, layer, band: "0" });
+    return await ask("layer", { run, layer: nameAt(layer), band: "0" });
   } catch (error) {
     return { error: error.message };
   }

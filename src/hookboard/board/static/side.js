@@ -1,9 +1,10 @@
 /** The part beside the view: the verdicts, or the layer that is open. */
 
 import { decoded } from "./data.js";
-import { button, element, several } from "./dom.js";
+import { button, element, named, several } from "./dom.js";
 import { layerFigure, layerTable, saveCsv, savePng, verdictTable } from "./export.js";
 import { drawLayer, pointLayer, seriesAxes, seriesTraces } from "./layer.js";
+import { addressOf, nameAt } from "./state.js";
 import { drawVerdicts } from "./verdicts.js";
 
 const FEW = 3; // with fewer layers of a type, the band is that of all layers
@@ -40,9 +41,8 @@ export function makeSide(handlers) {
       wasDrawn = true;
       return;
     }
-    title.textContent = state.layer;
-    title.title = state.layer;
-    root.setAttribute("aria-label", `layer ${state.layer}`);
+    title.textContent = title.title = named(nameAt(state.layer));
+    root.setAttribute("aria-label", `layer ${title.title}`);
     if (layer?.error) {
       panel.replaceChildren(element("p", { class: "notice", text: layer.error }));
       drawn = null;
@@ -66,7 +66,7 @@ export function makeSide(handlers) {
   }
 
   function open(layer) {
-    handlers.update({ layer });
+    handlers.update({ layer: addressOf(layer) });
   }
 
   function contextOf(state) {
@@ -93,13 +93,13 @@ export function makeSide(handlers) {
   function save(kind) {
     const { run, layer } = shown;
     if (!layer) return saveCsv(`${run.run}-verdicts.csv`, verdictTable(run.verdicts));
-    const name = `${run.run}-${layer.layer.name}`;
+    const name = `${run.run}-${named(layer.layer.name)}`;
     if (kind === "csv") return saveCsv(`${name}.csv`, layerTable(layer, decoded));
     const { steps } = shown.numbers;
     const ends = [steps[0] ?? 0, steps[steps.length - 1] ?? 1];
     const traces = (one) => seriesTraces(one, colours);
     const axes = (one) => seriesAxes(one, ends, colours);
-    return savePng(`${name}.png`, layerFigure(layer, traces, axes, colours, `${run.run}: ${layer.layer.name}`));
+    return savePng(`${name}.png`, layerFigure(layer, traces, axes, colours, `${run.run}: ${named(layer.layer.name)}`));
   }
 
   return { root, draw, point };

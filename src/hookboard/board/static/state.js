@@ -7,6 +7,9 @@ import { hostWindow } from "./host.js";
 
 const PREFIX = "p.hookboard.";
 
+/** The name of the model itself is "", which is nothing in the address. No layer's name is a dot. */
+const MODEL = ".";
+
 /** All that can be in the address, and what holds without it. Values are strings. */
 export const DEFAULTS = {
   run: "",
@@ -53,6 +56,16 @@ export function writeState(state) {
 /** Call a function when somebody else changes the address: a link that is pasted, the button "back". */
 export function watchAddress(changed) {
   hostWindow().addEventListener("hashchange", changed);
+}
+
+/** The name of a row or a layer as it stands in the address. */
+export function addressOf(name) {
+  return name === "" ? MODEL : name;
+}
+
+/** The name that stands in the address. */
+export function nameAt(address) {
+  return address === MODEL ? "" : address;
 }
 
 /** The names in a list of the address; none if somebody has garbled it. */

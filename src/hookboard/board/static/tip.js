@@ -1,6 +1,6 @@
 /** What the mouse, and the cursor, find in a cell. */
 
-import { element, titled, written } from "./dom.js";
+import { element, named, titled, written } from "./dom.js";
 import { SYMBOLS } from "./grid.js";
 
 /**
@@ -22,7 +22,7 @@ export function cellOf({ numbers, rows }, at, column, state) {
   const isFolded = row.isBlock && !row.isOpen;
   if (isFolded && index >= 0) lines.push(`the worst of its ${row.rows.length} rows: ${numbers.names[index]}`);
   const verdicts = row.verdicts.filter(({ since, until }) => since <= step && (until === null || step <= until));
-  return { name: row.name, type: index >= 0 ? numbers.owners[index].type : "", lines, verdicts };
+  return { name: named(row.name), type: index >= 0 ? numbers.owners[index].type : "", lines, verdicts };
 }
 
 function valueLines(numbers, index, column, state) {

@@ -2,12 +2,13 @@
 
 import { element } from "./dom.js";
 import { SYMBOLS } from "./grid.js";
+import { addressOf } from "./state.js";
 
 /**
  * Draw the list.
  * @param {HTMLElement} panel the place.
  * @param {Object} run the answer of `run`.
- * @param {string} chosen the layer of the cursor.
+ * @param {string} chosen the layer of the cursor, as the address has it.
  * @param {(verdict: Object) => void} go is called with the one that is clicked.
  * @param {(layer: string) => void} open is called with the layer that is to be shown.
  */
@@ -17,7 +18,7 @@ export function drawVerdicts(panel, run, chosen, go, open) {
     return;
   }
   const cards = run.verdicts.map((verdict) => {
-    const isChosen = verdict.module !== "" && verdict.module === chosen;
+    const isChosen = addressOf(verdict.module) === chosen;
     const card = cardOf(verdict, isChosen, go);
     if (isChosen) card.append(moreButton(verdict.module, open));
     return card;

@@ -7,6 +7,7 @@ import { makeGrid } from "./grid.js";
 import { drawLegend, drawMap, drawMarks, wordsOf } from "./map.js";
 import { columnOf } from "./model.js";
 import { numbersFor } from "./numbers.js";
+import { addressOf } from "./state.js";
 import { cellOf, heard } from "./tip.js";
 import { standIn } from "./values.js";
 
@@ -87,7 +88,7 @@ export function makeView(handlers, tip) {
     const moved = state?.step !== given.step;
     state = given;
     if (state.view === "depth" && moved) drawHalves(shown);
-    const at = picture.rows.findIndex((row) => row.name === cursor.row);
+    const at = picture.rows.findIndex((row) => addressOf(row.name) === cursor.row);
     if (state.view === "depth") grid.over.replaceChildren();
     else drawMarks(grid, picture, shown.run.verdicts, cursor);
     grid.point(at, at < 0 ? "" : heard(cellOf(picture, at, cursor.column, state)));
@@ -139,25 +140,25 @@ export function makeView(handlers, tip) {
 
   function click(row, column) {
     const step = state.view === "depth" ? state.step : String(picture.numbers.steps[column]);
-    if (row.isBlock && row.row < 0) handlers.update({ row: row.name, step });
+    if (row.isBlock && row.row < 0) handlers.update({ row: addressOf(row.name), step });
     else openLayer(row, step);
   }
 
   function openLayer(row, at = state.step) {
-    handlers.update({ row: row.name, step: at, layer: row.layer?.name ?? row.name });
+    handlers.update({ row: addressOf(row.name), step: at, layer: addressOf(row.layer?.name ?? row.name) });
   }
 
   function move(down, right) {
     const { rows, numbers, columns } = picture;
-    const at = Math.max(rows.findIndex((row) => row.name === state.row), 0);
+    const at = Math.max(rows.findIndex((row) => addressOf(row.name) === state.row), 0);
     const next = state.row === "" ? at : Math.min(Math.max(at + down, 0), rows.length - 1);
     const column = Math.min(Math.max(columnOf(numbers.steps, state.step) + right, columns[0]), columns[1]);
-    handlers.update({ row: rows[next]?.name ?? "", step: String(numbers.steps[column]) });
+    handlers.update({ row: rows[next] ? addressOf(rows[next].name) : "", step: String(numbers.steps[column]) });
     grid.reveal(next);
   }
 
   function enter() {
-    const row = picture.rows.find(({ name }) => name === state.row);
+    const row = picture.rows.find(({ name }) => addressOf(name) === state.row);
     if (row?.isBlock) handlers.toggle(row);
     else if (row) openLayer(row);
   }
