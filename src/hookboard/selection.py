@@ -125,7 +125,7 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
     default = "for the default"
     patterns = [] if modules is None else several("modules", modules, str, a_pattern, default)
     for pattern in patterns:
-        regex_of(pattern.removeprefix("!"))
+        matched(pattern.removeprefix("!"), ())  # raises where a regular expression is none
     return patterns, [] if types is None else several("types", types, (str, type), a_type, default)
 
 
