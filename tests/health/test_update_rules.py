@@ -21,9 +21,9 @@ from health.trainings import (
 )
 
 from hookboard.health.rules import RULES
+from hookboard.health.rules.small_updates import FAR_BELOW, SMALL
 from hookboard.health.rules.updates import (
     FAR_ABOVE,
-    FAR_BELOW,
     FULL,
     GREW,
     GROWN,
@@ -31,7 +31,6 @@ from hookboard.health.rules.updates import (
     LEAP,
     OVERWRITES,
     SAME,
-    SMALL,
     SURELY_GREW,
     SURELY_SAME,
 )

@@ -29,7 +29,7 @@ class Case:
 
     Args:
         first: the step of the first.
-        last: the step of the latest.
+        last: the step of the latest at which it was there: a rule may tell of what is over.
         symptom: the latest.
         at_once: whether one symptom is enough, for a verdict and for an alarm.
         is_exact: whether it was found outside of the looks, at its very step.
@@ -63,7 +63,8 @@ class Case:
         """Add the symptom of the latest look."""
         if symptom.since is not None:
             self.first = symptom.since
-        self.symptom, self.last, self.missed = symptom, step, 0
+        self.symptom, self.missed = symptom, 0
+        self.last = step if symptom.until is None else max(self.last, symptom.until)
         self.seen += 1
         self.size = max(self.size, symptom.size)
         is_alarm = symptom.severity == "alarm"
@@ -81,7 +82,7 @@ class Case:
             rule,
             module,
             self.first,
-            None if lasts else self.last,
+            None if lasts and self.symptom.until is None else self.last,
             self.symptom.evidence,
             self.symptom.advice,
             self.symptom.batch_idx,
@@ -175,7 +176,7 @@ class Judge:
             return (
                 verdict.severity == "note" or verdict in causes,
                 verdict in causes,
-                verdict.until is not None and not case.at_once,
+                case.missed > 0 and not case.at_once,
                 self._place(verdict.rule),
                 -case.size,
                 self.run.place(verdict.module),
@@ -201,7 +202,7 @@ class Judge:
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
         """A note that says so while its cause may be a case that has not lasted long enough; for a window at most."""
         has_waited = abs(case.alarms) >= 2 * self.run.window
-        if case.at_once or case.symptom.is_root or has_waited or verdict.until is not None:
+        if case.at_once or case.symptom.is_root or has_waited or case.missed:
             return verdict
         early = {
             replace(open_.verdict(*key, self.run.window, True), severity=open_.symptom.severity): open_
@@ -266,7 +267,7 @@ class Judge:
         key = (rule.name, symptom.module)
         case = self._open.get(key)
         if case is None:
-            case = self._open[key] = Case(step, step, symptom, rule.at_once)
+            case = self._open[key] = Case(step, step if symptom.until is None else symptom.until, symptom, rule.at_once)
         was_said = case.is_said
         case.add(symptom, step, self.run.window)
         losses = self.run.losses
@@ -279,8 +280,7 @@ class Judge:
 
     def _miss(self, key: Key) -> None:
         case = self._open[key]
-        case.missed += 1
-        case.seen = 0
+        case.missed, case.seen = case.missed + 1, 0
         if not case.is_said:
             del self._open[key]
         elif case.missed >= self.run.window:

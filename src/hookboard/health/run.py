@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from hookboard.health.look import Look
 from hookboard.health.losses import LossCurve
 from hookboard.health.order import with_late_ones
 from hookboard.health.quantities import QUANTITIES, column_of
+from hookboard.health.rates import RATE_JUMP, RateJump
 from hookboard.health.recent import RECENT, Recent
 from hookboard.health.sheet import Sheet
 from hookboard.health.silence import Silence, silent_in
@@ -24,32 +24,11 @@ from hookboard.measure import FIELDS
 from hookboard.messages import unknown
 from hookboard.sites import Role
 
-RATE_JUMP = 3.0
-"""A learning rate that exceeds all before it by this factor has jumped, after the first looks (a choice: a warm-up does
-so in its first looks, a restart comes back to where it was)."""
-
 GROWN_LOSS = 10.0
 """A loss this many times its start has blown up before it was NaN (a choice: the logarithm of 0 gives Inf at once)."""
 
 GROWN_OUTPUTS = 1e4
 """Outputs this many times as large as at first have blown up (a choice)."""
-
-
-@dataclass(frozen=True)
-class RateJump:
-    """A learning rate far above all before.
-
-    Args:
-        step: the first step at which it may have been in force: that behind the look before.
-        seen: the step of the look that showed it.
-        before: the largest one until then.
-        after: the one that jumped.
-    """
-
-    step: int
-    seen: int
-    before: float
-    after: float
 
 
 class Run:
@@ -230,10 +209,12 @@ class Run:
         return np.stack(channels)
 
     def _keep_rates(self, look: Look) -> None:
+        before = self.looks[-2] if len(self.looks) > 1 else look
+        for place, jump in enumerate(self.rate_jumps):
+            self.rate_jumps[place] = jump.followed(look, before)
         risen = [n for n, stepped in look.stepped.items() if not stepped.rate <= self.peak_rate.get(n, -math.inf)]
         if not risen:
             return
-        before = self.looks[-2] if len(self.looks) > 1 else look
         known = [name for name in look.stepped if name in self.peak_rate]
         rates = [(self.peak_rate[name], look.stepped[name].rate) for name in known]
         if self.seen > self.window and rates:

@@ -45,6 +45,8 @@ class Symptom:
         severity: `alarm` only for harm that cannot be explained away, or that the loss shows; otherwise `note`.
         size: how bad it is, in any unit: of equal verdicts of one rule the largest comes first.
         since: the optimizer step at which it began. Left out: the step at which the rule first saw it.
+        until: the optimizer step at which it was seen last, where the rule tells of something that is over by now, such
+            as the cause of a harm that lasts. Left out: it is there now.
         batch_idx: the index of the batch, for what happens in a single step.
         is_root: whether it follows from no other fault, as a layer that is in no optimizer.
         is_hard: whether its alarm does not need the loss, which by now may show harm that it has done.
@@ -59,11 +61,13 @@ class Symptom:
     batch_idx: int | None = None
     is_root: bool = False
     is_hard: bool = False
+    until: int | None = None
 
     def __post_init__(self) -> None:
         check_text(module=self.module, evidence=self.evidence, advice=self.advice)
         check_name("severity", self.severity, get_args(Severity))
         check_number("size", self.size)
         check_whole("since", self.since, 0, "optimizer steps", "for now")
+        check_whole("until", self.until, 0, "optimizer steps", "while it lasts")
         check_whole("batch_idx", self.batch_idx, 0, otherwise="")
         check_switches(is_root=self.is_root, is_hard=self.is_hard)

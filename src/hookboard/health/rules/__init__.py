@@ -14,9 +14,10 @@ from hookboard.health.rules.numerics import NONFINITE, PRECISION
 from hookboard.health.rules.optimizer import NO_GRADIENT, NOT_UPDATED
 from hookboard.health.rules.saturation import SATURATED
 from hookboard.health.rules.scale import ACTIVATION_SCALE
+from hookboard.health.rules.small_updates import UPDATE_TOO_SMALL
 from hookboard.health.rules.symmetry import SYMMETRIC_UNITS
 from hookboard.health.rules.units import DEAD_UNITS
-from hookboard.health.rules.updates import UPDATE_TOO_LARGE, UPDATE_TOO_SMALL
+from hookboard.health.rules.updates import UPDATE_TOO_LARGE
 
 _ALL: tuple[Rule, ...] = (
     NONFINITE,

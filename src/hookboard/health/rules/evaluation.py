@@ -72,13 +72,14 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
         found = [] if begin is None else [*found, begin]
     if not found:
         return
-    # The layer that was named first stays the one.
+    # The layer that was named first stays the one; its numbers are those of the latest evaluation.
     gaps, first = run.comparisons[-1].gaps, found[0]
+    now = next((gap for gap in gaps if gap.layer.name == first.layer.name), first)
     largest = max(gaps, key=lambda gap: gap.size)
     strange = _strange(list(run.comparisons)[-2:])
     evidence = (
-        f"in validation its outputs have an RMS of {first.evaluation:.2g}, in training {first.training:.2g}, and its "
-        f"channels lie {first.size:.1f} deviations away ({first.usual:.2g} between two looks in training); the largest "
+        f"in validation its outputs have an RMS of {now.evaluation:.2g}, in training {now.training:.2g}, and its "
+        f"channels lie {now.size:.1f} deviations away ({now.usual:.2g} between two looks in training); the largest "
         f"gap is {largest.size:.1f}, in {largest.layer.name}"
     )
     advice = "look at running statistics of norms (momentum, eval mode), at dropout, and at how validation data is made"

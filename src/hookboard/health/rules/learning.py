@@ -10,7 +10,7 @@ from hookboard.health.agreement import agreement_of
 from hookboard.health.look import Loss
 from hookboard.health.rule import Rule
 from hookboard.health.rules.evaluation import SETTLED, begin_of, may_differ
-from hookboard.health.rules.updates import SMALL
+from hookboard.health.rules.small_updates import SMALL
 from hookboard.health.run import Run, median_of
 from hookboard.health.spikes import Spike, is_new_level
 from hookboard.health.verdict import Severity, Symptom

@@ -50,7 +50,8 @@ def normalization(run: Run) -> Iterator[Symptom]:
 def _gains_lost(run: Run) -> Iterator[Symptom]:
     """Gains that go towards 0, faster than any usual decay takes them there."""
     gains = run.timeline.of("weight_rms")[run.table.batch_norms]
-    gains = gains[gains[:, 0] > 0]
+    is_known = gains[:, 0] > 0
+    gains = gains[is_known]
     sizes = gains / gains[:, :1]
     # Where no single one is so low, their median is not.
     if not (sizes < LOST).any():
@@ -61,14 +62,18 @@ def _gains_lost(run: Run) -> Iterator[Symptom]:
     fell = -math.log(left[lowest]) if left[lowest] else math.inf
     if not left[lowest] < LOST or fell < FAST * (steps[lowest] - steps[0]):
         return
+    now = median_of((run.recent("weight_rms")[run.table.batch_norms, -1][is_known] / gains[:, 0]).tolist())
     evidence = (
         f"the gains of batch norms went down to {left[lowest]:.2g} of what they were, in {steps[lowest] - steps[0]} "
-        f"steps: what they give, and the gradient that they pass on, goes down with them{harm_of(run)}."
+        f"steps, and are at {now:.2g} now: what they give, and the gradient that they pass on, goes down with them"
+        f"{harm_of(run)}."
     )
     advice = "Look at the weight decay: gains and biases want none."
     start = int(np.argmax(left < 1 / OFF))
     first = run.layers[run.table.batch_norms[0]]
-    yield Symptom(first.name, evidence, advice, "alarm", size=fell / math.log(10), since=int(steps[start]))
+    size, since = fell / math.log(10), int(steps[start])
+    until = int(steps[left < LOST].max()) if now >= LOST else None
+    yield Symptom(first.name, evidence, advice, "alarm", size=size, since=since, until=until)
 
 
 def takes_the_batch(run: Run, layer: Layer) -> bool:

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from hookboard.health.layers import Layer
-from hookboard.health.run import Run
+from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity
 from hookboard.recording import Numbers
 
@@ -60,6 +60,11 @@ def slope(values: np.ndarray) -> float:
     places = np.unique(np.linspace(0, len(values) - 1, min(len(values), 64)).astype(int))
     one, other = np.triu_indices(len(places), 1)
     return float(np.median((values[places[other]] - values[places[one]]) / (places[other] - places[one])))
+
+
+def medians_of(values: np.ndarray) -> np.ndarray:
+    """The median of the finite values of each column, shape (columns,); NaN if there is none."""
+    return np.array([median_of(column) for column in values.T.tolist()])
 
 
 def factor(decades: float) -> str:

@@ -1,5 +1,6 @@
 """`symmetric_units`: units of one layer that are copies of each other, and stay so."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hookboard.health.layers import Kind, Layer
+from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run
@@ -14,7 +16,7 @@ from hookboard.health.sheet import Units
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 
-_COUNT, _ZEROS = map(FIELDS.index, ("count", "zeros"))
+_COUNT, _MEAN, _ZEROS = map(FIELDS.index, ("count", "mean", "zeros"))
 _COMPARED = list(map(FIELDS.index, ("max", "min", "mean", "deviation")))
 
 ADVICE = "Initialize its weights with random numbers, and look for weights that are copied or set to a constant."
@@ -27,6 +29,10 @@ HALF = 0.5
 
 FEWEST = 4
 """Units that a layer must have for a constant weight to be an alarm whatever the loss does (a choice)."""
+
+PARTED = 0.5
+"""Units that began as one have parted where they differ by this share of what independent random weights of their size
+do (a choice)."""
 
 ALIKE = 1e-5
 """Two units have the same weights if no number of theirs differs by more than this share of its size: about 100
@@ -108,13 +114,31 @@ def _constant_at_first(run: Run, name: str, units: int) -> float | None:
 
 
 def _constant_symptom(run: Run, layer: Layer, name: str, value: float) -> Symptom:
-    evidence = f"all elements of {name} were {value:.3g} at the start: its units begin as one, and take long to part"
+    course = [(look.step, _parted(look, name)) for look in (run.first or run.now, *run.looks)]
+    now = course[-1][1]
+    evidence = (
+        f"all elements of {name} were {value:.3g} at the start: its units begin as one, and take long to part; now "
+        f"they differ by {100 * now:.2g} % of what random ones do"
+    )
+    until = max(step for step, share in course if step == course[0][0] or share < PARTED) if now >= PARTED else None
     shape = layer.shapes[name]
     # Nobody fills weights of units with several inputs like this on purpose; a filter for each channel may be a mean.
     is_matrix = len(shape) > 1 and shape[1] > 1 and shape[0] >= FEWEST
     is_hard = is_matrix and layer.kind in ("linear", "conv", "recurrent")
     severity: Severity = "alarm" if is_hard else severity_of(run)
-    return Symptom(layer.name, f"{evidence}{harm_of(run)}.", ADVICE, severity, size=HALF)
+    return Symptom(layer.name, f"{evidence}{harm_of(run)}.", ADVICE, severity, size=HALF, until=until)
+
+
+def _parted(look: Look, name: str) -> float:
+    """How much the units of a weight differ, as a share of what independent random ones do; NaN if not measured.
+
+    The means of n such elements deviate by a share of 1 / sqrt(n) of the size of one.
+    """
+    weight = look.numbers(name, "parameter")
+    if weight is None or weight.channels is None or not weight.moments.rms > 0:
+        return math.nan
+    means, counts = weight.channels[:, _MEAN], weight.channels[:, _COUNT]
+    return float(np.std(means) * math.sqrt(np.median(counts)) / weight.moments.rms)
 
 
 def _twins(weights: np.ndarray, gradients: np.ndarray) -> int:

@@ -1,4 +1,4 @@
-"""Rules about how far a step moves the weights: `update_too_small` and `update_too_large`."""
+"""`update_too_large`: steps that move the weights too far."""
 
 import math
 from collections.abc import Iterator
@@ -7,19 +7,12 @@ import numpy as np
 
 from hookboard.health.agreement import agreement_of
 from hookboard.health.layers import Layer
-from hookboard.health.look import Look
+from hookboard.health.rates import RateJump
 from hookboard.health.rule import Rule
 from hookboard.health.rules.scales import weight_gain
+from hookboard.health.rules.shared import harm_of, medians_of
 from hookboard.health.run import Run, median_of
-from hookboard.health.verdict import Severity, Symptom
-
-SMALL = 1e-4
-"""Updates of the whole model are small if their median over the layers, relative to the weights, is below this: in 200
-steps the weights change by 2 % at most (TheDeepChecker; DeepDiagnosis says 1e-5, and 1e-3 is usual)."""
-
-FAR_BELOW = 1e-3
-"""A layer's updates are small if they are below this share of the median of the others (a choice: learning rates that
-fall from layer to layer on purpose end at about 1e-2)."""
+from hookboard.health.verdict import Symptom
 
 LARGE = 0.1
 """Updates are large if their median over the layers, relative to the weights, is above this for a window
@@ -59,65 +52,6 @@ whose gradients grow reach a cosine of 0.87."""
 FAR_ABOVE = 30.0
 """A layer's updates are large if they are above `LARGE`, and this many times the median of the others."""
 
-ENDING = 0.05
-"""A schedule is at its end when the learning rate is below this share of its largest: then small steps are wanted."""
-
-
-def update_too_small(run: Run) -> Iterator[Symptom]:
-    """Steps too small to learn anything: of the whole model, or of one layer among others."""
-    look = run.now
-    ratios = run.recent("update_ratio")[:, -1]
-    places = np.flatnonzero(run.table.has_matrix & (ratios > 0) & (ratios < np.inf))
-    moved = ratios[places]
-    # If no single one is small, their median is not.
-    if not (moved < SMALL).any() or (moved.min() >= FAR_BELOW * moved.max() and run.losses.is_learning):
-        return
-    moving = {
-        layer.name: ratio
-        for layer, ratio in zip((run.layers[place] for place in places), moved.tolist(), strict=True)
-        if not _is_between(run, layer) and not _is_spoiled(look, layer)
-    }
-    if not moving:
-        return
-    usual = median_of(moving.values())
-    if usual < SMALL:
-        if not run.losses.is_learning:
-            yield _small_model(run, look, usual)
-        return
-    for name, ratio in moving.items():
-        if ratio >= SMALL:
-            continue
-        others = median_of(other for key, other in moving.items() if key != name)
-        if ratio < min(FAR_BELOW * others, SMALL):
-            evidence = f"a step moves its weights by {ratio:.1g} of their size; usual here: {others:.1g}{_harm(run)}"
-            advice = "look at the learning rate of its group of parameters, and at its gradient"
-            yield Symptom(name, evidence, advice, "alarm" if run.losses.is_harmed else "note", others / ratio)
-
-
-def _small_model(run: Run, look: Look, usual: float) -> Symptom:
-    rates = [stepped.rate for stepped in look.stepped.values()]
-    optimizer = next(iter(look.stepped.values())).optimizer
-    evidence = (
-        f"a step moves the weights by {usual:.1g} of their size in the median over the layers, where 1e-3 is usual, at "
-        f"a learning rate of {max(rates):.2g} in {optimizer}{_harm(run)}"
-    )
-    advice = "raise the learning rate, and look whether gradients are clipped or an epsilon outweighs them"
-    # Without chance nobody can tell a loss that stays from that of a model that was trained before.
-    severity: Severity = "alarm" if run.losses.is_stuck and run.losses.chance is not None else "note"
-    return Symptom("", evidence, advice, severity, SMALL / usual, _small_since(run))
-
-
-def _small_since(run: Run) -> int:
-    """The step since which the whole model has moved by as little: a loss that falls at first hides it."""
-    layers = run.table.with_matrix
-    levels = _medians(run.timeline.of("update_ratio")[layers])
-    since = run.now.step
-    for step, level in zip(reversed(run.timeline.steps), levels[::-1], strict=True):
-        if level >= SMALL:
-            break
-        since = step if level < SMALL else since  # NaN tells nothing
-    return since
-
 
 def update_too_large(run: Run) -> Iterator[Symptom]:
     """Steps that are large for the weights, before the loss took harm from them.
@@ -138,25 +72,20 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
         return
     jump = next((jump for jump in run.rate_jumps if run.losses.is_worse_since(jump.step - 1)), None)
     if jump is not None:
-        rose = f"rose from {jump.before:.2g} to {jump.after:.2g}"
-        evidence = f"the learning rate {rose} between steps {jump.step} and {jump.seen}{_harm(run)}"
-        advice = "look at the schedule, and lower the learning rate"
-        yield Symptom("", evidence, advice, "alarm", jump.after / jump.before, jump.step)
+        yield _jumped(run, jump)
         return
     layers = run.table.with_matrix
     # Inf from the logarithm of 0 is not the doing of large steps.
     if not layers or not (run.losses.is_finite or run.has_blown_up):
         return
-    ratios, steps = run.timeline.of("update_ratio")[layers], np.array(run.timeline.steps)
-    ratios = np.where(np.isfinite(ratios), ratios, np.nan)
-    seen = ~np.isnan(ratios).all(axis=0)
-    if not seen.any():
+    steps, ratios = _course(run, layers)
+    if not len(steps):
         return
-    whole = _medians(ratios[:, seen])
+    whole = medians_of(ratios)
     at_once = whole[0] > LARGE_AT_FIRST or _leapt(run)
     first = 0 if at_once else _first_of(whole > LARGE, run.window)
     if first is not None:
-        yield _large_model(run, int(steps[seen][first]), whole, first)
+        yield _large_model(run, steps, whole, first)
         return
     if growth > GROWN:
         yield _grown_model(run, growth)
@@ -165,34 +94,90 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
     if summed:
         yield from summed
         return
-    ratios, steps = ratios[:, seen], steps[seen]
     for place, row in zip(layers, ratios, strict=True):
-        layer = run.layers[place]
-        large = np.nan_to_num(row) > np.maximum(LARGE, FAR_ABOVE * whole)
-        start = _first_of(large, run.window)
-        if start is not None and not _was_zero(run, layer):
-            moved, usual = float(row[start]), float(whole[start])
-            evidence = f"a step moved its weights by {moved:.2g} of their size; usual here: {usual:.1g}{_harm(run)}"
+        is_large = np.nan_to_num(row) > np.maximum(LARGE, FAR_ABOVE * whole)
+        start = _first_of(is_large, run.window)
+        if start is not None and not _was_zero(run, run.layers[place]):
+            moves, until = _moves("its weights", "of their size", steps, row, is_large)
+            evidence = f"{moves}; usual here: {whole[-1]:.1g}{harm_of(run)}"
             advice = "lower the learning rate of its group of parameters"
-            yield Symptom(layer.name, evidence, advice, "alarm", moved, int(steps[start]))
+            since, size = int(steps[start]), float(row[start])
+            yield Symptom(run.layers[place].name, evidence, advice, "alarm", size, since, until=until)
 
 
-def _large_model(run: Run, step: int, whole: np.ndarray, first: int) -> Symptom:
-    before = f"{np.median(whole[:first]):.1g} before" if first else "1e-3 is usual"
-    rate = max((stepped.rate for stepped in run.now.stepped.values()), default=math.nan)
+def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """How far steps moved some layers, over the whole run up to the latest look.
+
+    Returns:
+        The steps of the looks that show it, shape (looks,), and the update ratios, shape (layers, looks); NaN where
+        there is none.
+    """
+    ratios, steps = run.timeline.of("update_ratio")[layers], list(run.timeline.steps)
+    if steps[-1] != run.now.step:  # of a long run not every look is a column
+        ratios = np.hstack([ratios, run.recent("update_ratio")[layers, -1:]])
+        steps.append(run.now.step)
+    ratios = np.where(np.isfinite(ratios), ratios, np.nan)
+    seen = ~np.isnan(ratios).all(axis=0)
+    return np.array(steps)[seen], ratios[:, seen]
+
+
+def _moves(whose: str, of: str, steps: np.ndarray, moved: np.ndarray, is_large: np.ndarray) -> tuple[str, int | None]:
+    """How far a step moves weights, or how far it did while that was too far, and when that was over.
+
+    Args:
+        whose: the weights.
+        of: what the number is relative to.
+        steps: of the looks, shape (looks,).
+        moved: how far, relative to their size, shape (looks,).
+        is_large: where that is too far, shape (looks,); at one look at least.
+
+    Returns:
+        A sentence with the latest number, and the last step that was too large; None if it is the latest.
+    """
+    if is_large[-1]:
+        return f"a step moves {whose} by {moved[-1]:.2g} {of}", None
+    large = np.flatnonzero(is_large)
+    most = f"{'up to ' if len(large) > 1 else ''}{moved[large].max():.2g}"
+    until = int(steps[large[-1]])
+    return f"a step moved {whose} by {most} {of}, and by {moved[-1]:.2g} at step {steps[-1]}", until
+
+
+def _jumped(run: Run, jump: RateJump) -> Symptom:
     evidence = (
-        f"a step moved the weights by {whole[first]:.2g} of their size in the median over the layers ({before}), at a "
-        f"learning rate that is now {rate:.2g}{_harm(run)}"
+        f"the learning rate rose from {jump.before:.2g} to {jump.after:.2g} between steps {jump.step} and {jump.seen}, "
+        f"and is {_rate(run):.2g} now{harm_of(run)}"
     )
+    advice = "look at the schedule, and lower the learning rate"
+    return Symptom("", evidence, advice, "alarm", jump.after / jump.before, jump.step, until=jump.until)
+
+
+def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> Symptom:
+    """Large steps of the whole model.
+
+    Args:
+        run: the run.
+        steps: of the looks, shape (looks,).
+        whole: the median over the layers of how far they move the weights, shape (looks,).
+        first: the place of the first large one.
+    """
+    before = f"{np.median(whole[:first]):.1g} before" if first else "1e-3 is usual"
+    among = f"of their size in the median over the layers ({before})"
+    moves, until = _moves("the weights", among, steps, whole, whole > LARGE)
+    evidence = f"{moves}, at a learning rate that is now {_rate(run):.2g}{harm_of(run)}"
     advice = "lower the learning rate, or let it rise slowly from 0, and clip gradients"
-    return Symptom("", evidence, advice, "alarm", float(whole[first]), step)
+    return Symptom("", evidence, advice, "alarm", float(whole[first]), int(steps[first]), until=until)
+
+
+def _rate(run: Run) -> float:
+    """The largest learning rate in force; NaN if no optimizer stepped."""
+    return max((stepped.rate for stepped in run.now.stepped.values()), default=math.nan)
 
 
 def _grown_model(run: Run, growth: float) -> Symptom:
-    evidence = f"most weights have become {growth:.2g} times as large as at the first look, or more{_harm(run)}"
+    evidence = f"most weights have become {growth:.2g} times as large as at the first look, or more{harm_of(run)}"
     advice = "lower the learning rate, and look at the options of the optimizer"
     sizes = run.timeline.of("weight_rms")[[i for i, layer in enumerate(run.layers) if _began_full(run, layer)]]
-    grew = _medians(sizes / sizes[:, :1]) > GREW
+    grew = medians_of(sizes / sizes[:, :1]) > GREW
     return Symptom("", evidence, advice, "alarm", growth, _first_step(run, grew))
 
 
@@ -217,13 +202,13 @@ def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
     layers = run.table.with_matrix
     if not layers or not run.losses.is_known:
         return
-    now, first = (_medians(part)[0] for part in _ends(run, "weight_gradient_rms", layers))
+    now, first = (medians_of(part)[0] for part in _ends(run, "weight_gradient_rms", layers))
     if not 0 < grew * first < now or run.losses.is_falling or not (agreement := agreement_of(run)) > same:
         return
-    gradients = _medians(run.timeline.of("weight_gradient_rms")[layers])
+    gradients = medians_of(run.timeline.of("weight_gradient_rms")[layers])
     evidence = (
         f"gradients of neighbouring looks are all but the same (cosine {agreement:.2f}) and {now / first:.2g} times as "
-        f"large as at the start: they add up{_harm(run)}"
+        f"large as at the start: they add up{harm_of(run)}"
     )
     advice = "look whether zero_grad() is called before each backward pass"
     yield Symptom("", evidence, advice, "alarm", now / first, _first_step(run, gradients > GREW * first))
@@ -248,11 +233,6 @@ def _leapt(run: Run) -> bool:
     return max(first) > LEAP * max(abs(first[0]), chance)
 
 
-def _medians(values: np.ndarray) -> np.ndarray:
-    """The median of the finite values of each column, shape (columns,); NaN if there is none."""
-    return np.array([median_of(column) for column in values.T.tolist()])
-
-
 def _first_of(is_large: np.ndarray, window: int) -> int | None:
     """The start of the first stretch of `window` in a row; None if there is none."""
     length = 0
@@ -261,22 +241,6 @@ def _first_of(is_large: np.ndarray, window: int) -> int | None:
         if length == window:
             return i - window + 1
     return None
-
-
-def _is_between(run: Run, layer: Layer) -> bool:
-    """Whether the layer's learning rate is 0, still rises, or is at the end of its schedule."""
-    name = next((name for name in layer.weights if name in run.now.stepped), None)
-    if name is None:
-        return True
-    rate = run.now.stepped[name].rate
-    before = next((look.stepped[name].rate for look in run.looks if name in look.stepped), rate)
-    return not rate or rate < ENDING * run.peak_rate[name] or before < rate
-
-
-def _is_spoiled(look: Look, layer: Layer) -> bool:
-    """Whether a step has left NaN or Inf in the weights of the layer: the rest tells nothing."""
-    updates = (look.numbers(name, "parameter_update") for name in layer.weights)
-    return any(update is not None and update.moments.nonfinite > 0 for update in updates)
 
 
 def _was_zero(run: Run, layer: Layer) -> bool:
@@ -289,9 +253,4 @@ def _was_zero(run: Run, layer: Layer) -> bool:
     return any(before is not None and before.moments.rms == 0 for before in befores)
 
 
-def _harm(run: Run) -> str:
-    return f"; {run.losses.harm}" if run.losses.is_harmed else ""
-
-
-UPDATE_TOO_SMALL = Rule("update_too_small", update_too_small)
 UPDATE_TOO_LARGE = Rule("update_too_large", update_too_large)

@@ -1,0 +1,187 @@
+"""What is over says so, and a verdict that lasts has the numbers of the latest look."""
+
+import numpy as np
+import pytest
+import torch
+from health import runs
+from health.looks import reading, row
+from health.test_evaluation_rule import CHANGING, GAP_RULE, evaluation
+from health.test_normalization import norms
+from health.test_update_rules import TOO_LARGE, moved
+from health.trainings import WINDOW, judged, risen, training
+from torch import nn
+from toys import Toy, batches, fit
+
+from hookboard import HealthMonitor
+from hookboard.health import Judge
+from hookboard.health.rules.normalization import LOST
+from hookboard.health.rules.scale import ACTIVATION_SCALE
+from hookboard.health.rules.symmetry import PARTED, SYMMETRIC_UNITS
+from hookboard.health.rules.updates import FAR_ABOVE
+
+
+def said(rule, made, layers=None):
+    """The only verdict: since when, until when, and its evidence."""
+    (verdict,) = judged([rule], made, **({} if layers is None else {"layers": layers})).verdicts
+    return verdict.since, verdict.until, verdict.evidence
+
+
+@pytest.mark.usefixtures("at_every_look")
+def test_a_first_step_that_was_too_large_is_over_once_steps_are_usual():
+    since, until, evidence = said(TOO_LARGE, training(40, lambda step: moved(2.1 if step == 0 else 0.006)))
+    assert (since, until) == (0, 0)
+    assert "moved the weights by 2.1 of their size" in evidence
+    assert "by 0.006 at step 39" in evidence
+
+
+@pytest.mark.usefixtures("at_every_look")
+def test_steps_that_are_still_too_large_have_the_size_of_the_latest():
+    since, until, evidence = said(TOO_LARGE, training(40, lambda step: moved(2.1 - 0.05 * step)))
+    assert (since, until) == (0, None)
+    assert "moves the weights by 0.15 of their size" in evidence
+    assert "2.1" not in evidence
+
+
+@pytest.mark.usefixtures("at_every_look")
+def test_steps_that_were_too_large_for_a_while_are_over_though_the_harm_lasts():
+    made = training(80, lambda step: moved(0.5 + step / 100 if 20 <= step < 30 else 0.01), losses=risen(80))
+    since, until, evidence = said(TOO_LARGE, made)
+    assert (since, until) == (20, 29)
+    assert "by up to 0.79 of their size" in evidence
+    assert "and by 0.01 at step 79" in evidence
+
+
+@pytest.mark.usefixtures("at_every_look")
+def test_steps_that_are_too_large_again_last_again():
+    made = training(40, lambda step: moved(2.1 if step == 0 or step >= 38 else 0.006))
+    assert said(TOO_LARGE, made)[:2] == (0, None)
+
+
+@pytest.mark.usefixtures("at_every_look")
+def test_what_was_over_when_a_long_run_forgets_its_columns_stays_over_at_the_same_step():
+    made = training(600, lambda step: moved(2.1 if step <= 3 else 0.006))
+    assert said(TOO_LARGE, made)[:2] == (0, 3)
+
+
+@pytest.mark.usefixtures("at_every_look")
+def test_large_steps_of_one_layer_are_over_once_they_are_usual():
+    far = 1.1 * FAR_ABOVE * 0.01
+    made = training(80, lambda step: moved(0.01) | (moved(far, "fc1") if 20 <= step < 30 else {}), losses=risen(80))
+    since, until, evidence = said(TOO_LARGE, made)
+    assert (since, until) == (20, 29)
+    assert "and by 0.01 at step 79" in evidence
+
+
+@pytest.mark.usefixtures("at_every_look")
+def test_large_steps_of_one_layer_that_last_have_the_size_of_the_latest():
+    far = 1.1 * FAR_ABOVE * 0.01
+    made = training(60, lambda step: moved(0.01) | moved(far * (1 + step), "fc1"), losses=risen(60))
+    since, until, evidence = said(TOO_LARGE, made)
+    assert (since, until) == (0, None)
+    assert f"by {60 * far:.2g} of their size" in evidence
+
+
+@pytest.mark.usefixtures("at_every_look")
+@pytest.mark.parametrize(("end", "until"), [(50, 49), (99, None)])
+def test_a_rate_that_jumped_is_over_once_it_is_back(end, until):
+    def rate(step):
+        return 0.05 if 40 <= step < end else 1e-3
+
+    found = said(TOO_LARGE, training(80, lambda step: moved(0.01), losses=risen(80), rate=rate))
+    assert found[:2] == (40, until)
+    assert f"and is {0.05 if until is None else 0.001} now" in found[2]
+
+
+@pytest.mark.usefixtures("at_every_look")
+def test_gains_that_came_back_are_lost_no_more():
+    given = norms(2)
+    judge = Judge([ACTIVATION_SCALE], {layer.name: layer for layer in given}, WINDOW)
+
+    def seen(number):
+        gain = 0.8 * (0.9 * LOST if 4 <= number < 12 else 1.0)
+        for norm in given:
+            yield runs.outputs(norm.name, [row(100, 0.1, gain) for _ in range(8)])
+            yield reading(norm.weights[0], "parameter_before", [row(8, gain, 0.0)])
+            yield reading(norm.weights[0], "parameter", [row(8, gain, 0.0)])
+
+    for look in runs_looks(seen, 24):
+        judge.see(look)
+    (verdict,) = judge.verdicts
+    assert (verdict.since, verdict.until) == (40, 110)
+    assert "are at 1 now" in verdict.evidence
+
+
+def runs_looks(seen, count):
+    return [runs.look(10 * number, list(seen(number)), runs.falling(number)) for number in range(count)]
+
+
+@pytest.mark.usefixtures("at_every_look")
+@pytest.mark.parametrize(("share", "until"), [(0.9 * PARTED, None), (1.1 * PARTED, 110)])
+def test_units_that_began_as_one_are_over_once_they_have_parted(share, until):
+    layer = runs.linear("fc0")
+
+    def seen(number):
+        # The means of 100 elements deviate by a tenth of `share` from unit to unit; the RMS is 1.
+        by = 0.1 * (share if number >= 12 else 0.01)
+        rows = [row(100, by * (-1) ** unit, float(np.sqrt(1 - by**2))) for unit in range(8)]
+        before = [row(800, 0.03, 0.0 if number == 0 else 1.0)]
+        yield reading("fc0.weight", "parameter", rows)
+        yield reading("fc0.weight", "parameter_before", before)
+        yield reading("fc0.weight", "parameter_grad", runs.noise(8, number, 0.01))
+
+    judge = Judge([SYMMETRIC_UNITS], {"fc0": layer}, WINDOW)
+    for look in runs_looks(seen, 40):
+        judge.see(look)
+    (verdict,) = judge.verdicts
+    assert (verdict.severity, verdict.since, verdict.until) == ("alarm", 0, until)
+    assert f"they differ by {100 * share:.2g} % of" in verdict.evidence
+
+
+def test_a_gap_in_validation_has_the_numbers_of_the_latest_evaluation():
+    judge = Judge([GAP_RULE], CHANGING, WINDOW)
+    made = training(100)
+    for number, look in enumerate(made):
+        judge.see(look)
+        if number in (39, 59, 79):
+            shift = {39: 5.0, 59: 6.0, 79: 7.0}[number]
+            judge.see_evaluation(evaluation(look, dict.fromkeys(["fc1", "act1", "head"], shift)))
+    (verdict,) = judge.verdicts
+    # The mean of its channels is 0.5 to begin with, and each deviates by about 1.
+    now = made[79].of("fc1", "output").moments
+    assert f"an RMS of {np.hypot(now.mean + 7.0, now.deviation):.2g}, in training {now.rms:.2g}" in verdict.evidence
+
+
+class HundredTimesTheRate(Toy):
+    """Adam's first step moves each weight by the rate."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)))
+        self.ratios = []
+
+    def training_step(self, batch):
+        return nn.functional.cross_entropy(self.net(batch), (batch.sum(1) > 0).long())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+
+    def on_train_batch_start(self, *args):
+        self.before = [p.detach().double().clone() for p in self.parameters() if p.dim() > 1]
+
+    def on_train_batch_end(self, *args):
+        after = [p.detach().double() for p in self.parameters() if p.dim() > 1]
+        self.ratios.append(
+            float(np.median([(a - b).norm() / b.norm() for a, b in zip(after, self.before, strict=True)]))
+        )
+
+
+@pytest.mark.trains
+def test_a_training_whose_first_step_overwrote_the_weights_says_how_far_steps_move_them_at_the_end(tmp_path):
+    model, monitor = HundredTimesTheRate(), HealthMonitor(every_n_steps=5, rules=["update_too_large"])
+    fit(tmp_path, model, batches(*[16] * 60), monitor)
+    (verdict,) = monitor.verdicts
+    looks = [0, *range(4, 60, 5)]
+    large = [step for step in looks if model.ratios[step] > 0.1]
+    assert (verdict.since, verdict.until) == (0, large[-1])
+    assert large[-1] < looks[-1]
+    assert f"{model.ratios[59]:.1g}" in verdict.evidence
