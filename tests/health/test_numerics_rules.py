@@ -112,6 +112,15 @@ def test_behind_a_mask_the_layer_that_gave_nan_is_named():
     assert verdict_of(change).module == "act1"
 
 
+@pytest.mark.parametrize("layer", ["fc0", "fc1", "head"])
+def test_a_nan_that_comes_after_a_mask_is_named_with_its_own_step(layer):
+    mask = {("act0", "output"): bad("act0", "output", neginf=50)}
+    nan = {(name, "output"): bad(name, "output", nan=5) for name in list(LAYERS)[list(LAYERS).index(layer) :]}
+    made = training(12, lambda step: {**mask, **(nan if step >= 6 else {})}, losses=nan_from(6))
+    (verdict,) = (v for v in judged([NONFINITE], made).verdicts if v.severity == "alarm")
+    assert (verdict.module, verdict.since, verdict.batch_idx) == (layer, 6, 6)
+
+
 def test_overflows_under_a_scaler_are_well():
     change = {(w, "parameter_grad"): bad(w, "parameter_grad", posinf=5) for w in WEIGHTS}
     made = training(change=lambda step: change, edit=lambda look: replace(look, overflowed=True))

@@ -30,6 +30,8 @@ GROWN_LOSS = 10.0
 GROWN_OUTPUTS = 1e4
 """Outputs this many times as large as at first have blown up (a choice)."""
 
+_NAN_AND_INF = [FIELDS.index("nan"), FIELDS.index("posinf")]
+
 
 class Run:
     """What rules judge.
@@ -66,7 +68,8 @@ class Run:
         self.first_move = math.nan
         """How far the first step moved the weights, relative to their size: the median over the layers."""
         self.first_nonfinite: Look | None = None
-        """The first look with NaN or Inf somewhere, while it lasts; None if all is finite now."""
+        """The first look with NaN or Inf somewhere, while it lasts; None if all is finite now. A mask hides none."""
+        self._is_masked = False  # whether it shows -Inf alone, as masks do
         self.steps: deque[int] = deque(maxlen=RECENT)
         """The optimizer steps of the columns of `recent`."""
         self.table = LayerTable(self.layers)
@@ -111,8 +114,7 @@ class Run:
         self._listen(look)
         self._keep_rates(look)
         if not look.overflowed:
-            is_finite = bool(look.table.is_finite.all())
-            self.first_nonfinite = None if is_finite else self.first_nonfinite or look
+            self._keep_first_nonfinite(look)
         column = column_of(self.sheet)
         self.steps.append(look.step)
         self._recent.add(column.values)
@@ -207,6 +209,15 @@ class Run:
         if len(channels) < count or len({part.shape for part in channels}) > 1:
             return None
         return np.stack(channels)
+
+    def _keep_first_nonfinite(self, look: Look) -> None:
+        if look.table.is_finite.all():
+            self.first_nonfinite = None
+            return
+        # -Inf alone may be a mask.
+        is_mask = not look.table.rows[:, _NAN_AND_INF].any() and all(math.isfinite(loss.value) for loss in look.losses)
+        if self.first_nonfinite is None or (self._is_masked and not is_mask):
+            self.first_nonfinite, self._is_masked = look, is_mask
 
     def _keep_rates(self, look: Look) -> None:
         before = self.looks[-2] if len(self.looks) > 1 else look
