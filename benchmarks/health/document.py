@@ -9,7 +9,7 @@ from pathlib import Path
 
 HEALTH = Path(__file__).parents[2] / "src" / "hookboard" / "health"
 
-SEEN = ("loss_history", "losses", "chance", "spikes", "silence", "comparison", "running", "answers", "run")
+SEEN = ("loss_history", "losses", "chance", "spikes", "silence", "comparison", "running", "answers", "rates", "run")
 """What is made of a run before any rule judges it."""
 
 FILES = [*(HEALTH / f"{name}.py" for name in SEEN), *sorted((HEALTH / "rules").glob("*.py"))]

@@ -1,10 +1,17 @@
 """Gradients that vanish or explode on their way back."""
 
-import pytest
-from health.looks import reading, row
-from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms
+from dataclasses import replace
 
-from hookboard.health.rules.gradients import EXPLODING, VANISHING
+import pytest
+import torch
+from health.looks import reading, row
+from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms, without_weights
+from torch import nn
+from toys import Toy, batches, fit
+
+from hookboard import HealthMonitor
+from hookboard.health import Run, Stepped
+from hookboard.health.rules.gradients import EXPLODING, GONE, VANISHING
 
 NAMES = [f"fc{i}" for i in range(8)]
 CHAIN = [linear(name) for name in NAMES]
@@ -90,3 +97,74 @@ def test_gradients_that_grow_a_hundredfold_against_their_own_history_explode(gro
 def test_a_model_of_three_layers_has_no_course():
     run = run_of(CHAIN[:3], gradients([-6, -3, 0], names=NAMES[:3]))
     assert not symptoms(VANISHING, run)
+
+
+def with_activations(*types):
+    """The chain with activations behind its first layers."""
+    kinds = {"ReLU": "rectifier", "GELU": "smooth", "Tanh": "bounded", "Sigmoid": "bounded"}
+    chain = [linear("fc0")]
+    for number, type_ in enumerate(types, 1):
+        chain += [without_weights(f"act{number}", kinds[type_], type_), linear(f"fc{number}")]
+    return chain
+
+
+@pytest.mark.parametrize(
+    ("types", "advice"),
+    [
+        (["ReLU"] * 4, "Add normalization or shortcuts, and initialize for the activation in use (He for ReLU)."),
+        (
+            ["Sigmoid", "ReLU", "Tanh", "Tanh"],
+            "Use ReLU or GELU in place of Sigmoid and Tanh, add normalization or shortcuts, and initialize for the "
+            "activation in use (He for ReLU, Xavier for Sigmoid and Tanh).",
+        ),
+        ([], "Add normalization or shortcuts, and initialize for the activation in use."),
+    ],
+    ids=["ReLU", "some of each", "none that is a module"],
+)
+def test_advice_names_only_activations_that_the_model_has(types, advice):
+    chain = with_activations(*types) if types else CHAIN
+    names = [layer.name for layer in chain]
+    sizes = [-0.6 * (len(names) - 1 - i) for i in range(len(names))]
+    (symptom,) = symptoms(VANISHING, run_of(chain, gradients(sizes, names=names)))
+    assert symptom.advice == advice
+
+
+def test_what_is_gone_after_the_first_steps_needs_no_loss_though_it_shows_harm():
+    (symptom,) = symptoms(VANISHING, run_of(CHAIN, gradients(steady(-0.7)), losses=harmed))
+    assert (symptom.severity, symptom.is_hard) == ("alarm", True)
+    (symptom,) = symptoms(VANISHING, run_of(CHAIN, gradients(steady(-0.56)), losses=harmed))
+    assert (symptom.severity, symptom.is_hard) == ("alarm", False)
+
+
+def moved(change, rate=0.1, size=-0.7):
+    """The severity after three looks in the first steps, with this RMS of the update of the first layer."""
+    sizes = {"parameter": 0.1, "parameter_grad": 1e-9, "parameter_update": change}
+    weight = [reading("fc0.weight", role, [row(64, 0.0, value)]) for role, value in sizes.items()]
+    run = Run({layer.name: layer for layer in CHAIN}, 3)
+    for look in run_of(CHAIN, lambda n: [*gradients(steady(size))(n), *weight], count=3).looks:
+        run.see(replace(look, stepped={"fc0.weight": Stepped("SGD", rate, False)}))
+    return [symptom.severity for symptom in symptoms(VANISHING, run)]
+
+
+def test_a_gradient_so_small_that_it_moves_nothing_is_an_alarm_at_once():
+    assert moved(0.0) == ["alarm"]
+    assert moved(1e-10) == ["note"]
+    assert moved(0.0, rate=0.0) == ["note"]
+    assert moved(0.0, size=-0.99 * GONE / 6) == ["note"]
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("steps", [20, 120])
+@pytest.mark.parametrize("max_overhead", [None, 1e-6])
+def test_with_fewer_looks_a_gradient_that_vanishes_is_the_cause_all_the_same(tmp_path, steps, max_overhead):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(layer for i in range(49) for layer in (nn.Linear(4, 16) if not i else nn.Linear(16, 16), nn.ReLU())),
+        nn.Linear(16, 4),
+    )
+    labels = torch.arange(8) % 4
+    model = Toy(net, lambda y: nn.functional.cross_entropy(y, labels))
+    monitor = HealthMonitor(every_n_steps=1, max_overhead=max_overhead)
+    fit(tmp_path, model, batches(*[8] * steps), monitor)
+    assert monitor.verdicts[0].rule == "vanishing_gradient"
+    assert {v.severity for v in monitor.verdicts if v.rule == "not_updated"} == {"note"}

@@ -1,12 +1,13 @@
 """Rules about gradients on their way back: those that vanish and those that explode."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from hookboard.health.rule import Rule
-from hookboard.health.rules.shared import factor, harm_of, severity_of
+from hookboard.health.rules.shared import BOUNDED, activations_of, factor, harm_of, initialization, severity_of
 from hookboard.health.run import Run
 from hookboard.health.spikes import median
 from hookboard.health.verdict import Severity, Symptom
@@ -77,17 +78,36 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
     # A branch beside the main path may get little: what counts is the most that any layer before still gets.
     most = np.maximum.accumulate(course.norms)
     lost = most - course.end
-    fall = -float(lost[max(1, len(lost) // FRONT)])
+    front = max(1, len(lost) // FRONT)
+    fall = -float(lost[front])
     if fall < VANISHED:
         return
     place = _cause(np.diff(most))
     evidence = f"the norm of the gradient falls by a factor of {factor(fall)} from the last layers to the first, "
     evidence += _how(course, fall, np.diff(most), place)
-    advice = "Use ReLU or GELU in place of sigmoid or tanh, normalization, or shortcuts; check the initial weights."
-    is_gone = fall >= GONE and run.losses.is_known
+    is_gone = fall >= GONE and (run.losses.is_known or _moves_nothing(run, course.places[front]))
     severity: Severity = "alarm" if is_gone else severity_of(run)
     name = "" if place is None else run.layers[course.places[place]].name
-    yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=fall)
+    yield Symptom(name, f"{evidence}{harm_of(run)}.", _advice(run), severity, size=fall, is_hard=is_gone)
+
+
+def _moves_nothing(run: Run, last: int) -> bool:
+    """Whether a gradient reaches weights of the first layers and a step leaves them as they are: it is that small.
+
+    Args:
+        run: the run.
+        last: the place of the last of these layers.
+    """
+    updates, gradients = run.sheet.rows("parameter_update"), run.sheet.rows("parameter_grad")
+    is_still = (updates.rms == 0) & gradients.reaches & (run.table.owner <= last)
+    weights, stepped = itertools.compress(run.table.weights, is_still), run.now.stepped
+    return any(stepped[name].rate for name in weights if name in stepped)
+
+
+def _advice(run: Run) -> str:
+    bounded = activations_of(run, BOUNDED)
+    instead = f"Use ReLU or GELU in place of {' and '.join(bounded)}, add" if bounded else "Add"
+    return f"{instead} normalization or shortcuts, and {initialization(run)}."
 
 
 def _cause(steps: np.ndarray) -> int | None:

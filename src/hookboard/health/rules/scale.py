@@ -10,7 +10,7 @@ from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.normalization import normalization
 from hookboard.health.rules.scales import Scales, scales_of, weight_gain
-from hookboard.health.rules.shared import factor, harm_of, robust_z, severity_of, slope, was_zero
+from hookboard.health.rules.shared import factor, harm_of, initialization, robust_z, severity_of, slope, was_zero
 from hookboard.health.run import Run, median_of
 from hookboard.health.spikes import median, medians
 from hookboard.health.verdict import Severity, Symptom
@@ -127,10 +127,11 @@ def _along_depth(run: Run, scales: Scales) -> Iterator[Symptom]:
         f"from here the RMS of activations {what} in {count} layers from {10 ** scales.log[start]:.2g} to "
         f"{10 ** scales.log[-1]:.2g}, {factor(step)} times in each layer{_initial(run, layer)}{_harm(run)}."
     )
-    yield Symptom(layer.name, evidence, INITIALIZE, _severity(run), size=abs(change))
+    yield Symptom(layer.name, evidence, _initialize(run), _severity(run), size=abs(change))
 
 
-INITIALIZE = "Initialize for the activation in use (He for ReLU, Xavier for tanh), or add normalization."
+def _initialize(run: Run) -> str:
+    return f"{initialization(run)}, or add normalization."
 
 
 def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
@@ -146,7 +147,7 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
         f"the weights of {len(scales.layers)} layers {what} {factor(each)} times a signal in "
         f"each, {factor(whole)} times in all, and nothing normalizes it{_harm(run)}."
     )
-    yield Symptom("", evidence, INITIALIZE, "alarm" if whole < 0 else _severity(run), size=abs(whole))
+    yield Symptom("", evidence, _initialize(run), "alarm" if whole < 0 else _severity(run), size=abs(whole))
 
 
 def _recurrent(run: Run) -> Iterator[Symptom]:

@@ -4,13 +4,29 @@ import re
 
 import numpy as np
 
-from hookboard.health.layers import Layer
+from hookboard.health.layers import Kind, Layer
 from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity
 from hookboard.recording import Numbers
 
 MAD = 1.4826
 """A median absolute deviation times this is the standard deviation of normal numbers."""
+
+BOUNDED: frozenset[Kind] = frozenset({"bounded"})
+UNBOUNDED: frozenset[Kind] = frozenset({"rectifier", "smooth"})
+
+
+def activations_of(run: Run, kinds: frozenset[Kind]) -> list[str]:
+    """The types of those activations of some kinds that have run, each once; one that is a function is not seen."""
+    return list(dict.fromkeys(layer.type for layer in run.layers if layer.kind in kinds and run.has_run(layer)))
+
+
+def initialization(run: Run) -> str:
+    """How the weights of a model begin that has these activations, as a clause of advice."""
+    kinds = {"He": UNBOUNDED, "Xavier": BOUNDED}
+    found = {name: activations_of(run, of) for name, of in kinds.items()}
+    which = ", ".join(f"{name} for {' and '.join(types)}" for name, types in found.items() if types)
+    return f"initialize for the activation in use{f' ({which})' if which else ''}"
 
 
 def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
