@@ -15,7 +15,20 @@ class Clock:
         self.spent = 0.0
         """In seconds, without the hook that is running."""
         self.began: float | None = None
-        """When the hook of Lightning began that is running; None while none is."""
+        """When the hook began that is running; None while none is."""
+
+    def start(self) -> float | None:
+        """Count from now on. Returns what `stop` is to be given; None if a hook is being counted already."""
+        if self.began is not None:
+            return None
+        self.began = perf_counter()
+        return self.began
+
+    def stop(self, began: float | None) -> None:
+        """Add the time since `start`, which has returned `began`."""
+        if began is not None:
+            self.began = None
+            self.spent += perf_counter() - began
 
     def until(self, now: float) -> float:
         """The seconds that were spent until now, with those in the hook that is running."""
@@ -23,16 +36,17 @@ class Clock:
 
 
 def timed(hook: Hook) -> Hook:
-    """A method of a callback that its clock times."""
+    """A method of an object that has a `clock`, which times it. Nothing is counted twice where one calls another."""
 
     @functools.wraps(hook)
     def within(self: Any, *args: Any, **named: Any) -> Any:
-        clock: Clock = self.clock
-        start = clock.began = perf_counter()
+        clock: Clock | None = self.clock
+        if clock is None:
+            return hook(self, *args, **named)
+        began = clock.start()
         try:
             return hook(self, *args, **named)
         finally:
-            clock.began = None
-            clock.spent += perf_counter() - start
+            clock.stop(began)
 
     return within  # type: ignore[return-value]  # it takes what the hook takes

@@ -5,13 +5,15 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+import torch
 from lightning.pytorch import Callback
 from toys import Toy, batches, events, fit, mlp, scalars
 
-from hookboard import ActivationLogger, GradientLogger, HealthMonitor
+from hookboard import ActivationLogger, FeatureMapLogger, GradientLogger, HealthMonitor
 from hookboard.callbacks.budget import OVERHEAD, Budget, Share
 from hookboard.callbacks.course import is_due_now
 from hookboard.clock import Clock, timed
+from hookboard.hooks import Taps
 
 
 @pytest.mark.parametrize("given", [0, -0.1, 1.5, "2%", True])
@@ -174,3 +176,96 @@ def test_a_callback_that_another_one_calls_tells_its_own(tmp_path):
 
     fit(tmp_path, Toy(mlp()), batches(*[4] * 4), Holds())
     assert [share.step for share in events(tmp_path).Scalars(OVERHEAD)] == [1, 2, 3]
+
+
+def test_the_first_share_is_that_since_the_start_of_the_fit(monkeypatch):
+    now, share, clock = [0.0], Share(), Clock()
+    for file in ("clock", "callbacks.budget"):
+        monkeypatch.setattr(f"hookboard.{file}.perf_counter", lambda: now[0])
+    clock.spent = 5.0  # in an earlier fit
+    began = clock.start()
+    share.begin([clock])
+    now[0] += 2.0
+    clock.stop(began)
+    now[0] += 1.0
+    assert share.take(0, [clock]) is None
+    now[0] += 5.0
+    assert share.take(9, [clock]) == 0.25
+    now[0] += 4.0
+    clock.spent += 1.0
+    assert share.take(9, [clock]) is None
+    assert share.take(19, [clock]) == 0.25
+
+
+def test_what_is_done_once_at_the_start_is_in_the_first_share(tmp_path):
+    class SlowStart(ActivationLogger):
+        def _select(self, pl_module):
+            time.sleep(0.5)
+            return super()._select(pl_module)
+
+    # Lightning's own start takes a few hundredths of a second.
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 4), SlowStart(every_n_steps=1))
+    shares = [share.value for share in events(tmp_path).Scalars(OVERHEAD)]
+    assert shares[0] > 0.5 > shares[1]
+
+
+def test_all_that_a_module_hook_does_counts_and_nothing_twice(monkeypatch):
+    now, clock = [0.0], Clock()
+    monkeypatch.setattr("hookboard.clock.perf_counter", lambda: now[0])
+
+    def open_site(site):
+        now[0] += 2.0
+
+        def observe(tensor):
+            began = clock.start()
+            now[0] += 1.0
+            clock.stop(began)
+
+        return observe
+
+    module = torch.nn.Identity()
+    taps = Taps({"one": module}, ["output"], open_site, clock=clock)
+    taps.attach()
+    module(torch.ones(2))
+    assert clock.spent == 0
+    taps.active = True
+    module(torch.ones(2))
+    assert clock.spent == 3.0
+    module(torch.ones(2))
+    assert clock.spent == 4.0
+
+
+def test_a_hook_that_calls_another_counts_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("hookboard.clock.perf_counter", lambda: now[0])
+
+    class Two:
+        clock = Clock()
+
+        @timed
+        def outer(self):
+            now[0] += 1.0
+            self.inner()
+            now[0] += 1.0
+
+        @timed
+        def inner(self):
+            now[0] += 3.0
+
+    Two().outer()
+    assert Two.clock.spent == 5.0
+    assert Two.clock.began is None
+
+
+def test_copies_of_feature_maps_are_counted(tmp_path, monkeypatch):
+    real = FeatureMapLogger._keep
+
+    def keep(*args):
+        time.sleep(0.05)
+        real(*args)
+
+    monkeypatch.setattr(FeatureMapLogger, "_keep", keep)
+    logger = FeatureMapLogger(every_n_steps=1)
+    net = torch.nn.Sequential(torch.nn.Unflatten(1, (1, 2, 2)), torch.nn.Conv2d(1, 2, 1))
+    fit(tmp_path, Toy(net), batches(4), logger)
+    assert logger.clock.spent > 0.05

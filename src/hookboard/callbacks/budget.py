@@ -7,23 +7,35 @@ from time import perf_counter
 from hookboard.clock import Clock
 
 OVERHEAD = "hookboard/overhead"
-"""The tag of the share of time that all callbacks took since the last look."""
+"""The tag of the share of time that all callbacks took since the last look, or since the start of the fit."""
 
 
 class Share:
     """The share of time that several clocks have counted since the last look."""
 
     def __init__(self) -> None:
-        self._last: tuple[int, float, float] | None = None
+        self._last: tuple[float, float] | None = None
+        self._step: int | None = None
+
+    def begin(self, clocks: Iterable[Clock]) -> None:
+        """Take the first share since now, with all of the hooks that are running."""
+        self._last = perf_counter(), sum(clock.spent for clock in clocks)
 
     def take(self, step: int, clocks: Iterable[Clock]) -> float | None:
-        """The share since the last step at which it was taken; None at the first, and if it was taken at this one."""
-        last, now = self._last, perf_counter()
-        spent = sum(clock.until(now) for clock in clocks)
-        if last is not None and last[0] == step:
+        """The share since the last step at which one was taken; None at the first, and if one was taken at this one.
+
+        That at the first step, which may be the very first of the fit, is left to the next: it would tell of what is
+        done once alone.
+        """
+        if step == self._step:
             return None
-        self._last = step, now, spent
-        return None if last is None else (spent - last[2]) / (now - last[1])
+        is_first, self._step = self._step is None, step
+        now = perf_counter()
+        spent = sum(clock.until(now) for clock in clocks)
+        if self._last is not None and is_first:
+            return None
+        last, self._last = self._last, (now, spent)
+        return None if last is None else (spent - last[1]) / (now - last[0])
 
 
 class Budget:

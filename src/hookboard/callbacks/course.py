@@ -82,6 +82,7 @@ class Course(Duties[W]):
         elif self._takes_part(trainer):
             self._worker = Worker(f"hookboard {self._name}", has_own_thread(pl_module.device))
             self.share = Share()
+            self.share.begin(one.clock for one in self._together(trainer))
             self._budget = None if self.max_overhead is None else Budget(self.max_overhead, self.clock)
             self._may_rest = True
             said: set[str] = set()
@@ -186,11 +187,15 @@ class Course(Duties[W]):
         """The share of time that all callbacks have taken since the last look of any, by its tag; one of them tells."""
         if watch.stage != "train":
             return {}
-        every = [callback for callback in callbacks_of(trainer) if isinstance(callback, Course)]
-        every = every if self in every else [self]  # a callback of the user's may hold it and call it
+        every = self._together(trainer)
         first = next(one for one in every if one.tells_overhead and one.is_in_training)
         share = first.share.take(logged_step(trainer), (one.clock for one in every))
         return {} if share is None else {OVERHEAD: share}
+
+    def _together(self, trainer: Trainer) -> "list[Course[Any]]":
+        """All callbacks of the Trainer that have a clock."""
+        every = [callback for callback in callbacks_of(trainer) if isinstance(callback, Course)]
+        return every if self in every else [self]  # a callback of the user's may hold it and call it
 
     def _stretch(self, watch: W, factor: int) -> None:
         """Take this many times the cadence from now on; said once."""

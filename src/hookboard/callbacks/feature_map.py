@@ -145,7 +145,7 @@ class FeatureMapLogger(PictureLogger):
 
             return keep_first
 
-        watch.taps = Taps(modules, ["output"], open_site, model=pl_module)
+        watch.taps = Taps(modules, ["output"], open_site, model=pl_module, clock=self.clock)
         watch.until_batch_end.callback(watch.taps.detach)
         watch.taps.attach()
         watch.taps.active = True

@@ -156,7 +156,8 @@ class SiteLogger(Life[V]):
     def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: V) -> None:
         forget_graphs(pl_module)
         roles = [role for role in self._roles() if not ROLES[role].of_parameter]
-        watch.taps = Taps(watch.selection.modules, roles, watch.recorder.open, in_graphs=True, model=pl_module)
+        modules, observer = watch.selection.modules, watch.recorder.open
+        watch.taps = Taps(modules, roles, observer, in_graphs=True, model=pl_module, clock=self.clock)
         watch.until_end.callback(forget_scratch)
         watch.until_end.callback(watch.taps.detach)
         watch.taps.attach()

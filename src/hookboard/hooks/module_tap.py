@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookboard.clock import Clock, timed
 from hookboard.hooks.calls import Call, Calls
 from hookboard.hooks.gradients import Observer, OutputGradient, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import GraphEnd
@@ -29,8 +30,10 @@ class ModuleTap:
         open_site: Callable[[Site], Callable[..., object]],
         switch: Switch,
         each_call: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         self.name = name
+        self.clock = clock
         self.roles = frozenset(roles)
         self.called = False
         self.causes: dict[str, str] = {}
@@ -49,6 +52,7 @@ class ModuleTap:
         self._until_settled = ExitStack()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
+    @timed
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a call. Inputs are read here, because an in-place module changes them."""
         # Between two graphs torch.compile would compile this function, and all that it calls.
@@ -68,6 +72,7 @@ class ModuleTap:
             self._give_up(error)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
+    @timed
     def leave(self, args: tuple[Any, ...], output: object) -> None:
         """After a call."""
         if self._is_off or is_own_call() or (self._calls is not None and not self._calls.are_running):
@@ -98,7 +103,10 @@ class ModuleTap:
         if (observe is None) is ("output" in self.roles) or (ready is None) is ("grad_output" in self.roles):
             return None  # not yet
 
+        clock = Clock() if self.clock is None else self.clock
+
         def quick(output: Tensor) -> bool:
+            began = clock.start()
             try:
                 if ready is not None and not hook_own_gradient(output, ready):
                     return False
@@ -106,6 +114,8 @@ class ModuleTap:
                     observe(output)
             except Exception as error:
                 self._give_up(error)
+            finally:
+                clock.stop(began)
             return True
 
         return quick

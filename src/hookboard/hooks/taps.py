@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import torch
 from torch import nn
 
+from hookboard.clock import Clock
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Switch
 from hookboard.hooks.graphs import GraphEnd
@@ -27,6 +28,7 @@ class Taps:
             tensor.
         model: what the modules are a part of. Layers in it that torch runs as one fused operation stay so: of modules
             that are not called then nothing is shown. None: hooks make torch call each module.
+        clock: counts the time in the hooks of modules, of every tap that is active.
     """
 
     def __init__(
@@ -38,9 +40,10 @@ class Taps:
         in_graphs: bool = False,
         each_call: bool = False,
         model: nn.Module | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._switch = Switch()
-        self._taps = {name: ModuleTap(name, roles, open_site, self._switch, each_call) for name in modules}
+        self._taps = {name: ModuleTap(name, roles, open_site, self._switch, each_call, clock) for name in modules}
         if in_graphs:
             for name, module in modules.items():
                 self._taps[name].graph_end = GraphEnd(self._taps[name], module)
