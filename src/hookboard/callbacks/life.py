@@ -25,7 +25,7 @@ from hookboard.callbacks.bookends import join, leave
 from hookboard.callbacks.course import Course
 from hookboard.callbacks.duties import W
 from hookboard.callbacks.tags import inform_of_many_tags, warn_of_equal_tags
-from hookboard.callbacks.trainer import is_alone, is_running, running_stage, warn
+from hookboard.callbacks.trainer import is_alone, is_running, let_go_of_model, running_stage, warn
 from hookboard.clock import timed
 
 
@@ -85,6 +85,7 @@ class Life(Course[W]):
                 self._end_all()
             finally:
                 leave(trainer, self)
+                let_go_of_model(self)
 
     def _may_take(self, trainer: Trainer) -> bool:
         """Whether no run of another Trainer is being watched; if one is, a warning says that this one will not be."""

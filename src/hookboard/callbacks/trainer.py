@@ -70,9 +70,19 @@ def is_fast_dev_run(trainer: Trainer) -> bool:
     return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set outside its __init__
 
 
+_SET_BY_LIGHTNING = ("log", "log_dict")
+"""The attributes that Lightning sets on each callback at the start of every run; they hold the whole model."""
+
+
 def without_trainer(state: dict[str, Any]) -> dict[str, Any]:
-    """A callback's attributes without those that Lightning sets on it, which hold the whole model."""
-    return {name: value for name, value in state.items() if name not in ("log", "log_dict")}
+    """A callback's attributes without those that Lightning sets on it."""
+    return {name: value for name, value in state.items() if name not in _SET_BY_LIGHTNING}
+
+
+def let_go_of_model(callback: Callback) -> None:
+    """Remove what Lightning has set on a callback. Who holds the callback after the run would hold the model too."""
+    for name in _SET_BY_LIGHTNING:
+        vars(callback).pop(name, None)
 
 
 def is_alone(trainer: Trainer) -> bool:

@@ -1,0 +1,128 @@
+"""Who holds a callback after a run, to read what it has found, holds nothing else of that run."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+from toys import trainer
+
+from hookboard import (
+    ActivationLogger,
+    CAMLogger,
+    FeatureMapLogger,
+    GradientLogger,
+    HealthMonitor,
+    Intervention,
+    KernelLogger,
+    ParameterLogger,
+    Scale,
+)
+
+BOTH = ["train", "validate"]
+MAKE = {
+    "ActivationLogger": lambda: ActivationLogger(every_n_steps=1, stages=BOTH, histogram=True),
+    "GradientLogger": lambda: GradientLogger(every_n_steps=1, roles=["grad_output", "grad_input", "parameter_grad"]),
+    "ParameterLogger": lambda: ParameterLogger(every_n_steps=1, statistics=["mean", "update_ratio", "rms_t"]),
+    "FeatureMapLogger": lambda: FeatureMapLogger(every_n_steps=1),
+    "HealthMonitor": lambda: HealthMonitor(every_n_steps=1),
+    "KernelLogger": lambda: KernelLogger(every_n_steps=1),
+    "CAMLogger": lambda: CAMLogger(every_n_steps=1),
+    "Intervention": lambda: Intervention(Scale(0.5), "conv", stages=BOTH),
+}
+
+# The input pictures need no gradient, and SGD and ReLU lack what others have.
+pytestmark = pytest.mark.filterwarnings("ignore:hookboard. [A-Z][a-z]+Logger. [0-9]+ of [0-9]+ sites")
+
+
+class Classifier(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.relu = nn.ReLU()
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, pictures):
+        return self.head(self.relu(self.conv(pictures)).mean((2, 3)))
+
+    def training_step(self, batch):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch):
+        self(batch[0])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+
+
+class Pictures(torch.utils.data.Dataset):
+    """Makes each batch anew, and keeps a weak reference to it."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        pictures = torch.randn(4, 3, 8, 8)
+        self.seen.append(weakref.ref(pictures))
+        return pictures, torch.arange(4)
+
+
+class FailsInTheSecondStep(Callback):
+    def on_before_backward(self, trainer, pl_module, loss):
+        if trainer.global_step == 1:
+            raise RuntimeError("on purpose")
+
+
+def loader(seen):
+    return torch.utils.data.DataLoader(Pictures(seen), batch_size=None)
+
+
+def run(folder, callback, how):
+    """A run with this callback; weak references to what it was made of."""
+    seen = []
+    others = [FailsInTheSecondStep()] if how == "a fit that fails" else []
+    model, one = Classifier(), trainer(folder, callback, *others, max_epochs=2, limit_val_batches=1.0)
+    held = {"model": model, "trainer": one, "logger": one.logger, "weight": model.conv.weight}
+    if how == "a fit":
+        one.fit(model, loader(seen), loader(seen))
+    elif how == "a fit that fails":
+        with pytest.raises(RuntimeError, match="on purpose"):
+            one.fit(model, loader(seen), loader(seen))
+    else:
+        one.validate(model, loader(seen), verbose=False)
+    held |= {f"optimizer {i}": optimizer for i, optimizer in enumerate(one.optimizers)}
+    batches = {f"batch {i}": batch for i, batch in enumerate(seen)}
+    return {name: weakref.ref(value) for name, value in held.items()} | batches
+
+
+@pytest.mark.parametrize("has_thread", [False, True], ids=["on the CPU", "with a thread"])
+@pytest.mark.parametrize("how", ["a fit", "a fit that fails", "a validation"])
+@pytest.mark.parametrize("name", MAKE)
+def test_a_callback_that_is_held_after_a_run_keeps_nothing_of_it(name, how, has_thread, tmp_path, monkeypatch):
+    monkeypatch.setattr("hookboard.callbacks.course.has_own_thread", lambda device: has_thread)
+    callback = MAKE[name]()
+    held = run(tmp_path, callback, how)
+    gc.collect()
+    assert [what for what, reference in held.items() if reference() is not None] == []
+    assert callback._live == {}
+
+
+def test_a_callback_that_has_let_go_of_the_model_logs_in_the_next_run(tmp_path):
+    """Lightning gives each callback `log` and `log_dict` at the start of every run."""
+
+    class Logs(HealthMonitor):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            super().on_train_batch_end(trainer, pl_module, *args)
+            self.log("of a subclass", 1.0)
+            self.log_dict({"and another": 2.0})
+
+    callback = Logs(every_n_steps=1)
+    for folder in ("first", "second"):
+        one = trainer(tmp_path / folder, callback)
+        one.fit(Classifier(), loader([]), loader([]))
+        assert one.logged_metrics == {"of a subclass": 1.0, "and another": 2.0}
