@@ -43,6 +43,7 @@ GROUND = [
     "nested",
     "parameters",
     "patterns",
+    "plain",
     "ranks",
     "record",
 ]

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec
 
@@ -36,6 +36,8 @@ which other random generators the step draws. From then on the states of these a
 ALWAYS = {"torch", "CUDA"}
 """The generators whose states are kept at each batch: a step may draw from them now and then. CUDA's is left out where
 the model is on the CPU."""
+
+_KEPT = ("events", "count", "_searches", "_is_bad", "_stepped")
 
 P = ParamSpec("P")
 
@@ -101,6 +103,17 @@ class BlackBox:
         self._stepped: tuple[int, int, float] | None = None
         self._sentinels = Sentinels(pl_module)
         self._flag = LateFlag()
+
+    def parts(self) -> dict[str, Any]:
+        """What a fit that is continued from a checkpoint must know."""
+        self._flag.settle()
+        self._read_flag()
+        return {**{name: getattr(self, name) for name in _KEPT}, "is_said": self._flag.is_said}
+
+    def go_on(self, parts: Mapping[str, Any]) -> None:
+        """Know it: an event that lasts is no new one."""
+        vars(self).update({name: parts[name] for name in _KEPT})
+        self._flag.is_said = parts["is_said"]
 
     @_shielded
     def begin_batch(self, batch: Any, batch_idx: int, step: int) -> None:

@@ -48,6 +48,9 @@ class Duties(Callback, ABC, Generic[W]):
     sees_every_step = False
     """Whether it is asked at each training batch, due or not, by the methods that begin with `_see_`."""
 
+    remembers = False
+    """Whether what it shows of a step follows from the steps before, so that it says so where it does not know them."""
+
     # What a callback says of itself.
 
     @abstractmethod

@@ -9,17 +9,8 @@ from torch.optim import Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.course import is_due_now
-from hookboard.callbacks.health_watch import (
-    EVALUATED,
-    MEASURED,
-    Finding,
-    HealthWatch,
-    layers_in,
-    over_ranks,
-    say_split,
-    some_units,
-    steps_of,
-)
+from hookboard.callbacks.health_selection import layers_in, say_split, some_units
+from hookboard.callbacks.health_watch import EVALUATED, MEASURED, Finding, HealthWatch, over_ranks, steps_of
 from hookboard.callbacks.numbers import AFTER_LOOP, SiteLogger
 from hookboard.callbacks.trainer import is_alone, logged_step
 from hookboard.callbacks.watch import Selection, Watch
@@ -92,6 +83,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     verb = "judges"
     needs_logger = False  # there are still the verdicts and the terminal
     sees_every_step = True
+    remembers = True
 
     def __init__(
         self,
@@ -163,6 +155,12 @@ class HealthMonitor(SiteLogger[HealthWatch]):
                 is_scaled = health.scaling is not None
                 health.black_box = BlackBox(trainer, pl_module, exact=is_exact, is_scaled=is_scaled)
         return health
+
+    def _go_on(self, trainer: Trainer) -> None:
+        super()._go_on(trainer)
+        watch = self._live.get("train")
+        if watch is not None and watch.judge is not None:
+            self._verdicts = watch.judge.verdicts
 
     def _layers(self, selection: Selection) -> dict[str, Layer]:
         modules: dict[str, nn.Module] = {**selection.modules, **selection.owners}

@@ -2,12 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-import torch
 from lightning.pytorch import Trainer
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
@@ -16,13 +13,23 @@ from hookboard.callbacks.loss_meter import LossMeter, mean_over_ranks
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.callbacks.trainer import alert, logged_step
-from hookboard.callbacks.watch import Selection
-from hookboard.health import RULES, Judge, Layer, Look, Loss, Nonfinite, Stepped, Verdict, ended_by, first_of
-from hookboard.messages import listed, warn, warn_switched_off
+from hookboard.health import (
+    Judge,
+    Layer,
+    Look,
+    Loss,
+    Nonfinite,
+    Stepped,
+    Verdict,
+    ended_by,
+    first_of,
+    go_on,
+    parts_of,
+)
+from hookboard.messages import warn_switched_off
 from hookboard.parameters import Weight
 from hookboard.ranks import Ranks
 from hookboard.recording import Readings
-from hookboard.selection import NothingToSelectError, select
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the recorder fill the columns that rules read."""
@@ -30,11 +37,11 @@ MEASURED = ("rms", "zero_fraction")
 Finding = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
 
-MOST_VALUES = 1 << 16
-"""Of a weight with more values only every k-th unit is measured, so that the cost does not follow its size."""
-
 EVALUATED = 4
 """How many batches of each validation loop are looked at."""
+
+
+_KEPT = ("first_step", "looks", "told")
 
 
 @dataclass
@@ -52,6 +59,7 @@ class HealthWatch(SiteWatch):
         black_box: finds the first NaN or Inf; None outside of training.
         told: how many of the black box's events have been told.
         is_ending: whether it has ended the fit.
+        earlier: rule and module of the alarms of a fit that this one continues; they do not end it.
     """
 
     losses: LossMeter = field(default_factory=LossMeter, kw_only=True)
@@ -64,6 +72,30 @@ class HealthWatch(SiteWatch):
     black_box: BlackBox | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
     is_ending: bool = field(default=False, kw_only=True)
+    earlier: frozenset[tuple[str, str]] = field(default=frozenset(), kw_only=True)
+
+    def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
+        """Besides, what the judge and the black box know, and the losses that no look has taken yet."""
+        return {
+            **super().parts(again),
+            **{name: getattr(self, name) for name in _KEPT},
+            "losses": self.losses.parts(again),
+            "judge": None if self.judge is None else parts_of(self.judge),
+            "alarms": set() if self.reporter is None else self.reporter.alarms,
+            "black_box": None if self.black_box is None else self.black_box.parts(),
+        }
+
+    def go_on(self, parts: Mapping[str, Any]) -> None:
+        """Go on judging the same run. A rank without a judge keeps to the same looks."""
+        if self.judge is not None and self.reporter is not None and parts["judge"] is not None:
+            go_on(self.judge, parts["judge"], {layer.name: layer for layer in self.judge.run.layers})
+            self.reporter.alarms = parts["alarms"]
+            self.earlier = frozenset((v.rule, v.module) for v in self.judge.verdicts if v.severity == "alarm")
+        if self.black_box is not None and parts["black_box"] is not None:
+            self.black_box.go_on(parts["black_box"])
+        vars(self).update({name: parts[name] for name in _KEPT})
+        self.losses.go_on(parts["losses"])
+        super().go_on(parts)
 
     def begin_judging(self, judge: Judge) -> None:
         """Have this judge judge the run, and tell what it says."""
@@ -164,7 +196,8 @@ class HealthWatch(SiteWatch):
         if stop_on is None or self.is_ending:
             return
         asked = {stop_on} if isinstance(stop_on, str) else {*stop_on}
-        guilty = next((v for v in verdicts if v.severity == "alarm" and {"alarm", v.rule} & asked), None)
+        alarms = (v for v in verdicts if v.severity == "alarm" and (v.rule, v.module) not in self.earlier)
+        guilty = next((v for v in alarms if {"alarm", v.rule} & asked), None)
         if trainer.strategy.reduce_boolean_decision(guilty is not None, all=False):
             trainer.should_stop = self.is_ending = True
             if guilty is not None:
@@ -179,63 +212,6 @@ class HealthWatch(SiteWatch):
                 self.reporter.close(self.judge.verdicts)
         except Exception as error:
             warn_switched_off("the last verdict of HealthMonitor", error)
-
-
-def layers_in(
-    model: nn.Module,
-    modules: str | Sequence[str] | None,
-    types: str | type | Sequence[str | type] | None,
-) -> Selection:
-    """What is watched of a model, see `HealthMonitor`.
-
-    Raises:
-        ValueError: the patterns or types match no module.
-    """
-    try:
-        owners = select(model, modules, types, owning="parameters")
-    except NothingToSelectError:
-        owners = {}
-    except ValueError as error:
-        raise ValueError(f"{error}{_rule_among(modules)}") from None
-    selected = select(model, modules, types)
-    if modules is None and types is None:
-        selected |= {name: module for name, module in owners.items() if name}
-    return Selection(selected, owners)
-
-
-def _rule_among(modules: object) -> str:
-    """A hint, where the name of a rule was given for modules; else ""."""
-    given = list(modules) if isinstance(modules, list | tuple) else [modules]
-    rule = next((name for name in RULES if name in given), None)
-    return f" {rule!r} is a rule: give rules={rule!r}." if rule else ""
-
-
-def some_units(weight: Tensor) -> Tensor:
-    """Of a large weight, or its gradient, every k-th unit, whole; of a small one all.
-
-    >>> some_units(torch.zeros(1000, 200)).shape
-    torch.Size([250, 200])
-    """
-    every = -(-weight.numel() // MOST_VALUES)
-    # A DTensor would have to ask the other ranks for a slice.
-    if every <= 1 or weight.dim() < 2 or isinstance(weight, DTensor):
-        return weight
-    if weight.layout is torch.strided:
-        return weight[::every]
-    units = torch.arange(0, len(weight), every, device=weight.device)
-    return weight.index_select(0, units).to_dense()
-
-
-def say_split(weights: Mapping[str, Weight]) -> None:
-    """Warn of weights that are split over processes: what cannot be seen of them."""
-    split = [name for name, weight in weights.items() if any(isinstance(part, DTensor) for part in weight.parameters)]
-    if split:
-        warn(
-            f"HealthMonitor: {len(split)} weights are split over processes ({listed(split, 3)}): their units cannot be "
-            "told apart. symmetric_units does not judge them, and dead_units goes by the outputs of activation modules "
-            "alone. Where outputs are split too (tensor parallelism), a unit counts as dead only if the same unit of "
-            "each part is dead."
-        )
 
 
 def over_ranks(losses: Sequence[Loss], events: Sequence[Nonfinite]) -> tuple[list[Loss], list[Nonfinite]]:

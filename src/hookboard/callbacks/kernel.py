@@ -43,6 +43,8 @@ class KernelLogger(PictureLogger):
         'backbone.conv1'
     """
 
+    remembers = True
+
     def __init__(
         self,
         modules: str | Sequence[str] | None = None,
@@ -96,7 +98,8 @@ class KernelLogger(PictureLogger):
             if weight is None:
                 continue
             now = self._part(weight)
-            parts += [now, watch.memory.setdefault(module, now)]  # one that came during the fit starts here
+            before = watch.memory.setdefault(module, now)  # one that came during the fit starts here
+            parts += [now, now if before is None else before]
             shapes[name] = weight.shape
         arrived = sent_together(parts)
 

@@ -40,7 +40,8 @@ class LateFlag:
         self._notes: deque[tuple[int, Noted]] = deque(maxlen=4096)
         self._copy: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
-        self._said = False
+        self.is_said = False
+        """Whether `read` has said what it was."""
 
     def note(self, value: Tensor, noted: Noted) -> None:
         """Note one number, shape (), of a step."""
@@ -55,15 +56,20 @@ class LateFlag:
 
     def read(self) -> Noted | None:
         """What was not finite first, once, as soon as the host knows; None otherwise."""
-        if self._first is None or self._said:
+        if self._first is None or self.is_said:
             return None
         found = self._read_copy()
         if self._copy is None:
             self._send_copy(self._first)
         if found is None or found == NEVER:
             return None
-        self._said = True
+        self.is_said = True
         return next((noted for number, noted in self._notes if number == found), None)
+
+    def settle(self) -> None:
+        """Wait for the device, so that the next `read` knows of all that was noted."""
+        if self._first is not None:
+            self._copy, self._arrived = self._first, None
 
     def _read_copy(self) -> int | None:
         if self._copy is None or (self._arrived is not None and not self._arrived.query()):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -32,13 +33,23 @@ class LayerNews:
     def __init__(self, callback: str) -> None:
         self._callback = callback
         self._facts: Facts | None = None
-        self._of: tuple[object, object] = (None, None)
+        self._of: tuple[object, Facts | None] = (None, None)
+        self._earlier: dict[str, LayerFacts] = {}
         self._last: list[bytes] = []
         self._is_off = False
         self._places: object = None
         self._met: frozenset[str] = frozenset()
         self._ran: list[str] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def parts(self) -> dict[str, Any]:
+        """What a fit that is continued from a checkpoint must know, for the same record."""
+        facts = self._of[1] or self._earlier
+        return {"facts": dict(facts), "met": self._met, "ran": self._ran, "shapes": self._shapes}
+
+    def go_on(self, parts: Mapping[str, Any]) -> None:
+        """Know it. The record is written all the same: the fit may have a new folder."""
+        self._earlier, self._met, self._ran, self._shapes = (parts[name] for name in ("facts", "met", "ran", "shapes"))
 
     def look_again(self) -> None:
         """Make the record anew after the next step: modules, or their parameters, have changed."""
@@ -107,7 +118,7 @@ class LayerNews:
         if self._is_off or (sign is self._of[0] and facts is self._of[1]):
             return {}
         if facts is not self._of[1]:
-            self._shapes = {}
+            self._shapes = self._shapes if self._of[1] is None and facts == self._earlier else {}
         self._of = (sign, facts)
         try:
             # The gradient of an output has its shape.

@@ -1,17 +1,18 @@
 """When each callback does what, on one page.
 
     on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _watch and _attach for each stage
-        on_train_start, on_<loop>_start                    _begin_training, _begin_loop
+        on_train_start, on_<loop>_start                    _begin_training, Watch.go_on; _begin_loop
             on_<stage>_batch_start                         _wants; if it does, _begin_batch
                 on_before_backward, on_after_backward      _before_backward, _after_backward
                 on_before_optimizer_step                   _before_optimizer_step
             on_<stage>_batch_end                           _end_batch
         on_<loop>_end, on_train_end                        _end_loop, _end_training
     teardown or on_exception                               everything left is undone
+    on_save_checkpoint, whenever that is                   Watch.parts
 
-`First` and `Last` in `bookends.py` call all but the first and the last line: no callback implements those hooks itself.
-What they have in common stands in `course.py`. A callback with `sees_every_step` is also asked at each training batch,
-due or not: _see_batch, _see_loss, _see_gradients, _see_step, _see_batch_end.
+`First` and `Last` in `bookends.py` call what stands between the first line and the last two: no callback implements
+those hooks itself. What they have in common stands in `course.py` and `saved.py`. A callback with `sees_every_step` is
+also asked at each training batch, due or not: _see_batch, _see_loss, _see_gradients, _see_step, _see_batch_end.
 """
 
 import weakref
@@ -22,10 +23,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookboard.callbacks.bookends import join, leave
-from hookboard.callbacks.course import Course
 from hookboard.callbacks.duties import W
+from hookboard.callbacks.saved import KEY, Saved
 from hookboard.callbacks.tags import inform_of_many_tags, warn_of_equal_tags
-from hookboard.callbacks.trainer import is_alone, is_running, let_go_of_model, running_stage, warn
+from hookboard.callbacks.trainer import is_alone, is_running, running_stage, warn
 from hookboard.clock import timed
 
 
@@ -40,7 +41,7 @@ class _StateKey:
         return kind.__qualname__
 
 
-class Life(Course[W]):
+class Life(Saved[W]):
     """Base of all callbacks: what they do at each point of a run."""
 
     # The hooks of Lightning at which it begins and ends.
@@ -55,6 +56,7 @@ class Life(Course[W]):
             ValueError: the configuration does not fit the model.
         """
         if self._may_take(trainer):
+            self._kept = None
             join(trainer, self)
             self._start(trainer, pl_module, {"train", "validate"})
             inform_of_many_tags(self)
@@ -80,23 +82,40 @@ class Life(Course[W]):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Undo everything."""
-        if self._trainer is None or self._trainer() in (None, trainer):
+        if not self._is_taken(trainer):
             try:
-                self._end_all()
+                self._end_run(trainer)
             finally:
                 leave(trainer, self)
-                let_go_of_model(self)
+
+    @timed
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put what is known of the fit into the checkpoint."""
+        if trainer.is_global_zero and not self._is_taken(trainer):
+            entry = self._entry(trainer)
+            if entry is not None:
+                checkpoint.setdefault(KEY, []).append(entry)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep what the checkpoint holds until the training starts: some strategies load it behind `on_fit_start`."""
+        if not is_alone(trainer) and not self._is_taken(trainer):
+            self._loaded = checkpoint.get(KEY, [])
+
+    def _is_taken(self, trainer: Trainer) -> bool:
+        """Whether it watches a run of another Trainer, which is still going on."""
+        other = None if self._trainer is None else self._trainer()
+        return bool(self._live) and other is not None and other is not trainer and is_running(other)
 
     def _may_take(self, trainer: Trainer) -> bool:
         """Whether no run of another Trainer is being watched; if one is, a warning says that this one will not be."""
+        if self._is_taken(trainer):
+            warn(
+                f"{self._name} {self.verb} nothing in this run: it still watches that of another Trainer. "
+                "Give each Trainer a callback of its own."
+            )
+            return False
         other = None if self._trainer is None else self._trainer()
         if other is not None and other is not trainer:
-            if self._live and is_running(other):
-                warn(
-                    f"{self._name} {self.verb} nothing in this run: it still watches that of another Trainer. "
-                    "Give each Trainer a callback of its own."
-                )
-                return False
             leave(other, self)
         self._trainer = weakref.ref(trainer)
         return True
@@ -109,6 +128,7 @@ class Life(Course[W]):
         watch = self._live.get("train")
         if watch is not None:
             self._do(watch, "at the start of the training", self._begin_training, trainer, watch)
+        self._go_on(trainer)
 
     @timed
     def begin_batch(

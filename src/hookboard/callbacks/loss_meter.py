@@ -68,6 +68,18 @@ class LossMeter:
         self._parts.append((step, batch_idx, loss.detach().reshape(()).clone()))
         return None
 
+    def parts(self, again: tuple[int, int] | None) -> list[Part]:
+        """The parts so far as numbers, which waits for the device.
+
+        Args:
+            again: the step and the index of a batch that is left out; None for none.
+        """
+        return [(step, batch_idx, float(loss)) for step, batch_idx, loss in self._parts if (step, batch_idx) != again]
+
+    def go_on(self, parts: Sequence[Part]) -> None:
+        """Begin with these parts."""
+        self._parts = deque(parts, maxlen=MOST)
+
     def take(self) -> Losses:
         """The losses since the last call; nothing here waits for the device."""
         parts, self._parts = list(self._parts), deque(maxlen=MOST)

@@ -1,12 +1,14 @@
 """The base of callbacks that log pictures: it chooses the batch to show, and writes its pictures."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from torch import Tensor, nn
 
 from hookboard.callbacks.course import is_due
 from hookboard.callbacks.life import Life
@@ -43,7 +45,7 @@ class PictureWatch(Watch):
         is_first: whether no batch has been shown yet.
         taken: the result of `_take`, until the pictures are made.
         taps: the hooks that take it, if they are taps.
-        memory: what the callback keeps from one picture to the next.
+        memory: what the callback keeps of each module from one picture to the next; None of one that failed.
     """
 
     last: int | None = field(default=None, kw_only=True)
@@ -51,7 +53,25 @@ class PictureWatch(Watch):
     is_first: bool = field(default=True, kw_only=True)
     taken: Any = field(default=None, kw_only=True)
     taps: Taps | None = field(default=None, kw_only=True)
-    memory: dict[Any, Any] = field(default_factory=dict, kw_only=True)
+    memory: dict[nn.Module, Tensor | None] = field(default_factory=dict, kw_only=True)
+
+    def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
+        """When pictures were taken last, and what is kept for the next ones."""
+        memory = {name: self.memory.get(module) for name, module in self._modules}
+        arrays = {name: tensor.cpu().numpy() for name, tensor in memory.items() if tensor is not None}
+        return {"last": self.last, "is_first": self.is_first, "memory": arrays}
+
+    def go_on(self, parts: Mapping[str, Any]) -> None:
+        """Take the next pictures as long after the last ones, with what was kept of modules that are still there."""
+        self.last, self.is_first = parts["last"], parts["is_first"]
+        for name, module in self._modules:
+            now, earlier = self.memory.get(module), parts["memory"].get(name)
+            if now is not None and earlier is not None and now.shape == earlier.shape:
+                self.memory[module] = torch.from_numpy(earlier).to(now)
+
+    @property
+    def _modules(self) -> Iterable[tuple[str, nn.Module]]:
+        return self.selection.modules.items()
 
     def observe(self, on: bool) -> None:
         """Observe nothing while other callbacks run in the middle of a batch, then go on."""

@@ -24,7 +24,8 @@ class Reporter:
         self._judge = judge
         self._loggers = loggers
         self._page = Page(every_n_steps)
-        self._alarms: set[tuple[str, str]] = set()
+        self.alarms: set[tuple[str, str]] = set()
+        """Rule and module of the alarms that were said."""
         self._is_closed = False
 
     def after_look(
@@ -68,6 +69,6 @@ class Reporter:
         """A line for each new alarm that no other explains."""
         for verdict in verdicts:
             key = verdict.rule, verdict.module
-            if verdict.severity == "alarm" and key not in self._alarms:
-                self._alarms.add(key)
+            if verdict.severity == "alarm" and key not in self.alarms:
+                self.alarms.add(key)
                 alert(news(verdict))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hookboard.callbacks.facts import without_curves
 from hookboard.callbacks.layer_news import LayerNews
@@ -17,6 +18,9 @@ from hookboard.sites import ROLES, Role
 WORTH_A_REST = 10
 """With fewer steps from one due step to the next, hooks that are idle between them stay: to take them off and put them
 back on takes as long as some steps with them (a choice)."""
+
+
+_KEPT = ("stretch", "is_stretch_said", "last_due", "gaps_are_named")
 
 
 @dataclass
@@ -40,6 +44,15 @@ class SiteWatch(Watch):
     gaps_are_named: bool = field(default=False, kw_only=True)
     scaling: Scaling | None = field(default=None, kw_only=True)
     news: LayerNews = field(kw_only=True)
+
+    def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
+        """The cadence in force, and what is known of the layers."""
+        return {**{name: getattr(self, name) for name in _KEPT}, "news": self.news.parts()}
+
+    def go_on(self, parts: Mapping[str, Any]) -> None:
+        """Keep to that cadence, and to the order of the layers."""
+        vars(self).update({name: parts[name] for name in _KEPT})
+        self.news.go_on(parts["news"])
 
     def stop_showing(self) -> None:
         """End what the hooks show of a batch."""

@@ -48,6 +48,15 @@ def logged_step(trainer: Trainer) -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
+def batch_to_repeat(trainer: Trainer) -> tuple[int, int] | None:
+    """The optimizer step and the index of the running batch, if a fit that is continued from now on runs it again.
+
+    None if it has ended, so far that only callbacks have still to hear of it.
+    """
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    return (logged_step(trainer), progress.ready - 1) if progress.processed < progress.ready else None
+
+
 def is_accumulating(trainer: Trainer) -> bool:
     """Whether the optimizer step that the current batch belongs to is still to come."""
     return trainer.fit_loop.epoch_loop._should_accumulate()

@@ -4,6 +4,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -77,6 +78,17 @@ class Watch:
 
     def rest(self) -> None:
         """After the first training batch, and after each in which anything was watched: put idle hooks aside."""
+
+    def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
+        """What a fit that is continued from a checkpoint must know, as `hookboard.plain` packs it; nothing by default.
+
+        Args:
+            again: the step and the index of the running batch, if that fit will run it again; None otherwise.
+        """
+        return {}
+
+    def go_on(self, parts: Mapping[str, Any]) -> None:
+        """Know what `parts` gave, before the first batch. If this raises, the watch is left as it is."""
 
 
 def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:

@@ -7,6 +7,7 @@ see `rules/__init__.py`.
 
 from hookboard.health.channels import ChannelDims, DefinedDims, NeedsHistogram
 from hookboard.health.judge import ASKED_AT_FIRST, Judge
+from hookboard.health.kept import FORMS, go_on, parts_of
 from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
 from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of
@@ -21,6 +22,7 @@ from hookboard.health.verdict import Severity, Symptom, Verdict
 
 __all__ = [
     "ASKED_AT_FIRST",
+    "FORMS",
     "RULES",
     "VERDICT",
     "ChannelDims",
@@ -45,8 +47,10 @@ __all__ = [
     "ended_by",
     "ends_of",
     "first_of",
+    "go_on",
     "layers_of",
     "news",
+    "parts_of",
     "rules_of",
     "with_late_ones",
 ]

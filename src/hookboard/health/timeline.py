@@ -1,6 +1,7 @@
 """`Timeline`: one number for each layer over the whole run, in at most 256 columns."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,15 @@ class Timeline:
         self._spoiled: dict[str, np.ndarray] = {}
         self._every = 1
         self._since = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the rows that are still empty."""
+        filled = {name: _first_of(vars(self)[name], len(self.steps)) for name in _BLOCKS}
+        return {**vars(self), **filled}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """With them."""
+        vars(self).update(state, **{name: _first_of(state[name], COLUMNS + 1) for name in _BLOCKS})
 
     def add(self, step: int, column: Column) -> None:
         """Add a look.
@@ -61,6 +71,18 @@ class Timeline:
             if name not in blocks:
                 blocks[name] = np.empty((COLUMNS + 1, len(values)), values.dtype)
             blocks[name][len(self.steps)] = values
+
+
+_BLOCKS = ("_values", "_spoiled")
+
+
+def _first_of(blocks: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+    """The first rows of each block; behind the last row nothing that means anything."""
+    found = {}
+    for name, block in blocks.items():
+        found[name] = np.zeros((rows, block.shape[1]), block.dtype)
+        found[name][: len(block)] = block[:rows]
+    return found
 
 
 def in_order(block: np.ndarray, place: Sequence[int], new: float) -> np.ndarray:

@@ -1,0 +1,212 @@
+"""Objects of ours as one tensor of bytes, and back: what a checkpoint can hold without pickle.
+
+The bytes are those of NumPy's `npz` without pickle: the arrays, and a text in JSON that refers to them. Each part has a
+checksum, so that damage is noticed. Nothing that is read can do more than make objects of the classes that are named.
+"""
+
+import dataclasses
+import io
+import json
+import zipfile
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_NOT_OURS = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, OSError, EOFError)
+"""What the reading of bytes that were spoiled may raise, beside `zlib.error` and `zipfile.BadZipFile`."""
+
+
+class Form(NamedTuple):
+    """How objects of one class are taken apart and made again.
+
+    Args:
+        take: gives the parts of an object by name.
+        make: makes an object of its parts.
+    """
+
+    take: Callable[[Any], Mapping[str, Any]]
+    make: Callable[[dict[str, Any]], Any]
+
+
+Forms = Mapping[type, Form]
+"""The classes whose objects may be packed."""
+
+
+def form_of_dataclass(cls: type) -> Form:
+    """The form of a dataclass: its fields."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    return Form(lambda made: {name: getattr(made, name) for name in names}, lambda parts: cls(**parts))
+
+
+def form_of_object(empty: Callable[[], Any], derived: Iterable[str] = ()) -> Form:
+    """The form of an object that holds its parts as attributes, or gives them to `copy` by `__getstate__`.
+
+    Args:
+        empty: makes one with all attributes.
+        derived: attributes that follow from the others.
+    """
+    derived = frozenset(derived)
+
+    def take(given: Any) -> dict[str, Any]:
+        parts = given.__getstate__() if "__getstate__" in vars(type(given)) else vars(given)
+        return {name: part for name, part in parts.items() if name not in derived}
+
+    def make(parts: dict[str, Any]) -> Any:
+        made = empty()
+        if parts.keys() != vars(made).keys() - derived:
+            raise ValueError(f"a {type(made).__name__} has other parts: {', '.join(parts)}")
+        if "__setstate__" in vars(type(made)):
+            made.__setstate__(parts)
+        else:
+            vars(made).update(parts)
+        return made
+
+    return Form(take, make)
+
+
+def packed(value: Any, forms: Forms) -> Tensor:
+    """The value as bytes, shape (n,), uint8.
+
+    Args:
+        value: made of None, numbers, strings, lists, tuples, sets, mappings, deques, arrays, dtypes, and objects of the
+            classes in `forms`. Of an object that comes twice one copy is kept.
+        forms: the classes, by their name.
+
+    Raises:
+        TypeError: there is something else in it.
+
+    Example:
+        >>> unpacked(packed({"a": (1, {2.5}), "b": np.zeros(2)}, {}), {})
+        {'a': (1, {2.5}), 'b': array([0., 0.])}
+    """
+    packer = _Packer(forms)
+    text = zlib.compress(json.dumps(packer.tree(value)).encode(), 1)
+    buffer = io.BytesIO()
+    np.savez(buffer, *packer.arrays, text=np.frombuffer(text, np.uint8))
+    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+
+
+def unpacked(given: Tensor, forms: Forms) -> Any:
+    """The value of these bytes.
+
+    Raises:
+        ValueError: they were spoiled, or hold what is not in `forms`.
+    """
+    try:
+        with np.load(io.BytesIO(given.cpu().numpy().tobytes()), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        tree = json.loads(zlib.decompress(arrays.pop("text").tobytes()))
+        return _Maker(forms, arrays).value(tree)
+    except (*_NOT_OURS, zlib.error, zipfile.BadZipFile) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+class _Packer:
+    """Makes a tree for JSON of a value. What JSON has no word for is an object with one key that says what it is."""
+
+    def __init__(self, forms: Forms) -> None:
+        self.arrays: list[np.ndarray] = []
+        self._forms = forms
+        self._seen: dict[int, int] = {}
+        self._held: list[Any] = []  # an id is that of an object as long as it lives
+
+    def tree(self, value: Any) -> Any:
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, np.ndarray):
+            if value.dtype == np.float64 and value.ndim == 2 and len(value):
+                return {"columns": [self._array(part) for part in _narrow(value)]}
+            return {"array": self._array(value)}
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if type(value) in self._forms:
+            return self._object(value)
+        if isinstance(value, Mapping):
+            return {"mapping": [[self.tree(key), self.tree(each)] for key, each in value.items()]}
+        if isinstance(value, deque):
+            return {"deque": [value.maxlen, [self.tree(each) for each in value]]}
+        for cls, word in ((list, None), (tuple, "tuple"), (frozenset, "frozenset"), (set, "set")):
+            if isinstance(value, cls):
+                several = [self.tree(each) for each in value]
+                return several if word is None else {word: several}
+        raise TypeError(f"a {type(value).__name__} cannot be packed")
+
+    def _array(self, array: np.ndarray) -> int:
+        self.arrays.append(array)
+        return len(self.arrays) - 1
+
+    def _object(self, value: Any) -> Any:
+        if id(value) in self._seen:
+            return {"same": self._seen[id(value)]}
+        parts = {name: self.tree(part) for name, part in self._forms[type(value)].take(value).items()}
+        self._seen[id(value)] = len(self._held)
+        self._held.append(value)
+        return {"is": type(value).__name__, "of": parts}
+
+
+class _Maker:
+    """Makes the value of a tree."""
+
+    def __init__(self, forms: Forms, arrays: Mapping[str, np.ndarray]) -> None:
+        self._make = {cls.__name__: form.make for cls, form in forms.items()}
+        self._arrays = arrays
+        self._made: list[Any] = []
+
+    def value(self, tree: Any) -> Any:
+        if isinstance(tree, list):
+            return [self.value(each) for each in tree]
+        if not isinstance(tree, dict):
+            return tree
+        if "is" in tree:
+            made = self._make[tree["is"]]({name: self.value(part) for name, part in tree["of"].items()})
+            self._made.append(made)
+            return made
+        ((word, given),) = tree.items()
+        if word == "same":
+            return self._made[given]
+        if word == "array":
+            return self._arrays[f"arr_{given}"]
+        if word == "columns":
+            return _wide(*(self._arrays[f"arr_{each}"] for each in given))
+        if word == "dtype":
+            found = getattr(torch, given)
+            if not isinstance(found, torch.dtype):
+                raise ValueError(f"{given} is no dtype")
+            return found
+        if word == "mapping":
+            return {self.value(key): self.value(each) for key, each in given}
+        if word == "deque":
+            return deque(map(self.value, given[1]), maxlen=given[0])
+        return {"tuple": tuple, "frozenset": frozenset, "set": set}[word](map(self.value, given))
+
+
+def _narrow(block: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Columns in half of the room or less, where that loses nothing: those that are constant, and those of float32.
+
+    Args:
+        block: shape (rows, columns), float64, with a row at least.
+
+    Returns:
+        The first row; whether a column is constant; whether it is of float32; the columns of float32; all others.
+    """
+    block = np.ascontiguousarray(block)
+    bits = block.view(np.int64)  # -0.0 is not 0.0, and one NaN is as good as another
+    is_constant = (bits == bits[:1]).all(axis=0) | np.isnan(block).all(axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        short = block.astype(np.float32)
+    is_short = ((short == block) | np.isnan(block)).all(axis=0) & ~is_constant
+    return block[0], is_constant, is_short, short[:, is_short], block[:, ~(is_constant | is_short)]
+
+
+def _wide(first: np.ndarray, is_constant: np.ndarray, is_short: np.ndarray, *parts: np.ndarray) -> np.ndarray:
+    """The block of what `_narrow` gave."""
+    block = np.empty((len(parts[0]), len(first)))
+    block[:, is_constant], block[:, is_short], block[:, ~(is_constant | is_short)] = first[is_constant], *parts
+    return block

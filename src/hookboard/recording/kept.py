@@ -1,0 +1,57 @@
+"""Forms of what a flush gives, for what is packed into a checkpoint: see `hookboard.plain`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hookboard.measure import WIDTH, Histogram, Table
+from hookboard.plain import Form, Forms, form_of_dataclass
+from hookboard.recording.readings import Places, Readings, Results
+from hookboard.sites import Site
+
+
+def _parts(readings: Readings) -> dict[str, Any]:
+    """All of some readings but the histograms of other tensors than outputs, which nobody asks for later."""
+    results, sites = readings.results, readings.places.sites
+    table, drawn = (None, []) if results is None else (results.statistics, results.histograms)
+    there = [rows for rows in readings.channels if rows is not None]
+    return {
+        "places": readings.places,
+        "stage": "train" if results is None else results.stage,
+        "rows": readings.rows,
+        "channels": [-1 if rows is None else len(rows) for rows in readings.channels],
+        "channel_rows": np.concatenate(there) if there else np.empty((0, WIDTH)),
+        "dtypes": list(readings.dtypes),
+        "names": () if table is None else table.names,
+        "values": np.empty((len(sites), 0)) if table is None else table.values,
+        "is_there": np.empty((len(sites), 0), bool) if table is None else table.is_there,
+        "histograms": {row: each for row, each in enumerate(drawn) if each and sites[row].role == "output"},
+    }
+
+
+def _made(parts: dict[str, Any]) -> Readings:
+    places, drawn = parts["places"], parts["histograms"]
+    table = Table(parts["names"], parts["values"], parts["is_there"])
+    results = Results(parts["stage"], table, [drawn.get(row) for row in range(len(places.sites))])
+    channels = _split(parts["channel_rows"], parts["channels"])
+    if not len(parts["rows"]) == len(channels) == len(parts["dtypes"]) == len(places.sites) == len(table.values):
+        raise ValueError("the readings of a look are not those of its sites")
+    return Readings(places, parts["rows"], channels, parts["dtypes"], lambda: results)
+
+
+def _split(rows: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray | None]:
+    ends = np.cumsum([max(size, 0) for size in sizes]).tolist()
+    # What is kept of one site does not keep all others.
+    return [None if size < 0 else rows[end - size : end].copy() for size, end in zip(sizes, ends, strict=True)]
+
+
+FORMS: Forms = {
+    Places: Form(
+        lambda places: {"sites": [(site.name, site.role, site.index) for site in places.sites]},
+        lambda parts: Places([Site(*each) for each in parts["sites"]]),
+    ),
+    Histogram: form_of_dataclass(Histogram),
+    Readings: Form(_parts, _made),
+}
+"""Of `Readings` and what belongs to them."""
