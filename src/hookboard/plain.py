@@ -1,13 +1,14 @@
 """Objects of ours as one tensor of bytes, and back: what a checkpoint can hold without pickle.
 
-The bytes are those of NumPy's `npz` without pickle: the arrays, and a text in JSON that refers to them. Each part has a
-checksum, so that damage is noticed. Nothing that is read can do more than make objects of the classes that are named.
+The bytes are those of NumPy's `npz` without pickle: all arrays of a type behind each other, and a text in JSON that
+refers to them. Each part has a checksum, so that damage is noticed. Nothing that is read can do more than make objects
+of the classes that are named.
 """
 
 import dataclasses
 import io
 import json
-import zipfile
+import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -17,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_NOT_OURS = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, OSError, EOFError)
-"""What the reading of bytes that were spoiled may raise, beside `zlib.error` and `zipfile.BadZipFile`."""
+_AS_THEY_ARE = {type(None), bool, int, float, str}
+"""What JSON has words for."""
 
 
 class Form(NamedTuple):
@@ -73,8 +74,8 @@ def packed(value: Any, forms: Forms) -> Tensor:
     """The value as bytes, shape (n,), uint8.
 
     Args:
-        value: made of None, numbers, strings, lists, tuples, sets, mappings, deques, arrays, dtypes, and objects of the
-            classes in `forms`. Of an object that comes twice one copy is kept.
+        value: made of None, numbers, strings, lists, tuples, sets, mappings, deques, arrays, and objects of the classes
+            in `forms`. Of an object that comes twice one copy is kept.
         forms: the classes, by their name.
 
     Raises:
@@ -87,7 +88,8 @@ def packed(value: Any, forms: Forms) -> Tensor:
     packer = _Packer(forms)
     text = zlib.compress(json.dumps(packer.tree(value)).encode(), 1)
     buffer = io.BytesIO()
-    np.savez(buffer, *packer.arrays, text=np.frombuffer(text, np.uint8))
+    arrays = {name: np.concatenate(parts) for name, parts in packer.arrays.items()}
+    np.savez(buffer, text=np.frombuffer(text, np.uint8), **arrays)
     return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
 
 
@@ -102,7 +104,7 @@ def unpacked(given: Tensor, forms: Forms) -> Any:
             arrays = {name: file[name] for name in file.files}
         tree = json.loads(zlib.decompress(arrays.pop("text").tobytes()))
         return _Maker(forms, arrays).value(tree)
-    except (*_NOT_OURS, zlib.error, zipfile.BadZipFile) as error:
+    except Exception as error:  # zipfile, zlib, NumPy, JSON and our own classes raise whatever they come upon
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
@@ -110,13 +112,15 @@ class _Packer:
     """Makes a tree for JSON of a value. What JSON has no word for is an object with one key that says what it is."""
 
     def __init__(self, forms: Forms) -> None:
-        self.arrays: list[np.ndarray] = []
+        self.arrays: dict[str, list[np.ndarray]] = {}
+        """The name of a type to all of its arrays, flat."""
+        self._sizes: dict[str, int] = {}
         self._forms = forms
         self._seen: dict[int, int] = {}
         self._held: list[Any] = []  # an id is that of an object as long as it lives
 
     def tree(self, value: Any) -> Any:
-        if value is None or type(value) in (bool, int, float, str):
+        if type(value) in _AS_THEY_ARE:
             return value
         if isinstance(value, np.generic):
             return value.item()
@@ -124,8 +128,6 @@ class _Packer:
             if value.dtype == np.float64 and value.ndim == 2 and len(value):
                 return {"columns": [self._array(part) for part in _narrow(value)]}
             return {"array": self._array(value)}
-        if isinstance(value, torch.dtype):
-            return {"dtype": str(value).removeprefix("torch.")}
         if type(value) in self._forms:
             return self._object(value)
         if isinstance(value, Mapping):
@@ -134,13 +136,18 @@ class _Packer:
             return {"deque": [value.maxlen, [self.tree(each) for each in value]]}
         for cls, word in ((list, None), (tuple, "tuple"), (frozenset, "frozenset"), (set, "set")):
             if isinstance(value, cls):
-                several = [self.tree(each) for each in value]
+                is_plain = all(type(each) in _AS_THEY_ARE for each in value)
+                several = list(value) if is_plain else [self.tree(each) for each in value]
                 return several if word is None else {word: several}
         raise TypeError(f"a {type(value).__name__} cannot be packed")
 
-    def _array(self, array: np.ndarray) -> int:
-        self.arrays.append(array)
-        return len(self.arrays) - 1
+    def _array(self, array: np.ndarray) -> Any:
+        """The type, the place among all of that type, and the shape."""
+        name = str(array.dtype)
+        at = self._sizes.get(name, 0)
+        self._sizes[name] = at + array.size
+        self.arrays.setdefault(name, []).append(array.reshape(-1))
+        return [name, at, array.shape]
 
     def _object(self, value: Any) -> Any:
         if id(value) in self._seen:
@@ -159,6 +166,10 @@ class _Maker:
         self._arrays = arrays
         self._made: list[Any] = []
 
+    def _array(self, name: str, at: int, shape: list[int]) -> np.ndarray:
+        # What is kept of one array does not keep all others.
+        return self._arrays[name][at : at + math.prod(shape)].reshape(shape).copy()
+
     def value(self, tree: Any) -> Any:
         if isinstance(tree, list):
             return [self.value(each) for each in tree]
@@ -172,14 +183,9 @@ class _Maker:
         if word == "same":
             return self._made[given]
         if word == "array":
-            return self._arrays[f"arr_{given}"]
+            return self._array(*given)
         if word == "columns":
-            return _wide(*(self._arrays[f"arr_{each}"] for each in given))
-        if word == "dtype":
-            found = getattr(torch, given)
-            if not isinstance(found, torch.dtype):
-                raise ValueError(f"{given} is no dtype")
-            return found
+            return _wide(*(self._array(*each) for each in given))
         if word == "mapping":
             return {self.value(key): self.value(each) for key, each in given}
         if word == "deque":

@@ -1,9 +1,9 @@
 """Forms of what a flush gives, for what is packed into a checkpoint: see `hookboard.plain`."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from hookboard.measure import WIDTH, Histogram, Table
 from hookboard.plain import Form, Forms, form_of_dataclass
@@ -20,9 +20,9 @@ def _parts(readings: Readings) -> dict[str, Any]:
         "places": readings.places,
         "stage": "train" if results is None else results.stage,
         "rows": readings.rows,
-        "channels": [-1 if rows is None else len(rows) for rows in readings.channels],
+        "channels": np.array([-1 if rows is None else len(rows) for rows in readings.channels], np.int64),
         "channel_rows": np.concatenate(there) if there else np.empty((0, WIDTH)),
-        "dtypes": list(readings.dtypes),
+        "dtypes": [None if dtype is None else str(dtype).removeprefix("torch.") for dtype in readings.dtypes],
         "names": () if table is None else table.names,
         "values": np.empty((len(sites), 0)) if table is None else table.values,
         "is_there": np.empty((len(sites), 0), bool) if table is None else table.is_there,
@@ -35,21 +35,24 @@ def _made(parts: dict[str, Any]) -> Readings:
     table = Table(parts["names"], parts["values"], parts["is_there"])
     results = Results(parts["stage"], table, [drawn.get(row) for row in range(len(places.sites))])
     channels = _split(parts["channel_rows"], parts["channels"])
-    if not len(parts["rows"]) == len(channels) == len(parts["dtypes"]) == len(places.sites) == len(table.values):
+    dtypes = [None if name is None else getattr(torch, name) for name in parts["dtypes"]]
+    if not len(parts["rows"]) == len(channels) == len(dtypes) == len(places.sites) == len(table.values):
         raise ValueError("the readings of a look are not those of its sites")
-    return Readings(places, parts["rows"], channels, parts["dtypes"], lambda: results)
+    return Readings(places, parts["rows"], channels, dtypes, lambda: results)
 
 
-def _split(rows: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray | None]:
-    ends = np.cumsum([max(size, 0) for size in sizes]).tolist()
+def _split(rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray | None]:
+    ends = np.cumsum(np.maximum(sizes, 0)).tolist()
     # What is kept of one site does not keep all others.
-    return [None if size < 0 else rows[end - size : end].copy() for size, end in zip(sizes, ends, strict=True)]
+    return [None if size < 0 else rows[end - size : end].copy() for size, end in zip(sizes.tolist(), ends, strict=True)]
 
+
+_OF_SITES = ("name", "role", "index")
 
 FORMS: Forms = {
     Places: Form(
-        lambda places: {"sites": [(site.name, site.role, site.index) for site in places.sites]},
-        lambda parts: Places([Site(*each) for each in parts["sites"]]),
+        lambda places: {field: [getattr(site, field) for site in places.sites] for field in _OF_SITES},
+        lambda parts: Places([Site(*each) for each in zip(*(parts[field] for field in _OF_SITES), strict=True)]),
     ),
     Histogram: form_of_dataclass(Histogram),
     Readings: Form(_parts, _made),

@@ -1,0 +1,260 @@
+"""What a checkpoint holds of callbacks, and what becomes of it in a fit that is not quite the same."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toys import ALWAYS, Toy, batches, events, loader, trainer
+
+from hookboard import ActivationLogger, HealthMonitor, Intervention, ParameterLogger, Rule, Scale, Symptom
+from hookboard.callbacks import saved
+from hookboard.callbacks.saved import KEY
+
+DATA = batches(*[4] * 12)
+
+pytestmark = pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")
+
+
+ONE_TAG = pytest.mark.filterwarnings("ignore:hookboard. HealthMonitor .callback 1. and HealthMonitor")
+
+
+def net(*middle):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), *(middle or (nn.ReLU(),)), nn.Linear(8, 3))
+
+
+def monitor(**options):
+    return HealthMonitor(**{"every_n_steps": 1, "rules": ALWAYS, **options})
+
+
+def checkpoint(folder, *callbacks, model=None, **options):
+    """The path of a checkpoint after six steps."""
+    path = folder / "six.ckpt"
+    one = trainer(folder / "first", *callbacks, **options)
+    one.fit(model or Toy(net()), loader(DATA[:6]), loader(DATA[:6]))
+    one.save_checkpoint(path)
+    return path
+
+
+def goes_on(folder, path, *callbacks, model=None, **options):
+    one = trainer(folder / "second", *callbacks, **{"max_epochs": 2, **options})
+    one.fit(model or Toy(net()), loader(DATA[:6]), loader(DATA[:6]), ckpt_path=path)
+    return one
+
+
+def changed(path, change):
+    """The checkpoint with what this function makes of our entries."""
+    content = torch.load(path, weights_only=True)
+    content[KEY] = change(content[KEY])
+    torch.save(content, path)
+    return path
+
+
+def sinces(callback):
+    return {(verdict.rule, verdict.module): verdict.since for verdict in callback.verdicts}
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What is said about checkpoints."""
+    lines = []
+    monkeypatch.setattr(saved, "alert", lines.append)
+    return lines
+
+
+def test_a_checkpoint_is_read_without_pickle(tmp_path):
+    content = torch.load(checkpoint(tmp_path, monitor(), ActivationLogger(every_n_steps=1)), weights_only=True)
+    assert [entry["callback"] for entry in content[KEY]] == ["HealthMonitor", "ActivationLogger"]
+    for entry in content[KEY]:
+        assert {name: type(value) for name, value in entry.items()} == {
+            "version": int,
+            "callback": str,
+            "arguments": dict,
+            "parts": torch.Tensor,
+        }
+
+
+def test_a_fit_that_goes_on_says_nothing_of_it(tmp_path, said):
+    goes_on(tmp_path, checkpoint(tmp_path, monitor(), ParameterLogger()), monitor(), ParameterLogger())
+    assert said == []
+
+
+def test_what_has_nothing_to_keep_is_not_in_the_checkpoint(tmp_path):
+    content = torch.load(checkpoint(tmp_path, Intervention(Scale(0.5), "net.0")), weights_only=True)
+    assert KEY not in content
+
+
+def test_a_checkpoint_of_the_weights_alone_is_as_it_was(tmp_path):
+    one = trainer(tmp_path, monitor())
+    one.fit(Toy(net()), loader(DATA), loader(DATA))
+    one.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    assert KEY not in torch.load(tmp_path / "weights.ckpt", weights_only=True)
+
+
+def test_a_second_fit_without_a_checkpoint_begins_anew(tmp_path, said):
+    callback = monitor()
+    path = checkpoint(tmp_path, callback)
+    goes_on(tmp_path, path, callback)
+    assert sinces(callback) == {("always", "net.0"): 0}
+    one = trainer(tmp_path / "third", callback)
+    one.fit(Toy(net()), loader(DATA[:3]), loader(DATA[:3]))
+    assert "3 looks, from step 0 to 2" in text_of(tmp_path / "third")
+    assert said == []
+
+
+def text_of(folder):
+    """The last table of the verdicts."""
+    return events(folder).Tensors("health/verdict/text_summary")[-1].tensor_proto.string_val[0].decode()
+
+
+def test_a_checkpoint_that_only_an_evaluation_has_loaded_is_not_continued(tmp_path):
+    callback = monitor()
+    path = checkpoint(tmp_path, monitor())
+    one = trainer(tmp_path / "second", callback, limit_val_batches=1.0)
+    one.validate(Toy(net()), loader(DATA), ckpt_path=path, verbose=False)
+    one.fit(Toy(net()), loader(DATA[:3]), loader(DATA[:3]))
+    assert "3 looks, from step 0 to 2" in text_of(tmp_path / "second")
+
+
+@ONE_TAG
+def test_of_two_monitors_each_goes_on_with_its_own(tmp_path, said):
+    def first_layer(run):
+        yield Symptom(run.layers[0].name, "it is there", "leave it")
+
+    def two():
+        return [monitor(modules=name, rules=Rule("first_layer", first_layer)) for name in ("net.0", "net.2")]
+
+    path = checkpoint(tmp_path, *two())
+    first, second = reversed(two())
+    goes_on(tmp_path, path, first, second)
+    assert said == []
+    assert sinces(first) == {("first_layer", "net.2"): 0}
+    assert sinces(second) == {("first_layer", "net.0"): 0}
+
+
+@ONE_TAG
+def test_two_monitors_that_are_alike_go_on_both(tmp_path, said):
+    first, second = monitor(), monitor()
+    goes_on(tmp_path, checkpoint(tmp_path, monitor(), monitor()), first, second)
+    assert said == []
+    assert sinces(first) == sinces(second) == {("always", "net.0"): 0}
+
+
+@pytest.mark.parametrize("option", [{"stop_on": "nonfinite"}, {"max_overhead": 0.5}, {"nonfinite": "late"}])
+def test_arguments_that_decide_nothing_that_is_known_may_change(option, tmp_path, said):
+    callback = monitor(rules=None, **option)
+    goes_on(tmp_path, checkpoint(tmp_path, monitor(rules=None)), callback)
+    assert said == []
+    assert "from step 0 to 11" in text_of(tmp_path / "second")
+
+
+MINE = Rule("mine", ALWAYS.judge)
+OTHERS = {
+    "every_n_steps was 1 and is 2": {"every_n_steps": 2},
+    "window was 3 and is 2": {"window": 2},
+    "modules was None and is 'net.*'": {"modules": "net.*"},
+    "types was None and is Linear": {"types": nn.Linear},
+    "rules was always and is mine": {"rules": MINE},
+}
+
+
+@pytest.mark.parametrize("why", OTHERS)
+def test_a_monitor_with_other_arguments_begins_anew_and_says_why(why, tmp_path, said):
+    callback = monitor(**OTHERS[why])
+    goes_on(tmp_path, checkpoint(tmp_path, monitor()), callback)
+    (line,) = said
+    assert why in line
+    assert min(sinces(callback).values()) >= 6
+
+
+SPOILED = {
+    "nothing is there": lambda entries: [],
+    "another version": lambda entries: [{**entries[0], "version": 2}],
+    "no list": lambda entries: 3,
+    "no entry": lambda entries: ["x"],
+    "a part is missing": lambda entries: [{"callback": "HealthMonitor", "version": 1}],
+    "no bytes": lambda entries: [{**entries[0], "parts": torch.zeros(0, dtype=torch.uint8)}],
+    "no tensor": lambda entries: [{**entries[0], "parts": "text"}],
+    "cut": lambda entries: [{**entries[0], "parts": entries[0]["parts"][:-200]}],
+    "zeros": lambda entries: [{**entries[0], "parts": torch.zeros_like(entries[0]["parts"])}],
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_what_cannot_be_read_is_said_once_and_the_monitor_begins_anew(how, tmp_path, said):
+    callback, path = monitor(), changed(checkpoint(tmp_path, monitor()), SPOILED[how])
+    goes_on(tmp_path, path, callback)
+    (line,) = said
+    assert "HealthMonitor begins anew" in line
+    assert sinces(callback) == {("always", "net.0"): 6}
+
+
+def test_a_checkpoint_of_before_there_was_anything_in_it_is_taken(tmp_path, said):
+    path = checkpoint(tmp_path, monitor())
+    content = torch.load(path, weights_only=True)
+    del content[KEY]
+    torch.save(content, path)
+    callback = monitor()
+    goes_on(tmp_path, path, callback, ActivationLogger(every_n_steps=1))
+    (line,) = said
+    assert "nothing of this callback" in line
+    assert sinces(callback) == {("always", "net.0"): 6}
+
+
+def content_of(parts):
+    with np.load(io.BytesIO(parts.numpy().tobytes())) as file:
+        return {name: file[name].tobytes() for name in file.files}
+
+
+def test_no_byte_can_be_spoiled_unnoticed(tmp_path):
+    (entry,) = torch.load(checkpoint(tmp_path, monitor()), weights_only=True)[KEY]
+    whole, noticed = entry["parts"], 0
+    for at in np.random.default_rng(0).choice(len(whole), 300, replace=False):
+        spoiled = whole.clone()
+        spoiled[at] ^= 0x41
+        try:
+            saved.taken_from([{**entry, "parts": spoiled}], "HealthMonitor", entry["arguments"])
+        except ValueError:
+            noticed += 1
+        else:  # it is one that nobody reads, such as the time in the head of an archive
+            assert content_of(spoiled) == content_of(whole)
+    assert noticed > 200
+
+
+def test_a_model_with_other_layers_keeps_what_is_known_of_those_that_are_still_there(tmp_path, said):
+    path, callback = checkpoint(tmp_path, monitor()), monitor()
+    model = Toy(net(nn.ReLU()))
+    model.net = nn.Sequential(*model.net, nn.Linear(3, 3))
+    model.strict_loading = False
+    content = torch.load(path, weights_only=True)
+    content["optimizer_states"] = [torch.optim.SGD(model.parameters(), lr=0.01).state_dict()]
+    torch.save(content, path)
+    goes_on(tmp_path, path, callback, model=model)
+    assert said == []
+    assert sinces(callback) == {("always", "net.0"): 0}
+    assert "4 layers at 12 looks, from step 0 to 11" in text_of(tmp_path / "second")
+
+
+def test_a_model_whose_layers_have_other_names_is_judged(tmp_path, said):
+    class Renamed(Toy):
+        def __init__(self):
+            super().__init__(nn.Identity())
+            self.net = nn.Sequential()
+            self.other = net()
+            self.strict_loading = False
+
+        def training_step(self, batch):
+            return self.other(batch).square().mean()
+
+    callback = monitor()
+    goes_on(tmp_path, checkpoint(tmp_path, monitor()), callback, model=Renamed())
+    assert said == []
+    assert "4 layers at 12 looks, from step 0 to 11" in text_of(tmp_path / "second")
+
+
+def test_an_alarm_of_before_does_not_end_the_fit_that_is_continued(tmp_path):
+    path = checkpoint(tmp_path, monitor(stop_on="always"))
+    one = goes_on(tmp_path, path, monitor(stop_on="always"))
+    assert one.global_step == 9
