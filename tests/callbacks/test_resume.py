@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from board import logs
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -12,7 +13,12 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from torch import nn
 
 from hookboard import (
+    ActivationLogger,
+    FeatureMapLogger,
+    GradientLogger,
     HealthMonitor,
+    KernelLogger,
+    ParameterLogger,
 )
 from hookboard.callbacks.budget import OVERHEAD
 
@@ -302,3 +308,105 @@ def test_the_checkpoint_of_a_fit_that_fails_has_no_half_of_a_batch(point, at, tm
     assert [(v.severity, v.rule, v.module, v.since) for v in two.verdicts] == [
         (v.severity, v.rule, v.module, v.since) for v in one.verdicts
     ]
+
+
+class Pictured(Model):
+    """Its convolutions see the four numbers as a picture."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        shape = nn.Unflatten(1, (1, 2, 2))
+        super().__init__(net=nn.Sequential(shape, nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(16, 3)))
+
+
+def loggers(**options):
+    return [
+        HealthMonitor(every_n_steps=2, **options),
+        ActivationLogger(every_n_steps=2, roles=["output", "input"]),
+        GradientLogger(every_n_steps=2),
+        ParameterLogger(every_n_steps=2, statistics=["mean", "update_ratio"]),
+        KernelLogger(every_n_steps=8),
+        FeatureMapLogger(every_n_steps=8),
+    ]
+
+
+@pytest.fixture(params=["on the CPU", "with a thread"])
+def two_runs(request, tmp_path, monkeypatch):
+    """The folders of a fit, and of the same fit in two parts, with a validation at each sixth step."""
+    monkeypatch.setattr("hookboard.callbacks.course.has_own_thread", lambda device: request.param == "with a thread")
+    options = {"limit_val_batches": 1, "val_check_interval": 6}
+    trainer(tmp_path / "whole", *loggers(), **options).fit(Pictured(), Loader(), validation())
+    path = tmp_path / "middle.ckpt"
+    # The second part ends what the first one has begun to measure.
+    saves = ModelCheckpoint(tmp_path, filename="middle", every_n_train_steps=15)
+    trainer(tmp_path / "two", *loggers(), saves, **options, max_steps=19).fit(Pictured(), Loader(), validation())
+    trainer(tmp_path / "two", *loggers(), **options).fit(Pictured(), Loader(), validation(), ckpt_path=path)
+    return tmp_path / "whole", tmp_path / "two"
+
+
+OFTEN = ("activation_", "input_", "gradient_", "parameter_", "feature_maps/", "kernels/", "health/activation_rms/")
+"""Tags that the end of a fit does not write once more."""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_curve_and_picture_is_that_of_an_uninterrupted_fit(two_runs):
+    one, two = map(values_in, two_runs)
+    assert one.keys() == two.keys()
+    tags = [tag for tag in one if tag.startswith(OFTEN)]
+    assert len({tag.partition("/")[0] for tag in tags}) > 8
+    for tag in tags:
+        assert {step: value.SerializeToString() for step, value in two[tag].items()} == {
+            step: value.SerializeToString() for step, value in one[tag].items()
+        }, tag
+    records = [tag for tag in one if tag.startswith("hookboard/")]
+    assert len(records) == 5
+    assert last_of(two_runs[1], *records) == last_of(two_runs[0], *records)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_tab_shows_each_step_of_both_files_once(two_runs):
+    whole, two = two_runs
+    assert len(list(two.glob("events.*"))) == 2
+    with logs.slow(whole) as one, logs.slow(two) as other:
+        _, run = one.ask("run", run=".")
+        for series in run["series"]:
+            given = {"run": ".", "series": series["id"], "columns": 64}
+            expected, found = one.ask("map", **given)[1], other.ask("map", **given)[1]
+            assert found["steps"] == expected["steps"]
+            assert found["values"] == expected["values"]
+        assert other.ask("run", run=".")[1]["verdicts"] == run["verdicts"]
+        assert other.ask("run", run=".")[1]["layers"] == run["layers"]
+
+
+class Late(nn.Module):
+    """Its layers run in another order than they are defined, and one of them late; the first batch is a small one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.late, self.last, self.first = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(4, 8)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.calls += 1
+        x = self.first(x)
+        return self.last(self.late(x) if self.calls % 8 == 0 else x)
+
+
+class Small(Loader):
+    def __init__(self):
+        super().__init__()
+        self.data[0] = tuple(part[:3] for part in self.data[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_keep_their_order_and_their_shapes_of_the_first_step(tmp_path):
+    def make():
+        return [HealthMonitor(every_n_steps=1), ActivationLogger(every_n_steps=1)]
+
+    trainer(tmp_path / "whole", *make()).fit(Model(net=Late()), Small(), validation())
+    trainer(tmp_path / "two", *make(), Stops(tmp_path / "middle")).fit(Model(net=Late()), Small(), validation())
+    trainer(tmp_path / "two", *make()).fit(Model(net=Late()), Small(), validation(), ckpt_path=tmp_path / "middle")
+    one, two = (last_of(tmp_path / name, "hookboard/layers") for name in ("whole", "two"))
+    assert b'"output": [3, 8]' in one["hookboard/layers/ActivationLogger"]
+    assert two == one
