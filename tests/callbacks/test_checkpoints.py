@@ -1,14 +1,19 @@
 """What a checkpoint holds of callbacks, and what becomes of it in a fit that is not quite the same."""
 
+import hashlib
 import io
+import json
+import zlib
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LearningRateFinder
 from torch import nn
-from toys import ALWAYS, Toy, batches, events, loader, trainer
+from toys import ALWAYS, Toy, batches, events, loader, scalars, trainer
 
-from hookboard import ActivationLogger, HealthMonitor, Intervention, ParameterLogger, Rule, Scale, Symptom
+from hookboard import ActivationLogger, HealthMonitor, Intervention, KernelLogger, ParameterLogger, Rule, Scale, Symptom
 from hookboard.callbacks import saved
 from hookboard.callbacks.saved import KEY
 
@@ -23,6 +28,11 @@ ONE_TAG = pytest.mark.filterwarnings("ignore:hookboard. HealthMonitor .callback 
 def net(*middle):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), *(middle or (nn.ReLU(),)), nn.Linear(8, 3))
+
+
+def pictured():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2, 3, padding=1))
 
 
 def monitor(**options):
@@ -258,3 +268,69 @@ def test_an_alarm_of_before_does_not_end_the_fit_that_is_continued(tmp_path):
     path = checkpoint(tmp_path, monitor(stop_on="always"))
     one = goes_on(tmp_path, path, monitor(stop_on="always"))
     assert one.global_step == 9
+
+
+def test_what_lightning_saves_while_it_looks_for_a_learning_rate_is_no_fit_to_go_on_with(tmp_path, said):
+    class HasRate(Toy):
+        lr = 0.01
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    callback = monitor()
+    for order in ([LearningRateFinder(num_training_steps=3), callback], [callback, LearningRateFinder()]):
+        folder = tmp_path / str(order.index(callback))
+        one = trainer(folder, *order, default_root_dir=folder)
+        one.fit(HasRate(net()), loader(DATA), loader(DATA))
+        assert "12 looks, from step 0 to 11" in text_of(folder)
+    assert said == []
+
+
+def test_a_kernel_is_compared_with_that_of_the_very_start(tmp_path, said):
+    class First(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            (self.kernels,) = (each.clone() for each in kernels._live["train"].memory.values())
+
+    kernels, first = KernelLogger(every_n_steps=2), First()
+    path = checkpoint(tmp_path, KernelLogger(every_n_steps=2), model=Toy(pictured()))
+    goes_on(tmp_path, path, kernels, first, model=Toy(pictured()))
+    assert said == []
+    assert first.kernels.equal(pictured()[1].weight)
+
+
+def test_a_stretched_cadence_goes_on(tmp_path, said):
+    """As if the last look had been at the last step: the next is a stretched cadence later."""
+
+    class Stretches(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            watch = watched._live["train"]
+            watch.stretch, watch.is_stretch_said, watch.last_due = 4, True, 5
+
+    watched = ActivationLogger(every_n_steps=1)
+    path = checkpoint(tmp_path, watched, Stretches())
+    goes_on(tmp_path, path, ActivationLogger(every_n_steps=1))
+    assert list(scalars(tmp_path / "second")["activation_std/net.0"]) == [9]
+
+
+LAYOUT = "550aa530979baf9f"
+
+
+def names_in(tree):
+    """Each class in the tree and each mapping with names as keys, with these names."""
+    if isinstance(tree, dict) and "is" in tree:
+        yield tree["is"], tuple(tree["of"])
+    if isinstance(tree, dict) and "mapping" in tree:
+        yield "mapping", tuple(key for key, _ in tree["mapping"] if isinstance(key, str) and "net" not in key)
+    for part in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from names_in(part)
+
+
+def test_the_format_is_that_of_its_version(tmp_path):
+    """Where something else is kept than before, `VERSION` in `saved.py` must be another number, and `LAYOUT` too."""
+    path = checkpoint(tmp_path, monitor(rules=None), KernelLogger(every_n_steps=2), model=Toy(pictured()))
+    found = set()
+    for entry in torch.load(path, weights_only=True)[KEY]:
+        with np.load(io.BytesIO(entry["parts"].numpy().tobytes())) as file:
+            found |= set(names_in(json.loads(zlib.decompress(file["text"].tobytes()))))
+    found |= {(cls.__name__, tuple(vars(cls).get("__dataclass_fields__", ()))) for cls in saved.FORMS}
+    assert (saved.VERSION, hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]) == (1, LAYOUT)

@@ -48,6 +48,11 @@ class Life(Saved[W]):
 
     state_key = _StateKey()
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forget the fit before, so that nobody saves it as this one."""
+        if not is_alone(trainer):
+            self._kept = None
+
     @timed
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Select and attach.
@@ -55,12 +60,9 @@ class Life(Saved[W]):
         Raises:
             ValueError: the configuration does not fit the model.
         """
-        if self._may_take(trainer):
-            self._kept = None
-            join(trainer, self)
-            self._start(trainer, pl_module, {"train", "validate"})
-            inform_of_many_tags(self)
-            warn_of_equal_tags(self, trainer)
+        if not is_alone(trainer) and not self._is_taken(trainer):
+            # The search for a learning rate saves and loads a checkpoint of its own, before this fit knows anything.
+            self._loaded = checkpoint.get(KEY, [] if self._loaded is None else self._loaded)
 
     @timed
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -232,3 +234,6 @@ class Life(Saved[W]):
         if watch is not None:
             self._do(watch, "at the end of an evaluation", self._end_loop, trainer, watch)
         self._worker.settle()
+        if not is_alone(trainer) and not self._is_taken(trainer):
+            # The search for a learning rate saves and loads a checkpoint of its own, before this fit knows anything.
+            self._loaded = checkpoint.get(KEY, [] if self._loaded is None else self._loaded)

@@ -35,7 +35,7 @@ class Saved(Course[W]):
     def __init__(self) -> None:
         super().__init__()
         self._kept: dict[str, Any] | None = None  # what the last fit knew when it ended
-        self._loaded: Any = None  # what the checkpoint of the fit holds that is to be continued; None without one
+        self._loaded: Any = None  # what the checkpoint of the fit holds that this one continues; None without it
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration."""
@@ -70,7 +70,7 @@ class Saved(Course[W]):
             return
         try:
             parts = taken_from(loaded, self._name, self._arguments())
-            if parts is None and self.remembers:
+            if parts is None and self.remembers and trainer.global_step:
                 raise ValueError("it holds nothing of this callback")
             for stage, watch in self._live.items():
                 if parts is not None and stage in parts:
