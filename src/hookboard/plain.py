@@ -88,7 +88,7 @@ def packed(value: Any, forms: Forms) -> Tensor:
     packer = _Packer(forms)
     text = zlib.compress(json.dumps(packer.tree(value)).encode(), 1)
     buffer = io.BytesIO()
-    arrays = {name: np.concatenate(parts) for name, parts in packer.arrays.items()}
+    arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in packer.arrays.items()}
     np.savez(buffer, text=np.frombuffer(text, np.uint8), **arrays)
     return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
 
@@ -168,7 +168,8 @@ class _Maker:
 
     def _array(self, name: str, at: int, shape: list[int]) -> np.ndarray:
         # What is kept of one array does not keep all others.
-        return self._arrays[name][at : at + math.prod(shape)].reshape(shape).copy()
+        array: np.ndarray = self._arrays[name][at : at + math.prod(shape)].reshape(shape).copy()
+        return array
 
     def value(self, tree: Any) -> Any:
         if isinstance(tree, list):

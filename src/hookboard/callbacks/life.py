@@ -60,9 +60,11 @@ class Life(Saved[W]):
         Raises:
             ValueError: the configuration does not fit the model.
         """
-        if not is_alone(trainer) and not self._is_taken(trainer):
-            # The search for a learning rate saves and loads a checkpoint of its own, before this fit knows anything.
-            self._loaded = checkpoint.get(KEY, [] if self._loaded is None else self._loaded)
+        if self._may_take(trainer):
+            join(trainer, self)
+            self._start(trainer, pl_module, {"train", "validate"})
+            inform_of_many_tags(self)
+            warn_of_equal_tags(self, trainer)
 
     @timed
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -101,7 +103,8 @@ class Life(Saved[W]):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep what the checkpoint holds until the training starts: some strategies load it behind `on_fit_start`."""
         if not is_alone(trainer) and not self._is_taken(trainer):
-            self._loaded = checkpoint.get(KEY, [])
+            # The search for a learning rate saves and loads a checkpoint of its own, before this fit knows anything.
+            self._loaded = checkpoint.get(KEY, [] if self._loaded is None else self._loaded)
 
     def _is_taken(self, trainer: Trainer) -> bool:
         """Whether it watches a run of another Trainer, which is still going on."""
@@ -234,6 +237,3 @@ class Life(Saved[W]):
         if watch is not None:
             self._do(watch, "at the end of an evaluation", self._end_loop, trainer, watch)
         self._worker.settle()
-        if not is_alone(trainer) and not self._is_taken(trainer):
-            # The search for a learning rate saves and loads a checkpoint of its own, before this fit knows anything.
-            self._loaded = checkpoint.get(KEY, [] if self._loaded is None else self._loaded)
