@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py src/hookboard/measure/_native.c src/hookboard
 WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo demo-text demo-sick test test-fast test-oldest browser lint bench bench-health clean
+.PHONY: demo demo-text demo-sick test test-fast test-oldest combinations browser lint bench bench-health clean
 
 demo: $(INSTALLED)  ## train on handwritten digits, then look at it in TensorBoard
 	$(BIN)/python examples/digits.py fit --config configs/digits.yaml
@@ -29,6 +29,9 @@ test-fast: $(INSTALLED)  ## without what compiles, starts processes or a browser
 
 test-oldest: $(OLDEST_INSTALLED)  ## the whole suite on the oldest versions that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE)
+
+combinations: $(INSTALLED)  ## every two circumstances of a training in one run; SEED=7 tries others, and triples
+	COMBINATIONS=all $(BIN)/python -m pytest -n $(WORKERS) tests/combinations
 
 browser:  ## Chromium from Debian, for the tests that look at the tab; without it they are skipped
 	command -v chromium || (apt-get -qq update && apt-get -qq install --yes chromium)

@@ -1,0 +1,203 @@
+"""How a step is made: precision, optimizers, gradients, and what else the step does."""
+
+import functools
+from typing import Any
+
+import torch
+from combinations.case import Batch, Case, Student, one_of
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor
+
+
+@one_of("precision")
+def single_precision(case: Case) -> None:
+    """Nothing is changed."""
+
+
+@one_of("precision")
+def bfloat16_autocast(case: Case) -> None:
+    case.options["precision"] = "bf16-mixed"
+
+
+@one_of("precision")
+def float16_with_a_GradScaler(case: Case) -> None:
+    def plug_in(options: dict[str, Any]) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=2)
+        options["plugins"] = [MixedPrecision("16-mixed", "cpu", scaler=scaler)]
+
+    case.configure.append(plug_in)
+
+
+@one_of("precision")
+def double_precision(case: Case) -> None:
+    case.options["precision"] = "64-true"
+
+
+@one_of("precision")
+def bfloat16_weights(case: Case) -> None:
+    case.options["precision"] = "bf16-true"
+
+
+# Optimizers.
+
+
+@one_of("optimizer")
+def SGD_with_momentum(case: Case) -> None:
+    """Nothing is changed."""
+
+
+@one_of("optimizer")
+def AdamW_with_a_schedule(case: Case) -> None:
+    def make(model: Student) -> Any:
+        optimizer = torch.optim.AdamW(model.trained(), lr=0.01)
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+    case.optimizers = make
+
+
+@one_of("optimizer")
+def fused_AdamW(case: Case) -> None:
+    case.optimizers = lambda model: torch.optim.AdamW(model.trained(), lr=0.01, fused=True)
+
+
+@one_of("optimizer")
+def LBFGS_with_its_closure(case: Case) -> None:
+    case.optimizers = lambda model: torch.optim.LBFGS(model.trained(), lr=0.05, max_iter=3)
+
+
+class Manual:
+    """Manual optimization: backward, and a step of each optimizer, in the training step."""
+
+    def __init__(self, case: Case, twice: bool = False) -> None:
+        self.loss, self.twice = case.step, twice
+
+    def __call__(self, model: Student, batch: Batch, index: int) -> Tensor | None:
+        optimizers = model.optimizers()
+        for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+            loss = self.loss(model, batch, index)
+            if loss is None:
+                return None
+            optimizer.zero_grad()
+            model.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+
+def by_hand(model: Student) -> None:
+    model.automatic_optimization = False
+
+
+@one_of("optimizer")
+def manual_optimization(case: Case) -> None:
+    case.changes.append(by_hand)
+    case.step = Manual(case)
+
+
+@one_of("optimizer")
+def two_optimizers_by_hand(case: Case) -> None:
+    def make(model: Student) -> Any:
+        head = {id(parameter) for parameter in model.head.parameters()}
+        body = [parameter for parameter in model.trained() if id(parameter) not in head]
+        return [torch.optim.Adam(body, lr=0.01), torch.optim.SGD(model.head.parameters(), lr=0.1)]
+
+    case.changes.append(by_hand)
+    case.optimizers = make
+    case.step = Manual(case)
+
+
+# What is done with gradients.
+
+
+@one_of("gradients")
+def gradients_as_they_come(case: Case) -> None:
+    """Nothing is changed."""
+
+
+@one_of("gradients")
+def gradients_accumulated_over_two_batches(case: Case) -> None:
+    case.options["accumulate_grad_batches"] = 2
+
+
+@one_of("gradients")
+def gradients_accumulated_from_the_second_epoch_on(case: Case) -> None:
+    case.others.append(lambda: GradientAccumulationScheduler({1: 3}))
+
+
+@one_of("gradients")
+def gradients_clipped_by_norm(case: Case) -> None:
+    case.options["gradient_clip_val"] = 0.01
+
+
+@one_of("gradients")
+def gradients_clipped_by_value(case: Case) -> None:
+    case.options |= {"gradient_clip_val": 0.001, "gradient_clip_algorithm": "value"}
+
+
+@one_of("gradients")
+def gradients_kept_as_zeros(case: Case) -> None:
+    case.changes.append(
+        lambda model: setattr(
+            model, "optimizer_zero_grad", lambda epoch, index, optimizer: optimizer.zero_grad(set_to_none=False)
+        )
+    )
+
+
+# What else the step does.
+
+
+@one_of("step")
+def one_loss(case: Case) -> None:
+    """Nothing is changed."""
+
+
+@one_of("step")
+def a_gradient_penalty(case: Case) -> None:
+    def penalty(model: Student, batch: Batch, loss: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return loss
+        pictures = batch["pictures"].detach().clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(pictures).float().sum(), pictures, create_graph=True)
+        return loss + 0.1 * slope.square().mean()
+
+    case.penalties.append(penalty)
+
+
+@one_of("step")
+def the_model_called_twice_once_without_gradients(case: Case) -> None:
+    def consistency(model: Student, batch: Batch, loss: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = model(batch["pictures"].flip(0)).flip(0)
+        return loss + (model(batch["pictures"]) - target).square().mean()
+
+    case.penalties.append(consistency)
+
+
+@one_of("step")
+def a_batch_is_skipped(case: Case) -> None:
+    case.step = functools.partial(_skips_second, case.step)
+
+
+def _skips_second(step: Any, model: Student, batch: Batch, index: int) -> Tensor | None:
+    loss = step(model, batch, index)
+    return None if index == 1 else loss
+
+
+@one_of("step")
+def one_batch_is_not_finite(case: Case) -> None:
+    def spoil(model: Student, batch: Batch, loss: Tensor) -> Tensor:
+        return loss * torch.where(batch["labels"][0] == batch["labels"].max(), torch.inf, 1.0)
+
+    case.penalties.append(spoil)
+
+
+@one_of("step")
+def training_step_in_evaluation_mode(case: Case) -> None:
+    def evaluate(step: Any, model: Student, batch: Batch, index: int) -> Tensor | None:
+        model.net.eval()
+        try:
+            return step(model, batch, index)  # type: ignore[no-any-return]  # as the step does
+        finally:
+            model.net.train()
+
+    case.step = functools.partial(evaluate, case.step)

@@ -1,0 +1,104 @@
+"""Which circumstances are tried together: arrays in which every two, or many of every three, meet."""
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from itertools import combinations, product
+
+from allpairspy import AllPairs
+from combinations.circumstances import AXES
+
+Row = tuple[str, ...]
+
+CLIPPED = {"gradients clipped by norm", "gradients clipped by value"}
+ACCUMULATED = {"gradients accumulated over two batches", "gradients accumulated from the second epoch on"}
+BY_HAND = {"manual optimization", "two optimizers by hand"}
+AVERAGES = {"stochastic weight averaging", "a moving average of the weights"}
+NESTED = {"a transformer encoder with padding"}
+EVALUATED = {"validation after each epoch", "validation after each batch", "validation called by the step"}
+EVALUATED |= {"a sanity check and validation after two batches", "training step in evaluation mode"}
+COMPILED = {"the network compiled as a whole", "one block compiled"}
+MIXED = {"bfloat16 autocast", "float16 with a GradScaler"}
+
+CANNOT_MEET: list[tuple[str, list[set[str]]]] = [
+    ("Lightning refuses it in manual optimization", [BY_HAND, CLIPPED | ACCUMULATED]),
+    ("Lightning refuses it", [{"LBFGS with its closure"}, {"float16 with a GradScaler"}]),
+    ("Lightning refuses it", [{"float16 with a GradScaler"}, {"fused AdamW"}, CLIPPED]),
+    ("it works with one optimizer", [{"two optimizers by hand"}, {"stochastic weight averaging"}]),
+    ("it works with one optimizer", [{"two optimizers by hand"}, {"a search for the learning rate before the fit"}]),
+    ("LBFGS takes one group of parameters", [{"LBFGS with its closure"}, {"a callback that unfreezes the head"}]),
+    ("LBFGS needs a loss", [{"LBFGS with its closure"}, {"a batch is skipped"}]),
+    ("without a gradient there is none to clip", [{"gradients clipped by value"}, {"a batch is skipped"}]),
+    ("a pruned weight cannot be copied", [{"pruned weights"}, AVERAGES]),
+    ("an uninitialized parameter cannot be copied", [{"a lazy layer"}, AVERAGES]),
+    ("torch.compile has no double backward", [COMPILED, {"a gradient penalty"}]),
+    ("torch's fused encoder layer takes no autocast", [NESTED, EVALUATED, MIXED]),
+    ("torch's fused attention has no double backward", [NESTED, {"a gradient penalty"}]),
+]
+"""Why circumstances, one of each set, cannot meet: without hookboard it ends with an error too."""
+
+
+def array(seed: int = 0) -> list[Row]:
+    """Rows of one circumstance of each axis, in which every two that can meet do; another seed gives other rows."""
+    order = random.Random(seed)
+    axes = [list(axis) for axis in AXES.values()]
+    for names in axes if seed else ():
+        order.shuffle(names)
+    rows: list[Row] = [tuple(row) for row in AllPairs(axes, filter_func=can_be)]
+    # Where rules lead it to a dead end, allpairspy leaves a pair out.
+    left = pairs_that_can_meet().difference(*map(pairs_of, rows))
+    while left:
+        pair = min(left, key=sorted)
+        drawn = [tuple(order.choice([n for n in axis if n in pair] or axis) for axis in axes) for _ in range(50)]
+        for row in sorted(filter(can_be, drawn), key=lambda row: len(left & pairs_of(row)))[-1:]:
+            rows.append(row)
+            left -= pairs_of(row)
+    return rows
+
+
+def can_be(row: Sequence[str]) -> bool:
+    """Whether the circumstances of a row, or of its beginning, can meet."""
+    given = set(row)
+    return not any(all(given & some for some in together) for _, together in CANNOT_MEET)
+
+
+@cache
+def pairs_of(row: Row) -> set[frozenset[str]]:
+    return {frozenset(pair) for pair in combinations(row, 2)}
+
+
+def pairs_that_can_meet() -> set[frozenset[str]]:
+    """Every two circumstances of different axes that no rule keeps apart."""
+    every = (product(one, other) for one, other in combinations(AXES.values(), 2))
+    return {frozenset(pair) for pairs in every for pair in pairs if can_be(pair)}
+
+
+def some_of(rows: Sequence[Row], count: int) -> list[Row]:
+    """As many rows of an array, each the one in which most pairs meet that have not met in those before."""
+    left, met, taken = list(rows), set[frozenset[str]](), list[Row]()
+    while left and len(taken) < count:
+        best = max(left, key=lambda row: len(pairs_of(row) - met))
+        left.remove(best)
+        met |= pairs_of(best)
+        taken.append(best)
+    return taken
+
+
+def triples(seed: int, count: int) -> list[Row]:
+    """Rows drawn at random, each the one of 30 in which most threes meet that have not met before."""
+    draw = random.Random(seed)
+    met: set[Row] = set()
+    taken: list[Row] = []
+    while len(taken) < count:
+        drawn = [tuple(draw.choice(list(axis)) for axis in AXES.values()) for _ in range(30)]
+        best = max(filter(can_be, drawn), key=lambda row: len(set(combinations(row, 3)) - met), default=None)
+        if best is not None:
+            met.update(combinations(best, 3))
+            taken.append(best)
+    return taken
+
+
+def changing(row: Sequence[str]) -> list[str]:
+    """The circumstances of a row that change anything: all but the first of each axis, and our callbacks."""
+    first = {next(iter(names)) for axis, names in AXES.items() if axis != "ours"}
+    return [name for name in row if name not in first]

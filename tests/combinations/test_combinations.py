@@ -1,0 +1,66 @@
+"""Every two circumstances of a training meet in one run, which is held against the oracle and against the bare run.
+
+    make combinations            all pairs
+    SEED=7 make combinations     other arrays, and triples
+    CIRCUMSTANCES="a lazy layer; pictures" make combinations    this one run
+
+A run is a row with one circumstance of each axis. One that fails says its circumstances, the smallest set of them that
+still fails, and the command that runs this set alone.
+"""
+
+import os
+
+import pytest
+from combinations.circumstances import AXES
+from combinations.covering import COMPILED, array, changing, pairs_of, pairs_that_can_meet, some_of, triples
+from combinations.holding import faults
+from combinations.shrinking import shrunk
+
+ASKED = [name.strip() for name in os.environ.get("CIRCUMSTANCES", "").split(";") if name.strip()]
+SEED = int(os.environ.get("SEED", "0"))
+IS_WHOLE = "COMBINATIONS" in os.environ
+
+MOST_SHOWN = 12
+
+
+def rows():
+    if ASKED:
+        return [ASKED]
+    if not IS_WHOLE:
+        return some_of(array(), 40)
+    return [*array(SEED), *(triples(SEED, 400) if SEED else ())]
+
+
+def parameter(number, row):
+    kind = pytest.mark.compiles if COMPILED & set(row) else pytest.mark.trains
+    return pytest.param(row, id=f"{number}", marks=kind)
+
+
+@pytest.mark.parametrize("row", [parameter(number, row) for number, row in enumerate(rows())])
+def test_hookboard_tells_the_truth_and_changes_nothing_where(row, tmp_path):
+    names = changing(row)
+    found = faults(names, tmp_path)
+    if found:
+        few = shrunk(names, found, lambda fewer: faults(fewer, tmp_path))
+        pytest.fail(said_of(names, few, found), pytrace=False)
+
+
+def said_of(names, few, found):
+    shown = [*found[:MOST_SHOWN], *([f"and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else [])]
+    return "\n".join(
+        [
+            f"{len(found)} faults where these circumstances meet:",
+            *(f"    {name}" for name in names),
+            "The smallest set of them that fails, and how to run it:",
+            f'    CIRCUMSTANCES="{"; ".join(few)}" make combinations',
+            *shown,
+        ]
+    )
+
+
+def test_every_two_circumstances_meet_that_can():
+    assert pairs_that_can_meet() <= {pair for row in array() for pair in pairs_of(row)}
+
+
+def test_there_are_many_circumstances():
+    assert sum(len(axis) for axis in AXES.values()) >= 60
