@@ -165,3 +165,9 @@ def test_the_run_is_bit_for_bit_the_same(tmp_path):
     loggers = [logger(statistics=ALL) for logger in (ActivationLogger, GradientLogger, ParameterLogger)]
     for one, other in zip(trained(), trained(*loggers), strict=True):
         assert torch.equal(one, other)
+
+
+def test_of_a_lazy_layer_whose_weight_has_no_shape_when_the_fit_starts(tmp_path):
+    torch.manual_seed(0)
+    model = Toy(nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)))
+    assert_logged(tmp_path, model, pictures(4, 4))

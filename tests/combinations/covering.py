@@ -14,26 +14,35 @@ CLIPPED = {"gradients clipped by norm", "gradients clipped by value"}
 ACCUMULATED = {"gradients accumulated over two batches", "gradients accumulated from the second epoch on"}
 BY_HAND = {"manual optimization", "two optimizers by hand"}
 AVERAGES = {"stochastic weight averaging", "a moving average of the weights"}
-NESTED = {"a transformer encoder with padding"}
-EVALUATED = {"validation after each epoch", "validation after each batch", "validation called by the step"}
-EVALUATED |= {"a sanity check and validation after two batches", "training step in evaluation mode"}
+LR_FINDER = {"a search for the learning rate before the fit"}
+ENCODER = {"a transformer encoder with padding"}
+VALIDATED = {"validation after each epoch", "validation after each batch"}
+VALIDATED |= {"a sanity check and validation after two batches", "validation called by the step"}
+EVALUATING = {"training step in evaluation mode"}
 COMPILED = {"the network compiled as a whole", "one block compiled"}
-MIXED = {"bfloat16 autocast", "float16 with a GradScaler"}
+BFLOAT16, FLOAT16 = {"bfloat16 autocast"}, {"float16 with a GradScaler"}
+LBFGS = {"LBFGS with its closure"}
 
 CANNOT_MEET: list[tuple[str, list[set[str]]]] = [
     ("Lightning refuses it in manual optimization", [BY_HAND, CLIPPED | ACCUMULATED]),
-    ("Lightning refuses it", [{"LBFGS with its closure"}, {"float16 with a GradScaler"}]),
-    ("Lightning refuses it", [{"float16 with a GradScaler"}, {"fused AdamW"}, CLIPPED]),
-    ("it works with one optimizer", [{"two optimizers by hand"}, {"stochastic weight averaging"}]),
-    ("it works with one optimizer", [{"two optimizers by hand"}, {"a search for the learning rate before the fit"}]),
-    ("LBFGS takes one group of parameters", [{"LBFGS with its closure"}, {"a callback that unfreezes the head"}]),
-    ("LBFGS needs a loss", [{"LBFGS with its closure"}, {"a batch is skipped"}]),
+    ("Lightning refuses it", [LBFGS, FLOAT16]),
+    ("Lightning refuses it", [BFLOAT16 | FLOAT16, {"fused AdamW"}, CLIPPED]),
+    ("it works with one optimizer", [{"two optimizers by hand"}, {"stochastic weight averaging"} | LR_FINDER]),
+    ("LBFGS takes one group of parameters", [LBFGS, {"a callback that unfreezes the head"}]),
+    ("LBFGS needs a loss", [LBFGS, {"a batch is skipped"}]),
     ("without a gradient there is none to clip", [{"gradients clipped by value"}, {"a batch is skipped"}]),
-    ("a pruned weight cannot be copied", [{"pruned weights"}, AVERAGES]),
-    ("an uninitialized parameter cannot be copied", [{"a lazy layer"}, AVERAGES]),
-    ("torch.compile has no double backward", [COMPILED, {"a gradient penalty"}]),
-    ("torch's fused encoder layer takes no autocast", [NESTED, EVALUATED, MIXED]),
-    ("torch's fused attention has no double backward", [NESTED, {"a gradient penalty"}]),
+    (
+        "a GradScaler needs a gradient of each optimizer",
+        [FLOAT16, {"two optimizers by hand"}, {"a callback that unfreezes the head"}],
+    ),
+    ("a pruned weight cannot be copied", [{"pruned weights"}, AVERAGES | {"a callback that prunes"}]),
+    ("an uninitialized parameter can be neither copied nor loaded", [{"a lazy layer"}, AVERAGES | LR_FINDER]),
+    ("it has no double backward", [COMPILED | {"a block recomputed in backward reentrantly"}, {"a gradient penalty"}]),
+    (
+        "the recomputation sees what was changed in place",
+        [{"a block recomputed in backward"}, {"convolutions and a view changed in place"}, EVALUATING],
+    ),
+    ("torch's fused encoder layer takes no autocast", [ENCODER, VALIDATED, BFLOAT16]),
 ]
 """Why circumstances, one of each set, cannot meet: without hookboard it ends with an error too."""
 

@@ -98,7 +98,11 @@ def untrue(case: Case, watched: Outcome, observed: Outcome) -> list[str]:
     for number, one in enumerate(watched.ours):
         if hasattr(one, "readings") and one.every_n_steps == 1 and one.max_overhead is None:
             have = {key[1:] for key in watched.readings if key[0] == number}
-            none = [key for key in steps if key not in have and any(is_wanted(one, s, raw) for s in raw.steps[key])]
+            none = [
+                key
+                for key in steps
+                if key not in have and any(kept and is_wanted(one, slot, raw) for slot, kept in raw.steps[key].items())
+            ]
             found += [f"missing: {type(one).__name__} has nothing of step {key}" for key in none]
     return found
 
@@ -113,7 +117,10 @@ def wrong_in(case: Case, reading: Reading, tensors: Step) -> list[str]:
     name = f"{site.role} {site.path}"
     values = tensors.get((site.role, site.name, site.index))
     if not values:
-        return [] if values is not None else [f"{name}: the oracle has seen no such tensor"]
+        is_zero = values is not None and reading.moments.max == reading.moments.min == 0
+        # A graph makes zeros of a gradient that does not come; what a module changed in place has no oracle.
+        is_open = values is not None and (site.role == "grad_input" or (case.is_compiled and is_zero))
+        return [] if is_open else [f"{name}: the oracle has seen no such tensor"]
     is_loose = case.is_compiled or case.rounds
     if site.role == "parameter_update":
         expected = of_update(values)
@@ -164,6 +171,8 @@ def missing(
         slot
         for slot, values in tensors.items()
         if values and slot not in have and is_wanted(one, slot, raw) and slot[:2] not in case.changed_later
+        # A limit that docs/setups.md names.
+        if not (case.is_compiled and slot[0] == "grad_output" and slot[1] in raw.passing)
         if not any(slot[1] in line or " more" in line for line in lines)
     ]
 

@@ -29,6 +29,8 @@ class Raw(Callback):
         self.steps: dict[tuple[int, str, int], Step] = {}
         """By the number of the fit, the stage, and the step as Lightning's loggers count or the number of the loop."""
         self.leaves: set[str] = set()
+        self.passing: set[str] = set()
+        """Modules that returned what they were given, such as dropout in evaluation mode."""
         self.fits = self.loops = 0
         self.step: Step = defaultdict(list)
         self.loop: Step = defaultdict(list)
@@ -68,6 +70,8 @@ class Raw(Callback):
             arguments = args[0] if len(args) == 1 and not kwargs else {**dict(enumerate(args)), **kwargs}
             versions = [(path, tensor, tensor._version) for path, tensor in leaves_of(arguments)]
         output = plain(module, *args, **kwargs)
+        if any(tensor is given for _, tensor in leaves_of(output) for _, given in leaves_of(arguments)):
+            self.passing.add(name)
         for path, tensor, version in versions:
             if tensor.requires_grad and tensor._version == version:
                 self._watch(into, ("grad_input", name, path), tensor)
@@ -83,6 +87,7 @@ class Raw(Callback):
         return output
 
     def _watch(self, into: Step, slot: Slot, tensor: Tensor) -> None:
+        into[slot] += []  # there may be no gradient
         tensor.register_hook(lambda grad: into[slot].append(self._unscaled(grad.detach().clone())))
 
     def _unscaled(self, grad: Tensor) -> Tensor:

@@ -104,6 +104,7 @@ class Run:
         in_order = [*others, *self.ours] if self.case.others_first else [*self.ours, *others]
         given = {
             "accelerator": "cpu",
+            "default_root_dir": self.case.folder,
             "max_epochs": 2,
             "log_every_n_steps": 1,
             "logger": TensorBoardLogger(self.case.folder / self.kind, name=None, version=str(len(self.trainers))),

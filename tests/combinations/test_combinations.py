@@ -9,11 +9,22 @@ still fails, and the command that runs this set alone.
 """
 
 import os
+from itertools import product
 
 import pytest
 from combinations.circumstances import AXES
-from combinations.covering import COMPILED, array, changing, pairs_of, pairs_that_can_meet, some_of, triples
-from combinations.holding import faults
+from combinations.covering import (
+    CANNOT_MEET,
+    COMPILED,
+    array,
+    changing,
+    pairs_of,
+    pairs_that_can_meet,
+    some_of,
+    triples,
+)
+from combinations.holding import faults, was_on_purpose
+from combinations.running import run
 from combinations.shrinking import shrunk
 
 ASKED = [name.strip() for name in os.environ.get("CIRCUMSTANCES", "").split(";") if name.strip()]
@@ -64,3 +75,16 @@ def test_every_two_circumstances_meet_that_can():
 
 def test_there_are_many_circumstances():
     assert sum(len(axis) for axis in AXES.values()) >= 60
+
+
+KEPT_APART = [(why, names) for why, together in CANNOT_MEET for names in product(*map(sorted, together))]
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize(("why", "names"), KEPT_APART, ids=[", ".join(names) for _, names in KEPT_APART])
+def test_what_cannot_meet_ends_with_the_same_error_beside_hookboard(why, names, tmp_path):
+    together = [*names, "a HealthMonitor"]
+    bare, watched = run(together, "bare", tmp_path), run(together, "watched", tmp_path)
+    assert bare.error is not None
+    assert not was_on_purpose(bare.error)
+    assert type(watched.error) is type(bare.error)

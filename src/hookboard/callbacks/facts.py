@@ -21,7 +21,8 @@ def facts_of(model: nn.Module, plan: Plan) -> dict[str, Any]:
     facts: dict[str, Callable[..., Any]] = {}
     modules = {"": model, **dict(named_submodules(model))}
     if "channels" in plan.wanted:
-        facts["channels"] = DefinedDims(layers_of(modules, weights_of(modules)))
+        weights = {name: weight for name, weight in weights_of(modules).items() if not weight.is_lazy}
+        facts["channels"] = DefinedDims(layers_of(modules, weights))
     if "saturated_fraction" in plan.names:
 
         def ends(site: Site) -> tuple[float, float] | None:
