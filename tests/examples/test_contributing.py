@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from combinations.case import Case, one_of
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
@@ -60,7 +61,7 @@ def defined(name, **given):
 
 
 def test_every_example_is_tried_here():
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 6
 
 
 def test_a_statistic(tmp_path, monkeypatch):
@@ -105,3 +106,9 @@ def test_a_health_rule():
     monitor = HealthMonitor(rules=defined("HUGE_OUTPUTS", LARGE=0.0), every_n_steps=1, window=1)
     fit(None, Toy(mlp()), batches(8, 8), monitor)
     assert {verdict.rule for verdict in monitor.verdicts} == {"huge_outputs"}
+
+
+def test_a_circumstance(tmp_path):
+    case = Case(tmp_path)
+    defined("gradients_clipped_by_norm", one_of=one_of, Case=Case)(case)
+    assert case.options["gradient_clip_val"] == 0.01
