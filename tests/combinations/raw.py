@@ -65,7 +65,7 @@ class Raw(Callback):
         for path, tensor in leaves_of(arguments):
             if not is_again:
                 into["input", name, path].append(tensor.detach().clone())
-        if self.with_input_gradients and trains:
+        if self.with_input_gradients and trains and torch.is_grad_enabled():
             args, kwargs = replaced((args, kwargs), lambda x: aside(x) if x.requires_grad else x)
             arguments = args[0] if len(args) == 1 and not kwargs else {**dict(enumerate(args)), **kwargs}
             versions = [(path, tensor, tensor._version) for path, tensor in leaves_of(arguments)]

@@ -261,6 +261,37 @@ def layers_frozen_unused_and_never_called(case: Case) -> None:
     case.net = Idle
 
 
+class Jagged(Net):
+    """Layers that get nested tensors: rows of unequal length."""
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        x = self.linear(tokens(pictures))
+        rows = torch.nested.nested_tensor_from_jagged(x.flatten(0, 1), torch.arange(0, 6 * len(x) + 1, 6))
+        return self.out(self.block(rows).values().unflatten(0, (-1, 6)).mean(1))
+
+
+@one_of("network")
+def nested_tensors(case: Case) -> None:
+    case.net = Jagged
+
+
+class Embeds(Net):
+    """Looks up vectors, with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        found = self.embedding(tokens(pictures).detach().float().mul(3).long().clamp(0, 9).sum(-1) % 10)
+        return self.out(self.block(self.linear(tokens(pictures)) + found).mean(1))
+
+
+@one_of("network")
+def an_embedding_of_integers(case: Case) -> None:
+    case.net = Embeds
+
+
 # How weights are made.
 
 

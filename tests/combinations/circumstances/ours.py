@@ -2,6 +2,7 @@
 
 import torch
 from combinations.case import Case, one_of
+from torch import Tensor
 
 import hookboard as hb
 
@@ -11,7 +12,12 @@ DUE = {"every_n_steps": 1}
 
 def own_statistic() -> hb.Statistic:
     """Draws random numbers and works in place, which must not show."""
-    return hb.Statistic("drawn", lambda x: (x.flatten()[torch.randperm(x.numel())[:2]].mul_(2)).mean())
+
+    def drawn(x: Tensor) -> Tensor:
+        values = torch.cat([row.flatten() for row in x.unbind()]) if x.is_nested else x.flatten()
+        return values[torch.randperm(len(values))[:2]].mul_(2).mean()
+
+    return hb.Statistic("drawn", drawn)
 
 
 @one_of("ours")

@@ -74,6 +74,26 @@ def an_interrupt_in_the_training_step(case: Case) -> None:
     fails_at(case, "training_step", KeyboardInterrupt)
 
 
+@one_of("end")
+def an_error_inside_a_layer(case: Case) -> None:
+    def add(model: Student) -> None:
+        forward = model.head.forward
+
+        def fails(x: Tensor) -> Tensor:
+            case.fails("layer")
+            return forward(x)
+
+        model.head.forward = fails  # type: ignore[method-assign]  # of this one
+
+    fails_at(case, "layer", OnPurposeError)
+    case.changes.append(add)
+
+
+@one_of("end")
+def an_error_in_the_configuration_of_optimizers(case: Case) -> None:
+    fails_at(case, "configure_optimizers", OnPurposeError, call=1)
+
+
 class FailsBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: Tensor, case: Case) -> Tensor:

@@ -4,10 +4,10 @@ import functools
 from typing import Any
 
 import torch
-from combinations.case import Batch, Case, Student, one_of
+from combinations.case import Batch, Case, OnPurposeError, Student, one_of
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins import MixedPrecision
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @one_of("precision")
@@ -201,3 +201,59 @@ def training_step_in_evaluation_mode(case: Case) -> None:
             model.net.train()
 
     case.step = functools.partial(evaluate, case.step)
+
+
+class FailsFirst(nn.Module):
+    """Raises at every other call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.counted += 1
+        if self.counted % 2:
+            raise OnPurposeError("every other call")
+        return x * 1.5
+
+
+class TriesAgain(nn.Module):
+    """Calls a module until it does not raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = FailsFirst()
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return self.part(x)  # type: ignore[no-any-return]  # torch does not say what modules return
+        except OnPurposeError:
+            return self.part(x)  # type: ignore[no-any-return]  # as above
+
+
+@one_of("step")
+def a_layer_that_raises_and_is_called_again(case: Case) -> None:
+    def penalty(model: Student, batch: Batch, loss: Tensor) -> Tensor:
+        return loss * model.again(model.head(model.net.out.bias)).mean()
+
+    case.changes.append(lambda model: setattr(model, "again", TriesAgain()))
+    case.penalties.append(penalty)
+
+
+@one_of("step")
+def a_functional_call_with_other_weights(case: Case) -> None:
+    def penalty(model: Student, batch: Batch, loss: Tensor) -> Tensor:
+        weights = {name: parameter * 2 for name, parameter in model.head.named_parameters()}
+        return loss + torch.func.functional_call(model.head, weights, (model.net.out.bias,)).square().mean()
+
+    case.penalties.append(penalty)
+
+
+@one_of("step")
+def a_call_in_inference_mode(case: Case) -> None:
+    def penalty(model: Student, batch: Batch, loss: Tensor) -> Tensor:
+        with torch.inference_mode():
+            size = model(batch["pictures"]).abs().mean().item()
+        return loss * (1 + size)
+
+    case.penalties.append(penalty)
