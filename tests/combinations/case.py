@@ -28,6 +28,10 @@ class OnPurposeError(Exception):
     """What a circumstance raises."""
 
 
+EARLY = ("validation_step", "configure_optimizers")
+"""Where a run fails at once, not in the third batch."""
+
+
 @dataclass
 class Case:
     """Everything about a training that circumstances change; what stands here is the plain one.
@@ -45,10 +49,11 @@ class Case:
         others_first: whether these stand before ours.
         late_hooks: called with the network once our hooks are on.
         ours: make the callbacks of hookboard.
-        fails: called with the name of a place in the run; raises there.
+        fails: the error that is raised, and at which place of the third batch, or of validation.
         go: makes model and Trainer, and trains.
         is_compiled: whether torch.compile runs any of it.
         rounds: whether the oracle changes the order in which gradients are added.
+        is_half: whether any of it is computed in half precision.
         changed_later: name and role of tensors that somebody's later hook changes: which value is meant is open.
         not_defined: names of weights that have no value of their own between two calls.
     """
@@ -65,10 +70,11 @@ class Case:
     others_first: bool = True
     late_hooks: list[Callable[["Student"], None]] = field(default_factory=list)
     ours: list[Callable[[], Callback]] = field(default_factory=list)
-    fails: Callable[[str], None] = lambda place: None
+    fails: tuple[type[BaseException], str] | None = None
     go: Callable[[Any], None] = lambda run: run.fit()
     is_compiled: bool = False
     rounds: bool = False
+    is_half: bool = False
     changed_later: set[tuple[str, str]] = field(default_factory=set)
     not_defined: set[str] = field(default_factory=set)
 
@@ -84,6 +90,7 @@ class Student(LightningModule):
         self.teacher: nn.Module | None = None
         self.losses: list[Tensor] = []
         self.stage = ""  # in which step the run is, "" outside of them
+        self.batch_idx = -1
 
     def forward(self, pictures: Tensor) -> Tensor:
         return self.head(self.net(pictures))
@@ -110,10 +117,16 @@ class Student(LightningModule):
         finally:
             self.stage = before
 
+    def reach(self, place: str) -> None:
+        """Raises if the run is to fail here; that does not depend on how often it was here."""
+        if self.case.fails is not None and self.case.fails[1] == place and (self.batch_idx == 2 or place in EARLY):
+            raise self.case.fails[0]("on purpose")
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        self.batch_idx = batch_idx
         with self.inside("train"):
             loss = self.case.step(self, batch, batch_idx)
-            self.case.fails("training_step")
+            self.reach("training_step")
             if loss is not None:
                 self.losses.append(loss.detach().clone())
                 self.log("loss", loss.detach())
@@ -123,7 +136,7 @@ class Student(LightningModule):
         with self.inside("validate"):
             self.losses.append(self.loss_of(batch).detach().clone())
             self.log("val_loss", self.losses[-1])
-            self.case.fails("validation_step")
+            self.reach("validation_step")
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self.losses.append(self.loss_of(batch).detach().clone())
@@ -132,7 +145,7 @@ class Student(LightningModule):
         return self(batch["pictures"])
 
     def configure_optimizers(self) -> Any:
-        self.case.fails("configure_optimizers")
+        self.reach("configure_optimizers")
         return self.case.optimizers(self)
 
 

@@ -18,7 +18,9 @@ LR_FINDER = {"a search for the learning rate before the fit"}
 ENCODER = {"a transformer encoder with padding"}
 VALIDATED = {"validation after each epoch", "validation after each batch"}
 VALIDATED |= {"a sanity check and validation after two batches", "validation called by the step"}
-EVALUATING = {"training step in evaluation mode"}
+VALIDATED |= {"validated tested and predicted after the fit"}
+ENCODERS = {*ENCODER, "a pre norm transformer encoder with padding"}
+EVALUATING = {"a frozen layer in evaluation mode"}
 COMPILED = {"the network compiled as a whole", "one block compiled"}
 BFLOAT16, FLOAT16 = {"bfloat16 autocast"}, {"float16 with a GradScaler"}
 LBFGS = {"LBFGS with its closure"}
@@ -36,13 +38,22 @@ CANNOT_MEET: list[tuple[str, list[set[str]]]] = [
         [FLOAT16, {"two optimizers by hand"}, {"a callback that unfreezes the head"}],
     ),
     ("a pruned weight cannot be copied", [{"pruned weights"}, AVERAGES | {"a callback that prunes"}]),
+    ("pruning makes single precision of it", [{"bfloat16 weights"}, {"a callback that prunes"}]),
     ("an uninitialized parameter can be neither copied nor loaded", [{"a lazy layer"}, AVERAGES | LR_FINDER]),
+    ("an uninitialized parameter cannot be pruned", [{"a lazy layer"}, {"a callback that prunes"}]),
     ("it has no double backward", [COMPILED | {"a block recomputed in backward reentrantly"}, {"a gradient penalty"}]),
     (
         "the recomputation sees what was changed in place",
-        [{"a block recomputed in backward"}, {"convolutions and a view changed in place"}, EVALUATING],
+        [
+            {"a block recomputed in backward"},
+            {"convolutions and a view changed in place"},
+            {"training step in evaluation mode"},
+        ],
     ),
-    ("torch's fused encoder layer takes no autocast", [ENCODER, VALIDATED, BFLOAT16]),
+    ("torch's fused encoder layer takes no autocast", [ENCODER, VALIDATED, BFLOAT16 | FLOAT16]),
+    ("torch's fused encoder layer takes no autocast", [{"a frozen teacher in evaluation mode"}, BFLOAT16 | FLOAT16]),
+    ("torch's fused attention has no double backward", [ENCODERS, EVALUATING, {"a gradient penalty"}]),
+    ("nested tensors have no double backward", [{"nested tensors"}, {"a gradient penalty"}]),
 ]
 """Why circumstances, one of each set, cannot meet: without hookboard it ends with an error too."""
 

@@ -138,7 +138,8 @@ def wrong_in(case: Case, reading: Reading, tensors: Step) -> list[str]:
             continue
         true, size = expected[statistic], expected.get("abs_max", 0.0)
         size = size if math.isfinite(size) else 0.0
-        if not close(value, true, 1e-3 if is_loose else 1e-6, (1e-4 if is_loose else 1e-12) * size):
+        rel = (3e-2 if case.is_half else 1e-3) if is_loose else 1e-6
+        if not close(value, true, rel, (0.1 * rel if is_loose else 1e-12) * size):
             wrong.append(f"{name}: {statistic} is {value!r}, truly {true!r}")
     return wrong
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
+from torch.amp.grad_scaler import OptState
 
 Slot = tuple[str, str, str]
 """Role, name of the module or parameter, and where in a nested value."""
@@ -121,10 +122,14 @@ class Raw(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         for name, value in weights_of(pl_module).items():
             self.before.setdefault(name, value.clone())  # what was lazy has come since
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        # An optimizer that unscales by itself, and one whose batch was skipped, are given scaled gradients.
+        is_scaled = scaler is not None and scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
+        scale = scaler.get_scale() if is_scaled else 1.0
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in parameters_of(pl_module).items():
             if parameter.grad is not None and id(parameter) in held:
-                self.step["parameter_grad", name, ""].append(parameter.grad.detach().clone())
+                self.step["parameter_grad", name, ""].append(parameter.grad.detach().double() / scale)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if trainer.fit_loop._should_accumulate():

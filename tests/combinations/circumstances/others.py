@@ -24,10 +24,10 @@ class RunsTheModel(Callback):
     def __init__(self, place: str) -> None:
         setattr(self, place, self.sample)
 
-    def sample(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+    def sample(self, trainer: Trainer, pl_module: Student, *args: Any) -> None:
         was = pl_module.training
         pl_module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), pl_module.inside(""):
             pl_module(5 + 100 * torch.rand(3, 2, 6, 4, dtype=pl_module.dtype))
         pl_module.train(was)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from combinations.case import Case, OnPurposeError, Student, one_of
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 
@@ -51,27 +51,14 @@ def to_the_end(case: Case) -> None:
     """Nothing is changed."""
 
 
-def fails_at(case: Case, place: str, error: type[BaseException], call: int = 3) -> None:
-    """The run fails when it is at this place for the third time."""
-    calls = []
-
-    def fail(where: str) -> None:
-        calls.extend([where] if where == place else [])
-        if len(calls) == call:
-            calls.append("once")
-            raise error("on purpose")
-
-    case.fails = fail
-
-
 @one_of("end")
 def an_error_in_the_training_step(case: Case) -> None:
-    fails_at(case, "training_step", OnPurposeError)
+    case.fails = OnPurposeError, "training_step"
 
 
 @one_of("end")
 def an_interrupt_in_the_training_step(case: Case) -> None:
-    fails_at(case, "training_step", KeyboardInterrupt)
+    case.fails = KeyboardInterrupt, "training_step"
 
 
 @one_of("end")
@@ -80,64 +67,61 @@ def an_error_inside_a_layer(case: Case) -> None:
         forward = model.head.forward
 
         def fails(x: Tensor) -> Tensor:
-            case.fails("layer")
+            model.reach("layer")
             return forward(x)
 
         model.head.forward = fails  # type: ignore[method-assign]  # of this one
 
-    fails_at(case, "layer", OnPurposeError)
+    case.fails = OnPurposeError, "layer"
     case.changes.append(add)
 
 
 @one_of("end")
 def an_error_in_the_configuration_of_optimizers(case: Case) -> None:
-    fails_at(case, "configure_optimizers", OnPurposeError, call=1)
+    case.fails = OnPurposeError, "configure_optimizers"
 
 
 class FailsBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, case: Case) -> Tensor:
-        ctx.case = case
+    def forward(ctx: Any, loss: Tensor, model: Student) -> Tensor:
+        ctx.model = model
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        ctx.case.fails("backward")
+        ctx.model.reach("backward")
         return grad, None
 
 
 @one_of("end")
 def an_error_in_the_backward_pass(case: Case) -> None:
-    fails_at(case, "backward", OnPurposeError)
-    case.penalties.append(lambda model, batch, loss: FailsBackward.apply(loss, case))
+    case.fails = OnPurposeError, "backward"
+    case.penalties.append(lambda model, batch, loss: FailsBackward.apply(loss, model))
 
 
 @one_of("end")
 def an_error_in_validation(case: Case) -> None:
-    fails_at(case, "validation_step", OnPurposeError, call=1)
+    case.fails = OnPurposeError, "validation_step"
 
 
 @one_of("end")
 def an_error_in_the_optimizer(case: Case) -> None:
     def add(model: Student) -> None:
-        model.on_before_zero_grad = lambda optimizer: case.fails("optimizer")  # type: ignore[method-assign]  # a hook
+        model.on_before_zero_grad = lambda optimizer: model.reach("optimizer")  # type: ignore[method-assign]  # a hook
 
-    fails_at(case, "optimizer", OnPurposeError)
+    case.fails = OnPurposeError, "optimizer"
     case.changes.append(add)
 
 
 class Fails(Callback):
-    def __init__(self, case: Case) -> None:
-        self.case = case
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.case.fails("callback")
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Student, *args: Any) -> None:  # type: ignore[override]  # the model of a case
+        pl_module.reach("callback")
 
 
 @one_of("end")
 def an_error_of_another_callback(case: Case) -> None:
-    fails_at(case, "callback", OnPurposeError)
-    case.others.append(lambda: Fails(case))
+    case.fails = OnPurposeError, "callback"
+    case.others.append(Fails)
 
 
 @one_of("end")

@@ -17,7 +17,7 @@ def single_precision(case: Case) -> None:
 
 @one_of("precision")
 def bfloat16_autocast(case: Case) -> None:
-    case.options["precision"] = "bf16-mixed"
+    case.options["precision"], case.is_half = "bf16-mixed", True
 
 
 @one_of("precision")
@@ -27,6 +27,7 @@ def float16_with_a_GradScaler(case: Case) -> None:
         options["plugins"] = [MixedPrecision("16-mixed", "cpu", scaler=scaler)]
 
     case.configure.append(plug_in)
+    case.is_half = True
 
 
 @one_of("precision")
@@ -36,7 +37,7 @@ def double_precision(case: Case) -> None:
 
 @one_of("precision")
 def bfloat16_weights(case: Case) -> None:
-    case.options["precision"] = "bf16-true"
+    case.options["precision"], case.is_half = "bf16-true", True
 
 
 # Optimizers.
