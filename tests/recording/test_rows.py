@@ -23,7 +23,7 @@ def filled():
         if index % 3 == 0:
             buffer.append(2, measure(part[:0], everything, moments_only=True))
     memory = len(buffer)
-    return buffer.take(8), parts, memory
+    return buffer.merged(buffer.take(dict)[0], 8), parts, memory
 
 
 def test_rows_that_were_merged_on_the_way_are_as_true_as_rows_that_were_kept(filled):
@@ -63,8 +63,8 @@ def test_no_row_is_lost_while_several_threads_append(monkeypatch):
         thread.start()
     found = torch.zeros(4, dtype=torch.float64)
     while any(thread.is_alive() for thread in threads):
-        found += buffer.take(4)[:, 0]
-    found += buffer.take(4)[:, 0]
+        found += buffer.merged(buffer.take(dict)[0], 4)[:, 0]
+    found += buffer.merged(buffer.take(dict)[0], 4)[:, 0]
     assert found.tolist() == [500] * 4
 
 
@@ -79,5 +79,5 @@ def test_a_row_that_comes_while_channels_are_handed_on_waits_for_the_next_flush_
 
     buffer.on_channels = hand_on
     buffer.kept.append((0, row, bytearray(8 * WIDTH)))
-    counts = [buffer.take(2)[:, 0].tolist() for _ in range(2)]
+    counts = [buffer.merged(buffer.take(dict)[0], 2)[:, 0].tolist() for _ in range(2)]
     assert (counts, handed) == ([[3, 0], [0, 3]], [0, 1])

@@ -883,8 +883,7 @@ static PyMethodDef methods[] = {
      "read_all([(reader, tensor, minus), ...]): reads the tensors that are like the last of their readers, all in one go; "
      "returns the others. What `minus` holds is subtracted first, unless it is None."},
     {"set_up", set_up, METH_VARARGS,
-     "set_up(torch.get_num_threads, time.perf_counter, lock): before the first reader is called; the lock is held while a "
-     "reader adds bins."},
+     "set_up(torch.get_num_threads, time.perf_counter): before the first reader is called."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,6 +10,7 @@ typedef struct {
     PyObject *index;     /* of the site */
     PyObject *rows;      /* a list, which gets (index, row, rows of the channels or None) */
     PyObject *counts;    /* a tensor, int64, which the bins of the values are added to; None for no bins */
+    PyObject *lock;      /* is held while bins are added, until their row is in `rows`; not asked without bins */
     PyObject *clock;     /* its `spent` grows by the seconds of each call, unless it has `began`; None for no clock */
     PyObject *form;      /* of the tensors that are read here: a Form as bytes, which never change; None for none */
     Py_ssize_t room;     /* how long `rows` may get here */
@@ -34,27 +35,26 @@ static Py_ssize_t key_size(PyObject *bytes)
     return PyBytes_Size(bytes) - (Py_ssize_t)offsetof(Form, key);
 }
 
-enum { FIELDS = 7 };
+enum { FIELDS = 8 };
 
 static PyObject **fields_of(Reader *self)
 {
     return &self->otherwise; /* and those behind it */
 }
 
-static PyObject *get_num_threads, *perf_counter, *adding; /* the last is the lock that is held while bins are added */
+static PyObject *get_num_threads, *perf_counter;
 static PyObject *began, *spent, *acquire, *release;
 
-/* set_up(torch.get_num_threads, time.perf_counter, lock): before the first reader is called. */
+/* set_up(torch.get_num_threads, time.perf_counter): before the first reader is called. */
 static PyObject *set_up(PyObject *module, PyObject *args)
 {
-    PyObject *given[3];
-    if (!PyArg_ParseTuple(args, "OOO", given, given + 1, given + 2))
+    PyObject *given[2];
+    if (!PyArg_ParseTuple(args, "OO", given, given + 1))
         return NULL;
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < 2; k++)
         Py_INCREF(given[k]); /* for as long as the process lives */
     get_num_threads = given[0];
     perf_counter = given[1];
-    adding = given[2];
     began = PyUnicode_InternFromString("began");
     spent = PyUnicode_InternFromString("spent");
     acquire = PyUnicode_InternFromString("acquire");
@@ -95,24 +95,6 @@ static int add_time_since(double start, PyObject *clock)
     Py_XDECREF(now);
     Py_XDECREF(sum);
     return status;
-}
-
-/* do_jobs, with the lock where bins are added; 0 if there is an exception. */
-static int do_job(Job *job, int with_abs_sum, PyObject *counts, int threads)
-{
-    View view;
-    if (counts == Py_None)
-        return do_jobs(job, 1, with_abs_sum, NULL, threads);
-    if (view_of(counts, &view))
-        return 0;
-    PyObject *status = PyObject_CallMethodObjArgs(adding, acquire, NULL);
-    if (!status)
-        return 0;
-    Py_DECREF(status);
-    int is_done = do_jobs(job, 1, with_abs_sum, (int64_t *)view.data, threads);
-    status = PyObject_CallMethodObjArgs(adding, release, NULL);
-    Py_XDECREF(status);
-    return is_done && status;
 }
 
 /* Where the rows of the channels go, a bytearray; None without channels. NULL with an exception. */
@@ -162,8 +144,51 @@ static int take_job(const Reader *self, PyObject *tensor, PyObject *form, Job *j
     return is_alike;
 }
 
+/* Calls a method of a lock, past an exception; 0 if it fails. */
+static int call_lock(PyObject *lock, PyObject *method)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyObject *status = PyObject_CallMethodObjArgs(lock, method, NULL);
+    Py_XDECREF(status);
+    if (status)
+        PyErr_Restore(type, error, trace);
+    return status != NULL;
+}
+
+/* Does the job and appends its row; takes over the memory. -1 with an exception. */
+static int keep_row(Reader *self, Job *job, int with_abs_sum, PyObject *counts, int threads, PyObject *memory)
+{
+    View view;
+    int is_done = counts == Py_None || !view_of(counts, &view);
+    is_done = is_done && do_jobs(job, 1, with_abs_sum, counts == Py_None ? NULL : (int64_t *)view.data, threads);
+    if (is_done)
+        return append_row(self, job->row, memory);
+    Py_DECREF(memory);
+    return -1;
+}
+
+/* The same with bins: nobody who holds the lock finds them without the row. */
+static int keep_row_and_bins(Reader *self, Job *job, int with_abs_sum, int threads, PyObject *memory)
+{
+    PyObject *lock = self->lock;
+    Py_INCREF(lock);
+    if (!call_lock(lock, acquire)) {
+        Py_DECREF(lock);
+        Py_DECREF(memory);
+        return -1;
+    }
+    PyObject *counts = self->counts; /* others since it was asked first, if a flush came between */
+    Py_INCREF(counts);
+    int status = keep_row(self, job, with_abs_sum, counts, threads, memory);
+    Py_DECREF(counts);
+    status = call_lock(lock, release) ? status : -1;
+    Py_DECREF(lock);
+    return status;
+}
+
 /* 1 if the tensor was read; 0 if it was not, and nothing has changed; -1 with an exception. */
-static int read_tensor(Reader *self, PyObject *tensor, PyObject *form, PyObject *counts)
+static int read_tensor(Reader *self, PyObject *tensor, PyObject *form)
 {
     double row[WIDTH];
     Job job;
@@ -174,10 +199,10 @@ static int read_tensor(Reader *self, PyObject *tensor, PyObject *form, PyObject 
     job.row = row;
     if (!memory)
         return -1;
-    if (do_job(&job, form_in(form)->with_abs_sum, counts, threads))
-        return append_row(self, row, memory) ? -1 : 1;
-    Py_DECREF(memory);
-    return -1;
+    int with_abs_sum = form_in(form)->with_abs_sum;
+    int status = self->counts == Py_None ? keep_row(self, &job, with_abs_sum, Py_None, threads, memory)
+                                         : keep_row_and_bins(self, &job, with_abs_sum, threads, memory);
+    return status ? -1 : 1;
 }
 
 /* Hands the exception over, if it is no interrupt. */
@@ -202,13 +227,12 @@ static PyObject *call_reader(PyObject *object, PyObject *args, PyObject *named)
     double start = 0;
     if (!PyArg_ParseTuple(args, "O", &tensor))
         return NULL;
-    PyObject *clock = self->clock, *form = self->form, *counts = self->counts;
+    PyObject *clock = self->clock, *form = self->form;
     Py_INCREF(clock); /* another thread may change them while the values are read */
     Py_INCREF(form);
-    Py_INCREF(counts);
     int is_timed = start_of(clock, &start), is_read = is_timed < 0 ? -1 : 0;
     if (!is_read)
-        is_read = read_tensor(self, tensor, form, counts);
+        is_read = read_tensor(self, tensor, form);
     Py_INCREF(result);
     if (is_read != 1) {
         Py_DECREF(result);
@@ -218,7 +242,6 @@ static PyObject *call_reader(PyObject *object, PyObject *args, PyObject *named)
         Py_CLEAR(result);
     Py_DECREF(clock);
     Py_DECREF(form);
-    Py_DECREF(counts);
     return result;
 }
 
@@ -386,7 +409,8 @@ static PyObject *read_all(PyObject *module, PyObject *args)
 #define FIELD(name) {#name, T_OBJECT, offsetof(Reader, name), 0, NULL}
 
 static PyMemberDef reader_members[] = {
-    FIELD(otherwise), FIELD(on_fault), FIELD(index), FIELD(rows), FIELD(counts), FIELD(clock),
+    FIELD(otherwise), FIELD(on_fault), FIELD(index), FIELD(rows), FIELD(counts), FIELD(lock),
+    FIELD(clock),
     {"room", T_PYSSIZET, offsetof(Reader, room), 0, NULL},
     {"calls", T_PYSSIZET, offsetof(Reader, calls), 0, NULL},
     {"most", T_PYSSIZET, offsetof(Reader, most), 0, NULL},

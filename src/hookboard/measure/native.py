@@ -39,7 +39,7 @@ COMPILED_READER: type | None = None
 """The base of what reads tensors without Python, see `reader.py`; None where the kernel cannot ask torch."""
 
 if _CAN_VIEW:
-    _native.set_up(torch.get_num_threads, time.perf_counter, _COUNTING)
+    _native.set_up(torch.get_num_threads, time.perf_counter)
     COMPILED_READER = _native.Reader
 
 

@@ -15,7 +15,7 @@ class _Reader:
     This one does where nothing is compiled, or where torch is too old to be asked from C: it hands all of them on.
     """
 
-    __slots__ = ("calls", "clock", "counts", "index", "most", "on_fault", "otherwise", "room", "rows")
+    __slots__ = ("calls", "clock", "counts", "index", "lock", "most", "on_fault", "otherwise", "room", "rows")
 
     otherwise: Callable[[Tensor], object]
     """Is called with a tensor that is not read here."""
@@ -32,6 +32,8 @@ class _Reader:
     most: int
     counts: Tensor | None
     """The bins of the values are added to this, shape (BINS,), int64, contiguous; None for no bins."""
+    lock: Any
+    """Is held while bins are added, until their row is in `rows`."""
     clock: Any
     """Its `spent` grows by the seconds of each call, unless it has `began`; None for no clock."""
 

@@ -32,14 +32,16 @@ class ChannelBuffer:
         self._unlike: set[int] = set()
         self._lock = threading.Lock()
 
-    def append(self, owner: int, rows: ChannelRows | None) -> None:
+    def append(self, owner: int, rows: ChannelRows | bytearray | None) -> None:
         """Keep the rows of one call.
 
         Args:
             owner: the index of the site.
-            rows: None if the call had no channels. If it had none, or another number of them than the calls before,
-                the site has none until the next `take`.
+            rows: as numbers, or as the memory of a reader; None if the call had no channels. If it had none, or another
+                number of them than the calls before, the site has none until the next `take`.
         """
+        if isinstance(rows, bytearray):
+            rows = np.frombuffer(rows).reshape(-1, WIDTH)
         with self._lock:
             if owner in self._unlike:
                 return
@@ -54,10 +56,6 @@ class ChannelBuffer:
                 if len(calls) >= MOST_CALLS:
                     with self._streams.joined():
                         calls[:] = self._merged([calls])
-
-    def append_memory(self, owner: int, memory: bytearray | None) -> None:
-        """The same for rows as a reader has written them."""
-        self.append(owner, None if memory is None else np.frombuffer(memory).reshape(-1, WIDTH))
 
     def take(self) -> dict[int, ChannelRows | None]:
         """Empty the buffer; returns the merged rows of each owner, None where its calls had no channels in common."""

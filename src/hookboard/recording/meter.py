@@ -1,8 +1,10 @@
 """`Meter`: measures the tensors of a recorder's sites as they come, and keeps what it finds."""
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +30,7 @@ from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
 from hookboard.recording.channels import MOST_CALLS, ChannelBuffer
 from hookboard.recording.parts import difference, on_host
-from hookboard.recording.rows import RowBuffer
+from hookboard.recording.rows import Kept, RowBuffer
 from hookboard.recording.slot import Slot, Slots
 from hookboard.sites import Site
 
@@ -37,6 +39,22 @@ MOST_WAITING = 1 << 20
 
 Given = tuple[Slot, Tensor, Tensor | None]
 """What is measured together with others: the slot of a site, its tensor, and what is subtracted first."""
+
+
+class Taken(NamedTuple):
+    """What was measured between two flushes.
+
+    Args:
+        rows: of all tensors, for `RowBuffer.merged`.
+        owners: the numbers of the slots that they belong to.
+        channels: the merged rows of their channels by slot; None where calls had no channels in common.
+        bins: their bins by slot, int64.
+    """
+
+    rows: list[Kept]
+    owners: set[int]
+    channels: dict[int, ChannelRows | None]
+    bins: dict[int, Tensor]
 
 
 class Meter:
@@ -61,6 +79,8 @@ class Meter:
         """The sites of which measuring has failed, on any rank."""
         self.has_bins = bool(histogram) or "bins" in plan.wanted
         """Whether bins are counted, of some sites at least."""
+        self._lock = threading.RLock()
+        """Held while bins are added, until their row is kept, and while both are taken."""
         self._plan = plan
         self._is_copied = self.rows.device != device
         self._histogram = histogram
@@ -123,38 +143,55 @@ class Meter:
         slot.otherwise = functools.partial(self._observe, slot)
         slot.on_fault = functools.partial(self._fail, slot)
         slot.rows, slot.room = self.rows.kept, self.rows.room
-        slot.most = MOST_CALLS
+        slot.most, slot.lock = MOST_CALLS, self._lock
         slot.clock = self._clock
 
-    def _take_channels(self, index: int, rows: bytearray | None) -> None:
+    def take(self, lends_bins: bool) -> Taken:
+        """What was measured since the last call; what another thread measures meanwhile is wholly in this or the next.
+
+        Args:
+            lends_bins: whether bins are lent until `give_back`, which spares a copy.
+        """
+        with self._lock:  # nobody has added to bins and not yet appended the row
+            rows, channels = self.rows.take(self.channel_rows.take)
+            owners = {each[0] for each in rows}
+            if lends_bins or not self.has_bins:
+                return Taken(rows, owners, channels, self.slots.lend_bins(owners))
+            with self.rows.streams.joined():
+                return Taken(rows, owners, channels, self.slots.take_bins(owners))
+
+    def _take_channels(self, index: int, rows: ChannelRows | bytearray | None) -> None:
         self.slots.in_order[index].calls = 0
-        self.channel_rows.append_memory(index, rows)
+        self.channel_rows.append(index, rows)
 
     def _observe(self, slot: Slot, tensor: Tensor) -> None:
         try:
-            if slot.calls >= slot.most:
-                self.rows.hand_on()
             part, is_whole = self._prepared(slot, tensor)
             if part is None:
                 return
-            counts, form = slot.counts, self._form(slot, part, is_whole)
-            if form is not None:
-                found = measure_like(part, form, slot.plan, counts)
-                if found is not None:
-                    self._keep(slot, part, *found)
-                    self._read_next(slot, form, is_whole)
-                    return
-                counts = None  # the bins are counted
-            scale = self.scale if slot.traits.is_gradient else None
-            of: dict[str, Any] = {"counts": counts, "moments_only": slot.traits.moments_only, "scale": scale}
-            dim = self._dim(slot, part, is_whole)
-            if dim is None:
-                row, channels = measure(part, slot.plan, **of), None
-            else:
-                row, channels = measure_channels(part, dim, slot.plan, **of)
-            self._keep(slot, part, row, channels)
+            # What adds to bins and appends the row is one piece to who takes both.
+            with nullcontext() if slot.counts is None else self._lock:
+                self._measure(slot, part, is_whole)
         except Exception as error:
             self._fail(slot, error)
+
+    def _measure(self, slot: Slot, part: Tensor, is_whole: bool) -> None:
+        counts, form = slot.counts, self._form(slot, part, is_whole)
+        if form is not None:
+            found = measure_like(part, form, slot.plan, counts)
+            if found is not None:
+                self._keep(slot, part, *found)
+                self._read_next(slot, form, is_whole)
+                return
+            counts = None  # the bins are counted
+        scale = self.scale if slot.traits.is_gradient else None
+        of: dict[str, Any] = {"counts": counts, "moments_only": slot.traits.moments_only, "scale": scale}
+        dim = self._dim(slot, part, is_whole)
+        if dim is None:
+            row, channels = measure(part, slot.plan, **of), None
+        else:
+            row, channels = measure_channels(part, dim, slot.plan, **of)
+        self._keep(slot, part, row, channels)
 
     def _read_next(self, slot: Slot, form: Form, is_whole: bool) -> None:
         """Have the slot itself read the next tensors of this form, unless more is to be done with one than that."""
@@ -213,11 +250,16 @@ class Meter:
         return None if self._channels is None or not is_whole else self._channels(slot.site, part)
 
     def _keep(self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None) -> None:
-        if self._channels is not None and tensor.numel():
-            self.channel_rows.append(slot.index, channels)
-            if channels is not None and slot.extent.channels != len(channels):
+        if self._channels is None or not tensor.numel():
+            self.rows.append(slot.index, row)
+            return
+        if slot.calls >= slot.most:
+            self.rows.hand_on()
+        if channels is not None:
+            slot.calls += 1
+            if slot.extent.channels != len(channels):
                 self.slots.resize(slot, slot.extent._replace(channels=len(channels)))
-        self.rows.append(slot.index, row)
+        self.rows.append(slot.index, row, channels)
 
     def _plan_of(self, site: Site) -> Plan:
         return self._plan if self._ends is None else self._plan.between(self._ends(site))

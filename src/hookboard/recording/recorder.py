@@ -2,17 +2,17 @@
 
 import functools
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hookboard.clock import Clock
-from hookboard.measure import FIELDS, REQUESTABLE, ChannelRows, Plan, elements_in
+from hookboard.measure import FIELDS, REQUESTABLE, Plan, elements_in
 from hookboard.ranks import Ranks
 from hookboard.recording.exchange import Exchange, Layout, Packet
-from hookboard.recording.meter import Meter
+from hookboard.recording.meter import Meter, Taken
 from hookboard.recording.parts import Sent, Unpacked, as_taken, packer, results_of, unpacked
 from hookboard.recording.readings import Places, Readings
 from hookboard.sites import Role, Site, Stage
@@ -133,18 +133,19 @@ class Recorder:
             RuntimeError: a rank has given up: the ranks can no longer merge.
         """
         flags, along = _NONE if flags is None else flags, _NONE if along is None else along
-        owners, mine, known = self._meter.rows.owners, dict(self._meter.slots.extents), list(self._meter.slots.extents)
-        if not (owners or len(flags) or len(along) or self._exchange.is_collective):
+        taken = self._meter.take(lends_bins=self._is_alone)
+        if not (taken.owners or len(flags) or len(along) or self._exchange.is_collective):
             return Sent(lambda: Readings.of([]), list, list)
-        merged = self._meter.rows.take(len(known) + 1)  # the last is the empty row
-        taken = self._meter.channel_rows.take()
-        lent = self._meter.slots.lend_bins(owners) if self._is_alone else {}
-        layout, arrived = self._exchange.bring(mine, self._packer(known, flags, along, merged, owners, taken))
+        # Only now: each site of which there is a row is among them.
+        mine, known = dict(self._meter.slots.extents), list(self._meter.slots.extents)
+        merged = self._meter.rows.merged(taken.rows, len(known) + 1)  # the last is the empty row
+        layout, arrived = self._exchange.bring(mine, self._packer(known, flags, along, merged, taken))
+        owners, channels, lent = taken.owners, taken.channels, taken.bins if self._is_alone else {}
         packet = functools.cache(arrived)  # it waits once, whoever asks
 
         def readings() -> Readings:
             host = packet()
-            own = [as_taken(taken, layout), as_taken(lent, layout)] if self._is_alone else []
+            own = [as_taken(channels, layout), as_taken(lent, layout)] if self._is_alone else []
             table = self._table(unpacked(host, layout, mine, *own), elements_in(host.rows.numpy()), owners)
             self._meter.slots.give_back(lent)
             return table
@@ -175,18 +176,15 @@ class Recorder:
         flags: Tensor,
         along: Tensor,
         merged: Tensor,
-        measured: Container[int],
-        taken: Mapping[int, ChannelRows | None],
+        taken: Taken,
     ) -> Callable[[Layout, float], Packet]:
         """Makes the packet of what was measured at these sites, for any layout."""
         if self._meter.off:
             merged[[index for index, site in enumerate(local) if site in self._meter.off]] = math.nan
         if self._is_alone:
             return packer(local, merged, None, None, flags, along)
-        channels = {local[index]: rows for index, rows in taken.items()}
+        channels = {local[index]: rows for index, rows in taken.channels.items()}
         # What another rank has counted of a site is not the whole; nobody asks where there are no ranks.
-        partly = measured if self._exchange.is_collective else ()
-        with self._meter.rows.streams.joined():
-            bins = self._meter.slots.take_bins(local, partly, merged.device) if self._meter.has_bins else {}
-
+        partly = taken.owners if self._exchange.is_collective else ()
+        bins = self._meter.slots.bins_of(local, taken.bins, partly, merged.device) if self._meter.has_bins else {}
         return packer(local, merged, channels, bins, flags, along)

@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from hookboard.measure import (
     EMPTY,
     WIDTH,
+    ChannelRows,
     Columns,
     Row,
     Statistic,
@@ -28,8 +30,11 @@ rows it is as many as take the same memory."""
 MOST_PARTS = 1 << 18
 """The same for rows of parts, which an accelerator writes without merging them: 20 MB."""
 
-Kept = tuple[int, Row | bytes] | tuple[int, bytes, bytearray | None]
-"""The index of a site and a row of it; of a reader those of its channels too, until they are handed on."""
+Kept = tuple[int, Row | bytes] | tuple[int, Row | bytes, ChannelRows | bytearray | None]
+"""The index of a site and a row of it; and those of its channels, until they are handed on, which readers give as
+memory."""
+
+T = TypeVar("T")
 
 
 class RowBuffer:
@@ -47,10 +52,11 @@ class RowBuffer:
         self._more = more
         self._nothing = np.array([*EMPTY, *[math.nan] * width_of(more)]).tobytes()
         self.kept: list[Kept] = []
-        """Each row with the index of its site. Readers append it as bytes, with the rows of the channels."""
+        """Each row with the index of its site, and where they are wanted the rows of its channels: in one piece, so
+        that no flush comes between. Readers append them themselves."""
         self.room = self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
-        self.on_channels: Callable[[int, bytearray | None], object] | None = None
-        """Is given each index and the rows of the channels that readers have appended; None for nobody."""
+        self.on_channels: Callable[[int, ChannelRows | bytearray | None], object] | None = None
+        """Is handed each index with the rows of the channels, by one thread at a time; None for nobody."""
         self._most = self._least
         self._parts = 0
         """Rows of parts since the last merge."""
@@ -66,38 +72,52 @@ class RowBuffer:
         return {each[0] for each in self.kept}
 
     def hand_on(self) -> None:
-        """Hand on the rows of channels that readers have appended."""
+        """Hand on the rows of channels."""
         with self._merging:
             self._known()
 
-    def append(self, owner: int, row: Row) -> None:
+    def append(self, owner: int, row: Row, *channels: ChannelRows | None) -> None:
         """Keep a row.
 
         Args:
             owner: the index of the site that the row belongs to.
             row: WIDTH + width_of(more) numbers; or rows of parts, shape (n, WIDTH + width_of(more)).
+            channels: the rows of its channels, None for a tensor without; left out where nobody asks for them.
         """
-        self.kept.append((owner, row))  # needs no lock: it is one step for the interpreter
+        # Needs no lock: it is one step for the interpreter.
+        self.kept.append((owner, row, channels[0]) if channels else (owner, row))
         if isinstance(row, Tensor) and row.dim() == 2:
             with self._merging:
                 self._parts += len(row)
         if len(self.kept) >= self._most or self._parts >= MOST_PARTS:
             self._merge_early()
 
-    def take(self, owners: int) -> Tensor:
+    def take(self, channels: Callable[[], T]) -> tuple[list[Kept], T]:
         """Empty the buffer.
 
         Args:
-            owners: how many owners there are.
+            channels: takes the rows of channels that have been handed on; no thread hands on others meanwhile.
 
         Returns:
-            The merged row of each, shape (owners, WIDTH + width_of(more)), float64, on the device. An owner without
-            rows gets the row of an empty tensor.
+            The rows, for `merged`; and what `channels` gives: of the same tensors.
         """
         with self._merging:
             rows = self._known()
             del self.kept[: len(rows)]  # others may have come behind them
             self._parts = 0
+            return rows, channels()
+
+    def merged(self, rows: list[Kept], owners: int) -> Tensor:
+        """Merge rows that were taken.
+
+        Args:
+            rows: what `take` has given.
+            owners: how many owners there are.
+
+        Returns:
+            The row of each, shape (owners, WIDTH + width_of(more)), float64, on the device. An owner without rows gets
+            the row of an empty tensor.
+        """
         tell_of_compiling()
         return self._merged(rows, owners)
 

@@ -132,20 +132,35 @@ class Slots:
         for number, counts in lent.items():
             self.in_order[number].spare = counts.zero_()
 
-    def take_bins(self, sites: Sequence[Site], partly: Container[int], device: torch.device) -> dict[Site, Tensor]:
-        """The bins of those of some sites that have a histogram, float64, which are emptied.
+    def take_bins(self, measured: Iterable[int]) -> dict[int, Tensor]:
+        """Copies of the bins of those of some slots that have a histogram, by number; the bins are emptied.
+
+        Args:
+            measured: the numbers of the slots.
+        """
+        taken: dict[int, Tensor] = {}
+        for slot in (self.in_order[number] for number in measured):
+            if slot.counts is not None:
+                taken[slot.index] = slot.counts.clone()
+                slot.counts.zero_()
+        return taken
+
+    def bins_of(
+        self, sites: Sequence[Site], taken: Mapping[int, Tensor], partly: Container[int], device: torch.device
+    ) -> dict[Site, Tensor]:
+        """Bins that were taken, by site, float64.
 
         Args:
             sites: the sites.
+            taken: what `take_bins` has given.
             partly: the numbers of the slots whose bins are NaN if they have no histogram.
             device: where the bins are wanted.
         """
         bins: dict[Site, Tensor] = {}
         nothing: Tensor | None = None
         for slot in (self.by_site[site] for site in sites):
-            if slot.counts is not None:
-                bins[slot.site] = slot.counts.double()
-                slot.counts.zero_()
+            if slot.index in taken:
+                bins[slot.site] = taken[slot.index].double()
             elif slot.index in partly:
                 if nothing is None:
                     nothing = torch.full((BINS,), math.nan, dtype=torch.float64, device=device)
