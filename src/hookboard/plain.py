@@ -168,8 +168,7 @@ class _Maker:
 
     def _array(self, name: str, at: int, shape: list[int]) -> np.ndarray:
         # What is kept of one array does not keep all others.
-        array: np.ndarray = self._arrays[name][at : at + math.prod(shape)].reshape(shape).copy()
-        return array
+        return np.array(self._arrays[name][at : at + math.prod(shape)].reshape(shape))
 
     def value(self, tree: Any) -> Any:
         if isinstance(tree, list):
