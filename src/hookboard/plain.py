@@ -11,7 +11,7 @@ import json
 import math
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,27 +70,46 @@ def form_of_object(empty: Callable[[], Any], derived: Iterable[str] = ()) -> For
     return Form(take, make)
 
 
-def packed(value: Any, forms: Forms) -> Tensor:
-    """The value as bytes, shape (n,), uint8.
+class Packed(NamedTuple):
+    """What was packed: a copy of all but the tensors, for which the host may still have to wait.
 
     Args:
-        value: made of None, numbers, strings, lists, tuples, sets, mappings, deques, arrays, and objects of the classes
-            in `forms`. Of an object that comes twice one copy is kept.
+        text: what refers to the others, shape (n,), uint8.
+        arrays: the name of a type to all arrays of it, behind each other.
+        tensors: on any device.
+    """
+
+    text: np.ndarray
+    arrays: dict[str, np.ndarray]
+    tensors: Sequence[Tensor]
+
+    def written(self) -> Tensor:
+        """All of it as bytes, shape (n,), uint8."""
+        buffer, numbered = io.BytesIO(), enumerate(self.tensors)
+        parts: dict[str, Any] = self.arrays | {f"tensor {i}": tensor.cpu().numpy() for i, tensor in numbered}
+        np.savez(buffer, text=self.text, **parts)
+        return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+
+
+def packed(value: Any, forms: Forms) -> Packed:
+    """Pack a value; nothing here waits for a device.
+
+    Args:
+        value: made of None, numbers, strings, lists, tuples, sets, mappings, deques, arrays, tensors (they come back as
+            arrays), and objects of the classes in `forms`. Of an object that comes twice one copy is kept.
         forms: the classes, by their name.
 
     Raises:
         TypeError: there is something else in it.
 
     Example:
-        >>> unpacked(packed({"a": (1, {2.5}), "b": np.zeros(2)}, {}), {})
+        >>> unpacked(packed({"a": (1, {2.5}), "b": np.zeros(2)}, {}).written(), {})
         {'a': (1, {2.5}), 'b': array([0., 0.])}
     """
     packer = _Packer(forms)
     text = zlib.compress(json.dumps(packer.tree(value)).encode(), 1)
-    buffer = io.BytesIO()
-    arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in packer.arrays.items()}
-    np.savez(buffer, text=np.frombuffer(text, np.uint8), **arrays)
-    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+    arrays = {name: np.concatenate(parts) for name, parts in packer.arrays.items()}
+    return Packed(np.frombuffer(text, np.uint8), arrays, packer.tensors)
 
 
 def unpacked(given: Tensor, forms: Forms) -> Any:
@@ -114,6 +133,7 @@ class _Packer:
     def __init__(self, forms: Forms) -> None:
         self.arrays: dict[str, list[np.ndarray]] = {}
         """The name of a type to all of its arrays, flat."""
+        self.tensors: list[Tensor] = []
         self._sizes: dict[str, int] = {}
         self._forms = forms
         self._seen: dict[int, int] = {}
@@ -128,6 +148,9 @@ class _Packer:
             if value.dtype == np.float64 and value.ndim == 2 and len(value):
                 return {"columns": [self._array(part) for part in _narrow(value)]}
             return {"array": self._array(value)}
+        if isinstance(value, Tensor):
+            self.tensors.append(value.detach())
+            return {"tensor": len(self.tensors) - 1}
         if type(value) in self._forms:
             return self._object(value)
         if isinstance(value, Mapping):
@@ -184,6 +207,8 @@ class _Maker:
             return self._made[given]
         if word == "array":
             return self._array(*given)
+        if word == "tensor":
+            return self._arrays[f"tensor {given}"]
         if word == "columns":
             return _wide(*(self._array(*each) for each in given))
         if word == "mapping":

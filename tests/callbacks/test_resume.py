@@ -194,6 +194,18 @@ def test_a_fit_that_is_continued_says_and_shows_what_an_uninterrupted_one_does(f
     assert last_of(tmp_path / "in two", *OF_HEALTH) == last_of(tmp_path / "whole", *OF_HEALTH)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("at", [CUT - 4, CUT - 2, CUT - 1, CUT])
+def test_a_nan_that_the_host_does_not_know_of_yet_is_not_lost(at, tmp_path):
+    make = partial(monitor, nonfinite="late", rules="nonfinite")
+    (one,) = whole(tmp_path / "whole", make, {"nan": at})
+    (two,) = in_two(tmp_path / "in two", make, {"nan": at})
+    # Behind which look the host knows of it depends on how far it is ahead of the device.
+    said = [(v.severity, v.rule, v.module, v.since, v.until, v.batch_idx) for v in one.verdicts]
+    assert [(v.severity, v.rule, v.module, v.since, v.until, v.batch_idx) for v in two.verdicts] == said
+    assert said[0][3] == at
+
+
 def saved_by_lightning(folder, run):
     """After a step; the fit goes on for some more, so that the file of events has what the checkpoint does not know."""
     run(ModelCheckpoint(folder, filename="{step}", every_n_train_steps=5, save_top_k=-1), max_steps=13)

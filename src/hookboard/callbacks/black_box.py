@@ -106,14 +106,12 @@ class BlackBox:
 
     def parts(self) -> dict[str, Any]:
         """What a fit that is continued from a checkpoint must know."""
-        self._flag.settle()
-        self._read_flag()
-        return {**{name: getattr(self, name) for name in _KEPT}, "is_said": self._flag.is_said}
+        return {**{name: getattr(self, name) for name in _KEPT}, "flag": self._flag.parts()}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
         """Know it: an event that lasts is no new one."""
         vars(self).update({name: parts[name] for name in _KEPT})
-        self._flag.is_said = parts["is_said"]
+        self._say(self._flag.go_on(parts["flag"]))
 
     @_shielded
     def begin_batch(self, batch: Any, batch_idx: int, step: int) -> None:
@@ -261,7 +259,9 @@ class BlackBox:
             yield again
 
     def _read_flag(self) -> None:
-        noted = self._flag.read()
+        self._say(self._flag.read())
+
+    def _say(self, noted: Noted | None) -> None:
         if noted is not None:
             self.count += 1
             why = "on this device it is looked at a step later; nonfinite='exact' finds the module in the step itself"

@@ -2,8 +2,11 @@
 
 import itertools
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,8 +43,7 @@ class LateFlag:
         self._notes: deque[tuple[int, Noted]] = deque(maxlen=4096)
         self._copy: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
-        self.is_said = False
-        """Whether `read` has said what it was."""
+        self._is_said = False
 
     def note(self, value: Tensor, noted: Noted) -> None:
         """Note one number, shape (), of a step."""
@@ -56,20 +58,26 @@ class LateFlag:
 
     def read(self) -> Noted | None:
         """What was not finite first, once, as soon as the host knows; None otherwise."""
-        if self._first is None or self.is_said:
+        if self._first is None or self._is_said:
             return None
         found = self._read_copy()
         if self._copy is None:
             self._send_copy(self._first)
         if found is None or found == NEVER:
             return None
-        self.is_said = True
+        self._is_said = True
         return next((noted for number, noted in self._notes if number == found), None)
 
-    def settle(self) -> None:
-        """Wait for the device, so that the next `read` knows of all that was noted."""
-        if self._first is not None:
-            self._copy, self._arrived = self._first, None
+    def parts(self) -> dict[str, Any]:
+        """What a fit that is continued from a checkpoint must know."""
+        notes = [(number, noted.step, noted.batch_idx, noted.is_backward) for number, noted in self._notes]
+        return {"first": self._first, "is_said": self._is_said, "notes": np.array(notes, np.int64).reshape(-1, 4)}
+
+    def go_on(self, parts: Mapping[str, Any]) -> Noted | None:
+        """Know it; returns what was not finite first, if `read` had not yet said so."""
+        found = [note for note in parts["notes"].tolist() if note[0] == parts["first"] and not parts["is_said"]]
+        self._is_said = parts["is_said"] or bool(found)
+        return Noted(found[0][1], found[0][2], bool(found[0][3])) if found else None
 
     def _read_copy(self) -> int | None:
         if self._copy is None or (self._arrived is not None and not self._arrived.query()):

@@ -96,9 +96,7 @@ class Life(Saved[W]):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put what is known of the fit into the checkpoint."""
         if trainer.is_global_zero and not self._is_taken(trainer):
-            entry = self._entry(trainer)
-            if entry is not None:
-                checkpoint.setdefault(KEY, []).append(entry)
+            self._save(trainer, checkpoint)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep what the checkpoint holds until the training starts: some strategies load it behind `on_fit_start`."""

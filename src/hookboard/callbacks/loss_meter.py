@@ -1,8 +1,9 @@
 """`LossMeter`: the loss of every optimizer step, read from the device only when a step is due."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,28 +69,38 @@ class LossMeter:
         self._parts.append((step, batch_idx, loss.detach().reshape(()).clone()))
         return None
 
-    def parts(self, again: tuple[int, int] | None) -> list[Part]:
-        """The parts so far as numbers, which waits for the device.
+    def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
+        """What a fit that is continued from a checkpoint must know: the parts so far.
 
         Args:
             again: the step and the index of a batch that is left out; None for none.
         """
-        return [(step, batch_idx, float(loss)) for step, batch_idx, loss in self._parts if (step, batch_idx) != again]
+        kept = [part for part in self._parts if part[:2] != again]
+        on_host = [None if isinstance(loss, Tensor) else loss for _, _, loss in kept]
+        return {"places": [part[:2] for part in kept], "on_host": on_host, "waiting": _together(kept)}
 
-    def go_on(self, parts: Sequence[Part]) -> None:
+    def go_on(self, parts: Mapping[str, Any]) -> None:
         """Begin with these parts."""
-        self._parts = deque(parts, maxlen=MOST)
+        arrived = iter([] if parts["waiting"] is None else parts["waiting"].tolist())
+        losses = [next(arrived) if loss is None else loss for loss in parts["on_host"]]
+        places = parts["places"]
+        self._parts = deque(((*place, loss) for place, loss in zip(places, losses, strict=True)), maxlen=MOST)
 
     def take(self) -> Losses:
         """The losses since the last call; nothing here waits for the device."""
         parts, self._parts = list(self._parts), deque(maxlen=MOST)
         if len(parts) == MOST:  # of the first step some may be lost: a part of its loss is not its loss
             parts = [part for part in parts if part[0] != parts[0][0]]
-        there = [loss for _, _, loss in parts if isinstance(loss, Tensor)]
-        if not there:
-            return Losses(parts, None)
-        wide = torch.float32 if needs_host(there[0].device) else torch.float64
-        return Losses(parts, torch.stack([loss.to(there[0].device, wide) for loss in there]))
+        return Losses(parts, _together(parts))
+
+
+def _together(parts: Sequence[Part]) -> Tensor | None:
+    """The losses that are on a device, shape (k,); None if there is none."""
+    there = [loss for _, _, loss in parts if isinstance(loss, Tensor)]
+    if not there:
+        return None
+    wide = torch.float32 if needs_host(there[0].device) else torch.float64
+    return torch.stack([loss.to(there[0].device, wide) for loss in there])
 
 
 def mean_over_ranks(ranks: Sequence[Sequence[Loss]]) -> list[Loss]:

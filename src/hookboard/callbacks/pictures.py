@@ -57,9 +57,8 @@ class PictureWatch(Watch):
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """When pictures were taken last, and what is kept for the next ones."""
-        memory = {name: self.memory.get(module) for name, module in self._modules}
-        arrays = {name: tensor.cpu().numpy() for name, tensor in memory.items() if tensor is not None}
-        return {"last": self.last, "is_first": self.is_first, "memory": arrays}
+        memory = {name: kept for name, module in self._modules if (kept := self.memory.get(module)) is not None}
+        return {"last": self.last, "is_first": self.is_first, "memory": memory}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
         """Take the next pictures as long after the last ones, with what was kept of modules that are still there."""

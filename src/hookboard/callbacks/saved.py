@@ -7,6 +7,7 @@ the Trainer, and one that is given other arguments would never see what there is
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -42,20 +43,25 @@ class Saved(Course[W]):
         return super().__getstate__() | {"_kept": None, "_loaded": None}
 
     def _entry(self, trainer: Trainer) -> dict[str, Any] | None:
-        """What goes into a checkpoint now, or None; after the fit, what it knew when it ended."""
+        """What goes into a checkpoint now, not yet written; None if there is nothing. After the fit, of its end."""
         if not self._live or is_alone(trainer):
             return self._kept
         self._worker.wait()
+        again = batch_to_repeat(trainer)
+        parts = {stage: found for stage, watch in self._live.items() if (found := watch.parts(again))}
+        if not parts:
+            return None
+        what = {"arguments": self._arguments(), "parts": packed(parts, FORMS)}
+        return {"version": VERSION, "callback": self._name, **what}
+
+    def _save(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+        """Put what is known of the fit into the checkpoint, which waits for the device."""
         try:
-            again = batch_to_repeat(trainer)
-            parts = {stage: found for stage, watch in self._live.items() if (found := watch.parts(again))}
-            if not parts:
-                return None
-            kept = {"arguments": self._arguments(), "parts": packed(parts, FORMS)}
-            return {"version": VERSION, "callback": self._name, **kept}
+            entry = self._entry(trainer)
+            if entry is not None:
+                checkpoint.setdefault(KEY, []).append({**entry, "parts": entry["parts"].written()})
         except Exception as error:
             alert(f"what {self._name} has seen is not in the checkpoint: {type(error).__name__}: {error}")
-            return None
 
     def _arguments(self) -> dict[str, str]:
         """The arguments that decide what it knows of a run, as text, with the cadence that is in force."""
@@ -82,12 +88,11 @@ class Saved(Course[W]):
         """End all watches; what they know is kept for a checkpoint that is written after the fit."""
         self._loaded = None
         try:
-            self._kept = self._entry(trainer)
+            with suppress(Exception):  # a fault that has ended the fit may be one here too
+                self._kept = self._entry(trainer)
+            self._end_all()
         finally:
-            try:
-                self._end_all()
-            finally:
-                let_go_of_model(self)
+            let_go_of_model(self)
 
 
 def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[str, Any] | None:
