@@ -301,9 +301,13 @@ def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():
     assert lines[0] == "HealthMonitor: 1 alarm and 3 notes in 20 layers at 30 looks, from step 0 to 290."
     assert lines[1] == "  alarm: dead_units in net.7 since step 20: 96 of 96 units gave 0. Try: Lower the rate."
     assert "at step 5 (batch 3)" in lines[2]
-    assert lines[-2:] == ["  and 1 more in monitor.verdicts", "  Look at: tensorboard --logdir logs"]
+    assert lines[-2:] == [
+        "  and 1 more in the table health/verdict of the loggers and in monitor.verdicts",
+        "  Look at: tensorboard --logdir logs",
+    ]
     assert max(map(len, lines)) <= 100
     assert len(lines) < 15
+    assert closing(judge.run, [ALARM, long, long, long])[-1] == "  and 1 more in monitor.verdicts"
 
 
 def test_a_path_is_never_broken_in_two():

@@ -99,7 +99,8 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
     for verdict in verdicts[:MOST_LINES]:
         lines += _wrapped(f"{_title(verdict)}: {_evidence(verdict)} Try: {_advice(verdict)}", "  ", 4)
     if len(verdicts) > MOST_LINES:
-        lines.append(f"  and {len(verdicts) - MOST_LINES} more in monitor.verdicts")
+        table = "the table health/verdict of the loggers and in " if places else ""
+        lines.append(f"  and {len(verdicts) - MOST_LINES} more in {table}monitor.verdicts")
     for place in places:
         lines += _wrapped(f"Look at: {place}", "  ", 4, is_path=True)
     return lines
