@@ -312,7 +312,7 @@ def test_a_stretched_cadence_goes_on(tmp_path, said):
     assert list(scalars(tmp_path / "second")["activation_std/net.0"]) == [9]
 
 
-LAYOUT = "f97dd065e32006fd"
+LAYOUT = "3ff74e6780925bef"
 
 
 def names_in(tree):
