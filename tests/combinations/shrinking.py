@@ -16,12 +16,17 @@ def kinds(found: Sequence[str]) -> set[str]:
     return {fault.partition(":")[0] for fault in found}
 
 
-def shrunk(names: Sequence[str], found: Sequence[str], judge: Judge, seconds: float = 20.0) -> list[str]:
+left_to_spend = [120.0]
+"""Seconds that this process may still spend on it: where everything fails, the first sets say enough."""
+
+
+def shrunk(names: Sequence[str], found: Sequence[str], judge: Judge) -> list[str]:
     """The circumstances without those that can be left out, one after another, while a fault of the same kind shows.
 
     One of our callbacks has to stay: without it there is no fault.
     """
-    until = time.monotonic() + seconds
+    start = time.monotonic()
+    until = start + min(30.0, left_to_spend[0])
     wanted, left = kinds(found), list(names)
     for known, kind in smallest:
         if known <= set(left) and kind in wanted:
@@ -31,5 +36,6 @@ def shrunk(names: Sequence[str], found: Sequence[str], judge: Judge, seconds: fl
         is_ours = name in AXES["ours"]
         if not is_ours and time.monotonic() < until and wanted <= kinds(judge(without)):
             left = without
+    left_to_spend[0] -= time.monotonic() - start
     smallest.extend((frozenset(left), kind) for kind in wanted)
     return left
