@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +174,20 @@ def missing(
         slot
         for slot, values in tensors.items()
         if values and slot not in have and is_wanted(one, slot, raw) and slot[:2] not in case.changed_later
-        # A limit that docs/setups.md names.
-        if not (case.is_compiled and slot[0] == "grad_output" and slot[1] in raw.passing)
-        if not any(slot[1] in line or " more" in line for line in lines)
+        if not any(is_named(slot[1], line) for line in lines)
+        if not (case.is_compiled and is_beyond_graphs(slot, values, raw))
     ]
+
+
+def is_named(name: str, line: str) -> bool:
+    """Whether a line names a module, if by a pattern or as one of those that it leaves out."""
+    words = (word.strip(",:'") for word in line.split())
+    return name in line or " more" in line or any("*" in word and fnmatchcase(name, word) for word in words)
+
+
+def is_beyond_graphs(slot: Slot, values: Sequence[Tensor], raw: Raw) -> bool:
+    """Whether it is what compiled graphs cannot show, as docs/setups.md says."""
+    return any(value.is_nested for value in values) or (slot[0] == "grad_output" and slot[1] in raw.passing)
 
 
 ROLES: dict[type[Callback], list[str]] = {
