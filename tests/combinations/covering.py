@@ -70,6 +70,11 @@ LIMITS: list[tuple[str, list[set[str]]]] = [
         "a graph that was made in the sanity check does not know later hooks, unless hookboard has it made again",
         [COMPILED, {"a later hook that changes outputs", "a later hook that changes inputs"}, SANITY_CHECKED],
     ),
+    (
+        "what an Intervention changes runs uncompiled, which rounds half precision at other places",
+        [COMPILED, {"an Intervention that changes nothing"}, BFLOAT16 | FLOAT16 | {"bfloat16 weights"}],
+    ),
+    ("in a graph our hooks keep an encoder layer from its fused path", [ENCODERS, COMPILED, VALIDATED]),
 ]
 """Why a run may differ beside hookboard where circumstances, one of each set, meet."""
 
