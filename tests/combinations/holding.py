@@ -36,8 +36,17 @@ def faults(names: Sequence[str], folder: Path) -> list[str]:
     if not case.is_compiled and not case.rounds:
         alike = differences(bare.state, observed.state)
         found += [f"the oracle itself disturbs: {fault}" for fault in alike]
-    found += untrue(case, watched, observed)
-    return found
+    return found + (untrue(case, watched, observed) if is_alike(case, bare, observed) else [])
+
+
+def is_alike(case: Case, bare: Outcome, observed: Outcome) -> bool:
+    """Whether the oracle has seen the same run: uncompiled, other random numbers may be drawn."""
+    losses = [key for key in bare.state if ": loss " in key]
+    return all(
+        key in observed.state
+        and torch.allclose(bare.state[key], observed.state[key], 3e-2 if case.is_half else 1e-3, equal_nan=True)
+        for key in losses
+    )
 
 
 def was_on_purpose(error: BaseException) -> bool:
@@ -88,6 +97,8 @@ def untrue(case: Case, watched: Outcome, observed: Outcome) -> list[str]:
     for (number, fit, stage, step), readings in watched.readings.items():
         one = watched.ours[number]
         where = f"{type(one).__name__} in {stage} {step} of fit {fit}"
+        if case.is_half and (case.is_compiled or case.rounds) and (fit > 1 or step > 1):
+            continue  # by now rounding has parted the two runs
         tensors = raw.steps.get((fit, stage, step))
         if tensors is None:
             found.append(f"untrue: {where}: the oracle has seen no such step")
