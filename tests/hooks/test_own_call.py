@@ -31,13 +31,13 @@ def test_an_error_takes_the_flag_down():
     assert not is_own_call()
 
 
-def test_the_flag_is_that_of_one_thread():
+def test_the_flag_is_up_in_threads_that_the_model_starts():
     seen = []
     with own_call():
         thread = threading.Thread(target=lambda: seen.append(is_own_call()))
         thread.start()
         thread.join()
-    assert seen == [False]
+    assert seen == [True]
 
 
 def call(net, x):
@@ -287,3 +287,40 @@ def test_a_capture_sees_nothing_of_the_second_call():
         holder(pictures)
         attributed(holder.model, tap, pictures)
     assert len(seen["model.net.0"].calls) == 1
+
+
+class InThreads(nn.Module):
+    """Calls a module in a thread of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x):
+        outputs = []
+        thread = threading.Thread(target=lambda: outputs.append(self.inner(x)))
+        thread.start()
+        thread.join()
+        return outputs[0]
+
+
+def test_taps_observe_nothing_of_a_call_of_our_own_that_runs_in_threads():
+    net, seen = InThreads(), []
+    taps = Taps({"inner": net.inner}, ["output"], lambda site: lambda tensor: seen.append(tensor))
+    taps.attach()
+    taps.active = True
+    net(torch.ones(1, 2))
+    with own_call():
+        net(torch.ones(1, 2))
+    assert len(seen) == 1
+    taps.detach()
+
+
+def test_a_rule_goes_on_as_if_there_had_been_no_call_of_our_own_in_threads():
+    net, rule = InThreads(), Counts()
+    edits = Edits({"inner": net.inner}, "output", rule)
+    edits.attach()
+    with own_call():
+        net(torch.ones(1, 2))
+    assert rule.calls == 0
+    edits.detach()

@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookboard.hooks.edits import sort_hooks
 from hookboard.hooks.module_tap import ModuleTap
-from hookboard.hooks.own_call import running
+from hookboard.hooks.own_call import own_calls
 from hookboard.torch_private import (
     Detour,
     forward_hooks_of,
@@ -69,7 +69,7 @@ class Hook:
         if not self.taps:
             return None
         if not torch.compiler.is_compiling():
-            is_plain = type(output) is Tensor and not running.spares and frame_callback() is None
+            is_plain = type(output) is Tensor and not own_calls and frame_callback() is None
             for tap in self.taps:
                 if not (is_plain and tap.quick is not None and tap.quick(output)):
                     tap.leave(args, output)

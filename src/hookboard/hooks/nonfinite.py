@@ -1,5 +1,6 @@
 """Finds the module that gives the first NaN or Inf in a call of a model, forward or backward."""
 
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class Search:
         self._kept: list[Tensor] = []  # so that no other tensor gets the same id
         self._gradients: list[InputGradients] = []
         self._switch = Switch()
+        self._thread = threading.get_ident()
         self._number = 0
         self.step.inputs = self._look_at(floats := floats_in(batch))
         bad = self._bad(floats, self.step.inputs)
@@ -85,6 +87,10 @@ class Search:
                     hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True))
             yield
 
+    def _is_searching(self) -> bool:
+        """Whether the model is run again; modules that it calls in other threads are not looked at."""
+        return is_own_call() and not in_backward() and threading.get_ident() == self._thread
+
     def _settle(self) -> None:
         for gradients in self._gradients:
             gradients.settle()
@@ -92,7 +98,7 @@ class Search:
         self._kept.clear()
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_own_call() or in_backward():
+        if not self._is_searching():
             return
         inputs = list(tensors_in(named_inputs(args, kwargs)))
         floats = [tensor for _, tensor in inputs if tensor.is_floating_point() or tensor.is_complex()]
@@ -124,7 +130,7 @@ class Search:
             self._suspects.append(_Suspect("between", call.parent, set(call.taken), taker=call, came_out=bad))
 
     def _leave(self, hooks: ExitStack, module: nn.Module, args: object, kwargs: object, output: object) -> None:
-        if not is_own_call() or in_backward():
+        if not self._is_searching():
             return
         if not any(call.module is module for call in self._running[1:]):
             return

@@ -1,41 +1,35 @@
 """A flag for calls of our own: calls of the model that hookboard makes itself, as for class-activation maps.
 
 While such a call runs, taps observe nothing. Edits apply, but with copies of their rules, so that the call leaves no
-trace: a rule that draws noise afterwards continues where it was.
+trace: a rule that draws noise afterwards continues where it was. This holds in every thread, because a model may call
+its modules in threads of its own.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-
-class _Calls(threading.local):
-    """The calls of our own that this thread runs, the innermost last: id of an original to (original, copy)."""
-
-    def __init__(self) -> None:
-        self.spares: list[dict[int, tuple[Any, Any]]] = []
-
-
-running = _Calls()
-"""What `is_own_call` asks. In a hook that costs a call less."""
+own_calls: list[dict[int, tuple[Any, Any]]] = []
+"""Those that run, the innermost last: id of an original to (original, copy). In a hook, to look here costs a call less
+than `is_own_call`."""
 
 
 @contextmanager
 def own_call() -> Iterator[None]:
-    """Mark what this thread runs inside the context as a call of our own. Contexts may be nested."""
-    running.spares.append({})
+    """Mark what runs inside the context as a call of our own. Contexts may be nested."""
+    spares: dict[int, tuple[Any, Any]] = {}
+    own_calls.append(spares)
     try:
         yield
     finally:
-        running.spares.pop()
+        own_calls[:] = [other for other in own_calls if other is not spares]
 
 
 def is_own_call() -> bool:
-    """Whether this thread runs a call of our own."""
-    return bool(running.spares)
+    """Whether a call of our own runs."""
+    return bool(own_calls)
 
 
 def spare_of(original: T, make_copy: Callable[[T], T]) -> T:
@@ -48,7 +42,7 @@ def spare_of(original: T, make_copy: Callable[[T], T]) -> T:
         make_copy: copies the object with its state.
     """
     current = original
-    for spares in running.spares:  # an inner call goes on from the outer call's copy
+    for spares in own_calls:  # an inner call goes on from the outer call's copy
         if id(current) not in spares:
             spares[id(current)] = current, make_copy(current)
         current = spares[id(current)][1]
