@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 SHOWN = 12
-LONGEST = 120
+MOST_QUOTED = 120
 """So many characters of what a user has given are quoted at most."""
 
 LONGEST, PATIENCE = 200, 0.5
@@ -125,7 +125,7 @@ def quoted(given: object) -> str:
     "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ... aaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"
     """
     text = " ".join(repr(given).split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
+    return text if len(text) <= MOST_QUOTED else f"{text[: MOST_QUOTED // 2]} ... {text[-MOST_QUOTED // 4 :]}"
 
 
 def listed(names: Iterable[str], most: int = SHOWN) -> str:

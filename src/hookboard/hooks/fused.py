@@ -18,7 +18,7 @@ def fused_layers(model: nn.Module) -> list[list[nn.Module]]:
 
     Layers that torch.compile runs are left out: a graph shows tensors only through hooks.
 
-    >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), 2)
+    >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2)
     >>> [type(module).__name__ for module in fused_layers(encoder)[1][:3]]
     ['TransformerEncoderLayer', 'MultiheadAttention', 'NonDynamicallyQuantizableLinear']
     """
