@@ -258,6 +258,14 @@ def logged_by(folder, number, real):
 
 
 @pytest.mark.trains
+def test_a_number_of_numpy_as_a_cadence_or_window_does_not_end_the_fit(tmp_path):
+    logger = hookboard.ActivationLogger(every_n_steps=np.int8(100))
+    monitor = hookboard.HealthMonitor(window=np.int64(5))
+    fit(tmp_path, Toy(nn.Linear(4, 3)), [torch.ones(2, 4)] * 130, logger, monitor, log_every_n_steps=50)
+    assert logger.readings
+
+
+@pytest.mark.trains
 def test_numbers_of_numpy_do_what_those_of_python_do(tmp_path):
     plain = logged_by(tmp_path / "python", int, float)
     assert {tag.partition("/")[0] for tag in plain[0]} == {"kernels", "feature_maps", "cam", "health"}

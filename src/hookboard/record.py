@@ -32,7 +32,7 @@ MOST_DIMENSIONS = 64
 LONGEST_NAME = 2000
 """How many characters a name of a layer, or a tag, may have to be read."""
 
-MOST_ROOM, LEAST_ROOM = 64, 8 << 20
+MOST_ROOM, LEAST_ROOM = 64, 64 << 20
 """A `HealthRecord` is read if its values take so many times what is stored of it, or so many bytes."""
 
 

@@ -66,7 +66,7 @@ SPOILED = {
     "a layer twice": with_fields(layers=["a", "b", "c", "a"]),
     "a name of many letters": with_fields(layers=["a", "b", "c", 900_000 * "d"]),
     "more values than it holds": with_fields(
-        2 * [zlib.compress(bytes(20_480_000))], layers=[f"{i:x}" for i in range(20_000)], steps=list(range(256))
+        2 * [zlib.compress(bytes(81_920_000))], layers=[f"{i:x}" for i in range(40_000)], steps=list(range(256))
     ),
     "nested without end": logs.record(0, HEALTH, [b"[" * 200_000]),
     "half a number": with_tensor(HEALTH, "hookboard", DT_FLOAT, 3, b"ab"),

@@ -174,3 +174,18 @@ def test_the_list_of_callbacks_is_as_before_when_a_run_ends():
     before = list(run.callbacks)
     run.fit(Toy(mlp()), loader(batches(4)), loader(batches(4)))
     assert run.callbacks == before
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_end"])
+def test_a_callback_that_is_added_during_the_run_is_not_measured(hook):
+    runs = RunsTheModel("on_train_batch_start")
+
+    class Adds(Callback):
+        def add(self, trainer_, *args):
+            if runs not in trainer_.callbacks:
+                trainer_.callbacks.append(runs)
+
+    adds = Adds()
+    setattr(adds, hook, adds.add)
+    assert measured(adds) == measured()
+    assert runs.runs > 0

@@ -34,6 +34,10 @@ class First(Callback):
         for member in self.members:
             member.begin_training(trainer)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stand around callbacks that were added meanwhile."""
+        self._stay_first(trainer)
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
         """Leave the batch before."""
         for member in self.members:
@@ -65,6 +69,7 @@ class First(Callback):
         """End the batch."""
         for member in self.members:
             member.end_batch(trainer, "train")
+        self._stay_first(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End a batch that has had no end: if the module ends an epoch early, its last batch has none."""
@@ -80,6 +85,7 @@ class First(Callback):
         """Leave the batch before."""
         for member in self.members:
             member.leave_batch()
+        self._stay_first(trainer)
 
     def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
         """Leave the batch before."""
@@ -109,6 +115,14 @@ class First(Callback):
         """Undo everything."""
         for member in list(self.members):
             member.teardown(trainer, pl_module, stage)
+
+    def _stay_first(self, trainer: Trainer) -> None:
+        """Stand before callbacks that others have added, and have `Last` stand behind them, from the next hook on."""
+        given = callbacks_of(trainer)
+        last = next((each for each in given if isinstance(each, Last)), None)
+        if last is not None and (given[0] is not self or given[-1] is not last):
+            others = [each for each in given if each is not self and each is not last]
+            trainer.callbacks = [self, *others, last]  # type: ignore[attr-defined]  # set outside its __init__
 
     def _pause(self, trainer: Trainer, hook: str) -> None:
         if any(member.is_observing for member in self.members) and _others_have(trainer, hook):

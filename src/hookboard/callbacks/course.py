@@ -105,7 +105,7 @@ class Course(Duties[W]):
             said, failure = f"{self._name} could not start: {error}", ValueError(f"{self._name}: {error}")
             if not must_agree:
                 raise failure from error
-        mine = Decision(reason, self._cadence(trainer), self._stages(trainer), said)
+        mine = Decision(reason, int(self._cadence(trainer)), self._stages(trainer), said)
         decision = agreed(mine) if must_agree else mine
         if failure:
             raise failure

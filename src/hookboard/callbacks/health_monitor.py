@@ -150,7 +150,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         if watch.stage == "train":
             if trainer.is_global_zero:
                 say_split(self._weights(watch.selection.owners))
-                health.begin_judging(Judge(self._rules(), self._known["train"], self.window))
+                health.begin_judging(Judge(self._rules(), self._known["train"], int(self.window)))
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
                 is_scaled = health.scaling is not None

@@ -6,10 +6,11 @@ the Trainer, and one that is given other arguments would never see what there is
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import Trainer
 
 from hookboard.callbacks.course import Course
@@ -126,7 +127,9 @@ def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[st
 
 
 def _text_of(value: Any) -> str:
-    if isinstance(value, list | tuple):
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return f"[{', '.join(map(_text_of, value))}]"
     if value is None or isinstance(value, str | int | float):
         return repr(value)

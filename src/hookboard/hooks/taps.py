@@ -59,15 +59,21 @@ class Taps:
         """The names of the modules on which hooks are."""
         self._places: dict[str, Place] = {}
         """Where hooks stood that were taken off."""
-        self._layers = [] if model is None else fused_layers(model)
-        fused = {id(module) for layer in self._layers for module in layer}
-        self._fused = [name for name, module in modules.items() if id(module) in fused]
+        self._model = model
+        self._layers: list[list[nn.Module]] = []
+        self._fused: list[str] = []
         """The names of modules on which a hook, an idle one too, would change the run."""
+        self._find_fused()
 
     def attach(self) -> None:
         """Hook every module, after the hooks that are already there."""
         self._put_on([name for name, each in self._modules.items() if not isinstance(each, torch.jit.ScriptModule)])
         self._take_off(self._fused)
+
+    def _find_fused(self) -> None:
+        self._layers = [] if self._model is None else fused_layers(self._model)
+        fused = {id(module) for layer in self._layers for module in layer}
+        self._fused = [name for name, module in self._modules.items() if id(module) in fused]
 
     def _put_on(self, names: Iterable[str], hidden: Collection[int] = ()) -> None:
         numbers: dict[str, int] = {}
@@ -114,6 +120,8 @@ class Taps:
     def active(self, on: bool) -> None:
         if on is self._switch.on:
             return
+        if on and self._fused:  # some may have been compiled since
+            self._find_fused()
         if on and len(self._on) < len(self._hooks):
             self._put_on([name for name in self._hooks if name not in self._on], unhooked(self._layers))
             self.are_resting = False
@@ -158,6 +166,7 @@ def _why_not_called(module: nn.Module, old_gradients: Collection[object], is_in_
     causes = ["its forward was called directly"]
     if is_in_fused:
         causes.append("torch ran its nn.TransformerEncoderLayer as one operation, as it does in evaluation")
+        causes.append("a compiled function runs it that is no attribute of a module")
     if has_compiled_anything():
         causes.append("it runs in a compiled function transform such as torch.func.vmap")
     if any(state not in old_gradients for state in _gradients_of(module)):
