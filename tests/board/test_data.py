@@ -8,7 +8,7 @@ import pytest
 from board import logs, runs
 
 from hookboard.measure import DERIVED, FORMULAS
-from hookboard.record import HEALTH, LAYERS
+from hookboard.record import HEALTH, LAYERS, HealthRecord
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what TensorBoard comes with
@@ -180,6 +180,29 @@ def test_rows_that_only_one_run_has_are_named(board):
     _, answer = board.ask("map", run="nested/recorded", series="train/activation/std", against="mixed")
     assert (answer["rows"], answer["values"], answer["against_values"]) == ([], [], [])
     assert answer["unmatched"] == ["net.stem", "net.10", "net.10/0", "net.9", "net.head", "net.0"]
+
+
+def test_a_row_without_a_value_in_either_run_is_not_named(board):
+    # The health record holds net.10 and net.head in both, all NaN: a fraction that they do not have.
+    first, second = "nested/recorded", "nested/recorded/second"
+    _, answer = board.ask("map", run=second, series="health/dead_fraction", against=first)
+    assert answer["unmatched"] == []
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "rows"), [("judged", "healthy", ["both", "sick"]), ("healthy", "judged", ["both"])]
+)
+def test_only_a_row_with_values_in_one_of_two_runs_is_named(tmp_path, own, other, rows):
+    """The row `one` has values only in `judged`, and `sick`, which has none, a verdict there."""
+    names, nan = ("both", "one", "sick"), math.nan
+    for name, value in (("judged", 2.0), ("healthy", nan)):
+        verdicts = ({**runs.VERDICT, "module": "sick"},) if name == "judged" else ()
+        values = {"update_ratio": np.array([[1.0], [value], [nan]])}
+        strings = HealthRecord(1, "A headline.", verdicts, names, (0,), values).strings()
+        logs.write(tmp_path / name, [logs.record(0, HEALTH, strings)])
+    with logs.slow(tmp_path) as board:
+        _, answer = board.ask("map", run=own, series="health/update_ratio", against=other)
+    assert (answer["rows"], answer["unmatched"]) == (rows, ["one"])
 
 
 def test_a_layer_has_its_own_rows_and_the_band_of_its_kind(board, log_directory):

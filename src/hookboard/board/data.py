@@ -3,7 +3,7 @@
 import gzip
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -115,9 +115,10 @@ class Board:
             other = self._run(source, against)
             theirs = self._curves(source, other, _series(other, series))
             answer |= {"against": against, "against_token": other.token}
-            known = set(rows)
-            answer["unmatched"] = [*(r for r in rows if r not in theirs), *(r for r in theirs if r not in known)]
-            rows = [row for row in rows if row in theirs]
+            others = [row for row in other.rows[one.id] if row in theirs]
+            missed = _missed(rows, curves, others, theirs)
+            answer["unmatched"] = [*missed, *_missed(others, theirs, rows, curves)]
+            rows = [row for row in rows if row not in missed]
         steps = columns_for((curves[row] for row in rows), max(min(columns, MOST_CELLS // max(len(rows), 1)), 1))
         answer["rows"] = rows
         answer["modules"] = [run.layer_of(row, one) for row in rows]
@@ -243,6 +244,15 @@ def _series(run: Run, id: str) -> Series:
     if id not in run.series:
         raise no_such("series", id, run.series)
     return run.series[id]
+
+
+def _missed(
+    rows: Sequence[str], curves: Mapping[str, Curve], others: Iterable[str], theirs: Mapping[str, Curve]
+) -> dict[str, None]:
+    """The rows of a run that another one lacks; a health record also holds layers without a value, which none lacks."""
+    there = set(others)
+    lacking = (row for row in rows if row not in there and (row not in theirs or len(curves[row].steps)))
+    return dict.fromkeys(lacking)
 
 
 def _curves_among(run: Run, scalars: Mapping[str, Curve], one: Series) -> Mapping[str, Curve]:
