@@ -112,3 +112,12 @@ def write_rooted(folder):
     events = [scalars(step, tags) for step in steps]
     events.append(record(20, f"{LAYERS}/ParameterLogger", LayersRecord("ParameterLogger", 10, facts).strings()))
     write(folder, [*events, record(20, HEALTH, health.strings())])
+
+
+def write_rowless(folder):
+    """A run with verdicts on the whole model and on a layer `away`, neither of which has a row in the map."""
+    steps = (0, 10, 20, 30)
+    verdicts = tuple({**VERDICTS[0], "module": name} for name in ("", "away"))
+    health = HealthRecord(10, "2 alarms.", verdicts, ("net.a",), steps, {"activation_rms": np.ones((1, 4))})
+    events = [scalars(step, {"activation_std/net.a": 1.0, "activation_std/net.b": 2.0}) for step in steps]
+    write(folder, [*events, record(30, HEALTH, health.strings())])

@@ -138,6 +138,30 @@ def test_a_verdict_on_the_model_itself_leads_to_its_page(tab):
     expect(tab.find(".side h2")).to_have_text("the model itself")
 
 
+@pytest.mark.parametrize("row", ["", "net.a"], ids=["no row before", "a row before"])
+@pytest.mark.parametrize("module", ["the whole model", "away"])
+def test_a_verdict_without_a_row_marks_its_step_in_all_rows_and_selects_none(tab, module, row):
+    tab.show(run="without_rows", series="train/activation/std", row=row)
+    tab.find(f".card:has-text('{module}')").click()
+    tab.wait()
+    assert (tab.state["step"], tab.state.get("row")) == ("10", None)
+    expect(tab.find(".said")).to_have_text("")
+    expect(tab.find(".name.here")).to_have_count(0)
+    assert tab.find(".grid[aria-activedescendant]").count() == 0
+    mark, field = tab.find(".cursor").bounding_box(), tab.find(".field").bounding_box()
+    assert mark["height"] == pytest.approx(field["height"], abs=1)
+    middle = (mark["x"] + mark["width"] / 2 - field["x"]) / field["width"]
+    assert middle == pytest.approx(1.5 / 4, abs=0.01)  # the second of four steps
+
+
+def test_a_verdict_without_a_row_shows_its_step_where_others_were_zoomed_to(tab):
+    tab.show(run="without_rows", series="train/activation/std", **{"from": 20, "to": 30}, row="net.a")
+    expect(tab.find(".facts-line").first).to_contain_text("steps 20 to 30")
+    tab.find(".card:has-text('away')").click()
+    expect(tab.find(".cursor")).to_have_count(1)
+    assert "from" not in tab.state
+
+
 def test_dark_mode_is_that_of_tensorboard(tab):
     background = "one => getComputedStyle(one).backgroundColor"
     view = tab.find(".view")

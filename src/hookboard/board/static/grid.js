@@ -58,6 +58,7 @@ export function makeGrid(handlers) {
   function point(at, text) {
     [...names.children].forEach((name, i) => name.classList.toggle("here", i === at));
     if (names.children[at]) root.setAttribute("aria-activedescendant", names.children[at].id);
+    else root.removeAttribute("aria-activedescendant");
     if (said.textContent !== text) said.textContent = text;
   }
 

@@ -97,25 +97,26 @@ function isBrokenIn(scale) {
   return scale.isAround ? (cell) => cell !== null && Number.isNaN(cell) : isBroken;
 }
 
-/** Frame the steps of each verdict on its row, and show the cursor. */
+/** Frame the steps of each verdict on its row, and show the cursor: a cell, or without a row its step in all rows. */
 export function drawMarks(grid, picture, verdicts, cursor) {
   const { numbers, rows, columns, height } = picture;
   const count = columns[1] - columns[0] + 1;
-  const frame = (name, at, [first, last]) => {
+  const frame = (name, at, [first, last], many = 1) => {
     const [from, to] = [Math.max(first, columns[0]), Math.min(last, columns[1])];
     if (from > to) return null;
     const left = (from - columns[0]) / count;
     const width = (to - from + 1) / count;
     return element("div", {
       class: name,
-      style: { top: `${at * height}px`, height: `${height}px`, left: `${left * 100}%`, width: `${width * 100}%` },
+      style: { top: `${at * height}px`, height: `${many * height}px`, left: `${left * 100}%`, width: `${width * 100}%` },
     });
   };
   const frames = rows.flatMap((row, at) =>
     spans(row.verdicts, numbers.steps).map(({ severity, span }) => frame(`frame ${severity}`, at, span)),
   );
   const at = rows.findIndex((row) => addressOf(row.name) === cursor.row);
-  const cross = at < 0 ? [] : [frame("cursor", at, [cursor.column, cursor.column])];
+  const [top, many] = cursor.isOfAll ? [0, rows.length] : [at, 1];
+  const cross = top < 0 ? [] : [frame("cursor", top, [cursor.column, cursor.column], many)];
   grid.over.replaceChildren(...[...frames, ...cross].filter(Boolean));
 }
 

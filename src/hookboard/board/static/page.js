@@ -107,7 +107,8 @@ export function startPage(root) {
   }
 
   function point() {
-    const cursor = { row: state.row, column: columnOf(shown.numbers.steps, state.step) };
+    const isOfAll = state.row === "" && state.step !== "";
+    const cursor = { row: state.row, column: columnOf(shown.numbers.steps, state.step), isOfAll };
     view.point(shown, state, cursor, colours);
     side.point(shown, state, cursor);
   }
@@ -129,16 +130,14 @@ export function startPage(root) {
     update({ open: JSON.stringify(open), closed: JSON.stringify(closed), row: addressOf(row.name) });
   }
 
-  /** Go to the row and the first step of a verdict. */
+  /** Go to the row and the first step of a verdict; without a row of its own, only to the step. */
   async function go({ module, since }) {
-    const { steps } = shown.numbers;
+    const { steps, names, owners } = shown.numbers;
     const step = String(steps.find((one) => one >= since) ?? steps[steps.length - 1] ?? "");
-    const { names, owners } = shown.numbers;
     const isBlock = module !== "" && names.some((name) => isBelow(name, module));
-    const own = names.find((name, i) => name === module || owners[i].name === module) ?? (isBlock ? module : undefined);
-    // Of the whole model no row may be the one, but the step is to be seen.
-    const row = own ?? (module !== "" ? undefined : state.row ? nameAt(state.row) : shown.rows[0]?.name);
-    await update({ step, ...(row === undefined ? {} : { row: addressOf(row), ...uncovered(row, module) }) });
+    const row = names.find((name, i) => name === module || owners[i].name === module) ?? (isBlock ? module : undefined);
+    const seen = row === undefined ? { row: "" } : { row: addressOf(row), ...uncovered(row, module) };
+    await update({ step, ...seen, ...(state.from === "" ? {} : { from: "", to: "" }) });
     view.reveal(shown.rows.findIndex(({ name }) => name === row));
   }
 
@@ -153,7 +152,6 @@ export function startPage(root) {
       patch.closed = JSON.stringify(namesIn(state.closed).filter((name) => !names.includes(name)));
       patch.open = JSON.stringify([...new Set([...namesIn(state.open), ...names.slice(0, -1)])]);
     }
-    if (state.from !== "") Object.assign(patch, { from: "", to: "" });
     return patch;
   }
 
