@@ -92,7 +92,7 @@ def test_default_for_parameters_is_every_module_that_owns_some():
         (None, nn.Conv3d, "no module is a 'Conv3d'"),
         ("heads", None, r"'heads' selects heads \(ModuleList\), but none of them has a forward"),
         ("conv1", "Linear", "modules='conv1', types='Linear' selects no module"),
-        ("re:(", None, "not a regular expression"),
+        ("re:(", None, r"modules: 're:\(' is not a regular expression"),
         (nn.Linear, None, "a class belongs in types="),
     ],
 )

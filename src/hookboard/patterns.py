@@ -30,7 +30,7 @@ def matched(pattern: str, names: Iterable[str]) -> list[str]:
         try:
             expression = re.compile(pattern.removeprefix(EXPRESSION))
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"modules: {pattern!r} is not a regular expression: {error}") from error
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
         return [name for name in names if expression.fullmatch(name)]
     parts = re.split(r"(\*\*\.|\*\*|\*)", pattern)
     return [name for name in names if (name or pattern != "*") and _is_match(parts, name)]

@@ -124,8 +124,11 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
     a_type = "a class or its name, such as 'Conv2d', or several in a list"
     default = "for the default"
     patterns = [] if modules is None else several("modules", modules, str, a_pattern, default)
-    for pattern in patterns:
-        matched(pattern.removeprefix("!"), ())  # raises where a regular expression is none
+    try:
+        for pattern in patterns:
+            matched(pattern.removeprefix("!"), ())
+    except ValueError as error:
+        raise ValueError(f"modules: {error}") from error
     return patterns, [] if types is None else several("types", types, (str, type), a_type, default)
 
 

@@ -137,6 +137,20 @@ def test_a_pattern_without_a_match_is_told_with_the_closest_names(tab):
     expect(tab.find(".filter-error")).to_have_text("")
 
 
+@pytest.mark.parametrize(("wrong", "right"), [("modules", "types"), ("types", "modules")])
+def test_only_the_field_with_the_wrong_pattern_is_marked(tab, wrong, right):
+    given = {"modules": "encoder.layers.4.**", "types": "Linear"}
+    tab.show(run="sick", **{**given, wrong: "nothing"})
+    expect(tab.find(f"#hookboard-{wrong}")).to_have_attribute("aria-invalid", "true")
+    expect(tab.find(f"#hookboard-{right}")).to_have_attribute("aria-invalid", "false")
+
+
+def test_the_faults_of_both_fields_are_told(tab):
+    tab.show(run="sick", modules="nothing", types="Nobody")
+    for text in ("layers: the pattern 'nothing'", "types: no layer is a 'Nobody'"):
+        expect(tab.find(".filter-error")).to_contain_text(text)
+
+
 def test_the_mouse_finds_layer_type_step_value_and_verdict(tab, values):
     box = tab.find(".field").bounding_box()
     height = tab.find(".name").first.bounding_box()["height"]

@@ -48,9 +48,9 @@ def matched_by_expression(pattern: str, names: Sequence[str], until: float) -> l
         RefusalError: it is no regular expression, or takes longer than that.
     """
     advice = "write it without repetitions of repetitions such as (a+)+, or as a pattern with * and **"
-    too_slow = RefusalError(f"modules: {pattern!r} takes too long to match: {advice}.")
+    too_slow = RefusalError(f"layers: {pattern!r} takes too long to match: {advice}.")
     if not _free.acquire(timeout=max(until - time.monotonic(), 0)):
-        raise RefusalError(f"modules: {pattern!r} waited in vain for other expressions to be matched: try it again.")
+        raise RefusalError(f"layers: {pattern!r} waited in vain for other expressions to be matched: try it again.")
     try:
         done = subprocess.run(
             [sys.executable or "python", "-I", "-S", "-c", SCRIPT, str(Path(patterns.__file__).parents[1])],
@@ -62,11 +62,11 @@ def matched_by_expression(pattern: str, names: Sequence[str], until: float) -> l
     except subprocess.TimeoutExpired as error:
         raise too_slow from error
     except (subprocess.CalledProcessError, OSError) as error:  # out of memory, for one
-        raise RefusalError(f"modules: {pattern!r} could not be matched ({error!r}): {advice}.") from error
+        raise RefusalError(f"layers: {pattern!r} could not be matched ({error!r}): {advice}.") from error
     finally:
         _free.release()
     answer = json.loads(done.stdout)
     if "error" in answer:
-        raise RefusalError(answer["error"])
+        raise RefusalError(f"layers: {answer['error']}")
     found: list[str] = answer["names"]
     return found

@@ -29,11 +29,11 @@ def selected(layers: Mapping[str, LayerFacts], modules: Sequence[str], types: Se
     """
     until = time.monotonic() + SECONDS
     chosen = set(layers)
-    for option, given, names_of in (("modules", modules, _names_matching), ("types", types, _names_of_type)):
+    for field, given, names_of in (("layers", modules, _names_matching), ("types", types, _names_of_type)):
         for one in given:
             if len(one) > LONGEST:
                 start = f"{one[:40]}..."
-                raise RefusalError(f"{option}: {start!r} has {len(one)} characters; up to {LONGEST} are matched.")
+                raise RefusalError(f"{field}: {start!r} has {len(one)} characters; up to {LONGEST} are matched.")
         wanted = [names_of(layers, one, until) for one in given if not one.startswith("!")]
         dropped = [names_of(layers, one[1:], until) for one in given if one.startswith("!")]
         chosen = (chosen.intersection(set().union(*wanted)) if wanted else chosen).difference(*dropped)
@@ -44,12 +44,12 @@ def _names_matching(layers: Mapping[str, LayerFacts], pattern: str, until: float
     if pattern.startswith(EXPRESSION):
         found = set(matched_by_expression(pattern, list(layers), until))
     else:
-        found = set(matched(pattern, _in_time(layers, f"modules: {pattern!r}", until)))
+        found = set(matched(pattern, _in_time(layers, f"layers: {pattern!r}", until)))
     if not found:
         what = f"the pattern {pattern!r} matches no layer's whole name"
         wider = f"**{pattern}**"
         if pattern and not pattern.startswith(EXPRESSION):
-            count = len(matched(wider, _in_time(layers, f"modules: {pattern!r}", until)))
+            count = len(matched(wider, _in_time(layers, f"layers: {pattern!r}", until)))
             what += f", {wider!r} matches {count}" if count else ""
         raise RefusalError(_nothing("layers", what, pattern, [name for name in layers if name]))
     return found
@@ -85,7 +85,7 @@ def _is_called(full: str, given: str) -> bool:
     return name == last and (not package or f"{module}.".startswith(f"{package}."))
 
 
-def _nothing(option: str, what: str, given: str, valid: list[str]) -> str:
+def _nothing(field: str, what: str, given: str, valid: list[str]) -> str:
     near = closest(given.removeprefix(EXPRESSION), valid)
     hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
-    return f"{option}: {what}{hint}. Valid: {listed(valid)}."
+    return f"{field}: {what}{hint}. Valid: {listed(valid)}."

@@ -97,7 +97,7 @@ export function startPage(root) {
     sayNotice();
     if (!shown.run) return;
     const { how } = shown;
-    toolbar.set({ ...shown, state, how, error: shown.filterError });
+    toolbar.set({ ...shown, state, how });
     shown.numbers = numbersFor(shown.run, shown.map, how);
     const sort = state.view === "depth" ? "order" : state.sort;
     shown.rows = rowsSeen(shown.numbers, shown.run.verdicts, state, shown.filter, sort);
@@ -213,15 +213,24 @@ async function load(given) {
   return { runs, run, series, map, how, ...selected, partner: other, layer, notice, chosen };
 }
 
-/** The layers that the filter leaves; null without one. */
+/** The layers that both fields leave, null without a filter; and what is wrong with each field. */
 async function filterOf({ run, modules, types }) {
-  if (!modules && !types) return { filter: null, filterError: "" };
-  const list = (text) => text.split(/\s+/).filter(Boolean);
+  const [byPattern, byType] = await Promise.all([namesOf(run, "modules", modules), namesOf(run, "types", types)]);
+  const errors = { modules: byPattern.error, types: byType.error };
+  if (errors.modules || errors.types) return { filter: null, errors };
+  if (!byPattern.names || !byType.names) return { filter: byPattern.names ?? byType.names, errors };
+  const ofType = new Set(byType.names);
+  return { filter: byPattern.names.filter((name) => ofType.has(name)), errors };
+}
+
+/** The layers that one field leaves, null where it is empty. */
+async function namesOf(run, field, text) {
+  if (!text) return { names: null, error: "" };
   try {
-    const { names } = await ask("select", { run, modules: list(modules), types: list(types) });
-    return { filter: names, filterError: "" };
+    const { names } = await ask("select", { run, [field]: text.split(/\s+/).filter(Boolean) });
+    return { names, error: "" };
   } catch (error) {
-    return { filter: null, filterError: error.message };
+    return { names: null, error: error.message };
   }
 }
 

@@ -46,8 +46,8 @@ export function makeToolbar(update) {
     field("Sort by", sort), field("Layers", modules), field("Types", types), typeNames, error,
   ]); // prettier-ignore
 
-  /** Show a state: `runs`, `run` (its answer), `series` (the one that is shown), `state`, `how`, `error` (a sentence). */
-  function set({ runs, run: answer, series, state, how: value, error: sentence }) {
+  /** Show a state: `runs`, `run` (its answer), `series` (the one that is shown), `state`, `how`, `errors` (a sentence for each field). */
+  function set({ runs, run: answer, series, state, how: value, errors }) {
     fill(run, runs.map(({ name }) => [name, name]), answer.run);
     fillGroups(what, answer.series, series.id);
     const others = runs.filter(({ name }) => name !== answer.run).map(({ name }) => [name, name]);
@@ -63,8 +63,9 @@ export function makeToolbar(update) {
     } // prettier-ignore
     const names = [...new Set(answer.layers.map(({ type }) => type).filter(Boolean))].sort();
     if (typeNames.children.length !== names.length) typeNames.replaceChildren(...names.map((name) => element("option", { value: name })));
-    error.textContent = sentence;
-    [modules, types].forEach((input) => input.setAttribute("aria-invalid", String(sentence !== "")));
+    error.textContent = [...new Set([errors.modules, errors.types])].filter(Boolean).join(" ");
+    modules.setAttribute("aria-invalid", String(errors.modules !== ""));
+    types.setAttribute("aria-invalid", String(errors.types !== ""));
   }
 
   return { root, set };
