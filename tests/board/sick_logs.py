@@ -50,7 +50,7 @@ VERDICTS = (
         "module": SICK,
         "since": 10,
         "until": None,
-        "evidence": "256 of 256 units gave nothing above 0 on any sample since step 10.",
+        "evidence": "256 of 256 units gave nothing above 0 at any look since step 10.",
         "advice": "Look at how this layer is initialized, its bias first.",
         "batch_idx": None,
     },

@@ -253,10 +253,10 @@ def test_too_few_looks_are_not_called_healthy(looks):
 
 
 def test_what_is_over_is_not_said_to_last():
-    evidence = "9 of 32 units gave 0 on every sample since step 24."
-    past = Verdict("note", "dead_units", "net.1", 24, 44, evidence, "Lower the rate.")
+    evidence = "9 of 32 units gave 0 at every look since step 24, 2 since step 241."
+    past = Verdict("note", "dead_units", "net.1", 24, 444, evidence, "Lower the rate.")
     said = table_of(trained(5).run, [past]).text
-    assert "on every sample from step 24 to 44." in said
+    assert "at every look from step 24 to 444, 2 from step 241 to 444." in said.replace("<br>", " ")
     assert "since step 24" not in said
 
 

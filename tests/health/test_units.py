@@ -50,7 +50,7 @@ def test_a_layer_whose_units_are_all_dead_is_an_alarm_at_the_layer_whose_weights
     (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS))))
     assert (symptom.module, symptom.severity, symptom.since) == ("fc1", "alarm", 0)
     assert symptom.evidence == (
-        "8 of 8 units of act1 (ReLU) gave 0 on every sample since step 0; of other layers of the kind 0 % are dead."
+        "8 of 8 units of act1 (ReLU) gave 0 at every look since step 0; of other layers of the kind 0 % are dead."
     )
 
 
@@ -94,6 +94,39 @@ def test_units_that_died_later_are_dead_since_that_step():
         DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS) if n >= 7 else rectified(UNITS)), 10)
     )
     assert (symptom.severity, symptom.since) == ("alarm", 70)
+
+
+def dying_in_turn(*begins):
+    """What is said of units each of which falls silent at its own look."""
+    alive = UNITS - len(begins)
+
+    def readings(n):
+        return chain([(nothing(1) if n >= at else rectified(1))[0] for at in begins] + rectified(alive))
+
+    return symptoms(DEAD_UNITS, run_of(CHAIN, readings, 12))[0]
+
+
+def test_of_units_that_died_one_after_the_other_the_evidence_names_the_steps_at_which_they_did():
+    # More than a quarter of the 8 units are dead since the third one died.
+    symptom = dying_in_turn(0, 0, 2, 4, 6)
+    assert symptom.since == 20
+    assert "act1 (ReLU) gave 0 at every look since step 60, 3 of them by step 20, 2 since step 0;" in symptom.evidence
+
+
+@pytest.mark.parametrize(
+    ("begins", "advice"),
+    [((0, 0, 2, 4, 6), "how this layer is initialized"), ((0, 4, 4, 6), "updates of this layer just before step 40.")],
+)
+def test_the_advice_goes_by_the_step_at_which_most_units_died(begins, advice):
+    assert advice in dying_in_turn(*begins).advice
+
+
+def test_a_dropout_is_no_other_layer_of_the_kind_of_a_rectifier():
+    alone = [linear("fc1"), without_weights("act1"), without_weights("drop", "dropout", "Dropout"), linear("head", 3)]
+    given = ("fc1", noise(UNITS)), ("act1", partly_dead(4)), ("drop", partly_dead(4)), ("head", noise(3))
+    readings = [*(outputs(*each) for each in given), *weights("fc1"), *weights("head", 3, seed=6)]
+    (symptom,) = symptoms(DEAD_UNITS, run_of(alone, lambda n: readings))
+    assert symptom.evidence == "4 of 8 units of act1 (ReLU) gave 0 at every look since step 0."
 
 
 @pytest.mark.parametrize(("dead", "enough"), [(UNITS - 1, 16), (UNITS, 4)], ids=["of some units", "of all units"])

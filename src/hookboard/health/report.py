@@ -139,7 +139,7 @@ def ended_by(verdict: Verdict, step: int) -> str:
 def _evidence(verdict: Verdict) -> str:
     said = verdict.evidence
     if verdict.until is not None:  # it was seen while it lasted
-        said = said.replace(f"since step {verdict.since}", f"from step {verdict.since} to {verdict.until}")
+        said = re.sub(r"\bsince step (\d+)", rf"from step \1 to {verdict.until}", said)
     return sentence(said, verdict.module)
 
 

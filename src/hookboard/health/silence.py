@@ -98,3 +98,24 @@ def silent_in(sheet: Sheet) -> Iterator[tuple[str, np.ndarray, np.ndarray | None
         if some:
             silent = is_zero[part] if only_zero else (highest[part] <= 0) & ~is_zero[part]
         yield table.names[place], count[part], silent
+
+
+def onsets(began: np.ndarray, since: int) -> tuple[int, str]:
+    """The step at which most of some units fell silent, the first of several, and what to say of all of them.
+
+    Args:
+        began: the step since which each is silent, shape (units,).
+        since: the step since which enough of them are to be worth a word.
+
+    >>> onsets(np.array([10, 10, 10]), 10), onsets(np.array([0, 0, 10, 20, 30]), 20)
+    ((10, 'since step 10'), (0, 'since step 30, 4 of them by step 20, 2 since step 0'))
+    """
+    steps, counts = np.unique(began, return_counts=True)
+    onset, last, most = int(steps[counts.argmax()]), int(steps[-1]), int(counts.max())
+    by_then = int((began <= since).sum())
+    said = f"since step {last}"
+    if since < last:
+        said += f", {by_then} of them by step {since}"
+    if onset != last and (onset != since or most < by_then):
+        said += f", {most} since step {onset}"
+    return onset, said

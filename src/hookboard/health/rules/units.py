@@ -11,7 +11,7 @@ from hookboard.health.rule import Rule
 from hookboard.health.rules.reached import gets_zeros, usual_gradient
 from hookboard.health.rules.shared import source_of, weight_of
 from hookboard.health.run import Run
-from hookboard.health.silence import EXACT, Silence
+from hookboard.health.silence import EXACT, Silence, onsets
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.measure import FIELDS
 
@@ -118,7 +118,8 @@ def _dead_units(run: Run) -> Iterator[Symptom]:
 def _usual(run: Run, dead: Dead) -> list[float]:
     """The shares of dead units in other layers of the kind: in other rectifiers, or before other functions."""
     if dead.at.kind in EXACT:
-        exact = [other for layer in run.layers if layer.kind in EXACT and (other := _dead_behind(run, layer))]
+        alike = [layer for layer in run.layers if layer.kind == dead.at.kind]
+        exact = [other for layer in alike if (other := _dead_behind(run, layer))]
         return [other.share for other in exact if other.source is not dead.source]
     silences = [run.silence[layer.name] for layer in run.peers(dead.at) if layer.name in run.silence]
     return [float(_lasting(run, silence).mean()) for silence in silences]
@@ -147,23 +148,24 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     usual = _usual(run, dead)
     limit = HALF if dead.share >= MOST else SOME
     since = int(dead.since[min(math.floor(limit * dead.units), dead.dead - 1)])
+    onset, when = onsets(dead.since, since)
     where = "" if dead.at is dead.source else f" of {dead.at.name} ({dead.at.type})"
     whole = f"{dead.dead} of {dead.units} units{where}"
-    then = int((dead.since <= since).sum())
-    since_when = f" since step {since}" if then == dead.dead else f", {then} of them since step {since}"
     if dead.at.kind in EXACT:
-        what = f"{whole} gave 0 on every sample{since_when}"
+        what = f"{whole} gave 0 at every look {when}"
     else:
-        what = f"{whole} gave nothing above 0 on any sample{since_when}, and no gradient reaches them: the activation "
-        what += "behind them is closed"
+        what = f"{whole} gave nothing above 0 at any look {when}, and no gradient reaches them: the activation behind "
+        what += "them is closed"
     others = f"; of other layers of the kind {_range(usual)} are dead" if usual else ""
     first = run.first.step if run.first is not None else 0
     if dead.at.kind == "dropout":
         advice = "Lower the rate of this dropout."
-    elif since <= first:
+    elif onset <= first:
         advice = "Look at how this layer is initialized, its bias first; then at the scale of what goes in."
     else:
-        advice = "Lower the learning rate or warm it up, and look at the updates of this layer just before that step."
+        advice = (
+            f"Lower the learning rate or warm it up, and look at the updates of this layer just before step {onset}."
+        )
     is_hard = dead.share >= MOST
     return Symptom(
         dead.source.name, f"{what}{others}.", advice, severity, size=dead.share, since=since, is_hard=is_hard
