@@ -261,7 +261,7 @@ def test_a_model_whose_layers_have_other_names_is_judged(tmp_path, said):
     callback = monitor()
     goes_on(tmp_path, checkpoint(tmp_path, monitor()), callback, model=Renamed())
     assert said == []
-    assert "4 layers at 12 looks, from step 0 to 11" in text_of(tmp_path / "second")
+    assert "3 layers at 12 looks, from step 0 to 11; 1 more gave no output" in text_of(tmp_path / "second")
 
 
 def test_an_alarm_of_before_does_not_end_the_fit_that_is_continued(tmp_path):

@@ -115,7 +115,7 @@ def test_of_units_that_died_one_after_the_other_the_evidence_names_the_steps_at_
 
 @pytest.mark.parametrize(
     ("begins", "advice"),
-    [((0, 0, 2, 4, 6), "how this layer is initialized"), ((0, 4, 4, 6), "updates of this layer just before step 40.")],
+    [((0, 0, 2, 4, 6), "how this layer is initialized"), ((0, 4, 4, 6), "this layer's updates just before step 40.")],
 )
 def test_the_advice_goes_by_the_step_at_which_most_units_died(begins, advice):
     assert advice in dying_in_turn(*begins).advice

@@ -467,7 +467,7 @@ def test_why_a_module_was_silent_is_established():
         with torch.no_grad():
             linear(x)
 
-    assert "was not called in this step" in silent({"m": linear}, "output", lambda: None)
+    assert "was not called (or" in silent({"m": linear}, "output", lambda: None)
     assert "forward was called directly" in silent({"m": linear}, "output", lambda: linear.forward(x).sum().backward())
     assert "under torch.no_grad()" in silent({"m": linear}, "grad_output", no_grad)
     assert "frozen" in silent({"m": frozen}, "grad_output", lambda: frozen(x))

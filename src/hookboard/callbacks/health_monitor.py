@@ -257,7 +257,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     def _log(self, trainer: Trainer, watch: HealthWatch) -> None:
         training, step, losses = self._live.get("train"), logged_step(trainer), watch.losses.take()
         sent = self._send(trainer, watch, losses.waiting)
-        watch.gaps_are_named = True
+        watch.note_gaps()
         judge = None if training is None else training.evaluation(step)
         if watch.stage == "train":
             facts, scalars = watch.news.facts(trainer.lightning_module, watch.selection), self._overhead(trainer, watch)

@@ -59,6 +59,7 @@ class HealthWatch(SiteWatch):
         black_box: finds the first NaN or Inf; None outside of training.
         told: how many of the black box's events have been told.
         is_ending: whether it has ended the fit.
+        why_silent: why layers gave no output at the first look, by their names; None before.
         earlier: rule and module of the alarms of a fit that this one continues; they do not end it.
     """
 
@@ -72,6 +73,7 @@ class HealthWatch(SiteWatch):
     black_box: BlackBox | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
     is_ending: bool = field(default=False, kw_only=True)
+    why_silent: dict[str, str] | None = field(default=None, kw_only=True)
     earlier: frozenset[tuple[str, str]] = field(default=frozenset(), kw_only=True)
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
@@ -101,6 +103,13 @@ class HealthWatch(SiteWatch):
         """Have this judge judge the run, and tell what it says."""
         self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps)
 
+    def note_gaps(self) -> None:
+        """Note at the first look why layers gave no output; what never gives any is told with the verdict."""
+        self.gaps_are_named = True
+        if self.why_silent is None:
+            names = [name for name, role in self.taps.expected() if role == "output"]
+            self.why_silent = {name: self.taps.why_silent(name, "output") for name in names}
+
     def look(
         self,
         step: int,
@@ -128,12 +137,14 @@ class HealthWatch(SiteWatch):
         frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
         is_scaled, batch_idx = self.scaling is not None, self.batch_idx
         stepped, self.stepped = self.stepped, {}
+        why_silent = self.why_silent or {}
 
         def take(readings: Readings) -> tuple[Verdict, ...]:
             assert self.judge is not None
             assert self.reporter is not None
             if events:
                 self.tell(events)
+            self.judge.run.why_silent = why_silent
             overflowed = is_scaled and any(reading.overflowed for reading in readings.values())
             self.judge.see(Look(step, batch_idx, readings, losses(), stepped, overflowed, frozen, is_scaled))
             verdicts, layers = self.judge.verdicts, self.judge.run.layers

@@ -84,7 +84,7 @@ def _parts_of_look(look: Look) -> dict[str, Any]:
     return {**_OF_LOOK.take(look), "readings": look.table}
 
 
-_OF_RUN = form_of_object(lambda: Run({}, 1), derived=("table", "_sheet", "_first_sheet", "_ordered_by"))
+_OF_RUN = form_of_object(lambda: Run({}, 1), derived=("why_silent", "table", "_sheet", "_first_sheet", "_ordered_by"))
 _OF_LOOK = form_of_dataclass(Look)
 _PLAIN = (Case, Comparison, Gap, Layer, Loss, Nonfinite, RateJump, Running, Spike, Stepped, Symptom)
 

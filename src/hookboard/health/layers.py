@@ -72,6 +72,11 @@ class Layer:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     computed: frozenset[str] = frozenset()
 
+    @property
+    def is_called(self) -> bool:
+        """Whether it is a module that can be called: neither the LightningModule nor a container of parameters."""
+        return bool(self.name) and self.type not in ("ParameterList", "ParameterDict")
+
     @functools.cached_property
     def has_matrix(self) -> bool:
         """Whether a weight has two or more dimensions, or may have: gains and biases often start at 0 or 1."""

@@ -2,11 +2,13 @@
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from hookboard.health.curves import SHOWN, worst
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Verdict
+from hookboard.patterns import folded
 from hookboard.writers import Table, escaped, markdown
 
 MOST_ROWS = 50
@@ -61,7 +63,7 @@ def table_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = 
         every_n_steps: how many steps lie between two looks.
     """
     rest = len(verdicts) - MOST_ROWS
-    seen = f"Looked at {_many(len(run.layers), 'layer')} at {_many(run.seen, 'step')} from {_ends(run)}"
+    seen = f"Looked at {_layers(run)} at {_many(run.seen, 'step')} from {_ends(run)}"
     rhythm = f", every {_ordinal(every_n_steps)} step." if every_n_steps and every_n_steps > 1 else "."
     more = f"And {rest} more, the last of this order. " if rest > 0 else ""
     rows = tuple(_row(verdict) for verdict in verdicts[:MOST_ROWS])
@@ -69,7 +71,7 @@ def table_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = 
         rows = ((headline(run, verdicts), *[""] * (len(COLUMNS) - 1)),)  # for loggers that take rows alone
     cells = [_cells(verdict) for verdict in verdicts[:MOST_ROWS]]
     in_markdown = markdown(["verdict", "layer", "steps", "what is seen, and what to try"], cells) if cells else ""
-    last = f"{more}{seen}{rhythm}{_worst_layers(run, verdicts)}"
+    last = f"{more}{seen}{rhythm}{_worst_layers(run, verdicts)}{escaped(_without_output(run))}"
     text = "\n\n".join(filter(None, [headline(run, verdicts), in_markdown, last]))
     return Table(COLUMNS, rows, text)
 
@@ -79,12 +81,13 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     alarms = sum(verdict.severity == "alarm" for verdict in verdicts)
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
     found = " and ".join(_many(count, noun) for count, noun in counts if count) or "Nothing stands out"
-    where = f"{found} in {_many(len(run.layers), 'layer')}"
+    where = f"{found} in {_layers(run)}"
+    unseen = f"; {len(run.unseen)} more gave no output" if run.unseen else ""
     if run.seen < run.window:
         looks = f"there {'was' if run.seen == 1 else 'were'} only {_many(run.seen, 'look')}"
-        where = f"{where}, but" if verdicts else f"Not judged yet, of {_many(len(run.layers), 'layer')}:"
-        return f"{where} {looks}, and most verdicts need {run.window}: in a short run, lower every_n_steps."
-    return f"{where} at {_many(run.seen, 'look')}, from step {_ends(run)}."
+        where = f"{where}, but" if verdicts else f"Not judged yet, of {_layers(run)}:"
+        return f"{where} {looks}, and most verdicts need {run.window}: in a short run, lower every_n_steps{unseen}."
+    return f"{where} at {_many(run.seen, 'look')}, from step {_ends(run)}{unseen}."
 
 
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -> list[str]:
@@ -101,6 +104,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
     if len(verdicts) > MOST_LINES:
         table = "the table health/verdict of the loggers and in " if places else ""
         lines.append(f"  and {len(verdicts) - MOST_LINES} more in {table}monitor.verdicts")
+    lines += _wrapped(_without_output(run), "  ", 4)
     for place in places:
         lines += _wrapped(f"Look at: {place}", "  ", 4, is_path=True)
     return lines
@@ -227,6 +231,38 @@ def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
             named.setdefault(layer[0], []).append(SHOWN[quantity])
     parts = [f"{escaped(name)} ({', '.join(words)})" for name, words in named.items()]
     return f" The worst layer of each chart at the last look: {'; '.join(parts)}." if parts else ""
+
+
+def _layers(run: Run) -> str:
+    return _many(len(run.layers) - len(run.unseen), "layer")
+
+
+def _without_output(run: Run) -> str:
+    """Names the layers that gave no output at any look, and says why."""
+    causes: dict[str, list[str]] = {}
+    for layer in run.unseen:
+        causes.setdefault(run.why_silent.get(layer.name, ""), []).append(layer.name)
+    among = [layer.name for layer in run.layers]
+    parts = (f"{folded(_parents(names, among), among)}{cause and ': '}{cause}" for cause, names in causes.items())
+    return f" No output at any look of {'; of '.join(parts)}." if causes else ""
+
+
+def _parents(names: Sequence[str], among: Iterable[str]) -> list[str]:
+    """The same layers in fewer words: a pattern for all that is below a module, where none of the others is.
+
+    >>> _parents(["teacher.0.fc", "teacher.0.norm", "net.1.fc"], ["net.1.norm", "teacher.0.norm"])
+    ['teacher.**', 'teacher.**', 'net.1.fc']
+    """
+    others = {f"{name}." for name in among if name not in names}
+    parents = {name: next((p for p in _above(name) if not any(o.startswith(p) for o in others)), "") for name in names}
+    counts = Counter(parents.values())
+    return [f"{p}**" if p and counts[p] > 1 else name for name, p in parents.items()]
+
+
+def _above(name: str) -> list[str]:
+    """Every module that a name is below, with a dot, the outermost first."""
+    parts = name.split(".")
+    return [".".join(parts[:depth]) + "." for depth in range(1, len(parts))]
 
 
 def _ends(run: Run) -> str:

@@ -61,6 +61,9 @@ class Run:
         """The whole run in at most 256 columns."""
         self.silence: dict[str, Silence] = {}
         """Which units nothing activates, of each layer whose units can be silent, by its name."""
+        self.why_silent: Mapping[str, str] = {}
+        """The most likely reason why a layer gave no output at the first look, by its name; only of those that did not
+        is it true."""
         self.seen = 0
         """How many looks there were."""
         self.peak_rate: dict[str, float] = {}
@@ -170,6 +173,11 @@ class Run:
     def has_run(self, layer: Layer) -> bool:
         """Whether the layer gave an output at any look."""
         return layer.name in self._ran
+
+    @property
+    def unseen(self) -> list[Layer]:
+        """The layers that could give an output and gave none at any look."""
+        return [layer for layer in self.layers if layer.is_called and not self.has_run(layer)] if self.seen else []
 
     def peers(self, layer: Layer) -> list[Layer]:
         """The other layers of its kind."""

@@ -172,7 +172,7 @@ def _why_not_called(module: nn.Module, old_gradients: Collection[object], is_in_
     if any(state not in old_gradients for state in _gradients_of(module)):
         causes.append("its parent uses its weights itself, as nn.MultiheadAttention does")
         return f"the module was not called, yet its parameters received a gradient: {' or '.join(causes)}"
-    return f"the module was not called in this step (or {' or '.join(causes)})"
+    return f"the module was not called (or {' or '.join(causes)})"
 
 
 def _gradients_of(module: nn.Module) -> list[tuple[int, int]]:

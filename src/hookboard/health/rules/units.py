@@ -163,9 +163,7 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     elif onset <= first:
         advice = "Look at how this layer is initialized, its bias first; then at the scale of what goes in."
     else:
-        advice = (
-            f"Lower the learning rate or warm it up, and look at the updates of this layer just before step {onset}."
-        )
+        advice = f"Lower the learning rate or warm it up, and look at this layer's updates just before step {onset}."
     is_hard = dead.share >= MOST
     return Symptom(
         dead.source.name, f"{what}{others}.", advice, severity, size=dead.share, since=since, is_hard=is_hard

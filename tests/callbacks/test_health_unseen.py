@@ -1,0 +1,114 @@
+"""What `HealthMonitor` says of layers that gave it no output."""
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from toys import Toy, batches, encoder, fit, mlp, sequences
+
+from hookboard import HealthMonitor
+
+pytestmark = pytest.mark.filterwarnings("ignore:Found .* in eval mode at the start of training")
+
+
+class Student(LightningModule):
+    """Learns what a frozen encoder says."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = encoder().eval().requires_grad_(False)
+        self.student = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+
+    def training_step(self, batch):
+        with torch.no_grad():
+            taught = self.teacher(batch)
+        return (self.student(batch) - taught).square().mean()
+
+    def validation_step(self, batch):
+        self.student(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Attends(nn.Module):
+    """Its nn.MultiheadAttention uses the weights of its `out_proj` by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.head(self.attention(x, x, x)[0])
+
+
+class Fickle(nn.Module):
+    """Calls its second layer from the third call on."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.calls = nn.Linear(4, 4), nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        x = self.first(x)
+        return self.second(x) if self.calls > 2 else x
+
+
+class Holds(LightningModule):
+    """Weights of its own and in a list, which nobody calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shifts = nn.Parameter(torch.ones(4)), nn.ParameterList([torch.zeros(4)])
+
+    def training_step(self, batch):
+        return (batch * self.scale + self.shifts[0]).square().mean()
+
+    validation_step, configure_optimizers = training_step, Student.configure_optimizers
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    said = []
+    for name in ("alert", "inform"):
+        monkeypatch.setattr(f"hookboard.callbacks.reporter.{name}", said.append)
+    return said
+
+
+def judged(model, data):
+    fit(None, model, data, HealthMonitor(), log_every_n_steps=1, max_epochs=1)
+
+
+def in_one_line(text):
+    return " ".join(text.split())
+
+
+def test_layers_that_torch_runs_as_one_operation_are_not_counted_as_looked_at_and_named_with_the_cause(lines):
+    model = Student()
+    judged(model, sequences(*[4] * 6))
+    below = [n for n, m in model.teacher.named_modules() if n.count(".") >= 2 and not isinstance(m, nn.ModuleList)]
+    said = in_one_line(lines[-1])
+    assert f"in 3 layers at 6 looks, from step 0 to 5; {len(below)} more gave no output." in said
+    assert "No output at any look of teacher.**: the module was not called (or its forward was called directly" in said
+    assert "torch ran its nn.TransformerEncoderLayer as one operation, as it does in evaluation)." in said
+
+
+def test_a_layer_whose_weights_its_parent_uses_is_named_as_that(lines):
+    judged(Toy(Attends()), sequences(*[4] * 6))
+    said = in_one_line(lines[-1])
+    assert "in 2 layers at 6 looks, from step 0 to 5; 1 more gave no output." in said
+    assert "No output at any look of net.attention.out_proj: the module was not called, yet its parameters" in said
+    assert "its parent uses its weights itself, as nn.MultiheadAttention does." in said
+
+
+def test_nothing_is_said_of_weights_that_no_module_is_called_for(lines):
+    judged(Holds(), batches(*[8] * 6))
+    assert "in 2 layers at 6 looks, from step 0 to 5." in lines[-1]
+    assert "o output" not in lines[-1]
+
+
+@pytest.mark.parametrize("net", [mlp, Fickle], ids=["all at each look", "one at later looks alone"])
+def test_nothing_is_said_of_layers_that_gave_an_output_at_any_look(lines, net):
+    judged(Toy(net()), batches(*[8] * 6))
+    assert "o output" not in lines[-1]
