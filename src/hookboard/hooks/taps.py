@@ -166,6 +166,7 @@ def _why_not_called(module: nn.Module, old_gradients: Collection[object], is_in_
     causes = ["its forward was called directly"]
     if is_in_fused:
         causes.append("torch ran its nn.TransformerEncoderLayer as one operation, as it does in evaluation")
+    if is_in_fused and has_compiled_anything():
         causes.append("a compiled function runs it that is no attribute of a module")
     if has_compiled_anything():
         causes.append("it runs in a compiled function transform such as torch.func.vmap")
