@@ -60,10 +60,11 @@ class Holds(LightningModule):
 
     def __init__(self):
         super().__init__()
+        self.head = nn.Linear(4, 4)
         self.scale, self.shifts = nn.Parameter(torch.ones(4)), nn.ParameterList([torch.zeros(4)])
 
     def training_step(self, batch):
-        return (batch * self.scale + self.shifts[0]).square().mean()
+        return self.head(batch * self.scale + self.shifts[0]).square().mean()
 
     validation_step, configure_optimizers = training_step, Student.configure_optimizers
 
@@ -104,7 +105,7 @@ def test_a_layer_whose_weights_its_parent_uses_is_named_as_that(lines):
 
 def test_nothing_is_said_of_weights_that_no_module_is_called_for(lines):
     judged(Holds(), batches(*[8] * 6))
-    assert "in 2 layers at 6 looks, from step 0 to 5." in lines[-1]
+    assert "in 3 layers at 6 looks, from step 0 to 5." in lines[-1]
     assert "o output" not in lines[-1]
 
 
