@@ -133,6 +133,17 @@ def test_callbacks_that_write_nowhere_say_nothing():
     assert said_in(None, mlp(), ActivationLogger(), ActivationLogger()) == []
 
 
+def test_two_monitors_without_a_logger_say_nothing():
+    assert said_in(None, mlp(), HealthMonitor(), HealthMonitor()) == []
+
+
+def test_a_callback_that_is_given_twice_writes_each_tag_once_and_says_nothing(tmp_path):
+    monitor = HealthMonitor()
+    assert said_in(tmp_path, mlp(), monitor, monitor) == []
+    steps = [event.step for event in events(tmp_path).Scalars("health/activation_rms/median")]
+    assert len(steps) == len(set(steps)) > 0
+
+
 def test_two_interventions_of_one_role_have_a_text_each(tmp_path):
     edits = [Intervention(Scale(2.0), "net.0"), Intervention(Scale(3.0), "net.2")]
     assert said_in(tmp_path, mlp(), *edits) == []

@@ -20,8 +20,9 @@ def warn_of_equal_tags(last: object, trainer: Trainer) -> None:
         last: the callback that calls this; it warns only if it is the last of hookboard's callbacks.
         trainer: holds all callbacks.
     """
-    callbacks = [c for c in callbacks_of(trainer) if isinstance(c, Duties)]
-    if len(callbacks) < 2 or callbacks[-1] is not last:
+    # One that is given twice is called once at each point of the run.
+    callbacks = list({id(c): c for c in callbacks_of(trainer) if isinstance(c, Duties)}.values())
+    if len(callbacks) < 2 or callbacks[-1] is not last or not trainer.loggers:
         return
     writers: dict[str, list[int]] = {}
     for number, callback in enumerate(callbacks):
