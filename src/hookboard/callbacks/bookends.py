@@ -35,11 +35,11 @@ class First(Callback):
             member.begin_training(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stand around callbacks that were added meanwhile."""
+        """Enclose callbacks that have been added since."""
         self._stay_first(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Leave the batch before."""
+        """Clean up after the previous batch."""
         for member in self.members:
             member.leave_batch()
 
@@ -82,13 +82,13 @@ class First(Callback):
             member.end_training(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the batch before."""
+        """Clean up after the previous batch."""
         for member in self.members:
             member.leave_batch()
         self._stay_first(trainer)
 
     def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Leave the batch before."""
+        """Clean up after the previous batch."""
         for member in self.members:
             member.leave_batch()
 
@@ -117,7 +117,7 @@ class First(Callback):
             member.teardown(trainer, pl_module, stage)
 
     def _stay_first(self, trainer: Trainer) -> None:
-        """Stand before callbacks that others have added, and have `Last` stand behind them, from the next hook on."""
+        """Move to the front, and `Last` to the end, if callbacks were added. This holds from the next hook on."""
         given = callbacks_of(trainer)
         last = next((each for each in given if isinstance(each, Last)), None)
         if last is not None and (given[0] is not self or given[-1] is not last):

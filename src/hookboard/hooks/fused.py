@@ -1,8 +1,8 @@
 """Layers that torch runs as one fused operation, unless a module in them has a hook.
 
-In evaluation `nn.TransformerEncoderLayer` calls none of the modules inside it, but one operation that does all their
-work, whose result differs in the last bits, and with a fully masked row in more than that. It asks
-`_forward_hooks` and `_forward_pre_hooks` of all modules inside it, so any hook there would change the run.
+In evaluation `nn.TransformerEncoderLayer` calls none of the modules inside it. One fused operation does their work; its
+result differs in the last bits, and is NaN for a fully masked row. torch takes this path only if no module inside has a
+forward hook or forward pre-hook, so any hook there would change the run.
 """
 
 from torch import nn
