@@ -1,16 +1,37 @@
-"""Several processes (ranks) that train one model: which rank measures which tensor, and their collectives."""
+"""Several processes (ranks) that train one model: which rank measures which tensor, and how they merge the results."""
 
-from collections.abc import Iterable
-from typing import TypeVar
+import math
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import timedelta
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
-from hookboard.torch_private import waited
+from hookboard.torch_private import set_timeout, waited
 
 T = TypeVar("T")
+
+MOST_PEERS = 64
+"""Up to so many ranks each talks to every other. More form a grid, whose rows merge first and then its columns: each of
+1,024 ranks then has 62 connections instead of 1,023."""
+
+MOST_BYTES = 1 << 24
+"""So much of a block is merged at once: a rank holds a few times this beside the block itself."""
+
+TO_CONNECT, TO_ANSWER = timedelta(minutes=1), timedelta(minutes=30)
+"""How long a rank waits for the others: at the start, and in an exchange, before which one may save a checkpoint."""
+
+PATIENCE = 60.0
+"""How many seconds the training thread of a rank waits for the others, at the end of a run or where they are several
+exchanges behind. After that it goes on without them."""
+
+
+class RanksLostError(RuntimeError):
+    """Another rank no longer takes part in what the ranks do together."""
 
 
 def has_process_group() -> bool:
@@ -18,42 +39,178 @@ def has_process_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def gathered(mine: T) -> list[T]:
+    """The object of every rank, in their order, over the default process group. Every rank must call this."""
+    everyones = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    return everyones
+
+
+class Level(NamedTuple):
+    """Some ranks that exchange with each other, this one among them."""
+
+    group: dist.ProcessGroup
+    size: int
+    rank: int
+
+
 class Ranks:
-    """The processes of the default process group."""
+    """The processes of the default process group, connected by groups of their own. Every rank must make one.
 
-    def __init__(self) -> None:
-        self.size = dist.get_world_size()
-        self.rank = dist.get_rank()
+    What they merge cannot mix with what the training does in the default group, so any one thread of each rank may do
+    it while the training goes on; all ranks in the same order. It happens on the host, whatever device trains: it takes
+    no memory of an accelerator, and none of its time.
 
-    def gather_and_sum(self, mine: Tensor, summed: Tensor) -> tuple[Tensor, Tensor]:
-        """What each rank has, and what all have together: by one collective, which every rank must enter.
+    A rank that closes its groups, or dies, closes its connections. Whoever exchanges with it, now or later, then gets a
+    `RanksLostError`.
+
+    Args:
+        most_peers: how many ranks talk to each other directly, see `MOST_PEERS`.
+
+    Raises:
+        RuntimeError: the ranks cannot be connected.
+    """
+
+    def __init__(self, most_peers: int = MOST_PEERS) -> None:
+        self.size, self.rank = dist.get_world_size(), dist.get_rank()
+        self._levels: list[Level] = []
+        columns = 1 if self.size <= most_peers else _divisor(self.size)
+        within = self.size // columns
+        # The larger level comes first: after it a rank has so much less to send.
+        rows = [range(start, start + within) for start in range(0, self.size, within)]
+        self._connect(rows)
+        if columns > 1:
+            self._connect([range(start, self.size, within) for start in range(within)])
+
+    def _connect(self, groups: Iterable[range]) -> None:
+        # What serves tensors on the host in the default group, if anything does.
+        backend = dict(kind.split(":") for kind in dist.get_backend_config().split(",")).get("cpu", "gloo")
+        for ranks in groups:  # every rank must make each of them
+            group = dist.new_group(list(ranks), timeout=TO_CONNECT, backend=backend)
+            if self.rank in ranks:
+                assert isinstance(group, dist.ProcessGroup)
+                self._levels.append(Level(group, len(ranks), ranks.index(self.rank)))
+                set_timeout(group, TO_ANSWER)
+
+    def merge(self, block: Tensor, merge: Callable[[Tensor], Tensor]) -> Tensor:
+        """A block of rows, of all ranks merged. Every rank must call this, with an equal shape.
+
+        Each rank merges a share of the rows, and then gives it to all others. So the rows are the same on each to the
+        bit, and what a rank sends, receives and holds is about twice the block, however many ranks there are.
 
         Args:
-            mine: shape (n,), floating point.
-            summed: shape (m,), of the same type.
+            block: shape (n, width), on the host.
+            merge: gives the merged rows, shape (m, width), of those of several ranks, shape (ranks, m, width).
 
         Returns:
-            Each rank's `mine`, shape (size, n), and the sum of everyone's `summed`, shape (m,).
-        """
-        each = mine.new_zeros(self.size, len(mine))
-        each[self.rank] = mine
-        # To add zeros to what the others leave open is exact, and one collective serves both.
-        packed = torch.cat([each.flatten(), summed])
-        dist.all_reduce(packed)
-        return packed[: each.numel()].view_as(each), packed[each.numel() :]
+            Shape (n, width).
 
-    def gathered(self, mine: T) -> list[T]:
-        """The object of every rank, in their order. Every rank must call this."""
-        everyones = [mine] * self.size
-        dist.all_gather_object(everyones, mine)
-        return everyones
+        Raises:
+            RanksLostError: a rank does not take part.
+        """
+        merged = torch.empty(block.shape, dtype=block.dtype, device=block.device)
+        at_once = max(1, MOST_BYTES // max(1, block.shape[1] * block.element_size()))
+        for part, into in zip(block.split(at_once), merged.split(at_once), strict=True):
+            into.copy_(self._merged(part, merge))
+        return merged
+
+    def _merged(self, rows: Tensor, merge: Callable[[Tensor], Tensor]) -> Tensor:
+        shares: list[list[int]] = []
+        levels = self._connected()
+        for level in levels:
+            share = [len(rows) // level.size + (other < len(rows) % level.size) for other in range(level.size)]
+            shares.append(share)
+            mine = share[level.rank]
+            theirs = rows.new_zeros(level.size * mine, rows.shape[1])
+            _exchange(level, theirs, rows, [mine] * level.size, share)
+            rows = merge(theirs.view(level.size, mine, rows.shape[1])) if mine else theirs
+        for level, share in reversed(list(zip(levels, shares, strict=True))):
+            mine = share[level.rank]
+            whole = rows.new_zeros(sum(share), rows.shape[1])
+            _exchange(level, whole, rows.repeat(level.size, 1), share, [mine] * level.size)
+            rows = whole
+        self._connected()
+        return rows
+
+    def combine(self, mine: T, combine: Callable[[list[T]], T]) -> T:
+        """One object of those of all ranks. Every rank must call this; it is for what is small, or seldom there.
+
+        Args:
+            mine: of this rank.
+            combine: makes one of those of several ranks, which come in their order.
+
+        Raises:
+            RanksLostError: a rank does not take part.
+        """
+        for level in self._connected():
+            everyones = [mine] * level.size
+            try:
+                dist.all_gather_object(everyones, mine, group=level.group)
+            except RuntimeError as error:
+                raise _lost(error) from error
+            mine = combine(everyones)
+        return mine
+
+    def is_any(self, mine: bool) -> bool:
+        """Whether it is so on any rank. Every rank must call this."""
+        own = torch.tensor([[mine]], dtype=torch.float64, device="cpu")
+        return bool(self.merge(own, lambda parts: parts.amax(0)).item())
 
     def union(self, mine: Iterable[T]) -> list[T]:
         """The items of every rank, each once, in an order that is the same everywhere."""
-        return list(dict.fromkeys(item for items in self.gathered(list(mine)) for item in items))
+        return self.combine(list(mine), lambda lists: list(dict.fromkeys(item for items in lists for item in items)))
+
+    def _connected(self) -> list[Level]:
+        if not self._levels:
+            raise RanksLostError("this rank takes part no longer")
+        return self._levels
+
+    def close(self) -> None:
+        """Take part no longer; the other ranks learn it at their next exchange."""
+        levels, self._levels = self._levels, []
+        for level in levels:
+            with suppress(ValueError, AssertionError):  # the default group has ended, and all others with it
+                dist.destroy_process_group(level.group)
 
 
-def own_part(tensor: Tensor, *, is_replicated: bool, rank: int, is_merged: bool) -> Tensor | None:
+def connected(most_peers: int = MOST_PEERS) -> tuple[Ranks | None, str]:
+    """The ranks, or None and why they cannot be connected: the same on every rank. Every rank must call this."""
+    ranks, fault = None, ""
+    try:
+        ranks = Ranks(most_peers)
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+    faults = [f"rank {rank}: {fault}" for rank, fault in enumerate(gathered(fault)) if fault]
+    if not faults:
+        return ranks, ""
+    if ranks is not None:
+        ranks.close()
+    return None, (
+        "the processes could not be connected to merge what they measure. Set GLOO_SOCKET_IFNAME to the network "
+        f"interface they share, or sync_dist=False ({faults[0]})"
+    )
+
+
+def _divisor(size: int) -> int:
+    """The largest divisor that is at most the root."""
+    return max(divisor for divisor in range(1, math.isqrt(size) + 1) if size % divisor == 0)
+
+
+def _exchange(level: Level, into: Tensor, given: Tensor, received: list[int], sent: list[int]) -> None:
+    try:
+        dist.all_to_all_single(into, given, received, sent, group=level.group)
+    except RuntimeError as error:
+        raise _lost(error) from error
+
+
+def _lost(error: RuntimeError) -> RanksLostError:
+    if "imed out" in str(error):
+        minutes = TO_ANSWER.total_seconds() / 60
+        return RanksLostError(f"another rank has not answered for {minutes:.0f} minutes")
+    return RanksLostError("another rank has stopped measuring, or has ended")
+
+
+def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None:
     """The part of a tensor that this rank measures, so that all ranks together measure each number once.
 
     Args:
@@ -61,13 +218,13 @@ def own_part(tensor: Tensor, *, is_replicated: bool, rank: int, is_merged: bool)
         is_replicated: whether a plain tensor is the same on all ranks, as a parameter is. Otherwise it comes from this
             rank's own data.
         rank: the number of this process.
-        is_merged: whether all ranks measure, and merge what they measured.
 
     Returns:
         A plain tensor; None where another rank measures it.
 
     Raises:
-        RuntimeError: a DTensor holds partial sums, and the other ranks do not take part.
+        RuntimeError: a DTensor holds partial sums. To add them up takes a collective in the middle of the model, which
+            would hang the training where one rank has stopped measuring.
     """
     if type(tensor) is Tensor:  # nearly all are; to ask for the others costs more than all that follows here
         return None if is_replicated and rank else tensor
@@ -77,10 +234,7 @@ def own_part(tensor: Tensor, *, is_replicated: bool, rank: int, is_merged: bool)
     if is_replicated and 0 not in mesh.mesh:
         return None
     if any(placement.is_partial() for placement in placements):
-        if not is_merged:
-            raise RuntimeError("it holds partial sums, which only all ranks together can read: set sync_dist=True")
-        placements = tuple(Replicate() if placement.is_partial() else placement for placement in placements)
-        tensor = tensor.redistribute(placements=placements)
+        raise RuntimeError("it holds partial sums, which only all ranks together could read")
     if any(placement.is_replicate() and mesh.get_local_rank(i) for i, placement in enumerate(placements)):
         return None
     return waited(tensor.to_local())

@@ -4,9 +4,11 @@ import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torch._dynamo.utils import counters
@@ -24,10 +26,7 @@ backward_number: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a backward pass: a forward that runs there is the recomputation of a checkpointed one.
-
-    It cannot be traced by torch.compile.
-    """
+    """Whether this thread runs a backward pass, as `backward_number` tells: a forward there is one of checkpointing."""
     return backward_number() != -1
 
 
@@ -120,10 +119,9 @@ def _refill(hooks: dict[int, Any], before: dict[int, Any]) -> None:
 
 
 def put_back_forward_hook(module: nn.Module, handle: RemovableHandle, hook: Callable[..., Any]) -> bool:
-    """Register a hook with keyword arguments again, behind all others, under the handle by which it was removed.
+    """Register a hook with keyword arguments again, after all others, under the handle by which it was removed.
 
-    Returns:
-        False if that cannot be: somebody has given the module other dicts for its hooks, of which the handle knows not.
+    Returns False if that cannot be: somebody has given the module other dicts for its hooks.
     """
     return _put_back(module._forward_hooks, module._forward_hooks_with_kwargs, handle, hook)
 
@@ -143,10 +141,7 @@ def _put_back(
 
 
 def renumber(handle: RemovableHandle, number: int) -> None:
-    """Have a module's hook go by another number than the next one that was free.
-
-    The number must not be that of another hook of the same module.
-    """
+    """Have a module's hook go by another number, that of no other hook of the module."""
     for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
         hooks = reference()
         if hooks is not None and handle.id in hooks:
@@ -272,6 +267,12 @@ def as_plain(tensor: Tensor) -> Tensor:
 def has_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
     """Whether the scaler has divided its scale out of the optimizer's gradients since they were made."""
     return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
+
+
+def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
+    """Have each collective of a group raise after this time."""
+    set_it = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    set_it(timeout, group)
 
 
 class NoCollectives(TorchDispatchMode):

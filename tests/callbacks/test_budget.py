@@ -11,7 +11,7 @@ from toys import Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, FeatureMapLogger, GradientLogger, HealthMonitor
 from hookboard.callbacks.budget import OVERHEAD, Budget, Share
-from hookboard.callbacks.course import is_due_now
+from hookboard.callbacks.cadence import is_due_now
 from hookboard.clock import Clock, timed
 from hookboard.hooks import Taps
 

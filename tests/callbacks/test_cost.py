@@ -6,7 +6,7 @@ from toys import Toy, batches, fit, hooked, mlp, records, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
 from hookboard.measure.statistics import plan
-from hookboard.recording.exchange import Packet
+from hookboard.recording.packet import Packet
 from hookboard.recording.recorder import Recorder
 from hookboard.sites import Site
 
@@ -62,13 +62,13 @@ def test_on_a_gpu_the_host_waits_once_for_each_flush(monkeypatch):
             observe(tensor)
         return recorder.send()
 
-    step().readings()  # compiles the kernels
+    step()()  # compiles the kernels
     waits.clear()
     torch.cuda.set_sync_debug_mode("error")
     try:
         sent = step()
         assert waits == []
-        assert len(sent.readings()) == 3
+        assert len(sent().readings) == 3
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 1

@@ -105,7 +105,7 @@ def test_the_loss_is_read():
     meter.add(1, 1, on_mps(torch.tensor(2.5)))
     losses = meter.take()
     recorder = Recorder(plan("mean"), MPS)
-    assert [loss.value for loss in losses.read(recorder.send(along=losses.waiting).along())] == [1.5, 2.5]
+    assert [loss.value for loss in losses.read(recorder.send(along=losses.waiting)().along)] == [1.5, 2.5]
 
 
 @pytest.mark.parametrize(("value", "is_finite"), [(3e38, True), (math.inf, False), (math.nan, False)])

@@ -118,7 +118,7 @@ def test_an_interrupt_while_training_waits_loses_nothing(monkeypatch):
 
     waits = mine._changed.wait_for
 
-    def interrupted(condition):
+    def interrupted(condition, timeout=None):
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         return waits(condition)
@@ -250,7 +250,7 @@ def test_only_the_worker_waits_for_the_device(tmp_path, monkeypatch):
 
         return arrived
 
-    monkeypatch.setattr("hookboard.recording.exchange.Packet.to_host", sent)
+    monkeypatch.setattr("hookboard.recording.packet.Packet.to_host", sent)
     fit(tmp_path, Toy(mlp()), batches(4, 4), ActivationLogger(every_n_steps=1), HealthMonitor(every_n_steps=1))
     assert sorted(waits) == ["hookboard ActivationLogger"] * 2 + ["hookboard HealthMonitor"] * 2
 

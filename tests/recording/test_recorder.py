@@ -44,7 +44,7 @@ def test_bins_of_a_step_that_is_read_late_are_not_those_of_the_next():
     mine.open(A)(normal(20))
     second = mine.send()
     mine.open(A)(normal(40))
-    (reading,), (next_one,) = (sent.readings().values() for sent in (first, second))
+    (reading,), (next_one,) = (sent().readings.values() for sent in (first, second))
     (last,) = mine.flush()[0].values()
     assert [each.histogram.counts.sum() for each in (reading, next_one, last)] == [10, 20, 40]
 
@@ -69,9 +69,9 @@ def test_a_new_site_does_not_look_through_the_rows_of_the_others(monkeypatch):
 
 def test_numbers_that_come_along_are_those_that_were_given():
     given = torch.tensor([0.1, float("nan"), -3e38], dtype=torch.float64)
-    sent = recorder().send(along=given)
-    assert str(sent.along()) == str(given.tolist())
-    assert sent.readings() == {}
+    arrived = recorder().send(along=given)()
+    assert str(arrived.along) == str(given.tolist())
+    assert arrived.readings == {}
 
 
 def test_a_statistic_of_ones_own_stands_beside_the_built_in_ones():
@@ -109,31 +109,28 @@ def test_an_empty_tensor_gives_an_empty_reading():
 
 
 class Alone:
-    """The ranks of a run with one process, which counts what they exchange."""
+    """The ranks of a run with one process, which counts how often they agree."""
 
-    size, rank, exchanges, agreements = 1, 0, 0, 0
+    size, rank, agreements = 1, 0, 0
 
-    def gather_and_sum(self, mine, summed):
-        self.exchanges += 1
-        return mine[None], summed
+    def merge(self, block, merge):
+        return merge(block[None])
 
     def union(self, mine):
         self.agreements += 1
         return list(dict.fromkeys(mine))
 
 
-def test_ranks_exchange_once_for_each_flush_unless_a_site_is_new():
+def test_ranks_agree_on_the_sites_only_where_one_is_new():
     ranks = Alone()
     mine = recorder(ranks=ranks, histogram=True)
-    exchanges = []
+    agreements = []
     for sites in ([A], [A], [A, B], [B], []):
         for site in sites:
             mine.open(site)(normal(10))
-        before = ranks.exchanges
         assert [reading.site for reading in mine.flush()[0].values()] == sites
-        exchanges.append(ranks.exchanges - before)
-    assert exchanges == [2, 1, 2, 1, 1]
-    assert ranks.agreements == 2
+        agreements.append(ranks.agreements)
+    assert agreements == [1, 1, 2, 2, 2]
 
 
 def test_a_default_device_of_the_user_does_not_reach_the_rows():

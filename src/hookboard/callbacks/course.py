@@ -11,6 +11,7 @@ from typing import Any, ParamSpec
 from lightning.pytorch import LightningModule, Trainer
 
 from hookboard.callbacks.budget import OVERHEAD, Budget, Share
+from hookboard.callbacks.cadence import is_due
 from hookboard.callbacks.decision import Decision, agreed
 from hookboard.callbacks.duties import Duties, NothingToShowError, W
 from hookboard.callbacks.trainer import callbacks_of, inform, logged_step, warn, without_trainer
@@ -18,38 +19,11 @@ from hookboard.callbacks.watch import Selection, Watch, changes, is_same, names_
 from hookboard.callbacks.worker import Worker, has_own_thread
 from hookboard.clock import Clock
 from hookboard.messages import warn_switched_off
-from hookboard.ranks import has_process_group
+from hookboard.ranks import PATIENCE, Ranks, connected, has_process_group
 from hookboard.selection import NothingToSelectError
 from hookboard.writers import Loggers
 
 P = ParamSpec("P")
-
-
-def is_due(step: int, every_n_steps: int) -> bool:
-    """Whether the optimizer step with this number, counted from 0, is measured and logged.
-
-    The last of every n steps is due. Lightning's own logging takes the same one, so that the points of both stand at
-    the same steps. If `every_n_steps` is 0 (Lightning's "no logging"), no step is due.
-
-    >>> [step for step in range(10) if is_due(step, 4)]
-    [3, 7]
-    """
-    return every_n_steps > 0 and (step + 1) % every_n_steps == 0
-
-
-def is_due_now(watch: Watch, step: int) -> bool:
-    """Whether this optimizer step of the training is due, at a cadence that may be stretched.
-
-    Then so many steps lie between two due ones, wherever the factor has changed: a multiple of the new cadence may
-    come right behind one of the old.
-    """
-    if not is_due(step, watch.every_n_steps):
-        return False
-    last, stretched = watch.last_due, watch.every_n_steps * watch.stretch
-    if watch.stretch > 1 and last is not None and last != step and step - last < stretched:
-        return False
-    watch.last_due = step
-    return True
 
 
 class Course(Duties[W]):
@@ -65,11 +39,14 @@ class Course(Duties[W]):
         self._may_rest = False
         self._trainer: weakref.ref[Trainer] | None = None
         """Whose run is watched, or was last."""
+        self._ranks: Ranks | None = None
+        """Those that merge what they measure, during a run; None if nothing is merged."""
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration; a copy watches nothing until a run of its own starts."""
         self._worker.wait()
-        fresh = {"_live": {}, "clock": Clock(), "share": Share(), "_budget": None, "_trainer": None}
+        fresh = {"_live": {}, "clock": Clock(), "share": Share(), "_budget": None}
+        fresh |= {"_trainer": None, "_ranks": None}
         return without_trainer(self.__dict__) | fresh
 
     def _start(self, trainer: Trainer, pl_module: LightningModule, running: Set[str]) -> None:
@@ -79,8 +56,10 @@ class Course(Duties[W]):
         selection, decision = self._decide(trainer, pl_module)
         if decision.reason:
             inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
-        elif self._takes_part(trainer):
-            self._worker = Worker(f"hookboard {self._name}", has_own_thread(pl_module.device))
+        elif self._takes_part(trainer) and self._is_connected(trainer):
+            in_thread = has_own_thread(pl_module.device) or self._ranks is not None
+            patience = None if self._ranks is None else PATIENCE
+            self._worker = Worker(f"hookboard {self._name}", in_thread, patience)
             self.share = Share()
             self.share.begin(one.clock for one in self._together(trainer))
             self._budget = None if self.max_overhead is None else Budget(self.max_overhead, self.clock)
@@ -92,6 +71,15 @@ class Course(Duties[W]):
                     watch = Watch(stage, decision.every_n_steps, loggers, selection, layout, said)
                     self._live[stage] = self._watch(trainer, pl_module, watch)
                     self._attach(trainer, pl_module, self._live[stage])
+
+    def _is_connected(self, trainer: Trainer) -> bool:
+        """Connect the ranks, if they are to merge what they measure; a warning says why they cannot be."""
+        if self._merges(trainer):
+            self._ranks, why_not = connected()
+            if why_not:
+                warn(f"{self._name} {self.verb} nothing: {why_not}.")
+            return not why_not
+        return True
 
     def _decide(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Selection, Decision]:
         selection, reason, said, failure = Selection(), None, None, None
@@ -117,6 +105,10 @@ class Course(Duties[W]):
         watch = self._live.get(stage)
         if watch is None:
             return
+        if self._budget is not None and stage == "train" and is_due(logged_step(trainer), watch.every_n_steps):
+            self._keep_step(watch)
+            if stage not in self._live:  # another rank is lost
+                return
         watch.is_due = self._wants(trainer, watch, batch_idx, dataloader_idx)
         if self._budget is not None and watch.stage == "train":
             self._budget.begin_batch(logged_step(trainer))
@@ -136,7 +128,7 @@ class Course(Duties[W]):
             watch.is_due = False
             if not self.changes_tensors:
                 self._do(watch, "at the end of a batch", watch.until_batch_end.close)
-            if watch.stage in self._live:  # after a fault too, where other ranks wait
+            if watch.stage in self._live:
                 self._do(watch, "at the end of a batch", self._end_batch, trainer, watch)
         if self._may_rest and stage == "train":  # by now the model has run once with its hooks
             self._may_rest = False
@@ -197,6 +189,13 @@ class Course(Duties[W]):
         every = [callback for callback in callbacks_of(trainer) if isinstance(callback, Course)]
         return every if self in every else [self]  # a callback of the user's may hold it and call it
 
+    def _keep_step(self, watch: W) -> None:
+        """Take the cadence that all ranks have found at the last look, so that they measure the same steps."""
+        if self._ranks is not None:
+            self._worker.settle()
+            if watch.wanted is not None:
+                self._stretch(watch, watch.wanted)
+
     def _stretch(self, watch: W, factor: int) -> None:
         """Take this many times the cadence from now on; said once."""
         is_first, watch.stretch = watch.stretch == 1 and not watch.is_stretch_said, factor
@@ -230,17 +229,25 @@ class Course(Duties[W]):
         if self.may_stop_the_run:
             return False
         is_first, watch.has_fault = not watch.has_fault, True
-        if not self._stays_after_a_fault(watch):
-            self._drop(watch)
+        self._drop(watch)
         if is_first:
             warn_switched_off(f"{self._name} ({when})", error)
         return True
 
     def _drop(self, watch: W) -> None:
         self._worker.settle()
-        self._live.pop(watch.stage, None)
-        self._leave(watch)
-        _undo(watch)
+        # Where one rank stops, none can merge any longer, in no stage: closed connections tell the others.
+        for each in [watch] if self._ranks is None else [watch, *self._live.values()]:
+            each.has_fault = True
+            if self._live.pop(each.stage, None) is not None:
+                self._leave(each)
+                _undo(each)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
 
     def _leave_to_worker(self, watch: W, job: Callable[[], None], when: str) -> None:
         """Do what training need not wait for; if it fails, the same happens as if it had failed here.
@@ -261,6 +268,7 @@ class Course(Duties[W]):
         try:
             self._worker.close()
         finally:
+            self._disconnect()
             live, self._live = self._live, {}
             for watch in live.values():
                 try:

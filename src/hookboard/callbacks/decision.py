@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hookboard.ranks import Ranks
+from hookboard.ranks import gathered
 from hookboard.sites import Stage
 
 
@@ -32,7 +32,7 @@ def agreed(mine: Decision) -> Decision:
     Raises:
         ValueError: the callback could not start on another rank.
     """
-    everyones = Ranks().gathered(mine)
+    everyones = gathered(mine)
     failures = [f"on rank {rank}, {each.failure}" for rank, each in enumerate(everyones) if each.failure]
     if failures and not mine.failure:
         raise ValueError(failures[0])

@@ -86,7 +86,11 @@ class Duties(Callback, ABC, Generic[W]):
         return None
 
     def _is_collective(self, trainer: Trainer) -> bool:
-        """Whether all ranks watch, and wait for each other. Then they do what rank 0 decides."""
+        """Whether all ranks watch. Then they do what rank 0 decides."""
+        return False
+
+    def _merges(self, trainer: Trainer) -> bool:
+        """Whether all ranks merge what they measure. Then all of them watch, or none."""
         return False
 
     def _takes_part(self, trainer: Trainer) -> bool:
@@ -166,7 +170,3 @@ class Duties(Callback, ABC, Generic[W]):
 
     def _leave(self, watch: W) -> None:
         """Before a watch ends, after an exception too; what was left to the worker is done. It must not raise."""
-
-    def _stays_after_a_fault(self, watch: W) -> bool:
-        """Whether the watch must live on, because other ranks wait for it."""
-        return False

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
-from hookboard.callbacks.course import is_due_now
+from hookboard.callbacks.cadence import is_due_now
 from hookboard.callbacks.health_selection import layers_in, say_split, some_units
-from hookboard.callbacks.health_watch import EVALUATED, MEASURED, Finding, HealthWatch, over_ranks, steps_of
-from hookboard.callbacks.numbers import AFTER_LOOP, SiteLogger
+from hookboard.callbacks.health_watch import EVALUATED, MEASURED, Finding, HealthWatch, firsts_over_ranks, steps_of
+from hookboard.callbacks.numbers import AFTER_LOOP, AT_END, SiteLogger
 from hookboard.callbacks.trainer import is_alone, logged_step
 from hookboard.callbacks.watch import Selection, Watch
 from hookboard.checks import check_name, check_whole
@@ -30,7 +30,6 @@ from hookboard.health import (
     layers_of,
     rules_of,
 )
-from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.recording import Recorder
 from hookboard.sites import Role, Site, Stage
@@ -234,7 +233,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
 
     def _tell_events(self, trainer: Trainer, watch: HealthWatch) -> None:
         """Tell what the black box has found; several ranks do that together, at the next look."""
-        if watch.has_news and not self._has_ranks(trainer) and (events := watch.new_events()):
+        if watch.has_news and self._ranks is None and (events := watch.new_events()):
             self._worker.settle()  # it may be judging
             self._tell(watch, events)
             self._end_if_asked(trainer, watch)
@@ -255,25 +254,23 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         return watch.looks >= ASKED_AT_FIRST * self.window
 
     def _log(self, trainer: Trainer, watch: HealthWatch) -> None:
-        training, step, losses = self._live.get("train"), logged_step(trainer), watch.losses.take()
+        training, step, losses, ranks = self._live.get("train"), logged_step(trainer), watch.losses.take(), self._ranks
         sent = self._send(trainer, watch, losses.waiting)
         watch.note_gaps()
-        judge = None if training is None else training.evaluation(step)
+        judged = None if training is None else training.evaluation(step)
         if watch.stage == "train":
             facts, scalars = watch.news.facts(trainer.lightning_module, watch.selection), self._overhead(trainer, watch)
-            judge = watch.look(step, facts, lambda: losses.read(sent.along()), self._has_ranks(trainer), scalars)
+            judged = watch.look(step, facts, losses, ranks, scalars)
             if trainer.is_global_zero:
                 watch.loggers.prepare()
 
         def take() -> None:
-            readings = sent.readings().filled()
-            self._readings = readings.values()
-            if judge is not None and training is not None and training.judge is not None:
-                try:
-                    self._verdicts = judge(readings)
-                except Exception as error:  # the other ranks go on measuring, so this one must
-                    training.judge = None
-                    warn_switched_off(f"judging by {self._name}", error)
+            arrived = sent().filled()
+            self._readings = arrived.readings.values()
+            verdicts = None if judged is None else judged(arrived)
+            self._verdicts = self._verdicts if verdicts is None else verdicts
+            if ranks is not None and watch is training and self.stop_on is not None:
+                watch.is_asked_to_end = ranks.is_any(watch.guilty(self.stop_on, self._verdicts) is not None)
 
         self._leave_to_worker(watch, take, "at the end of a batch" if watch.stage == "train" else AFTER_LOOP)
         if watch.stage == "train":
@@ -282,7 +279,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     def _end_if_asked(self, trainer: Trainer, watch: HealthWatch) -> None:
         if self.stop_on is not None and not watch.is_ending:
             self._worker.settle()
-            watch.end_if_asked(trainer, self.stop_on, self._verdicts)
+            watch.end_if_asked(trainer, self.stop_on, self._verdicts, self._merges(trainer))
 
     def written_tags(self) -> Iterator[str]:
         """The one by which two monitors are told to write the same."""
@@ -290,8 +287,12 @@ class HealthMonitor(SiteLogger[HealthWatch]):
 
     def _end_training(self, trainer: Trainer, watch: HealthWatch) -> None:
         if watch.stage == "train":
-            if self._has_ranks(trainer):  # which tell at looks only what has happened
-                self._tell(watch, over_ranks([], watch.new_events())[1])
+            if (ranks := self._ranks) is not None:  # which tell at looks only what has happened
+                events = watch.new_events()
+                self._leave_to_worker(watch, lambda: self._tell(watch, firsts_over_ranks(ranks, events)), AT_END)
+                self._worker.settle()
+                if watch.stage not in self._live:
+                    return
             watch.close()
             super()._end_training(trainer, watch)
 

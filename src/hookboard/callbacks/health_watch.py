@@ -9,7 +9,7 @@ from torch.optim import SGD, Optimizer
 
 from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.layer_news import Facts
-from hookboard.callbacks.loss_meter import LossMeter, mean_over_ranks
+from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.callbacks.trainer import alert, logged_step
@@ -17,7 +17,6 @@ from hookboard.health import (
     Judge,
     Layer,
     Look,
-    Loss,
     Nonfinite,
     Stepped,
     Verdict,
@@ -29,7 +28,7 @@ from hookboard.health import (
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import Weight
 from hookboard.ranks import Ranks
-from hookboard.recording import Readings
+from hookboard.recording import Arrived
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the recorder fill the columns that rules read."""
@@ -60,6 +59,7 @@ class HealthWatch(SiteWatch):
         told: how many of the black box's events have been told.
         is_ending: whether it has ended the fit.
         why_silent: why layers gave no output at the first look, by their names; None before.
+        is_asked_to_end: whether the last look on all ranks has asked for that.
         earlier: rule and module of the alarms of a fit that this one continues; they do not end it.
     """
 
@@ -73,6 +73,7 @@ class HealthWatch(SiteWatch):
     black_box: BlackBox | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
     is_ending: bool = field(default=False, kw_only=True)
+    is_asked_to_end: bool = field(default=False, kw_only=True)
     why_silent: dict[str, str] | None = field(default=None, kw_only=True)
     earlier: frozenset[tuple[str, str]] = field(default=frozenset(), kw_only=True)
 
@@ -111,60 +112,63 @@ class HealthWatch(SiteWatch):
             self.why_silent = {name: self.taps.why_silent(name, "output") for name in names}
 
     def look(
-        self,
-        step: int,
-        facts: Facts,
-        losses: Callable[[], list[Loss]],
-        of_all_ranks: bool,
-        scalars: Mapping[str, float],
-    ) -> Callable[[Readings], tuple[Verdict, ...]]:
+        self, step: int, facts: Facts, losses: Losses, ranks: Ranks | None, scalars: Mapping[str, float]
+    ) -> Callable[[Arrived], tuple[Verdict, ...] | None]:
         """What takes a look, judges the run, and tells what the judge says, in any thread.
 
-        It is called with all readings of the step, and returns the verdicts, worst first.
+        It is called with what has arrived, readings filled, and returns the verdicts, worst first; None where this
+        rank does not judge. Of several ranks each must call it.
 
         Args:
             step: the optimizer step.
             facts: of the layers.
-            losses: gives those since the last look, in any thread.
-            of_all_ranks: whether all ranks share their losses and events. Then every rank must call this.
+            losses: those since the last look.
+            ranks: those that share their losses and events; None if there are no others.
             scalars: what is written besides, by tag.
         """
         self.looks += 1
-        events: list[Nonfinite] = []
-        if of_all_ranks:
-            shared, events = over_ranks(losses(), self.new_events())
-            losses = shared.copy
+        events: list[Nonfinite] = [] if ranks is None else self.new_events()
         frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
         is_scaled, batch_idx = self.scaling is not None, self.batch_idx
         stepped, self.stepped = self.stepped, {}
         why_silent = self.why_silent or {}
 
-        def take(readings: Readings) -> tuple[Verdict, ...]:
-            assert self.judge is not None
-            assert self.reporter is not None
-            if events:
-                self.tell(events)
-            self.judge.run.why_silent = why_silent
+        def take(arrived: Arrived) -> tuple[Verdict, ...] | None:
+            seen, told, readings = losses.read(arrived.along), events, arrived.readings
+            if ranks is not None:
+                seen, told = mean_over_ranks(ranks, seen), firsts_over_ranks(ranks, told)
             overflowed = is_scaled and any(reading.overflowed for reading in readings.values())
-            self.judge.see(Look(step, batch_idx, readings, losses(), stepped, overflowed, frozen, is_scaled))
-            verdicts, layers = self.judge.verdicts, self.judge.run.layers
-            records = self.news.in_order(
-                layers, lambda: [layer.name for layer in layers], facts, self.recorder, self.every_n_steps
-            )
-            self.reporter.after_look(verdicts, records, scalars)
-            return verdicts
+            look = Look(step, batch_idx, readings, seen, stepped, overflowed, frozen, is_scaled)
+
+            def judged(judge: Judge, reporter: Reporter) -> None:
+                if told:
+                    self.tell(told)
+                judge.run.why_silent = why_silent
+                judge.see(look)
+                layers = judge.run.layers
+                records = self.news.in_order(
+                    layers, lambda: [layer.name for layer in layers], facts, self.recorder, self.every_n_steps
+                )
+                reporter.after_look(judge.verdicts, records, scalars)
+
+            return self._judged(judged)
 
         return take
 
-    def evaluation(self, step: int) -> Callable[[Readings], tuple[Verdict, ...]]:
-        """The same for the readings of an evaluation loop in this training."""
+    def evaluation(self, step: int) -> Callable[[Arrived], tuple[Verdict, ...] | None]:
+        """The same for what has arrived of an evaluation loop in this training."""
+        return lambda arrived: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, arrived.readings)))
 
-        def take(readings: Readings) -> tuple[Verdict, ...]:
-            assert self.judge is not None
-            self.judge.see_evaluation(Look(step, 0, readings))
+    def _judged(self, see: Callable[[Judge, Reporter], None]) -> tuple[Verdict, ...] | None:
+        if self.judge is None or self.reporter is None:
+            return None
+        try:
+            see(self.judge, self.reporter)
             return self.judge.verdicts
-
-        return take
+        except Exception as error:  # what is measured is still worth having, here and on other ranks
+            self.judge = None
+            warn_switched_off("judging by HealthMonitor", error)
+            return None
 
     def follow(self, known: dict[str, Layer], layers: Mapping[str, Layer]) -> None:
         """Take other layers, where the model has changed; `known` is what the recorder reads."""
@@ -196,20 +200,25 @@ class HealthWatch(SiteWatch):
         self.reporter.at_event(verdicts, events[0].step, looks[-1] if looks else None)
         return verdicts
 
-    def end_if_asked(self, trainer: Trainer, stop_on: str | Sequence[str] | None, verdicts: Sequence[Verdict]) -> None:
-        """End the fit with this batch, once, if a rule of `stop_on` gives an alarm. Every rank must call this.
+    def guilty(self, stop_on: str | Sequence[str], verdicts: Sequence[Verdict]) -> Verdict | None:
+        """The first alarm of a rule of `stop_on`, which may be `alarm` for any; of those of this fit."""
+        asked = {stop_on} if isinstance(stop_on, str) else {*stop_on}
+        alarms = (v for v in verdicts if v.severity == "alarm" and (v.rule, v.module) not in self.earlier)
+        return next((v for v in alarms if {"alarm", v.rule} & asked), None)
+
+    def end_if_asked(
+        self, trainer: Trainer, stop_on: str | Sequence[str], verdicts: Sequence[Verdict], with_others: bool
+    ) -> None:
+        """End the fit with this batch if a rule of `stop_on` gives an alarm; several ranks if they have agreed on it.
 
         Args:
             trainer: the Trainer.
-            stop_on: names of rules, or `alarm` for any; None for never.
+            stop_on: see `guilty`.
             verdicts: of this rank, worst first.
+            with_others: whether there are other ranks.
         """
-        if stop_on is None or self.is_ending:
-            return
-        asked = {stop_on} if isinstance(stop_on, str) else {*stop_on}
-        alarms = (v for v in verdicts if v.severity == "alarm" and (v.rule, v.module) not in self.earlier)
-        guilty = next((v for v in alarms if {"alarm", v.rule} & asked), None)
-        if trainer.strategy.reduce_boolean_decision(guilty is not None, all=False):
+        guilty = self.guilty(stop_on, verdicts)
+        if self.is_asked_to_end if with_others else guilty is not None:
             trainer.should_stop = self.is_ending = True
             if guilty is not None:
                 alert(f"HealthMonitor {ended_by(guilty, logged_step(trainer))}")
@@ -225,22 +234,17 @@ class HealthWatch(SiteWatch):
             warn_switched_off("the last verdict of HealthMonitor", error)
 
 
-def over_ranks(losses: Sequence[Loss], events: Sequence[Nonfinite]) -> tuple[list[Loss], list[Nonfinite]]:
-    """What all ranks have seen together, in one exchange. Every rank must call this.
+def firsts_over_ranks(ranks: Ranks, events: list[Nonfinite]) -> list[Nonfinite]:
+    """One event of each step that had any, of those of all ranks. Every rank must call this."""
+    return ranks.combine(events, _firsts) if ranks.is_any(bool(events)) else []
 
-    Args:
-        losses: of this rank.
-        events: of this rank.
 
-    Returns:
-        The loss of each step over the data of all ranks, and one event of each step that had any.
-    """
-    parts = Ranks().gathered((list(losses), list(events)))
+def _firsts(ranks: Sequence[Sequence[Nonfinite]]) -> list[Nonfinite]:
     by_step: dict[int, list[Nonfinite]] = {}
-    for event in (event for _, found in parts for event in found):
+    for event in (event for events in ranks for event in events):
         by_step.setdefault(event.step, []).append(event)
     firsts = [first_of(by_step[step]) for step in sorted(by_step)]
-    return mean_over_ranks([part for part, _ in parts]), [first for first in firsts if first is not None]
+    return [first for first in firsts if first is not None]
 
 
 def steps_of(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Stepped]:

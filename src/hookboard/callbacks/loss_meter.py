@@ -1,8 +1,9 @@
 """`LossMeter`: the loss of every optimizer step, read from the device only when a step is due."""
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from hookboard.health import Loss
 from hookboard.measure import needs_host
+from hookboard.ranks import Ranks
 
 MOST = 4096
 """How many losses of backward passes are kept between two looks; of more, those of the last steps."""
@@ -103,14 +105,35 @@ def _together(parts: Sequence[Part]) -> Tensor | None:
     return torch.stack([loss.to(there[0].device, wide) for loss in there])
 
 
-def mean_over_ranks(ranks: Sequence[Sequence[Loss]]) -> list[Loss]:
+def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
     """The loss of each step over the data of all ranks: the mean of theirs, whose gradient all of them follow.
 
-    >>> mean_over_ranks([[Loss(0, 0, 1.0), Loss(1, 1, 1.0)], [Loss(0, 0, 3.0), Loss(1, 1, 2.0)]])
-    [Loss(step=0, batch_idx=0, value=2.0, backwards=1), Loss(step=1, batch_idx=1, value=1.5, backwards=1)]
+    Every rank must call this.
+
+    Args:
+        ranks: the processes.
+        losses: of this rank, of the steps since the last call.
     """
-    by_step: dict[int, list[Loss]] = {}
-    for losses in ranks:
-        for loss in losses:
-            by_step.setdefault(loss.step, []).append(loss)
-    return [replace(all_[0], value=sum(x.value for x in all_) / len(all_)) for _, all_ in sorted(by_step.items())]
+    first = min((loss.step for loss in losses), default=math.inf)
+    last = max((loss.step for loss in losses), default=-math.inf)
+    ends = torch.tensor([[-first], [last]], dtype=torch.float64, device="cpu")
+    first, last = (ranks.merge(ends, lambda parts: parts.amax(0))[:, 0] * torch.tensor([-1, 1], device="cpu")).tolist()
+    if first > last:  # no rank has any
+        return []
+    first, last = max(int(first), int(last) - MOST + 1), int(last)
+    table = torch.zeros(last - first + 1, 4, dtype=torch.float64, device="cpu")
+    for loss in losses:
+        if loss.step >= first:
+            table[loss.step - first] = table.new_tensor([loss.value, 1, loss.batch_idx, loss.backwards])
+    return [
+        Loss(first + place, int(batch_idx), total / count, int(backwards))
+        for place, (total, count, batch_idx, backwards) in enumerate(ranks.merge(table, _summed).tolist())
+        if count
+    ]
+
+
+def _summed(parts: Tensor) -> Tensor:
+    """The sum and the number of losses of several ranks; the rest is that of the first rank that has one."""
+    first = (parts[:, :, 1] > 0).long().argmax(0)
+    rest = parts[first, torch.arange(parts.shape[1], device=parts.device), 2:]
+    return torch.cat([parts[:, :, :2].sum(0), rest], dim=1)

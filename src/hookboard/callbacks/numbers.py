@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.callbacks.course import is_due_now
+from hookboard.callbacks.cadence import is_due_now
 from hookboard.callbacks.facts import facts_of, say_if_copied
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.life import Life
@@ -22,15 +22,14 @@ from hookboard.checks import check_share, check_steps, check_switches, chosen, w
 from hookboard.hooks import Taps, forget_graphs, forget_graphs_without_hooks
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, plan
 from hookboard.parameters import Weight, are_still, weights_of
-from hookboard.ranks import Ranks
-from hookboard.recording import Reading, Readings, Recorder, Sent
+from hookboard.recording import Arrived, Reading, Readings, Recorder, Sent
 from hookboard.selection import check_selection
 from hookboard.sites import ROLES, Role, Site, Stage
 from hookboard.writers import entry_of
 
 V = TypeVar("V", bound=SiteWatch)
 
-AFTER_LOOP = "at the end of an evaluation"
+AFTER_LOOP, AT_END = "at the end of an evaluation", "at the end of the training"
 
 
 class SiteLogger(Life[V]):
@@ -123,6 +122,9 @@ class SiteLogger(Life[V]):
     def _is_collective(self, trainer: Trainer) -> bool:
         return self.sync_dist
 
+    def _merges(self, trainer: Trainer) -> bool:
+        return trainer.world_size > 1 and self.sync_dist
+
     def _cadence(self, trainer: Trainer) -> int:
         return log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
 
@@ -151,7 +153,7 @@ class SiteLogger(Life[V]):
         )
 
     def _of_every_recorder(self, trainer: Trainer) -> dict[str, Any]:
-        return {"ranks": Ranks() if trainer.world_size > 1 else None, "sync": self.sync_dist, "clock": self.clock}
+        return {"ranks": self._ranks, "clock": self.clock}
 
     def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: V) -> None:
         forget_graphs(pl_module)
@@ -201,7 +203,7 @@ class SiteLogger(Life[V]):
         if watch.stage == "train" and not is_accumulating(trainer):
             self._do(watch, "after the optimizer step", self._measure_after_step, trainer, watch)
             watch.before.clear()
-            if watch.stage in self._live:  # after a fault too, where other ranks wait
+            if watch.stage in self._live:
                 self._log(trainer, watch)
 
     def _measure_after_step(self, trainer: Trainer, watch: V) -> None:
@@ -222,9 +224,6 @@ class SiteLogger(Life[V]):
             why = f"the fit had no {watch.stage} loop after its start"
         inform(f"{self._name} has measured nothing in {watch.stage}: {why}.")
 
-    def _stays_after_a_fault(self, watch: V) -> bool:
-        return watch.recorder.give_up()
-
     def _follow_weights(self, pl_module: LightningModule, watch: V) -> None:
         """If modules have new parameters, watch these, and warn once.
 
@@ -242,19 +241,23 @@ class SiteLogger(Life[V]):
         wanted = shared = None
         if self._budget is not None and watch.stage == "train" and self._may_stretch(watch):
             wanted = self._budget.wanted(watch.every_n_steps, watch.stretch)
-            if self._has_ranks(trainer):  # which must all measure the same steps
+            if self._ranks is not None:  # which must all measure the same steps
                 shared = torch.tensor([wanted], dtype=torch.float64, device="cpu")
         if watch.scaling is None:
             sent = watch.recorder.send(shared, along)
         else:
             model, optimizers = trainer.lightning_module, trainer.optimizers
             sent = watch.scaling.send(watch.recorder, model, optimizers, watch.weights, shared, along)
-        if wanted is not None:
-            self._stretch(watch, wanted if shared is None else int(sent.flags()[-1]))
-        return sent
+        if wanted is not None and shared is None:
+            self._stretch(watch, wanted)
 
-    def _has_ranks(self, trainer: Trainer) -> bool:
-        return trainer.world_size > 1 and self.sync_dist
+        def arrived() -> Arrived:
+            found = sent()
+            if shared is not None:
+                watch.wanted = int(found.flags[-1])
+            return found
+
+        return arrived
 
     def _log(self, trainer: Trainer, watch: V) -> None:
         model, step, writes = trainer.lightning_module, logged_step(trainer), trainer.is_global_zero
@@ -266,7 +269,7 @@ class SiteLogger(Life[V]):
             watch.loggers.prepare()
 
         def write() -> None:
-            found = sent.readings()
+            found = sent().readings
             readings = self._finish(found)
             filled = readings.filled()
             self._readings = filled.values()

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 
-from hookboard.callbacks.course import is_due
+from hookboard.callbacks.cadence import is_due
 from hookboard.callbacks.life import Life
 from hookboard.callbacks.trainer import (
     inform,

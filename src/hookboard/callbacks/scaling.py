@@ -15,7 +15,7 @@ from hookboard.callbacks.trainer import warn
 from hookboard.layouts import stored
 from hookboard.parameters import Weight
 from hookboard.ranks import local
-from hookboard.recording import Reading, Readings, Recorder, Sent
+from hookboard.recording import Arrived, Reading, Readings, Recorder, Sent
 from hookboard.selection import named_submodules
 from hookboard.sites import ROLES, Site
 from hookboard.torch_private import has_unscaled, scale_of
@@ -92,14 +92,17 @@ class Scaling:
         own = self._flags(optimizers, model.device)
         sent = recorder.send(own if shared is None else torch.cat([own.double(), shared.to(own.device)]), along)
 
-        def readings() -> Readings:
-            found, (*raised, is_unknown) = sent.readings(), sent.flags()[: len(own)]
+        def arrived() -> Arrived:
+            given = sent()
+            found, (*raised, is_unknown) = given.readings, given.flags[: len(own)]
             if is_unknown:
                 found = Readings.of(self._without_unknown(list(found.values())))
             guilty = {number for number, flag in enumerate(raised) if flag}
-            return Readings.of(marked(list(found.values()), guilty, holders)) if guilty else found
+            if guilty:
+                found = Readings.of(marked(list(found.values()), guilty, holders))
+            return given._replace(readings=found)
 
-        return sent._replace(readings=readings)
+        return arrived
 
     def _without_unknown(self, readings: list[Reading]) -> list[Reading]:
         """NaN for the gradients of which nothing tells whether they carry the scale; one warning says so."""

@@ -53,7 +53,8 @@ class Watch:
         stretch: by which factor the cadence is stretched to keep to `max_overhead`.
         is_stretch_said: whether that has been said.
         last_due: the last step that was due; None before.
-        has_fault: whether a fault of ours has ended it, and it lives on only because other ranks wait for it.
+        wanted: the factor that the slowest rank wants from the next due step on; None before it is known.
+        has_fault: whether a fault of ours has ended it.
         until_end: undoes, when the watch ends, what was done for it.
         until_batch_end: undoes, when a watched batch has ended, what was done for it.
     """
@@ -69,6 +70,7 @@ class Watch:
     stretch: int = 1
     is_stretch_said: bool = False
     last_due: int | None = None
+    wanted: int | None = None
     has_fault: bool = False
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)

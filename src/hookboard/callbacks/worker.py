@@ -35,11 +35,14 @@ class Worker:
     Args:
         name: of the thread.
         in_thread: whether there is a thread. Otherwise each job is done at once, and its errors are the caller's.
+        patience: how many seconds the training thread waits at most. After that the open jobs are given up, with a
+            TimeoutError for the first of them: it may wait for another process that never comes.
     """
 
-    def __init__(self, name: str = "hookboard", in_thread: bool = False) -> None:
+    def __init__(self, name: str = "hookboard", in_thread: bool = False, patience: float | None = None) -> None:
         self._name = name
         self._in_thread = in_thread
+        self._patience = patience
         self._jobs: deque[tuple[Job, OnFault]] = deque()
         self._tasks: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
@@ -66,10 +69,10 @@ class Worker:
             self._jobs.append((job, on_fault))
             if self._thread is None:
                 # A daemon, so that a run that nobody ends does not keep the process from ending.
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread = threading.Thread(target=self._work, args=[self._jobs], name=self._name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: len(self._jobs) <= MOST_WAITING)
+            self._wait_until(lambda: len(self._jobs) <= MOST_WAITING)
         self.catch_up()
 
     def catch_up(self) -> None:
@@ -81,7 +84,14 @@ class Worker:
         """Wait until all jobs are done. In a job it does nothing."""
         if self._thread is not None and not self._is_here:
             with self._changed:
-                self._changed.wait_for(lambda: not self._jobs)
+                self._wait_until(lambda: not self._jobs)
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        if not self._changed.wait_for(is_so, self._patience):
+            (_, on_fault), *_ = self._jobs
+            lost = TimeoutError(f"nothing has come of it for {self._patience:.0f} seconds")
+            self._tasks.append(functools.partial(on_fault, lost))
+            self._jobs, self._thread = deque(), None  # the thread ends with its job, whenever that is
 
     def settle(self) -> None:
         """Wait until all jobs are done, and do what they have handed over."""
@@ -90,6 +100,8 @@ class Worker:
 
     def close(self) -> None:
         """The same; then the thread has ended. The next job starts another."""
+        if self._patience is not None:
+            self.wait()
         thread = self._thread
         if thread is not None:
             with self._changed:
@@ -103,13 +115,13 @@ class Worker:
     def _is_here(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def _work(self) -> None:
+    def _work(self, jobs: deque[tuple[Job, OnFault]]) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._is_closing)
-                if not self._jobs:
+                self._changed.wait_for(lambda: jobs or self._is_closing)
+                if not jobs:
                     return
-                job, on_fault = self._jobs[0]
+                job, on_fault = jobs[0]
             tasks: list[Callable[[], None]] = []
             with handing_over(tasks):
                 try:
@@ -117,7 +129,9 @@ class Worker:
                 except BaseException as error:  # the training thread decides what becomes of it
                     tasks.append(functools.partial(on_fault, error))
             with self._changed:
+                if jobs is not self._jobs:  # they were given up
+                    return
                 self._tasks.extend(tasks)
-                self._jobs.popleft()
+                jobs.popleft()
                 self._changed.notify_all()
             del job, on_fault, tasks  # they hold what belongs to a step

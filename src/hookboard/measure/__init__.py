@@ -25,7 +25,7 @@ from hookboard.measure.native import Form, are_finite, can_subtract, is_like, me
 from hookboard.measure.reader import Reader
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
 from hookboard.measure.scratch import forget_scratch
-from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, plan, width_of
+from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, empty_row, plan, width_of
 from hookboard.measure.table import Table
 from hookboard.measure.values import single_at_least
 
@@ -54,6 +54,7 @@ __all__ = [
     "can_subtract",
     "dead_share",
     "elements_in",
+    "empty_row",
     "forget_scratch",
     "form_of",
     "histogram",

@@ -258,7 +258,7 @@ def merged_list(rows: Sequence[tuple[Any, ...]], owners: int, nothing: bytes) ->
         Shape (owners, columns), float64.
     """
     memory = None if _native is None else _native.merge_list(list(rows), owners, nothing)
-    return None if memory is None else torch.from_numpy(np.frombuffer(memory).reshape(owners, -1))
+    return None if memory is None else torch.from_numpy(np.frombuffer(memory).reshape(owners, len(nothing) // 8))
 
 
 def add_counts(counts: Tensor, more: Tensor) -> None:

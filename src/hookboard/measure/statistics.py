@@ -14,7 +14,7 @@ from hookboard.checks import check_differ, check_function, check_identifier, che
 from hookboard.dotted import object_at
 from hookboard.measure.columns import AtEnds, Columns
 from hookboard.measure.derived import DERIVED, ENDS, Merged
-from hookboard.measure.row import WIDTH, Moments
+from hookboard.measure.row import EMPTY, WIDTH, Moments
 from hookboard.measure.table import Table
 from hookboard.messages import unknown
 
@@ -236,6 +236,11 @@ def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Se
 def width_of(more: Sequence[Columns | Statistic]) -> int:
     """How many numbers stand behind the moments."""
     return sum(each.width if isinstance(each, Columns) else 1 for each in more)
+
+
+def empty_row(more: Sequence[Columns | Statistic]) -> list[float]:
+    """The row of no values, with what stands behind the moments."""
+    return [*EMPTY, *[math.nan] * width_of(more)]
 
 
 def as_list(statistics: str | Statistic | Sequence[str | Statistic]) -> list[str | Statistic]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookboard.measure import EMPTY, WIDTH, ChannelRows, merge_rows
-from hookboard.recording.exchange import Layout
+from hookboard.recording.packet import Layout
 from hookboard.recording.streams import Streams
 from hookboard.sites import Site
 
@@ -94,7 +94,7 @@ class ChannelBuffer:
 def packed(rows_of: Mapping[Site, ChannelRows | None], layout: Layout, device: torch.device) -> Tensor:
     """The rows of all channels in a layout, shape (channels of all sites, WIDTH), float64.
 
-    A site that was not measured has empty rows. One that had other channels than the layout has NaN.
+    A site that was not measured has empty rows. One whose calls had no channels in common has NaN.
 
     Args:
         rows_of: what `take` has returned, by site.

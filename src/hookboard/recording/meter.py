@@ -27,7 +27,7 @@ from hookboard.measure import (
     read_alike,
 )
 from hookboard.messages import warn_switched_off
-from hookboard.ranks import Ranks, own_part
+from hookboard.ranks import own_part
 from hookboard.recording.channels import MOST_CALLS, ChannelBuffer
 from hookboard.recording.parts import difference, on_host
 from hookboard.recording.rows import Kept, RowBuffer
@@ -58,7 +58,10 @@ class Taken(NamedTuple):
 
 
 class Meter:
-    """Measures the tensors of any number of sites, in any thread. The arguments are those of `Recorder`."""
+    """Measures the tensors of any number of sites, in any thread. The arguments are those of `Recorder`.
+
+    Instead of the ranks it takes the number of this process among them, 0 if it is alone.
+    """
 
     def __init__(
         self,
@@ -68,8 +71,7 @@ class Meter:
         histogram: bool | Callable[[Site, Tensor], bool],
         channels: Callable[[Site, Tensor], int | None] | None,
         ends: Callable[[Site], tuple[float, float] | None] | None,
-        ranks: Ranks | None,
-        sync: bool,
+        rank: int,
         clock: Clock | None,
     ) -> None:
         self.rows = RowBuffer(plan.more, measuring_device(device))
@@ -87,8 +89,7 @@ class Meter:
         self._channels = channels
         self.rows.on_channels = None if channels is None else self._take_channels
         self._ends = ends
-        self._rank = 0 if ranks is None else ranks.rank
-        self._is_merged = sync or ranks is None
+        self._rank = rank
         self._clock = clock
         self._scale: Tensor | None = None
         self._has_scaled = False
@@ -221,7 +222,7 @@ class Meter:
         part: Tensor | None = tensor
         if self._rank or type(tensor) is not Tensor:  # else it is its own part, which costs a call to find out
             of_parameter = slot.traits.of_parameter
-            part = own_part(tensor, is_replicated=of_parameter, rank=self._rank, is_merged=self._is_merged)
+            part = own_part(tensor, is_replicated=of_parameter, rank=self._rank)
         if part is None:
             return None, False
         if part.is_cuda:

@@ -10,27 +10,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import BINS, FIELDS, WIDTH, ChannelRows, Histogram, Plan, histograms, single_at_least
-from hookboard.recording.channels import packed
-from hookboard.recording.exchange import Layout, Packet
+from hookboard.measure import FIELDS, Histogram, Plan, histograms, single_at_least
+from hookboard.recording.packet import Layout, Packet
 from hookboard.recording.readings import Readings, Results
 from hookboard.sites import Site, Stage
 
 _MIN, _MAX = FIELDS.index("min"), FIELDS.index("max")
 
 
-class Sent(NamedTuple):
-    """What is on its way to the host, in one copy. Any thread may call what it holds; all wait for the device.
+class Arrived(NamedTuple):
+    """What has been sent, on the host.
 
     Args:
-        readings: gives a reading for every site of which a tensor was measured; to be called once.
-        flags: gives of each flag the largest over the ranks.
-        along: gives the numbers that came along, of this rank.
+        readings: a reading for every site of which a tensor was measured.
+        flags: of each flag the largest over the ranks.
+        along: the numbers that came along, of this rank.
     """
 
-    readings: Callable[[], Readings]
-    flags: Callable[[], list[float]]
-    along: Callable[[], list[float]]
+    readings: Readings
+    flags: list[float]
+    along: list[float]
+
+    def filled(self) -> "Arrived":
+        """The same, of the readings those of tensors that had an element."""
+        return self._replace(readings=self.readings.filled())
+
+
+Sent = Callable[[], Arrived]
+"""What is on its way to the host, in one copy. It is to be called once, in any thread, which then waits for the device,
+and for other ranks that merge what they measured."""
 
 
 @dataclass
@@ -147,46 +155,3 @@ def difference(tensor: Tensor, minus: Tensor) -> Tensor:
     """In float32 at least: two neighbouring half-precision weights differ by less than their type resolves."""
     wide = single_at_least(tensor.dtype)
     return tensor.to(wide) - minus.to(wide)
-
-
-def packer(
-    sites: list[Site],
-    rows: Tensor,
-    channels: Mapping[Site, ChannelRows | None] | None,
-    bins: Mapping[Site, Tensor] | None,
-    flags: Tensor,
-    along: Tensor,
-) -> Callable[[Layout, float], Packet]:
-    """Makes the packet of what was measured at some sites, for any layout and a status.
-
-    Args:
-        sites: in the order of their rows.
-        rows: one for each site, and behind them the empty one.
-        channels: the rows of their channels; None if no packet holds them.
-        bins: of those that have a histogram; None if no packet holds them.
-        flags: see `Packet`.
-        along: see `Packet`.
-    """
-
-    def pack(layout: Layout, status: float) -> Packet:
-        with_bins = [] if bins is None else [site for site, extent in layout.items() if extent.has_bins]
-        counted = [bins[site] if bins and site in bins else rows.new_zeros(BINS) for site in with_bins]
-        return Packet(
-            rows=in_order(rows, sites, list(layout)),
-            channels=rows.new_zeros(0, WIDTH) if channels is None else packed(channels, layout, rows.device),
-            bins=torch.stack(counted) if counted else rows.new_zeros(0, BINS),
-            flags=flags.to(rows.device).to(rows),
-            along=along.to(rows.device).to(rows),
-            status=rows.new_full((1,), status),  # a copy from the host would wait for the device
-        )
-
-    return pack
-
-
-def in_order(rows: Tensor, given: list[Site], wanted: list[Site]) -> Tensor:
-    """The rows of the given sites, and behind them the empty one, as those of the wanted sites."""
-    if given == wanted:
-        return rows[:-1]
-    place = {site: index for index, site in enumerate(given)}
-    order = torch.tensor([place.get(site, len(given)) for site in wanted], dtype=torch.long, device=rows.device)
-    return rows[order]

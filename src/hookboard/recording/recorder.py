@@ -11,9 +11,11 @@ from torch import Tensor
 from hookboard.clock import Clock
 from hookboard.measure import FIELDS, REQUESTABLE, Plan, elements_in
 from hookboard.ranks import Ranks
-from hookboard.recording.exchange import Exchange, Layout, Packet
+from hookboard.recording.channels import packed
+from hookboard.recording.exchange import Exchange
 from hookboard.recording.meter import Meter, Taken
-from hookboard.recording.parts import Sent, Unpacked, as_taken, packer, results_of, unpacked
+from hookboard.recording.packet import Layout, Packet, packed_bins
+from hookboard.recording.parts import Arrived, Sent, Unpacked, as_taken, results_of, unpacked
 from hookboard.recording.readings import Places, Readings
 from hookboard.sites import Role, Site, Stage
 
@@ -31,8 +33,8 @@ class Recorder:
         channels: is asked for each tensor which of its dimensions holds the channels, whose rows are then measured too;
             None for none. Left out: no channels.
         ends: tells from which values on a site is at an end of its range; None for a site without ends, or for all.
-        ranks: the processes that train this model together; None if there is only one.
-        sync: whether the ranks merge what they measured. Then every rank must call each flush.
+        ranks: the processes that merge what they measured; every rank must then take what each flush sends. None if
+            nothing is merged.
         clock: counts the time that the functions take which `open` returns.
     """
 
@@ -46,7 +48,6 @@ class Recorder:
         channels: Callable[[Site, Tensor], int | None] | None = None,
         ends: Callable[[Site], tuple[float, float] | None] | None = None,
         ranks: Ranks | None = None,
-        sync: bool = True,
         clock: Clock | None = None,
     ) -> None:
         self.stage: Stage = stage
@@ -58,13 +59,12 @@ class Recorder:
             histogram=histogram,
             channels=channels,
             ends=ends,
-            ranks=ranks,
-            sync=sync,
+            rank=0 if ranks is None else ranks.rank,
             clock=clock,
         )
         self._histogram = bool(histogram)
-        self._is_alone = self._meter.rows.device.type == "cpu" and (ranks is None or not sync)
-        self._exchange = Exchange(ranks if sync else None, plan.more)
+        self._is_alone = self._meter.rows.device.type == "cpu" and ranks is None
+        self._exchange = None if ranks is None else Exchange(ranks, plan.more)
         self._places = Places([])
 
     @property
@@ -101,10 +101,6 @@ class Recorder:
         """Note the shapes anew, and where the channels are: modules were replaced."""
         self._meter.slots.forget_shapes()
 
-    def give_up(self) -> bool:
-        """Stop measuring on this rank; returns whether it must still take part in the next flush."""
-        return self._exchange.give_up()
-
     def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
         """Leave these sites out from now on, because their tensors cannot be had; one warning names the first."""
         self._meter.switch_off(sites, error)
@@ -115,42 +111,40 @@ class Recorder:
 
     def flush(self, flags: Tensor | None = None) -> tuple[Readings, list[float]]:
         """What `send` gives, on the host."""
-        sent = self.send(flags)
-        return sent.readings(), sent.flags()
+        arrived = self.send(flags)()
+        return arrived.readings, arrived.flags
 
     def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Sent:
-        """Merge what was measured since the last flush, forget it, and start its way to the host.
+        """Take what was measured since the last flush, forget it, and start its way to the host.
 
         Args:
             flags: shape (k,), numbers of at least 0 that the caller wants to share with the other ranks.
             along: shape (n,), numbers that the caller wants on the host, with the same copy.
 
         Returns:
-            What waits for the device; if the ranks merge, the host has waited here already. Another thread may call it
-            while this one measures on, in the order in which it was sent.
-
-        Raises:
-            RuntimeError: a rank has given up: the ranks can no longer merge.
+            What waits for the device, and merges over ranks; nothing here has. Another thread may call it while this
+            one measures on: what is sent first must be taken first. If the ranks merge, it raises a `RanksLostError`
+            when one of them no longer takes part.
         """
         flags, along = _NONE if flags is None else flags, _NONE if along is None else along
         taken = self._meter.take(lends_bins=self._is_alone)
-        if not (taken.owners or len(flags) or len(along) or self._exchange.is_collective):
-            return Sent(lambda: Readings.of([]), list, list)
+        if not (taken.owners or len(flags) or len(along) or self._exchange):
+            return lambda: Arrived(Readings.of([]), [], [])
         # Only now: each site of which there is a row is among them.
-        mine, known = dict(self._meter.slots.extents), list(self._meter.slots.extents)
-        merged = self._meter.rows.merged(taken.rows, len(known) + 1)  # the last is the empty row
-        layout, arrived = self._exchange.bring(mine, self._packer(known, flags, along, merged, taken))
+        mine = dict(self._meter.slots.extents)
+        arrived = self._packet(mine, taken, flags, along).to_host()
         owners, channels, lent = taken.owners, taken.channels, taken.bins if self._is_alone else {}
-        packet = functools.cache(arrived)  # it waits once, whoever asks
 
-        def readings() -> Readings:
-            host = packet()
+        def take() -> Arrived:
+            layout, packet = mine, arrived()
+            if self._exchange is not None:
+                layout, packet = self._exchange.merged(mine, packet)
             own = [as_taken(channels, layout), as_taken(lent, layout)] if self._is_alone else []
-            table = self._table(unpacked(host, layout, mine, *own), elements_in(host.rows.numpy()), owners)
+            table = self._table(unpacked(packet, layout, mine, *own), elements_in(packet.rows.numpy()), owners)
             self._meter.slots.give_back(lent)
-            return table
+            return Arrived(table, packet.flags.tolist(), packet.along.tolist())
 
-        return Sent(readings, lambda: packet().flags.tolist(), lambda: packet().along.tolist())
+        return take
 
     def _table(self, read: Unpacked, elements: np.ndarray, owners: Container[int]) -> Readings:
         """The readings of every site that was measured here, or on another rank."""
@@ -170,21 +164,19 @@ class Recorder:
             _ = table.results  # now, so that who keeps the table does not keep the bins
         return table
 
-    def _packer(
-        self,
-        local: list[Site],
-        flags: Tensor,
-        along: Tensor,
-        merged: Tensor,
-        taken: Taken,
-    ) -> Callable[[Layout, float], Packet]:
-        """Makes the packet of what was measured at these sites, for any layout."""
+    def _packet(self, layout: Layout, taken: Taken, flags: Tensor, along: Tensor) -> Packet:
+        """What was taken, in this layout: that of all slots in their order."""
+        sites, device = list(layout), self._meter.rows.device
+        rows = self._meter.rows.merged(taken.rows, len(sites))
         if self._meter.off:
-            merged[[index for index, site in enumerate(local) if site in self._meter.off]] = math.nan
-        if self._is_alone:
-            return packer(local, merged, None, None, flags, along)
-        channels = {local[index]: rows for index, rows in taken.channels.items()}
-        # What another rank has counted of a site is not the whole; nobody asks where there are no ranks.
-        partly = taken.owners if self._exchange.is_collective else ()
-        bins = self._meter.slots.bins_of(local, taken.bins, partly, merged.device) if self._meter.has_bins else {}
-        return packer(local, merged, channels, bins, flags, along)
+            rows[[index for index, site in enumerate(sites) if site in self._meter.off]] = math.nan
+        channels = {} if self._is_alone else {sites[index]: each for index, each in taken.channels.items()}
+        bins = {} if self._is_alone else {sites[index]: each for index, each in taken.bins.items()}
+        held = {} if self._is_alone else layout
+        return Packet(
+            rows=rows,
+            channels=packed(channels, held, device),
+            bins=packed_bins(bins, held, device),
+            flags=flags.to(device).to(rows),
+            along=along.to(device).to(rows),
+        )

@@ -1,6 +1,5 @@
 """`RowBuffer`: rows in the order in which they come, until they are merged."""
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -10,12 +9,12 @@ import torch
 from torch import Tensor
 
 from hookboard.measure import (
-    EMPTY,
     WIDTH,
     ChannelRows,
     Columns,
     Row,
     Statistic,
+    empty_row,
     merge_rows,
     merged_list,
     tell_of_compiling,
@@ -50,7 +49,7 @@ class RowBuffer:
         self.streams = Streams()
         """Those on which the rows are made."""
         self._more = more
-        self._nothing = np.array([*EMPTY, *[math.nan] * width_of(more)]).tobytes()
+        self._nothing = np.array(empty_row(more)).tobytes()
         self.kept: list[Kept] = []
         """Each row with the index of its site, and where they are wanted the rows of its channels: in one piece, so
         that no flush comes between. Readers append them themselves."""

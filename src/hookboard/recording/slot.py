@@ -1,14 +1,13 @@
 """`Slot`: what a recorder knows of one site; `Slots`: all of them; and their bins."""
 
-import math
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from hookboard.measure import BINS, Form, Plan, Reader
-from hookboard.recording.exchange import Extent, Layout
+from hookboard.recording.packet import Extent, Layout
 from hookboard.sites import ROLES, Role, Site
 
 
@@ -144,28 +143,6 @@ class Slots:
                 taken[slot.index] = slot.counts.clone()
                 slot.counts.zero_()
         return taken
-
-    def bins_of(
-        self, sites: Sequence[Site], taken: Mapping[int, Tensor], partly: Container[int], device: torch.device
-    ) -> dict[Site, Tensor]:
-        """Bins that were taken, by site, float64.
-
-        Args:
-            sites: the sites.
-            taken: what `take_bins` has given.
-            partly: the numbers of the slots whose bins are NaN if they have no histogram.
-            device: where the bins are wanted.
-        """
-        bins: dict[Site, Tensor] = {}
-        nothing: Tensor | None = None
-        for slot in (self.by_site[site] for site in sites):
-            if slot.index in taken:
-                bins[slot.site] = taken[slot.index].double()
-            elif slot.index in partly:
-                if nothing is None:
-                    nothing = torch.full((BINS,), math.nan, dtype=torch.float64, device=device)
-                bins[slot.site] = nothing
-        return bins
 
 
 def no_counts(device: torch.device) -> Tensor:
