@@ -1,0 +1,112 @@
+"""Trains on two ranks that do not wait for each other, the second of them in trouble; saves what the first saw.
+
+python left.py FOLDER CASE
+
+CASE is what rank 1 does in the fourth step: it is `slow`, `raises`, `dies` or is `stuck`. Without callbacks rank 0
+would notice none of this.
+"""
+
+import os
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop as TrainingEpochLoop
+from torch import nn
+from torch.utils.data import DataLoader
+from toys import Toy
+
+from hookboard import ActivationLogger, HealthMonitor, HookboardWarning
+from hookboard.callbacks import course
+
+STEPS, AT, SLOW = 8, 3, 2.0
+
+
+class BrokenOnPurposeError(Exception):
+    pass
+
+
+class Model(Toy):
+    """Rank 1 is in trouble in one step."""
+
+    def __init__(self, case: str, folder: Path) -> None:
+        super().__init__(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+        self.case, self.folder = case, folder
+
+    def on_train_start(self):
+        self.trainer.model.require_backward_grad_sync = False
+
+    def training_step(self, batch, batch_idx):
+        if self.global_rank and batch_idx == AT:
+            if self.case == "slow":
+                time.sleep(SLOW)
+            if self.case == "raises":
+                raise BrokenOnPurposeError
+            if self.case == "dies":
+                os._exit(0)
+            if self.case == "stuck":
+                wait_for(self.folder / "left.0")
+                os._exit(0)
+        return super().training_step(batch)
+
+
+class Clock(Callback):
+    """The longest time that a step has taken."""
+
+    longest, last = 0.0, None
+
+    def on_train_batch_start(self, *args):
+        now = time.perf_counter()
+        self.longest = max(self.longest, now - (self.last or now))
+        self.last = now
+
+
+def wait_for(path):
+    for _ in range(600):
+        if path.exists():
+            return
+        time.sleep(0.1)
+
+
+def main(folder, case):
+    folder = Path(folder)
+    torch.set_num_threads(1)
+    # At each batch rank 0 tells the others whether it has been asked to end.
+    TrainingEpochLoop._broadcast_sigterm_tensor = lambda self: None
+    course.PATIENCE = 1.0 if case == "stuck" else 60.0
+    monitor, clock = HealthMonitor(every_n_steps=1, window=1), Clock()
+    trainer = Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        logger=TensorBoardLogger(folder, name="", version=""),
+        callbacks=[clock, ActivationLogger(every_n_steps=1), monitor],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        use_distributed_sampler=False,
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", HookboardWarning)
+        with suppress(BrokenOnPurposeError):
+            trainer.fit(Model(case, folder), DataLoader(torch.randn(4 * STEPS, 4), batch_size=4))
+        ended = time.perf_counter()
+    texts = [str(warning.message) for warning in said if warning.category is HookboardWarning]
+    kept = {"steps": trainer.global_step, "longest": clock.longest, "after": ended - clock.last, "said": texts}
+    rank = trainer.global_rank
+    torch.save(kept, folder / f"saving.{rank}")
+    (folder / f"saving.{rank}").rename(folder / f"left.{rank}")
+    if case in ("slow", "raises"):
+        wait_for(folder / f"left.{1 - rank}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,104 @@
+"""Records on several ranks that share no model, and saves what each has read: python merged.py FOLDER MOST_PEERS.
+
+It counts what a rank hands to collectives. The last of the ranks then closes its groups, as one does that gives up.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hookboard import Statistic
+from hookboard.measure import FORMULAS, plan
+from hookboard.ranks import Ranks, RanksLostError
+from hookboard.recording import Recorder
+from hookboard.sites import Site
+
+SITES = [Site(f"layer{number}", "output") for number in range(5)]
+LONELY = Site("lonely", "output")
+WEIGHT = Site("layer0.weight", "parameter")
+STEPS = 3
+STATISTICS = [
+    *FORMULAS,
+    "kurtosis",
+    "p50",
+    Statistic("near_zero", lambda x: (x.abs() < 0.5).double().mean(), merge="mean"),
+]
+
+
+def given(rank: int, step: int) -> dict[Site, Tensor]:
+    """What a rank gives its recorder in a step."""
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    sizes = enumerate(SITES)
+    found = {site: torch.randn(3 + rank, 7 + 90 * k, generator=generator) * 10**k for k, site in sizes}
+    found[WEIGHT] = torch.arange(12.0).view(3, 4)
+    if step and rank == 1:
+        found[LONELY] = torch.randn(6, 3, generator=generator) + 5
+    return found
+
+
+def recorder(ranks: Ranks | None) -> Recorder:
+    return Recorder(
+        plan(STATISTICS),
+        torch.device("cpu"),
+        ranks=ranks,
+        channels=lambda site, tensor: 0 if site == WEIGHT else 1,
+        histogram=lambda site, tensor: site != WEIGHT,
+    )
+
+
+def flushed(mine: Recorder, tensors: dict[Site, Tensor]) -> dict:
+    for site, tensor in tensors.items():
+        mine.open(site)(tensor)
+    return {reading.site: reading for reading in mine.flush()[0].values()}
+
+
+class Counted:
+    """The bytes that this rank hands to collectives."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        exchange, gather = dist.all_to_all_single, dist.distributed_c10d.all_gather
+
+        def counted_exchange(into, given, *args, **kwargs):
+            self.bytes += given.nbytes
+            return exchange(into, given, *args, **kwargs)
+
+        def counted_gather(into, given, *args, **kwargs):
+            self.bytes += given.nbytes
+            return gather(into, given, *args, **kwargs)
+
+        dist.all_to_all_single, dist.distributed_c10d.all_gather = counted_exchange, counted_gather
+
+    def take(self) -> int:
+        taken, self.bytes = self.bytes, 0
+        return taken
+
+
+def main(folder: str, most_peers: str) -> None:
+    rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    ranks, counted = Ranks(int(most_peers)), Counted()
+    mine, read, handed = recorder(ranks), [], []
+    for step in range(STEPS):
+        read.append(flushed(mine, given(rank, step)))
+        handed.append(counted.take())
+    lost = ""
+    if rank == size - 1:
+        ranks.close()
+    else:
+        try:
+            flushed(mine, given(rank, 0))
+        except RanksLostError as error:
+            lost = str(error)
+            ranks.close()
+    torch.save((read, handed, lost), Path(folder) / str(rank))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

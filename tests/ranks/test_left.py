@@ -1,0 +1,64 @@
+"""Training waits for no other rank at a look, and ends where one is lost as it would without callbacks."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from toys import scalars
+
+sys.path.insert(0, str(Path(__file__).parent))
+from left import AT, SLOW, STEPS
+
+pytestmark = pytest.mark.spawns
+
+LOST = ["raises", "dies", "stuck"]
+TAG = "activation_mean/net.0"
+
+
+@pytest.fixture(scope="module")
+def left(run_script, tmp_path_factory):
+    """What has happened to rank 0 in a case, and the folder of its log."""
+    known = {}
+
+    def left(case):
+        if case not in known:
+            folder = tmp_path_factory.mktemp(case)
+            done = run_script(Path(__file__).with_name("left.py"), folder, case, ranks=2)
+            assert done.returncode == 0, done.stderr
+            known[case] = torch.load(folder / "left.0"), folder
+        return known[case]
+
+    return left
+
+
+@pytest.mark.parametrize("case", ["slow", *LOST])
+def test_no_step_waits_for_another_rank(left, case):
+    kept, _ = left(case)
+    assert kept["steps"] == STEPS
+    assert kept["longest"] < SLOW / 2
+
+
+def test_what_a_slow_rank_measures_is_awaited_at_the_end_and_logged(left):
+    kept, folder = left("slow")
+    assert kept["said"] == []
+    assert kept["after"] > SLOW / 4
+    assert list(scalars(folder)[TAG]) == list(range(STEPS))
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_a_rank_that_is_lost_is_said_once_by_each_callback_and_what_was_logged_is_there(left, case):
+    kept, folder = left(case)
+    lost = "nothing has come of it" if case == "stuck" else "another rank has stopped measuring, or has ended"
+    assert len(kept["said"]) == 2
+    assert all(lost in text for text in kept["said"])
+    assert {text.split()[1] for text in kept["said"]} == {"ActivationLogger", "HealthMonitor"}
+    # Looks that were still to be merged when a rank died are lost with it.
+    logged = list(scalars(folder).get(TAG, []))
+    assert logged == list(range(len(logged) if case == "dies" else AT))
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_training_ends_soon_where_a_rank_is_lost(left, case):
+    kept, _ = left(case)
+    assert kept["after"] < 3 * SLOW

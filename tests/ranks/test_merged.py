@@ -1,0 +1,94 @@
+"""What any number of processes merge is what one measures on the data of all, at the same cost for each of them."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracle import rows_of_channels
+
+sys.path.insert(0, str(Path(__file__).parent))
+from merged import LONELY, SITES, STEPS, WEIGHT, flushed, given, recorder
+
+pytestmark = pytest.mark.spawns
+
+RANKS = {"2": (2, 64), "4": (4, 64), "8": (8, 64), "8 in a grid": (8, 4)}
+
+
+@pytest.fixture(scope="module", params=list(RANKS))
+def ran(request, run_script, tmp_path_factory):
+    """How many ranks there were; of each what it has read, the bytes it has handed over, how it lost another."""
+    size, most_peers = RANKS[request.param]
+    folder = tmp_path_factory.mktemp("merged")
+    done = run_script(Path(__file__).with_name("merged.py"), folder, most_peers, ranks=size)
+    assert done.returncode == 0, done.stderr
+    return size, [torch.load(folder / str(rank), weights_only=False) for rank in range(size)]
+
+
+def everyones(size, step, site):
+    tensors = [given(rank, step).get(site) for rank in range(1 if site == WEIGHT else size)]
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def sites_of(step):
+    return [*SITES, WEIGHT, *([LONELY] if step else [])]
+
+
+def test_rows_are_those_of_all_values(ran):
+    size, kept = ran
+    for step in range(STEPS):
+        for site in sites_of(step):
+            values = torch.cat([tensor.flatten() for tensor in everyones(size, step, site)]).double()
+            found = kept[0][0][step][site].moments
+            assert found.count == values.numel()
+            assert (found.min, found.max) == (values.min(), values.max())
+            assert found.mean == pytest.approx(values.mean().item(), rel=1e-12, abs=1e-12 * values.abs().max().item())
+            assert found.deviation == pytest.approx(values.std(correction=0).item(), rel=1e-12)
+
+
+def test_rows_of_channels_are_those_of_all_values(ran):
+    size, kept = ran
+    for step in range(STEPS):
+        for site in sites_of(step):
+            true = rows_of_channels(everyones(size, step, site), 0 if site == WEIGHT else 1)
+            np.testing.assert_allclose(kept[0][0][step][site].channels, true, rtol=1e-9, atol=1e-9)
+
+
+def test_what_one_process_measures_of_the_same_data_is_the_same(ran):
+    size, kept = ran
+    for step in range(STEPS):
+        alone = recorder(None)
+        for rank in range(1, size):
+            for site, tensor in given(rank, step).items():
+                if site != WEIGHT:
+                    alone.open(site)(tensor)
+        for site, reading in flushed(alone, given(0, step)).items():
+            found = kept[0][0][step][site]
+            assert found.statistics == pytest.approx(reading.statistics, rel=1e-11, abs=1e-11, nan_ok=True), site
+            assert (found.histogram is None) == (reading.histogram is None)
+            if reading.histogram is not None:
+                np.testing.assert_array_equal(found.histogram.counts, reading.histogram.counts)
+
+
+def test_every_rank_has_the_same_to_the_bit(ran):
+    _, kept = ran
+    for step in range(STEPS):
+        for read, _, _ in kept[1:]:
+            for site, reading in kept[0][0][step].items():
+                assert repr(read[step][site].statistics) == repr(reading.statistics)
+                np.testing.assert_array_equal(read[step][site].channels, reading.channels)
+
+
+def test_the_bytes_that_a_rank_hands_over_are_about_twice_its_rows_whatever_their_number(ran):
+    _, kept = ran
+    for read, handed, _ in kept:
+        readings = read[-1].values()
+        bins = 8 * sum(reading.histogram is not None for reading in readings) * (1 << 13)
+        own = sum(reading.channels.nbytes for reading in readings) + bins
+        assert own < handed[-1] < 3 * own
+
+
+def test_every_rank_learns_that_one_has_closed(ran):
+    _, kept = ran
+    assert [lost for _, _, lost in kept[:-1]] == ["another rank has stopped measuring, or has ended"] * (len(kept) - 1)
