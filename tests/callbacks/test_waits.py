@@ -35,9 +35,9 @@ ALL = plan(list(FORMULAS))
 def device(request, monkeypatch):
     device, work = Pretended(), Worker._work
 
-    def work_there(self):
+    def work_there(self, jobs):
         with device.modes():
-            work(self)
+            work(self, jobs)
 
     def backward_there(*args, backward=torch.autograd._engine_run_backward, **options):
         with Functions(device):  # which is off inside of what it has intercepted, as a backward pass
