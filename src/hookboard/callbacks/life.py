@@ -234,4 +234,5 @@ class Life(Saved[W]):
         watch = self._live.get(running_stage(trainer))
         if watch is not None:
             self._do(watch, "at the end of an evaluation", self._end_loop, trainer, watch)
-        self._worker.catch_up()
+        if self._ranks is None:  # other ranks may still be evaluating
+            self._worker.settle()
