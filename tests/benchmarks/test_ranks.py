@@ -1,0 +1,20 @@
+"""The benchmark of merging over ranks, tried out at its smallest."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spawns
+
+FOLDER = str(Path(__file__).parents[2] / "benchmarks")
+
+
+def test_every_table_has_a_row(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(FOLDER)
+    __import__("ranks").main(["--quick"])
+    for name in ("ranks", "ranks_tasks"):
+        sys.modules.pop(name, None)
+    tables = [part.splitlines() for part in capsys.readouterr().out.split("\n\n")[1:]]
+    assert [table[2].split(" | ")[0] for table in tables] == ["| 2", "| 8", "| tiny"]
+    assert [len({line.count("|") for line in table}) for table in tables] == [1, 1, 1]
