@@ -1,0 +1,32 @@
+"""A DTensor of partial sums is named, and asks no other rank for anything."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+
+from hookboard import HookboardWarning
+from hookboard.measure import plan
+from hookboard.recording import Recorder
+from hookboard.sites import Site
+
+SITE = Site("layer", "output")
+
+
+@pytest.fixture
+def partial_sums():
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        yield DTensor.from_local(torch.ones(4, 5), init_device_mesh("cpu", (1,)), [Partial()])
+    finally:
+        dist.destroy_process_group()
+
+
+def test_partial_sums_are_not_measured_and_named_once(partial_sums):
+    recorder = Recorder(plan("mean"), torch.device("cpu"))
+    with pytest.warns(HookboardWarning, match="output of 'layer' is switched off.*it holds partial sums") as said:
+        for _ in range(2):
+            recorder.open(SITE)(partial_sums)
+    assert len(said) == 1
+    assert SITE not in recorder.flush()[0]
