@@ -63,8 +63,8 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             not wait, and names the step exactly and the module from the next look. `auto` is `exact` on the CPU and
             `late` elsewhere.
         stop_on: End the fit when one of these rules gives an alarm: names of rules, or `alarm` for any. The step in
-            which that is seen is still made; on a GPU each logged step then waits until it is judged. An alarm that
-            was there before a checkpoint does not end the fit that goes on from it. Left out: never.
+            which that is seen is still made; on a GPU, and with several ranks, each logged step then waits until it
+            is judged. An alarm from before a checkpoint does not end the fit that goes on from it. Left out: never.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
         max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes
