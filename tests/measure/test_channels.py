@@ -164,7 +164,6 @@ ODD = {
     "no such dimension": (normal(3, 4), 2),
     "a number": (torch.tensor(1.0), 0),
     "no channels": (torch.empty(3, 0), 1),
-    "a vocabulary": (normal(2, MOST_CHANNELS + 1), 1),
     "complex": (torch.complex(normal(3, 4), normal(3, 4)), 1),
     "sparse": (normal(3, 4).relu().to_sparse(), 1),
     "a subclass": (normal(3, 4).as_subclass(type("Sub", (torch.Tensor,), {})), 1),

@@ -7,13 +7,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hookboard.callbacks.watch import Selection
-from hookboard.health import RULES
+from hookboard.health import MOST_VALUES, RULES, every_unit
 from hookboard.messages import listed, warn
 from hookboard.parameters import Weight
 from hookboard.selection import NothingToSelectError, select
-
-MOST_VALUES = 1 << 16
-"""Of a weight with more values only every k-th unit is measured, so that the cost does not follow its size."""
 
 
 def layers_in(
@@ -51,9 +48,11 @@ def some_units(weight: Tensor) -> Tensor:
     >>> some_units(torch.zeros(1000, 200)).shape
     torch.Size([250, 200])
     """
-    every = -(-weight.numel() // MOST_VALUES)
+    if weight.numel() <= MOST_VALUES:
+        return weight
+    every = every_unit(weight.shape)
     # A DTensor would have to ask the other ranks for a slice.
-    if every <= 1 or weight.dim() < 2 or isinstance(weight, DTensor):
+    if every == 1 or weight.dim() < 2 or isinstance(weight, DTensor):
         return weight
     if weight.layout is torch.strided:
         return weight[::every]

@@ -5,7 +5,7 @@ far, `rules/` the rules, one file for each family, `judge.py` asks them and make
 see `rules/__init__.py`.
 """
 
-from hookboard.health.channels import ChannelDims, DefinedDims, NeedsHistogram
+from hookboard.health.channels import MOST_VALUES, ChannelDims, DefinedDims, NeedsHistogram, every_unit
 from hookboard.health.judge import ASKED_AT_FIRST, Judge
 from hookboard.health.kept import FORMS, go_on, parts_of
 from hookboard.health.layers import Layer, layers_of
@@ -23,6 +23,7 @@ from hookboard.health.verdict import Severity, Symptom, Verdict
 __all__ = [
     "ASKED_AT_FIRST",
     "FORMS",
+    "MOST_VALUES",
     "RULES",
     "VERDICT",
     "ChannelDims",
@@ -46,6 +47,7 @@ __all__ = [
     "closing",
     "ended_by",
     "ends_of",
+    "every_unit",
     "first_of",
     "go_on",
     "layers_of",

@@ -1,15 +1,32 @@
-"""What is measured of a tensor beside its row: which dimension holds the channels (units), and whether a histogram."""
+"""What is measured of a tensor beside its row: the dimension of channels (units), every which unit, a histogram."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from hookboard.health.layers import Layer
+from hookboard.measure import every_of
 from hookboard.sites import ROLES, Site
 
 NORMS_OF_THE_LAST = ("LayerNorm", "RMSNorm")
 """Normalization layers whose channels stand in the last dimension; those of all others stand in the second."""
+
+MOST_VALUES = 1 << 16
+"""Of a weight with more values only every k-th unit is measured, so that the cost does not follow its size."""
+
+
+def every_unit(shape: Sequence[int]) -> int:
+    """The k of a weight of that shape: unit 0, k, 2 * k ... is measured. 1 if all are.
+
+    Of the units whose outputs are looked at it is every one, or every second, third ...: so both can be compared.
+
+    >>> every_unit((1000, 200)), every_unit((14_336, 4096)), every_unit((11_008, 4096))
+    (4, 896, 690)
+    """
+    values, rows = math.prod(shape), every_of(shape[0]) if len(shape) > 1 else 1
+    return -(-values // (MOST_VALUES * rows)) * rows if values > MOST_VALUES and len(shape) > 1 else rows
 
 
 class ChannelDims:

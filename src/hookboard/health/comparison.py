@@ -79,7 +79,7 @@ def size_of(one: Look, other: Look, layer: Layer) -> float:
     if not (before.moments.rms > 0 and after.moments.rms > 0):
         return math.nan
     size = abs(math.log(after.moments.rms / before.moments.rms))
-    if before.channels is None or after.channels is None or before.channels.shape != after.channels.shape:
+    if before.channels is None or after.channels is None or before.width != after.width:
         return size
     spread = np.maximum(before.channels[:, _DEVIATION], FAINT * before.moments.rms)
     shift = np.abs(after.channels[:, _MEAN] - before.channels[:, _MEAN]) / spread

@@ -77,7 +77,9 @@ def _without_channels(look: Look) -> Look:
     if results is None:
         return look
     nothing = [None] * len(table)
-    return replace(look, readings=Readings(table.places, table.rows, nothing, table.dtypes, lambda: results))
+    return replace(
+        look, readings=Readings(table.places, table.rows, nothing, table.dtypes, table.widths, lambda: results)
+    )
 
 
 def _parts_of_look(look: Look) -> dict[str, Any]:
@@ -86,6 +88,7 @@ def _parts_of_look(look: Look) -> dict[str, Any]:
 
 _OF_RUN = form_of_object(lambda: Run({}, 1), derived=("why_silent", "table", "_sheet", "_first_sheet", "_ordered_by"))
 _OF_LOOK = form_of_dataclass(Look)
+_OF_SILENCE = form_of_object(lambda: Silence(0))
 _PLAIN = (Case, Comparison, Gap, Layer, Loss, Nonfinite, RateJump, Running, Spike, Stepped, Symptom)
 
 FORMS: Forms = {
@@ -95,7 +98,8 @@ FORMS: Forms = {
     LossCurve: form_of_object(LossCurve),
     Recent: form_of_object(Recent),
     Run: Form(_parts_of_run, _made_run),
-    Silence: form_of_object(lambda: Silence(0)),
+    # Once all units had a row, and a silence had no width.
+    Silence: Form(_OF_SILENCE.take, lambda parts: _OF_SILENCE.make({"width": len(parts["looks"]), **parts})),
     Timeline: form_of_object(Timeline),
 }
 """Of all that a judge knows."""

@@ -213,10 +213,10 @@ class Run:
         if len(self.looks) < count:
             return None
         readings = [look.numbers(name, role) for look in list(self.looks)[-count:]]
-        channels = [reading.channels for reading in readings if reading is not None and reading.channels is not None]
-        if len(channels) < count or len({part.shape for part in channels}) > 1:
+        known = [reading for reading in readings if reading is not None and reading.channels is not None]
+        if len(known) < count or len({reading.width for reading in known}) > 1:
             return None
-        return np.stack(channels)
+        return np.stack([reading.channels for reading in known if reading.channels is not None])
 
     def _keep_first_nonfinite(self, look: Look) -> None:
         if look.table.is_finite.all():
@@ -255,7 +255,7 @@ class Run:
         is_classifier = channels is not None and len(channels) > 1
         if is_first:
             known = is_classifier and channels is not None and may_follow_softmax(look, self._answers)
-            self.losses.chance = math.log(len(channels)) if known and channels is not None else None
+            self.losses.chance = math.log(last.width) if known and last is not None else None
             self.losses.reach = None if last is None else last.moments.max - last.moments.min
         if is_classifier and channels is not None:
             deviation = channels[:, FIELDS.index("deviation")]
@@ -264,10 +264,10 @@ class Run:
                 self.losses.first_spread = self.losses.spreads[-1]
 
     def _listen(self, look: Look) -> None:
-        for name, samples, is_silent in silent_in(self.sheet):
+        for name, width, samples, is_silent in silent_in(self.sheet):
             silence = self.silence.get(name)
-            if silence is None or len(silence.looks) != len(samples):
-                silence = self.silence[name] = Silence(len(samples))
+            if silence is None or silence.width != width:
+                silence = self.silence[name] = Silence(len(samples), width)
             silence.see(look.step, samples, is_silent)
 
     def _put_in_order(self, look: Look) -> None:

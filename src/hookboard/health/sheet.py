@@ -67,7 +67,7 @@ class Rows:
     @functools.cached_property
     def units(self) -> "Units":
         """The same in one block."""
-        return Units(self.channels)
+        return Units(self.channels, [0 if place < 0 else self._table.widths[place] for place in self._places.tolist()])
 
     @functools.cached_property
     def reaches(self) -> np.ndarray:
@@ -81,14 +81,17 @@ class Units:
 
     Args:
         channels: those of each tensor; None where there are none.
+        widths: how many channels each tensor has, with or without a row.
     """
 
-    def __init__(self, channels: Sequence[np.ndarray | None]) -> None:
+    def __init__(self, channels: Sequence[np.ndarray | None], widths: Sequence[int]) -> None:
         parts = [(place, part) for place, part in enumerate(channels) if part is not None and len(part)]
         self.places = np.array([place for place, _ in parts], dtype=np.intp)
         """Which tensors have channels, shape (tensors with channels,)."""
         self.counts = np.array([len(part) for _, part in parts], dtype=np.intp)
-        """How many, shape (tensors with channels,)."""
+        """How many rows, shape (tensors with channels,)."""
+        self.widths = np.array([widths[place] for place, _ in parts], dtype=np.intp)
+        """How many channels, shape (tensors with channels,): of a wide tensor only every k-th has a row."""
         self.starts = np.cumsum(self.counts) - self.counts
         """Where they begin in `rows`, shape (tensors with channels,)."""
         self.rows = np.concatenate([part for _, part in parts]) if parts else np.empty((0, len(FIELDS)))

@@ -24,10 +24,12 @@ class Silence:
     All arrays have the shape (units,).
 
     Args:
-        units: how many there are.
+        units: how many are looked at.
+        width: how many the layer has. Left out: as many.
     """
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, units: int, width: int | None = None) -> None:
+        self.width = units if width is None else width
         self.since = np.zeros(units)
         """The optimizer step of the first look of the silence that lasts."""
         self.looks = np.zeros(units, dtype=np.int64)
@@ -78,8 +80,8 @@ class Silence:
         return lasts
 
 
-def silent_in(sheet: Sheet) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
-    """Of each layer whose units can be silent: its name, how many values each unit gave, and whether all were silent.
+def silent_in(sheet: Sheet) -> Iterator[tuple[str, int, np.ndarray, np.ndarray | None]]:
+    """Of each layer whose units can be silent: its name and width, and of each unit its values and if all were silent.
 
     Instead of the last there is None where no unit was silent. Layers are left out of which nothing can be told: where
     an output is not finite, its units are neither silent nor active.
@@ -91,13 +93,13 @@ def silent_in(sheet: Sheet) -> Iterator[tuple[str, np.ndarray, np.ndarray | None
     some_zero, some_negative = units.each(np.logical_or, is_zero), units.each(np.minimum, highest) <= 0
     is_known = (is_exact | is_negative) & (outputs.nonfinite[units.places] == 0)
     may_be = (is_exact & some_zero) | (is_negative & some_negative)
-    facts = (units.places, units.starts, units.counts, is_exact, may_be)
-    for place, start, size, only_zero, some in zip(*(fact[is_known].tolist() for fact in facts), strict=True):
+    facts = (units.places, units.widths, units.starts, units.counts, is_exact, may_be)
+    for place, width, start, size, only_zero, some in zip(*(fact[is_known].tolist() for fact in facts), strict=True):
         part = slice(start, start + size)
         silent = None
         if some:
             silent = is_zero[part] if only_zero else (highest[part] <= 0) & ~is_zero[part]
-        yield table.names[place], count[part], silent
+        yield table.names[place], width, count[part], silent
 
 
 def onsets(began: np.ndarray, since: int) -> tuple[int, str]:

@@ -8,7 +8,6 @@ for many at once. Nothing else in this folder is given tensors of a model.
 from hookboard.measure.accelerator import tell_of_compiling
 from hookboard.measure.bins import BINS
 from hookboard.measure.channels import (
-    MOST_CHANNELS,
     ChannelRows,
     form_of,
     measure_all,
@@ -24,6 +23,7 @@ from hookboard.measure.merge import merge_rows
 from hookboard.measure.native import Form, are_finite, can_subtract, is_like, merged_list, read_alike
 from hookboard.measure.reader import Reader
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
+from hookboard.measure.sampling import MOST_BYTES, MOST_CHANNELS, every_of, looked_at
 from hookboard.measure.scratch import forget_scratch
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, empty_row, plan, width_of
 from hookboard.measure.table import Table
@@ -36,6 +36,7 @@ __all__ = [
     "EMPTY",
     "FIELDS",
     "FORMULAS",
+    "MOST_BYTES",
     "MOST_CHANNELS",
     "REQUESTABLE",
     "WIDTH",
@@ -55,11 +56,13 @@ __all__ = [
     "dead_share",
     "elements_in",
     "empty_row",
+    "every_of",
     "forget_scratch",
     "form_of",
     "histogram",
     "histograms",
     "is_like",
+    "looked_at",
     "measure",
     "measure_all",
     "measure_channels",

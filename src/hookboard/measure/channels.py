@@ -10,14 +10,13 @@ from hookboard.measure import accelerator, cpu, device, native
 from hookboard.measure.door import measure, measure_rest, one_row
 from hookboard.measure.merge import merge
 from hookboard.measure.row import EMPTY, Row
+from hookboard.measure.sampling import every_of, sample_of
 from hookboard.measure.statistics import Plan
 from hookboard.measure.values import unscaled, values_of
 
-MOST_CHANNELS = 4096
-"""Tensors with more channels, such as logits over a vocabulary, get a plain row."""
-
 ChannelRows = np.ndarray | Tensor
-"""Shape (channels, WIDTH), float64: an array on the CPU; elsewhere a tensor on the device."""
+"""Shape (channels, WIDTH), float64: an array on the CPU; elsewhere a tensor on the device. Of a wide tensor every k-th
+channel has a row, see `every_of`."""
 
 
 def measure_channels(
@@ -29,7 +28,7 @@ def measure_channels(
     moments_only: bool = False,
     scale: Tensor | None = None,
 ) -> tuple[Row, ChannelRows | None]:
-    """Measure a tensor like `measure`, and each of its channels.
+    """Measure a tensor like `measure`, and each of its channels; of a wide one every k-th, see `every_of`.
 
     Args:
         tensor: detached; of any shape, dtype, layout, subclass and device.
@@ -41,8 +40,7 @@ def measure_channels(
 
     Returns:
         What `measure` returns; and the rows of the channels, which the host has not waited for either. They are None if
-        the tensor has no such dimension or more than `MOST_CHANNELS` channels, and for subclasses, sparse, nested,
-        complex and quantized tensors.
+        the tensor has no such dimension, and for subclasses, sparse, nested, complex and quantized tensors.
 
     Raises:
         TypeError: as in `measure`.
@@ -59,6 +57,9 @@ def measure_channels(
     if not (_is_regular(tensor) and _has_channels(tensor, dim)):
         return measure(tensor, plan, counts=counts, moments_only=moments_only, scale=scale), None
     dim %= tensor.dim()
+    if every_of(tensor.shape[dim]) > 1:
+        whole = measure(tensor, plan, counts=counts, moments_only=moments_only, scale=scale, dim=dim)
+        return whole, _rows_of_sample(tensor, dim, plan.wanted, scale)
     form = None if scale is not None else native.form_of(tensor, dim)
     moments_only = moments_only or not tensor.numel()
     with_abs_mean = "abs_mean" in plan.wanted
@@ -83,7 +84,9 @@ def measure_channels(
 
 
 def form_of(tensor: Tensor, dim: int | None) -> native.Form | None:
-    """How the compiled kernel reads a tensor and its channels; None if it does not: it takes plain floats on the CPU.
+    """How the compiled kernel reads a tensor and its channels; None if it does not.
+
+    It takes plain floats on the CPU, with no more channels than get a row each.
 
     Args:
         tensor: the tensor; there may be gaps between the parts of its first dimension.
@@ -93,6 +96,8 @@ def form_of(tensor: Tensor, dim: int | None) -> native.Form | None:
         return None
     if dim is not None:
         dim = dim % tensor.dim() if _has_channels(tensor, dim) else None
+    if dim is not None and every_of(tensor.shape[dim]) > 1:
+        return None
     return native.form_of(tensor, dim, with_gaps=True)
 
 
@@ -149,6 +154,16 @@ def _rows_by_kernel(
     return accelerator.rows_of(tensor, dim, with_abs_mean=with_abs_mean, counts=counts, scale=scale)
 
 
+def _rows_of_sample(tensor: Tensor, dim: int, wanted: frozenset[str], scale: Tensor | None) -> ChannelRows:
+    """The rows of every k-th channel of a wide tensor that `measure` has read."""
+    sample = sample_of(tensor, dim)
+    rows = _rows_by_kernel(sample, dim, "abs_mean" in wanted, None, scale)
+    if rows is not None:
+        return rows
+    sample = sample if scale is None else unscaled(sample, scale)
+    return _rows(sample.resolve_neg(), dim, wanted)[1]
+
+
 def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, ChannelRows]:
     """The row of the tensor and those of its channels, whatever its memory looks like."""
     if tensor.is_cpu:
@@ -193,4 +208,4 @@ def _is_regular(tensor: Tensor) -> bool:
 
 
 def _has_channels(tensor: Tensor, dim: int) -> bool:
-    return -tensor.dim() <= dim < tensor.dim() and 0 < tensor.shape[dim] <= MOST_CHANNELS
+    return -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] > 0

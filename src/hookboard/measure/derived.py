@@ -129,7 +129,7 @@ ENDS = AtEnds()
 """Stands for the ends of any site; `Plan.between` gives them."""
 
 _BINS = "its values are not counted into bins"
-_CHANNELS = "what it is taken of has no channels, more than 4096, or another number of them in another call"
+_CHANNELS = "what it is taken of has no channels, or another number of them in another call"
 
 DERIVED: dict[str, Derived] = {
     "kurtosis": Derived(frozenset({"mean", "deviation"}), _kurtosis, TAILS),

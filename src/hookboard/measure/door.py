@@ -19,6 +19,7 @@ def measure(
     counts: Tensor | None = None,
     moments_only: bool = False,
     scale: Tensor | None = None,
+    dim: int | None = None,
 ) -> Row:
     """Measure a tensor. Any number of threads may do so at once.
 
@@ -29,6 +30,7 @@ def measure(
         moments_only: leave out `counts` and all that is not moments, which is then NaN. An empty tensor is always
             measured like this.
         scale: what is measured is the tensor divided by this, shape (), in float32 at least.
+        dim: the dimension of its channels, for what stands behind the moments; None if it has none.
 
     Returns:
         `plan.width` numbers: the columns of `FIELDS`, followed by those of `plan.more`. Floats on the CPU;
@@ -55,7 +57,7 @@ def measure(
         row, _ = native.read(tensor, form, with_abs_mean="abs_mean" in plan.wanted, counts=at_once)
         if row is not None:
             if plan.more:
-                row += _more(tensor, None, row, plan, None, moments_only)
+                row += _more(tensor, None, row, plan, dim, moments_only)
                 if counts is not None and not moments_only:
                     native.read(tensor, form, with_abs_mean=False, counts=counts)
             return row
@@ -63,13 +65,15 @@ def measure(
     values = values_of(tensor)
     moments_only = moments_only or not (values.numbers.numel() or values.zeros)
     if values.numbers.is_cpu and not accelerator.can_read(values.numbers):
-        return row_on_cpu(tensor, values, plan, counts, moments_only)
-    return row_on_device(tensor, values, plan, counts, moments_only, scale)
+        return row_on_cpu(tensor, values, plan, counts, moments_only, dim)
+    return row_on_device(tensor, values, plan, counts, moments_only, scale, dim)
 
 
-def row_on_cpu(tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool) -> Row:
+def row_on_cpu(
+    tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool, dim: int | None = None
+) -> Row:
     """`measure` for a tensor on the CPU that the kernel does not read."""
-    return measure_rest(cpu.row_of(values, plan.wanted), tensor, values, plan, counts, moments_only)
+    return measure_rest(cpu.row_of(values, plan.wanted), tensor, values, plan, counts, moments_only, dim)
 
 
 def row_on_device(
@@ -79,6 +83,7 @@ def row_on_device(
     counts: Tensor | None,
     moments_only: bool,
     scale: Tensor | None = None,
+    dim: int | None = None,
 ) -> Row:
     """`measure` for a tensor that is not on the CPU; right for one that is, but slower."""
     # A user's statistic may raise, and then nothing may have been counted.
@@ -89,7 +94,7 @@ def row_on_device(
     if scale is not None:
         tensor, values = unscaled(tensor, scale), Values(unscaled(values.numbers, scale))
     row = device.row_of(values, plan.wanted) if parts is None else one_row(parts)
-    return measure_rest(row, tensor, values, plan, counts, moments_only)
+    return measure_rest(row, tensor, values, plan, counts, moments_only, dim)
 
 
 def one_row(parts: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class ChannelBuffer:
 
 
 def packed(rows_of: Mapping[Site, ChannelRows | None], layout: Layout, device: torch.device) -> Tensor:
-    """The rows of all channels in a layout, shape (channels of all sites, WIDTH), float64.
+    """The rows of all channels in a layout, shape (rows of channels of all sites, WIDTH), float64.
 
     A site that was not measured has empty rows. One whose calls had no channels in common has NaN.
 
@@ -104,9 +104,9 @@ def packed(rows_of: Mapping[Site, ChannelRows | None], layout: Layout, device: t
     parts: list[ChannelRows] = [np.empty((0, WIDTH))]
     for site, extent in layout.items():
         if extent.channels:
-            rows = rows_of.get(site, np.tile(EMPTY, (extent.channels, 1)))
-            if rows is None or len(rows) != extent.channels:
-                rows = np.full((extent.channels, WIDTH), math.nan)
+            rows = rows_of.get(site, np.tile(EMPTY, (extent.rows, 1)))
+            if rows is None or len(rows) != extent.rows:
+                rows = np.full((extent.rows, WIDTH), math.nan)
             parts.append(rows)
     if device.type == "cpu":
         return torch.from_numpy(np.concatenate(parts))  # it takes tensors of the CPU too

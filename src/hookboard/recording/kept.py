@@ -21,6 +21,7 @@ def _parts(readings: Readings) -> dict[str, Any]:
         "stage": "train" if results is None else results.stage,
         "rows": readings.rows,
         "channels": np.array([-1 if rows is None else len(rows) for rows in readings.channels], np.int64),
+        "widths": np.array(readings.widths, np.int64),
         "channel_rows": np.concatenate(there) if there else np.empty((0, WIDTH)),
         "dtypes": [None if dtype is None else str(dtype).removeprefix("torch.") for dtype in readings.dtypes],
         "names": () if table is None else table.names,
@@ -36,9 +37,10 @@ def _made(parts: dict[str, Any]) -> Readings:
     results = Results(parts["stage"], table, [drawn.get(row) for row in range(len(places.sites))])
     channels = _split(parts["channel_rows"], parts["channels"])
     dtypes = [None if name is None else getattr(torch, name) for name in parts["dtypes"]]
-    if not len(parts["rows"]) == len(channels) == len(dtypes) == len(places.sites) == len(table.values):
+    widths = parts.get("widths", np.maximum(parts["channels"], 0)).tolist()  # once all channels had a row
+    if not len(parts["rows"]) == len(channels) == len(dtypes) == len(widths) == len(places.sites) == len(table.values):
         raise ValueError("the readings of a look are not those of its sites")
-    return Readings(places, parts["rows"], channels, dtypes, lambda: results)
+    return Readings(places, parts["rows"], channels, dtypes, widths, lambda: results)
 
 
 def _split(rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray | None]:

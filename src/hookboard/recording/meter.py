@@ -19,6 +19,7 @@ from hookboard.measure import (
     can_subtract,
     form_of,
     is_like,
+    looked_at,
     measure,
     measure_all,
     measure_channels,
@@ -192,7 +193,7 @@ class Meter:
             row, channels = measure(part, slot.plan, **of), None
         else:
             row, channels = measure_channels(part, dim, slot.plan, **of)
-        self._keep(slot, part, row, channels)
+        self._keep(slot, part, row, channels, None if channels is None or dim is None else part.shape[dim])
 
     def _read_next(self, slot: Slot, form: Form, is_whole: bool) -> None:
         """Have the slot itself read the next tensors of this form, unless more is to be done with one than that."""
@@ -250,7 +251,10 @@ class Meter:
         # The part of a DTensor may hold some of the channels only, which the ranks could not tell apart.
         return None if self._channels is None or not is_whole else self._channels(slot.site, part)
 
-    def _keep(self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None) -> None:
+    def _keep(
+        self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None, width: int | None = None
+    ) -> None:
+        """Keep what was measured of a tensor; `width` is how many channels it has, left out where all have a row."""
         if self._channels is None or not tensor.numel():
             self.rows.append(slot.index, row)
             return
@@ -258,8 +262,11 @@ class Meter:
             self.rows.hand_on()
         if channels is not None:
             slot.calls += 1
-            if slot.extent.channels != len(channels):
-                self.slots.resize(slot, slot.extent._replace(channels=len(channels)))
+            width, before = len(channels) if width is None else width, slot.extent.channels
+            if width != before:
+                self.slots.resize(slot, slot.extent._replace(channels=width))
+                # Nobody could tell later that these are rows of other channels than as many rows before them.
+                channels = None if len(channels) == looked_at(before) else channels
         self.rows.append(slot.index, row, channels)
 
     def _plan_of(self, site: Site) -> Plan:

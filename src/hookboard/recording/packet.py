@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.measure import BINS, EMPTY, elements_in
+from hookboard.measure import BINS, EMPTY, elements_in, looked_at
 from hookboard.recording.sending import sent
 from hookboard.sites import Site
 
@@ -18,7 +18,7 @@ class Extent(NamedTuple):
     """What a packet holds of a site beside its row.
 
     Args:
-        channels: the number of its rows of channels; 0 if they are not measured.
+        channels: how many channels it has; 0 if they are not measured.
         has_bins: whether it has a histogram.
         dtype: of its tensors; None if unknown.
     """
@@ -26,6 +26,11 @@ class Extent(NamedTuple):
     channels: int = 0
     has_bins: bool = False
     dtype: torch.dtype | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of its rows of channels: of a wide tensor every k-th channel has one."""
+        return looked_at(self.channels)
 
     def holds(self, other: "Extent") -> bool:
         """Whether there is room for what the other has. The number of channels never changes once it is agreed."""
@@ -46,7 +51,8 @@ class Packet:
 
     Args:
         rows: shape (sites, width): the merged row of each site; NaN where measuring it has failed.
-        channels: shape (channels of all sites, WIDTH): the merged rows of the channels; NaN where they do not fit.
+        channels: shape (rows of channels of all sites, WIDTH): the merged rows of the channels; NaN where they do not
+            fit.
         bins: shape (sites with a histogram, BINS); NaN where not all of the site was counted.
         flags: shape (k,): numbers of at least 0, of each the largest that any rank reports.
         along: shape (n,): numbers of this rank that come along.
@@ -98,7 +104,7 @@ def relaid(packet: Packet, given: Layout, wanted: Layout, empty: Sequence[float]
         return packet
     place = {site: row for row, site in enumerate(given)}
     is_measured = (elements_in(packet.rows) > 0).tolist()
-    channels = dict(zip(given, packet.channels.split([extent.channels for extent in given.values()]), strict=True))
+    channels = dict(zip(given, packet.channels.split([extent.rows for extent in given.values()]), strict=True))
     counted = iter(packet.bins)
     bins = {site: next(counted) for site, extent in given.items() if extent.has_bins}
 
@@ -110,8 +116,8 @@ def relaid(packet: Packet, given: Layout, wanted: Layout, empty: Sequence[float]
     some_channels, some_bins = [packet.channels[:0]], [packet.bins[:0]]
     for site, extent in wanted.items():
         own = channels.get(site)
-        fits = own is not None and len(own) == extent.channels
-        some_channels.append(own if own is not None and fits else nothing(site, EMPTY, extent.channels))
+        fits = own is not None and given[site].channels == extent.channels
+        some_channels.append(own if own is not None and fits else nothing(site, EMPTY, extent.rows))
         if extent.has_bins:
             some_bins.append(bins[site][None] if site in bins else nothing(site, [0.0] * BINS, 1))
     return dataclasses.replace(

@@ -51,6 +51,7 @@ class Unpacked:
         channels: the rows of their channels; None where there are none.
         bins: their counts; None where there are none.
         dtypes: of their tensors; None where it is unknown.
+        widths: how many channels each has, with or without a row.
     """
 
     sites: list[Site]
@@ -58,19 +59,21 @@ class Unpacked:
     channels: list[np.ndarray | None]
     bins: list[np.ndarray | None]
     dtypes: list[torch.dtype | None]
+    widths: list[int]
 
     def where(self, is_kept: np.ndarray) -> "Unpacked":
         """The same of some of the sites: those where `is_kept`, shape (sites,), is true."""
         if is_kept.all():
             return self
         kept = np.flatnonzero(is_kept).tolist()
-        sites, channels, bins, dtypes = self.sites, self.channels, self.bins, self.dtypes
+        sites, channels, bins, dtypes, widths = self.sites, self.channels, self.bins, self.dtypes, self.widths
         return Unpacked(
             [sites[row] for row in kept],
             self.rows[kept],
             [channels[row] for row in kept],
             [bins[row] for row in kept],
             [dtypes[row] for row in kept],
+            [widths[row] for row in kept],
         )
 
     def blanked(self, columns: Iterable[int]) -> "Unpacked":
@@ -94,8 +97,8 @@ def channels_in(packet: Packet, layout: Layout) -> Iterator[np.ndarray | None]:
     """The rows of the channels of each site; None of those that do not have all of them."""
     rows, start = packet.channels.numpy(), 0
     for extent in layout.values():
-        own = rows[start : start + extent.channels]
-        start += extent.channels
+        own = rows[start : start + extent.rows]
+        start += extent.rows
         # A reading that is kept does not keep the packet.
         yield own.copy() if extent.channels and not math.isnan(own[0, 0]) else None
 
@@ -130,7 +133,8 @@ def unpacked(
         dtypes = [mine.get(site, extent).dtype or extent.dtype for site, extent in layout.items()]
     channels = channels_in(packet, layout) if channels is None else channels
     bins = bins_in(packet, layout) if bins is None else bins
-    return Unpacked(list(layout), packet.rows.numpy(), list(channels), list(bins), dtypes)
+    widths = [extent.channels for extent in layout.values()]
+    return Unpacked(list(layout), packet.rows.numpy(), list(channels), list(bins), dtypes, widths)
 
 
 def results_of(plan: Plan, stage: Stage, with_histogram: bool, read: Unpacked) -> Results:

@@ -66,6 +66,12 @@ class Numbers(NamedTuple):
     moments: Moments
     channels: np.ndarray | None
     dtype: torch.dtype | None
+    width: int
+
+    @property
+    def sample_of(self) -> int | None:
+        """How many channels those with a row are a sample of; None if all have one."""
+        return None if self.channels is None or len(self.channels) == self.width else self.width
 
 
 class Results(NamedTuple):
@@ -98,6 +104,7 @@ class Readings(Mapping[Site, Reading]):
         rows: shape (sites, WIDTH or more), float64; more is what stands behind the moments.
         channels: the rows of the channels of each site, see `Reading.channels`.
         dtypes: of the tensors of each site, see `Reading.dtype`.
+        widths: how many channels each site has, see `Reading.width`.
         compute: computes the results of all sites when somebody asks.
         made: the readings, where there are some without results.
     """
@@ -108,6 +115,7 @@ class Readings(Mapping[Site, Reading]):
         rows: np.ndarray,
         channels: Sequence[np.ndarray | None],
         dtypes: Sequence[torch.dtype | None],
+        widths: Sequence[int],
         compute: Callable[[], Results] | None,
         made: Sequence[Reading] = (),
     ) -> None:
@@ -119,6 +127,8 @@ class Readings(Mapping[Site, Reading]):
         """The rows of the channels of each site; None where there are none."""
         self.dtypes = dtypes
         """Of the tensors of each site; None if unknown."""
+        self.widths = widths
+        """How many channels each site has, with or without a row."""
         self._compute = compute
         self._results: Results | None = None
         self.is_finite = np.asarray((self.rows[:, _NONFINITE] == 0).all(axis=1))
@@ -133,7 +143,7 @@ class Readings(Mapping[Site, Reading]):
         rows = np.array([reading.moments for reading in made], dtype=np.float64).reshape(-1, WIDTH)
         places = Places([reading.site for reading in made])
         channels, dtypes = [reading.channels for reading in made], [reading.dtype for reading in made]
-        return Readings(places, rows, channels, dtypes, None, made)
+        return Readings(places, rows, channels, dtypes, [reading.width for reading in made], None, made)
 
     @property
     def results(self) -> Results | None:
@@ -149,7 +159,7 @@ class Readings(Mapping[Site, Reading]):
         found = self._numbers.get(row)
         if found is None:
             moments = Moments._make(self.rows[row].tolist())
-            found = self._numbers[row] = Numbers(moments, self.channels[row], self.dtypes[row])
+            found = self._numbers[row] = Numbers(moments, self.channels[row], self.dtypes[row], self.widths[row])
         return found
 
     def at(self, row: int) -> Reading:
@@ -166,6 +176,7 @@ class Readings(Mapping[Site, Reading]):
                 results.stage,
                 channels=self.channels[row],
                 dtype=self.dtypes[row],
+                width=self.widths[row],
             )
         return reading
 
@@ -178,10 +189,11 @@ class Readings(Mapping[Site, Reading]):
         sites = self.places.sites
         places = self.places.once("filled", tuple(kept), lambda: Places([sites[row] for row in kept]))
         channels, dtypes = ([part[row] for row in kept] for part in (self.channels, self.dtypes))
+        widths = [self.widths[row] for row in kept]
         results = self.results
         if results is None:
-            return Readings(places, self.rows[kept], channels, dtypes, None, [self.at(row) for row in kept])
-        return Readings(places, self.rows[kept], channels, dtypes, lambda: results.at(kept))
+            return Readings(places, self.rows[kept], channels, dtypes, widths, None, [self.at(row) for row in kept])
+        return Readings(places, self.rows[kept], channels, dtypes, widths, lambda: results.at(kept))
 
     def __getitem__(self, site: Site) -> Reading:
         row = self.places.row(site)

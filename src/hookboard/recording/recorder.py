@@ -159,7 +159,7 @@ class Recorder:
             self._places = Places(read.sites)
 
         compute = functools.partial(results_of, self._plan, self.stage, self._histogram, read)
-        table = Readings(self._places, read.rows, read.channels, read.dtypes, compute)
+        table = Readings(self._places, read.rows, read.channels, read.dtypes, read.widths, compute)
         if any(bins is not None for bins in read.bins):
             _ = table.results  # now, so that who keeps the table does not keep the bins
         return table

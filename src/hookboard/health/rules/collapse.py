@@ -95,7 +95,7 @@ def _answer(run: Run) -> np.ndarray:
     """Which layers give enough values to compare, of two channels or more: a single number may lie far from 0."""
     outputs = run.sheet.rows("output")
     channels = np.zeros(len(run.layers))
-    channels[outputs.units.places] = outputs.units.counts
+    channels[outputs.units.places] = outputs.units.widths
     return (channels >= 2) & (outputs.count >= ANSWERS * channels)
 
 

@@ -9,10 +9,10 @@ from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.scales import weight_gain
-from hookboard.health.rules.shared import harm_of, severity_of
+from hookboard.health.rules.shared import counted, harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
-from hookboard.measure import FIELDS
+from hookboard.measure import FIELDS, every_of
 from hookboard.recording import Numbers
 from hookboard.sites import Site
 
@@ -192,8 +192,8 @@ def _wild(run: Run, site: Site, reading: Numbers) -> Said | None:
         return None
     worst = int(far[np.argmax(rms[far])])
     evidence = (
-        f"column {worst} of the input has an RMS of {rms[worst]:.3g}, {len(far)} of {len(rms)} columns are that far "
-        f"out; usual: {10**middle:.2g}"
+        f"column {worst * every_of(reading.width)} of the input has an RMS of {rms[worst]:.3g}, "
+        f"{counted(len(far), len(rms), 'columns', reading.sample_of)} are that far out; usual: {10**middle:.2g}"
     )
     return evidence, "Scale each column by itself, and look for wrong values in this one.", severity_of(run), 1.5
 
@@ -201,8 +201,9 @@ def _wild(run: Run, site: Site, reading: Numbers) -> Said | None:
 def _constant(run: Run, site: Site, reading: Numbers) -> Said | None:
     """Columns that never change, apart from those that are 0, such as the border of digits, or 1, such as a bias."""
     looks = [_numbers(look, site) for look in list(run.looks)[-run.window :]]
-    columns = [past.channels for past in looks if past is not None and past.channels is not None]
-    if len({part.shape for part in columns}) != 1 or len(columns[0]) < 2:
+    seen = [past for past in looks if past is not None and past.channels is not None]
+    columns = [past.channels for past in seen if past.channels is not None]
+    if len({past.width for past in seen}) != 1 or len(columns[0]) < 2:
         return None
     units = np.stack(columns)
     if (units[:, :, _COUNT] < 2).any():
@@ -211,8 +212,11 @@ def _constant(run: Run, site: Site, reading: Numbers) -> Said | None:
     constant = np.flatnonzero((low == high) & (low != 0) & (low != 1))
     if not len(constant):
         return None
-    column = int(constant[0])
-    evidence = f"{len(constant)} of {len(low)} columns of the input never change: column {column} is {low[column]:.3g}"
+    first = int(constant[0])
+    evidence = (
+        f"{counted(len(constant), len(low), 'columns', seen[0].sample_of)} of the input never change: "
+        f"column {first * every_of(seen[0].width)} is {low[first]:.3g}"
+    )
     return evidence, "Look whether this column was meant to be filled, or leave it out.", "note", 1.0
 
 

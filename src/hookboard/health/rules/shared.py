@@ -1,9 +1,11 @@
 """What several rules need: the layer before another one, the rows of a weight, robust numbers, severity."""
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
+from hookboard.health.channels import every_unit
 from hookboard.health.layers import Kind, Layer
 from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity
@@ -32,23 +34,51 @@ def initialization(run: Run) -> str:
 def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
     """The last layer with weights that runs before this one; with `units` of them, if given. None if there is none."""
     for other in reversed(run.layers[: run.place(layer.name)]):
-        has_units = units is None or channels_of(run.now.numbers(other.name, "output"), units) is not None
+        output = run.now.numbers(other.name, "output")
+        has_units = units is None or (output is not None and output.channels is not None and output.width == units)
         if other.weights and other.kind != "embedding" and has_units:
             return other
     return None
 
 
-def channels_of(reading: Numbers | None, units: int) -> np.ndarray | None:
-    """The rows of the channels, shape (units, columns); None if there are not so many."""
-    if reading is None or reading.channels is None or len(reading.channels) != units:
-        return None
-    return reading.channels
+def weight_of(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | None:
+    """The rows of the weight that belong to every so many units of a layer.
 
+    Args:
+        run: the run.
+        layer: owns the weight.
+        width: how many units there are.
+        every: how many units lie between those that are meant.
 
-def weight_of(run: Run, layer: Layer, units: int) -> np.ndarray | None:
-    """The rows of the weight that has one for each unit, shape (units, columns); None if there is none."""
-    rows = (channels_of(run.now.numbers(name, "parameter"), units) for name in layer.weights)
+    Returns:
+        Shape (units, columns); None if no weight has a row for each of them.
+    """
+    rows = (
+        unit_rows(run.now.numbers(name, "parameter"), layer.shapes.get(name), width, every) for name in layer.weights
+    )
     return next((part for part in rows if part is not None), None)
+
+
+def unit_rows(reading: Numbers | None, shape: Sequence[int] | None, width: int, every: int) -> np.ndarray | None:
+    """The rows of every so many units in a reading of a weight of that shape, or of its gradient; see `weight_of`."""
+    if reading is None or reading.channels is None or not shape or shape[0] != width:
+        return None
+    own = every_unit(shape)
+    # What a model computes of other parameters may have other units than these.
+    if every % own or len(reading.channels) != -(-width // own):
+        return None
+    return reading.channels[:: every // own]
+
+
+def counted(some: int, seen: int, what: str, sample_of: int | None) -> str:
+    """How many of those that were looked at, which are a sample of so many unless that is None.
+
+    >>> counted(3, 8, "units", None), counted(412, 1024, "units", 14_336)
+    ('3 of 8 units', '412 of the 1,024 units looked at, of 14,336')
+    """
+    if sample_of is None:
+        return f"{some} of {seen} {what}"
+    return f"{some:,} of the {seen:,} {what} looked at, of {sample_of:,}"
 
 
 def was_zero(run: Run, layer: Layer) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from hookboard.health.layers import Kind, Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
-from hookboard.health.rules.shared import harm_of, severity_of
+from hookboard.health.rules.shared import counted, harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.health.sheet import Units
 from hookboard.health.verdict import Severity, Symptom
@@ -96,10 +96,10 @@ def _in_layer(run: Run, layer: Layer) -> Symptom | None:
         weight, gradient = run.now.numbers(name, "parameter"), run.now.numbers(name, "parameter_grad")
         if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
             continue
-        twins = _twins(weight.channels, gradient.channels) if len(weight.channels) == len(gradient.channels) else 0
+        twins = _twins(weight.channels, gradient.channels) if weight.width == gradient.width else 0
         if twins:
             return _symmetric_symptom(layer, name, twins, len(weight.channels))
-        if (value := _constant_at_first(run, name, len(weight.channels))) is not None:
+        if (value := _constant_at_first(run, name, weight.width)) is not None:
             return _constant_symptom(run, layer, name, value)
     return None
 
@@ -165,10 +165,10 @@ def _rounded(rows: np.ndarray, share: float) -> np.ndarray:
 
 
 def _symmetric_symptom(layer: Layer, name: str, twins: int, units: int) -> Symptom:
-    share = twins / units
+    share, width = twins / units, layer.shapes[name][0] if name in layer.shapes else units
     evidence = (
-        f"{twins} of {units} units of {name} have the weights and the gradient of another unit, so they stay equal; "
-        f"units of other layers differ."
+        f"{counted(twins, units, 'units', width if units < width else None)} of {name} have the weights and the "
+        f"gradient of another unit, so they stay equal; units of other layers differ."
     )
     return Symptom(layer.name, evidence, ADVICE, "alarm" if share > HALF else "note", size=share)
 

@@ -2,21 +2,21 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from hookboard.health.channels import every_unit
 from hookboard.health.layers import Layer
 from hookboard.health.rule import Rule
+from hookboard.health.rules.dead import Dead, dead_of, has_its_own_activation, has_no_weights, is_finite, is_used
 from hookboard.health.rules.reached import gets_zeros, usual_gradient
-from hookboard.health.rules.shared import source_of, weight_of
+from hookboard.health.rules.shared import source_of, unit_rows
 from hookboard.health.run import Run
 from hookboard.health.silence import EXACT, Silence, onsets
 from hookboard.health.verdict import Severity, Symptom
-from hookboard.measure import FIELDS
+from hookboard.measure import FIELDS, every_of
 
-_COUNT, _MEAN, _DEVIATION, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "zeros"))
-_MIN, _MAX = map(FIELDS.index, ("min", "max"))
+_MEAN, _DEVIATION, _MAX = map(FIELDS.index, ("mean", "deviation", "max"))
 
 MOST = 0.9
 """Share of dead units from which a layer is as good as dead: an alarm whatever the loss does. With two thirds dead a
@@ -63,30 +63,6 @@ all samples, by chance (a choice: so small a share of its range decides)."""
 CONSTANT = 1e-5
 """Spread over the samples, as a share of the RMS, under which a layer is given a constant: something before it is
 dead, and half of its own units are negative by chance. Rounding of float32 leaves 1e-7."""
-
-
-@dataclass(frozen=True)
-class Dead:
-    """The dead units of one layer.
-
-    Args:
-        at: the rectifier (or the layer itself, where the activation is called as a function).
-        source: the layer whose weights make them so.
-        dead: how many are dead.
-        units: how many there are, apart from those whose weights are all 0.
-        since: the step since which each of the dead ones is silent, sorted, shape (dead,).
-    """
-
-    at: Layer
-    source: Layer
-    dead: int
-    units: int
-    since: np.ndarray
-
-    @property
-    def share(self) -> float:
-        """The share of dead units."""
-        return self.dead / self.units
 
 
 def _dead_units(run: Run) -> Iterator[Symptom]:
@@ -150,7 +126,7 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     since = int(dead.since[min(math.floor(limit * dead.units), dead.dead - 1)])
     onset, when = onsets(dead.since, since)
     where = "" if dead.at is dead.source else f" of {dead.at.name} ({dead.at.type})"
-    whole = f"{dead.dead} of {dead.units} units{where}"
+    whole = f"{dead.in_words}{where}"
     if dead.at.kind in EXACT:
         what = f"{whole} gave 0 at every look {when}"
     else:
@@ -183,59 +159,49 @@ def _range(shares: Iterable[float]) -> str:
 def _dead_behind(run: Run, layer: Layer) -> Dead | None:
     """The dead units of a rectifier, or of a dropout that drops everything."""
     silence = run.silence.get(layer.name)
-    if silence is None or not _is_finite(run, layer):
+    if silence is None or not is_finite(run, layer):
         return None
-    dead = _lasting(run, silence)
-    source = source_of(run, layer, len(dead))
+    dead, width = _lasting(run, silence), silence.width
+    source = source_of(run, layer, width)
     if layer.kind == "dropout":
         before = run.silence.get(source.name) if source is not None else None
         # What was 0 before the dropout is not its doing.
         exact = [other for other in run.layers[: run.place(layer.name)] if other.kind == "rectifier"]
         previous = run.silence.get(exact[-1].name) if exact else before
-        if previous is not None and len(previous.looks) == len(dead):
+        if previous is not None and previous.width == width:
             dead &= previous.looks == 0
         source = layer
-    counted = ~_has_no_weights(run, source or layer, len(dead))
-    return _dead(layer, source or layer, dead & counted, counted, silence.since)
-
-
-def _is_finite(run: Run, layer: Layer) -> bool:
-    """Whether the layer gave an output at this look, and all of it is finite."""
-    output = run.now.numbers(layer.name, "output")
-    return output is not None and not output.moments.nonfinite
+    pruned = has_no_weights(run, source or layer, width, every_of(width))
+    counts = np.ones(len(dead), dtype=bool) if pruned is None else ~pruned
+    return dead_of(layer, source or layer, dead & counts, counts, silence.since, width)
 
 
 def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
     """The units whose pre-activations never exceed 0 and that no gradient reaches."""
     silence = run.silence.get(layer.name)
-    if silence is None or len(silence.looks) < FEWEST or not _is_finite(run, layer):
+    if silence is None or len(silence.looks) < FEWEST or not is_finite(run, layer):
         return None
-    dead = _lasting(run, silence)
-    if np.count_nonzero(dead) < LEAST or _has_its_own_activation(run, layer):
+    dead, width = _lasting(run, silence), silence.width
+    if np.count_nonzero(dead) < LEAST or has_its_own_activation(run, layer):
         return None
     if layer.kind == "norm" and dead.all() and gets_zeros(run.now, layer) and usual_gradient(run) > 0:
-        return _dead(layer, layer, dead, dead, silence.since)
+        return dead_of(layer, layer, dead, dead, silence.since, width)
     weights = [name for name in layer.trainable if len(layer.shapes[name]) > 1]
-    gradient = run.now.numbers(weights[0], "parameter_grad") if len(weights) == 1 else None
-    if gradient is None or gradient.channels is None:
+    if len(weights) != 1:
         return None
-    # Of a large weight every k-th unit is measured.
-    units = len(gradient.channels)
-    every = -(-len(dead) // units)
-    if len(dead[::every]) != units:
+    shape = layer.shapes[weights[0]]
+    every = every_unit(shape)  # of a large weight fewer units are measured than of the output
+    if unit_rows(run.now.numbers(weights[0], "parameter_grad"), shape, width, every) is None:
         return None
-    rows = weight_of(run, layer, units)
-    counted = np.ones(units, dtype=bool) if rows is None else ~_is_zero(rows)
-    silent, since = dead[::every] & counted, silence.since[::every]
-    most = _dead(layer, layer, silent, counted, since)  # unless a gradient reaches some of them
-    if most is None or _severity(run, most) is None or not _is_used(run, layer, len(dead)):
+    part = slice(None, None, every // every_of(width))
+    pruned, since = has_no_weights(run, layer, width, every), silence.since[part]
+    counts = np.ones(len(since), dtype=bool) if pruned is None else ~pruned
+    silent = dead[part] & counts
+    most = dead_of(layer, layer, silent, counts, since, width)  # unless a gradient reaches some of them
+    if most is None or _severity(run, most) is None or not is_used(run, layer, width):
         return None
     cut = _gets_no_gradient(run, layer, weights[0])
-    return None if cut is None else _dead(layer, layer, silent & cut, counted, since)
-
-
-def _dead(at: Layer, source: Layer, dead: np.ndarray, counted: np.ndarray, since: np.ndarray) -> Dead | None:
-    return Dead(at, source, int(dead.sum()), int(counted.sum()), np.sort(since[dead])) if counted.any() else None
+    return None if cut is None else dead_of(layer, layer, silent & cut, counts, since, width)
 
 
 def _looks(run: Run) -> int:
@@ -247,41 +213,6 @@ def _lasting(run: Run, silence: Silence) -> np.ndarray:
     """Which units are dead, shape (units,). Where all of a layer are silent, each needs fewer values to say so."""
     dead, all_of_them = silence.lasting(_looks(run), SAMPLES), silence.lasting(_looks(run), SAMPLES_OF_ALL)
     return all_of_them if len(all_of_them) >= FEWEST and all_of_them.all() else dead
-
-
-def _has_no_weights(run: Run, layer: Layer, units: int) -> np.ndarray:
-    """Which units have only zeros as weights, as after pruning, shape (units,). Of a norm, those before it count."""
-    rows = weight_of(run, layer, units)
-    if rows is None and layer.kind == "norm":
-        before = source_of(run, layer, units)
-        rows = weight_of(run, before, units) if before is not None else None
-    return np.zeros(units, dtype=bool) if rows is None else _is_zero(rows)
-
-
-def _is_zero(rows: np.ndarray) -> np.ndarray:
-    # A row of NaN alone has no values that count, and is not 0.
-    return np.asarray((rows[:, _ZEROS] >= rows[:, _COUNT]) & (rows[:, _COUNT] > 0))
-
-
-def _has_its_own_activation(run: Run, layer: Layer) -> bool:
-    """Whether the layer that runs next is an activation that tells by itself which of these units are dead."""
-    behind = next(iter(run.layers[run.place(layer.name) + 1 :]), None)
-    if behind is None or behind.kind not in ("rectifier", "bounded"):
-        return False
-    mine, activated = (run.now.numbers(each.name, "output") for each in (layer, behind))
-    if behind.kind == "bounded" or mine is None or activated is None:
-        return True
-    # A rectifier that several layers share, as in torchvision's ResNets, has seen more than this one.
-    return mine.moments.count >= activated.moments.count
-
-
-def _is_used(run: Run, layer: Layer, units: int) -> bool:
-    """Whether a layer that runs later takes so many units: those of a head are silent where a class never comes."""
-    later = [(other, shape) for other in run.layers[run.place(layer.name) + 1 :] for shape in other.shapes.values()]
-    if any(shape == (units,) and other.kind == "norm" for other, shape in later):
-        return True
-    takes = [shape[1] for _, shape in later if len(shape) > 1]
-    return units in takes or (layer.kind != "linear" and any(taken % units == 0 for taken in takes))
 
 
 def _gets_no_gradient(run: Run, layer: Layer, weight: str) -> np.ndarray | None:
