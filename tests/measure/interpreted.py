@@ -268,3 +268,11 @@ def test_long_compiling_is_said_once_with_its_seconds(monkeypatch):
         accelerator.tell_of_compiling()
     assert len(said) == 1
     assert "took 3.7 s" in said[0]
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((9, 50), 1), ((2, 3, 50), 2), ((2, 50, 3, 2), 1)], ids=str)
+def test_every_kth_channel_of_a_wide_tensor_has_its_row(small_tiles, monkeypatch, shape, dim):
+    monkeypatch.setattr("hookboard.measure.sampling.MOST_CHANNELS", 16)
+    tensor = normal(*shape)
+    _, rows = measure_channels(tensor, dim, ALL)
+    np.testing.assert_allclose(rows.numpy(), rows_of_channels([tensor], dim)[::4], rtol=1e-6, atol=1e-12)

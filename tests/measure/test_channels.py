@@ -10,7 +10,7 @@ from oracle import rows_of_channels as true_rows
 from torch import nn
 from ways import ALL, no_counts
 
-from hookboard.measure import FIELDS, MOST_CHANNELS, WIDTH, Statistic, measure, measure_channels, native, plan
+from hookboard.measure import FIELDS, WIDTH, Statistic, measure, measure_channels, native, plan
 from hookboard.measure.channels import rows_of_channels
 
 

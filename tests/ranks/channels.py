@@ -20,6 +20,7 @@ LAYER, WEIGHT, LONELY, LATE = (
     Site("late", "output"),
 )
 UNLIKE, COUNTED = Site("unlike", "output"), Site("counted", "output")
+WIDE, WIDE_UNLIKE = Site("wide", "output"), Site("wide and unlike", "output")
 
 Step = dict[Site, list[Tensor]]
 
@@ -35,6 +36,7 @@ def steps_of(rank: int) -> list[Step]:
     first: Step = {LAYER: [normal(4 + rank, 5), normal(2, 5) + 100], WEIGHT: [shared], COUNTED: [normal(3, 2)]}
     second: Step = {LAYER: [normal(3, 5, 2, 2)], UNLIKE: [normal(3, 4 + rank)], COUNTED: [normal(3, 2)]}
     third: Step = {LAYER: [normal(2, 5)], UNLIKE: [normal(3, 4)], LATE: [normal(3, 6)] if rank else [normal(3)]}
+    first[WIDE], first[WIDE_UNLIKE] = [normal(3 + rank, 14_336)], [normal(3, 5000 - rank)]
     if rank:
         second[LONELY] = [normal(6, 3)]
         third[LONELY] = [normal(2, 3), normal(2, 4)]

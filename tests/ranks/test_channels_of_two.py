@@ -10,7 +10,7 @@ import torch
 from oracle import rows_of_channels
 
 sys.path.insert(0, str(Path(__file__).parent))
-from channels import COUNTED, LATE, LAYER, LONELY, UNLIKE, WEIGHT, steps_of
+from channels import COUNTED, LATE, LAYER, LONELY, UNLIKE, WEIGHT, WIDE, WIDE_UNLIKE, steps_of
 
 pytestmark = pytest.mark.spawns
 
@@ -67,6 +67,19 @@ def test_channels_that_one_rank_does_not_have_are_no_channels(read):
     for rank in range(2):
         assert read[rank][2][LATE].channels is None
         assert read[rank][2][LATE].moments.count == 21
+
+
+def test_two_ranks_sample_the_same_channels_of_a_wide_layer(read):
+    for rank in range(2):
+        found = read[rank][0][WIDE]
+        assert found.width == 14_336
+        np.testing.assert_allclose(found.channels, rows_of_channels(given(0, WIDE), 1)[::4], rtol=1e-9)
+
+
+def test_ranks_whose_wide_layers_differ_have_no_rows_in_common_though_they_have_as_many(read):
+    for rank in range(2):
+        assert read[rank][0][WIDE_UNLIKE].channels is None
+        assert read[rank][0][WIDE_UNLIKE].moments.count == 3 * (5000 + 4999)
 
 
 def test_a_histogram_that_one_rank_did_not_count_is_none(read):

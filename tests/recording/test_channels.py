@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracle import assert_true, normal, rows_of_channels
 
-from hookboard.measure import FORMULAS, plan
+from hookboard.measure import FORMULAS, MOST_BYTES, WIDTH, plan
 from hookboard.recording import Recorder
 from hookboard.recording.channels import MOST_CALLS
 from hookboard.sites import Site
@@ -166,3 +166,34 @@ def test_a_histogram_is_chosen_for_each_site_by_its_first_tensor():
         assert readings[B].histogram is None
         assert math.isfinite(readings[B].moments.mean)
     assert asked == [A, B]
+
+
+def test_calls_of_a_wide_site_merge_for_every_kth_channel_and_its_width_is_known():
+    parts = [normal(3, 14_336), normal(2, 14_336, mean=9.0), normal(2, 14_336, 1, 2)]
+    reading = read(recorder(), *parts)
+    np.testing.assert_allclose(reading.channels, rows_of_channels(parts, 1)[::4], rtol=1e-9, atol=1e-14)
+    assert reading.width == 14_336
+    assert_true(reading.statistics, parts)
+
+
+def test_a_reading_has_as_many_channels_as_rows_where_each_has_one():
+    assert read(recorder(), normal(3, 7)).width == 7
+
+
+def test_calls_of_other_widths_have_no_rows_in_common_though_they_have_as_many():
+    mine = recorder()
+    assert read(mine, normal(3, 5000), normal(3, 4999)).channels is None
+    reading = read(mine, normal(3, 4999))
+    assert (reading.width, len(reading.channels)) == (4999, 2500)
+
+
+def test_a_narrow_tensor_with_as_many_rows_as_a_wide_one_is_not_merged_with_it():
+    assert read(recorder(), normal(3, 8192), normal(3, 4096)).channels is None
+
+
+def test_the_rows_of_a_million_channels_are_bounded_while_calls_wait():
+    mine, tensor = recorder(), normal(1, 1_000_003)
+    for _ in range(3):
+        mine.open(A)(tensor)
+    assert max(each[2].nbytes for each in mine._meter.rows.kept) <= MOST_BYTES
+    assert mine._meter.slots.extents[A].rows * 8 * WIDTH <= MOST_BYTES
