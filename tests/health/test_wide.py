@@ -1,0 +1,129 @@
+"""What rules say of layers and inputs of which every k-th channel was measured."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from health.looks import reading, row
+from health.runs import falling, linear, noise, nothing, outputs, rectified, run_of, symptoms, weights, without_weights
+
+from hookboard.health import FORMS
+from hookboard.health.rules.collapse import COLLAPSED
+from hookboard.health.rules.data import INPUT_SCALE
+from hookboard.health.rules.symmetry import SYMMETRIC_UNITS
+from hookboard.health.rules.units import DEAD_UNITS
+from hookboard.health.silence import Silence
+from hookboard.measure import looked_at
+from hookboard.plain import Form, packed, unpacked
+from hookboard.recording import Readings
+from hookboard.sites import Site
+
+WIDE = 16_384
+ROWS = looked_at(WIDE)
+
+
+def wide(given, width=WIDE):
+    """The same reading, of as many channels."""
+    count = given.moments.count * width / len(given.channels)
+    return dataclasses.replace(given, width=width, moments=given.moments._replace(count=count))
+
+
+def judged(columns):
+    batch = dataclasses.replace(wide(reading("", "input", columns), 12_288), site=Site("", "input", "0"))
+    return symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: [batch], losses=falling))
+
+
+def test_a_wild_column_is_named_by_its_place_among_all():
+    (symptom,) = judged([row(100, 0.0, 500.0 if i == 8 else 1.0) for i in range(4096)])
+    assert (
+        "column 24 of the input has an RMS of 500, 1 of the 4,096 columns looked at, of 12,288 are" in symptom.evidence
+    )
+
+
+def test_a_constant_column_is_named_by_its_place_among_all():
+    constant = row(100, 7.0, 0.0)
+    (symptom,) = judged([constant if i == 5 else row(100, 0.1, 1.0) for i in range(4096)])
+    assert "1 of the 4,096 columns looked at, of 12,288 of the input never change: column 15 is 7" in symptom.evidence
+
+
+def test_copies_among_the_units_of_a_large_weight_are_those_of_the_sample():
+    # 32 units of 8192 inputs, of which every fourth is measured.
+    layers = [linear("fc1", 32, 8192), linear("fc2", 8, 32)]
+    equal, gradient = [row(100, 0.1, 0.1)] * 8, [row(100, 0.01, 0.01)] * 8
+    readings = [
+        *(outputs(name, noise(size)) for name, size in (("fc1", 32), ("fc2", 8))),
+        *weights("fc1", rows=equal, gradient=gradient),
+        *weights("fc2", seed=5),
+    ]
+    (symptom,) = symptoms(SYMMETRIC_UNITS, run_of(layers, lambda n: readings))
+    assert symptom.evidence.startswith("8 of the 8 units looked at, of 32 of fc1.weight have the weights")
+
+
+def rectifier(rows, weight):
+    layers = [linear("fc", WIDE, 4), without_weights("act"), linear("head", 3)]
+    readings = [
+        wide(outputs("fc", noise(ROWS))),
+        wide(outputs("act", rows)),
+        outputs("head", noise(3)),
+        *weights("fc", rows=weight, gradient=noise(len(weight))),
+        *weights("head", 3, seed=6),
+    ]
+    return symptoms(DEAD_UNITS, run_of(layers, lambda n: readings, losses=falling))
+
+
+def test_pruned_units_of_a_wide_layer_do_not_count():
+    half = ROWS // 2
+    assert not rectifier(nothing(half) + rectified(half), nothing(half) + noise(half))
+    (symptom,) = rectifier(nothing(half) + rectified(half), noise(ROWS))
+    assert symptom.evidence.startswith("2,048 of the 4,096 units looked at, of 16,384 of act (ReLU) gave 0")
+
+
+def test_the_units_of_a_narrower_layer_with_as_many_rows_are_no_units_of_a_wide_one():
+    # The layer before has 4096 units, and all of its weights are 0: that says nothing of the 16,384.
+    layers = [linear("fc", ROWS, 4), without_weights("act"), linear("head", 3)]
+    readings = [
+        outputs("fc", noise(ROWS)),
+        wide(outputs("act", nothing(ROWS))),
+        outputs("head", noise(3)),
+        *weights("fc", rows=nothing(ROWS)),
+        *weights("head", 3, seed=6),
+    ]
+    (symptom,) = symptoms(DEAD_UNITS, run_of(layers, lambda n: readings, losses=falling))
+    assert symptom.module == "act"
+
+
+def test_chance_goes_by_the_number_of_classes_and_not_by_that_of_rows():
+    layers = [linear("fc"), linear("head", WIDE)]
+    readings = [outputs("fc", noise(8)), wide(outputs("head", noise(ROWS))), *weights("fc")]
+    assert run_of(layers, lambda n: readings).losses.chance == math.log(WIDE)
+
+
+@pytest.mark.parametrize(("each", "is_said"), [(4, False), (8, True)])
+def test_whether_a_wide_layer_gives_enough_answers_goes_by_all_of_its_units(each, is_said):
+    def seen(n):
+        flat = [row(each, 1.0, 1e-5 if n else 0.5) for _ in range(ROWS)]
+        return [outputs("fc", noise(8)), wide(outputs("head", flat)), *weights("fc")]
+
+    found = symptoms(COLLAPSED, run_of([linear("fc"), linear("head", WIDE)], seen, losses=falling))
+    assert bool(found) is is_said
+
+
+def test_what_an_older_checkpoint_holds_had_a_row_for_each_channel():
+    def without(name, cls):
+        form = FORMS[cls]
+        return Form(lambda given: {k: v for k, v in form.take(given).items() if k != name}, form.make)
+
+    older = {**FORMS, Readings: without("widths", Readings), Silence: without("width", Silence)}
+    silence = Silence(3)
+    silence.see(7, np.full(3, 100.0), np.array([True, False, True]))
+    table = Readings.of([outputs("fc", noise(5)), reading("fc.bias", "parameter", [row()])])
+    made, again = unpacked(packed((table, silence), older).written(), FORMS)
+    assert [made.numbers(at).width for at in range(2)] == [5, 0]
+    assert (again.width, again.looks.tolist()) == (3, [1, 0, 1])
+
+
+def test_a_checkpoint_keeps_the_width_of_a_sample():
+    table = Readings.of([wide(outputs("fc", noise(ROWS)))])
+    (made, silence) = unpacked(packed((table, Silence(ROWS, WIDE)), FORMS).written(), FORMS)
+    assert (made.numbers(0).width, made.numbers(0).sample_of, silence.width) == (WIDE, WIDE, WIDE)
