@@ -245,7 +245,7 @@ def test_rare_tokens_of_a_large_embedding_are_well():
             self.embedding, self.head = nn.Embedding(5000, 32), nn.Linear(32, 3)
 
         def forward(self, x):
-            return self.head(self.embedding((x[:, 0] > 0).long() + 1))  # rows 1 and 2; every third one is measured
+            return self.head(self.embedding((x[:, 0] > 0).long() + 1))  # rows 1 and 2; every fourth one is measured
 
     monitor = HealthMonitor(rules=["no_gradient", "not_updated"], window=2)
     fit(None, Toy(Tokens()), batches(*[8] * 6), monitor)

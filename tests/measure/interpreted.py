@@ -271,8 +271,12 @@ def test_long_compiling_is_said_once_with_its_seconds(monkeypatch):
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((9, 50), 1), ((2, 3, 50), 2), ((2, 50, 3, 2), 1)], ids=str)
-def test_every_kth_channel_of_a_wide_tensor_has_its_row(small_tiles, monkeypatch, shape, dim):
+@pytest.mark.parametrize("way", ["plain", "scaled", "scaled, without kernels for channels"])
+def test_every_kth_channel_of_a_wide_tensor_has_its_row(small_tiles, monkeypatch, shape, dim, way):
     monkeypatch.setattr("hookboard.measure.sampling.MOST_CHANNELS", 16)
-    tensor = normal(*shape)
-    _, rows = measure_channels(tensor, dim, ALL)
+    tensor, scale = normal(*shape), None if way == "plain" else torch.tensor(1024.0)
+    if way.endswith("channels"):
+        rows_of = accelerator.rows_of
+        monkeypatch.setattr(accelerator, "rows_of", lambda x, dim=None, **o: None if dim else rows_of(x, **o))
+    _, rows = measure_channels(tensor if scale is None else tensor * scale, dim, ALL, scale=scale)
     np.testing.assert_allclose(rows.numpy(), rows_of_channels([tensor], dim)[::4], rtol=1e-6, atol=1e-12)

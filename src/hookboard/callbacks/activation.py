@@ -27,7 +27,8 @@ class ActivationLogger(SiteLogger[SiteWatch]):
     replaced during the fit, the new one is watched from the next logged step on, and a warning says so.
 
     `saturated_fraction` is there for outputs of Tanh, Sigmoid, Hardtanh, Hardsigmoid and Softsign; `dead_fraction` and
-    `effective_rank` for tensors with at most 4096 channels. One line names what has no curve.
+    `effective_rank` for tensors with channels: of more than 4096 channels `dead_fraction` is the share of every k-th,
+    and `effective_rank` is always that of 64 channels at most. One line names what has no curve.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one

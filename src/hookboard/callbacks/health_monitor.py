@@ -43,8 +43,8 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     `verdicts`. TensorBoard gets one page: a table of the verdicts (`health/verdict`, text), and pictures of all layers
     over the whole run. The terminal gets a line for each new alarm, and the verdict at the end of the fit.
 
-    Of a weight with more than 65,536 values every k-th unit is measured, about as many values; all else is measured
-    whole.
+    Of a weight with more than 65,536 values every k-th unit is measured, at most about as many values; all else is
+    measured whole. Of an output with more than 4096 units, rules that look at single units see every k-th.
 
     An alarm means that someone who knew would stop the run or mend the code. A note is worth knowing.
 

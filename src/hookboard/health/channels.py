@@ -18,9 +18,10 @@ MOST_VALUES = 1 << 16
 
 
 def every_unit(shape: Sequence[int]) -> int:
-    """The k of a weight of that shape: unit 0, k, 2 * k ... is measured. 1 if all are.
+    """The k of a weight of that shape: units 0, k, 2 * k ... are measured. 1 if all are.
 
-    Of the units whose outputs are looked at it is every one, or every second, third ...: so both can be compared.
+    It is a multiple of the k of outputs with as many units, so that each unit whose weights are measured is one whose
+    outputs are: rules compare the two.
 
     >>> every_unit((1000, 200)), every_unit((14_336, 4096)), every_unit((11_008, 4096))
     (4, 896, 690)

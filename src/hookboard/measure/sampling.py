@@ -14,7 +14,8 @@ MOST_CHANNELS = MOST_BYTES // (8 * WIDTH)
 def every_of(channels: int) -> int:
     """The k of a tensor with so many channels: channel 0, k, 2 * k ... get a row. 1 if all do.
 
-    It depends on nothing else, so that all calls, steps, ranks and roles take the same channels.
+    It depends on nothing else, so that all calls, steps, ranks and roles take the same channels. What repeats in a
+    layer with the period k, or a part of it, shows in a sample as all or nothing.
 
     >>> every_of(4096), every_of(4097), every_of(14_336)
     (1, 2, 4)
