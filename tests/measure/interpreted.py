@@ -279,4 +279,4 @@ def test_every_kth_channel_of_a_wide_tensor_has_its_row(small_tiles, monkeypatch
         rows_of = accelerator.rows_of
         monkeypatch.setattr(accelerator, "rows_of", lambda x, dim=None, **o: None if dim else rows_of(x, **o))
     _, rows = measure_channels(tensor if scale is None else tensor * scale, dim, ALL, scale=scale)
-    np.testing.assert_allclose(rows.numpy(), rows_of_channels([tensor], dim)[::4], rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(np.asarray(rows), rows_of_channels([tensor], dim)[::4], rtol=1e-6, atol=1e-12)
