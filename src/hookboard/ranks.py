@@ -1,6 +1,8 @@
 """Several processes (ranks) that train one model: which rank measures which tensor, and how they merge the results."""
 
 import math
+import threading
+import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
@@ -28,6 +30,9 @@ TO_CONNECT, TO_ANSWER = timedelta(minutes=1), timedelta(minutes=30)
 PATIENCE = 60.0
 """How many seconds the training thread of a rank waits for the others, at the end of a run or where they are several
 exchanges behind. After that it goes on without them."""
+
+
+_HAS_LEFT = "another rank has stopped measuring, or has ended"
 
 
 class RanksLostError(RuntimeError):
@@ -61,7 +66,7 @@ class Ranks:
     it while the training goes on; all ranks in the same order. It happens on the host, whatever device trains: it takes
     no memory of an accelerator, and none of its time.
 
-    A rank that closes its groups, or dies, closes its connections. Whoever exchanges with it, now or later, then gets a
+    A rank that leaves, closes its groups or dies is lost to the others: whoever exchanges with it, now or later, gets a
     `RanksLostError`.
 
     Args:
@@ -74,6 +79,7 @@ class Ranks:
     def __init__(self, most_peers: int = MOST_PEERS) -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
         self._levels: list[Level] = []
+        self._is_exchanging = False
         columns = 1 if self.size <= most_peers else _divisor(self.size)
         within = self.size // columns
         # The larger level comes first: after it a rank has so much less to send.
@@ -91,6 +97,33 @@ class Ranks:
                 assert isinstance(group, dist.ProcessGroup)
                 self._levels.append(Level(group, len(ranks), ranks.index(self.rank)))
                 set_timeout(group, TO_ANSWER)
+
+    def at(self, point: str, exchange: Callable[[], T]) -> T:
+        """What `exchange` returns, in which all ranks do the same at this point of the run. Every rank must call this.
+
+        If it fails here, this rank takes part no longer, from that moment on: what its thread would exchange next is
+        not what the others exchange now, and gloo ends a process that receives more than it expects.
+
+        Raises:
+            RanksLostError: a rank does not take part, or is at another point.
+        """
+        self._is_exchanging = True
+        try:
+            self._meet(zlib.crc32(point.encode()))
+            found = exchange()
+        except BaseException:
+            self.close()
+            raise
+        self._is_exchanging = False
+        return found
+
+    def _meet(self, number: float) -> None:
+        ends = torch.tensor([[number], [-number]], dtype=torch.float64, device="cpu")
+        highest, lowest = self.merge(ends, lambda parts: parts.amax(0))[:, 0].tolist()
+        if highest == math.inf:
+            raise RanksLostError(_HAS_LEFT)
+        if highest != -lowest:
+            raise RanksLostError("the ranks are no longer at the same point of the run")
 
     def merge(self, block: Tensor, merge: Callable[[Tensor], Tensor]) -> Tensor:
         """A block of rows, of all ranks merged. Every rank must call this, with an equal shape.
@@ -165,8 +198,24 @@ class Ranks:
             raise RanksLostError("this rank takes part no longer")
         return self._levels
 
+    def leave(self) -> None:
+        """Take part no longer; the other ranks learn it when they enter the next point, where a thread meets them.
+
+        To close the connections is not enough: a process that this one has forked since, such as a DataLoader's, holds
+        them open, and the others would wait.
+        """
+        if self._is_exchanging:  # and the others would not meet it
+            self.close()
+        elif self._levels:
+            threading.Thread(target=self._take_leave, name="hookboard leaves", daemon=True).start()
+
+    def _take_leave(self) -> None:
+        with suppress(Exception):  # whoever has gone need not be told
+            self._meet(math.inf)
+        self.close()
+
     def close(self) -> None:
-        """Take part no longer; the other ranks learn it at their next exchange."""
+        """Close the connections, and take part no longer."""
         levels, self._levels = self._levels, []
         for level in levels:
             with suppress(ValueError, AssertionError):  # the default group has ended, and all others with it
@@ -207,7 +256,7 @@ def _lost(error: RuntimeError) -> RanksLostError:
     if "imed out" in str(error):
         minutes = TO_ANSWER.total_seconds() / 60
         return RanksLostError(f"another rank has not answered for {minutes:.0f} minutes")
-    return RanksLostError("another rank has stopped measuring, or has ended")
+    return RanksLostError(_HAS_LEFT)
 
 
 def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None:

@@ -4,9 +4,10 @@ A watch is what a callback holds of one stage. Its two ExitStacks undo everythin
 batch has ended, one when the watch ends. An error in a callback ends its watch, not the run.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Set
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from lightning.pytorch import LightningModule, Trainer
 
@@ -16,7 +17,7 @@ from hookboard.callbacks.decision import Decision, agreed
 from hookboard.callbacks.duties import Duties, NothingToShowError, W
 from hookboard.callbacks.trainer import callbacks_of, inform, logged_step, warn, without_trainer
 from hookboard.callbacks.watch import Selection, Watch, changes, is_same, names_in, said_of_changes
-from hookboard.callbacks.worker import Worker, has_own_thread
+from hookboard.callbacks.worker import Patience, Worker, has_own_thread
 from hookboard.clock import Clock
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import PATIENCE, Ranks, connected, has_process_group
@@ -24,6 +25,7 @@ from hookboard.selection import NothingToSelectError
 from hookboard.writers import Loggers
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Course(Duties[W]):
@@ -41,13 +43,13 @@ class Course(Duties[W]):
         """Whose run is watched, or was last."""
         self._ranks: Ranks | None = None
         """Those that merge what they measure, during a run; None if nothing is merged."""
+        self.patience: Patience | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration; a copy watches nothing until a run of its own starts."""
         self._worker.wait()
-        fresh = {"_live": {}, "clock": Clock(), "share": Share(), "_budget": None}
-        fresh |= {"_trainer": None, "_ranks": None}
-        return without_trainer(self.__dict__) | fresh
+        nothing = dict.fromkeys(["_budget", "_trainer", "_ranks", "patience"])
+        return without_trainer(self.__dict__) | nothing | {"_live": {}, "clock": Clock(), "share": Share()}
 
     def _start(self, trainer: Trainer, pl_module: LightningModule, running: Set[str]) -> None:
         """Begin to watch those of the callback's stages that are to run."""
@@ -58,8 +60,10 @@ class Course(Duties[W]):
             inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
         elif self._takes_part(trainer) and self._is_connected(trainer):
             in_thread = has_own_thread(pl_module.device) or self._ranks is not None
-            patience = None if self._ranks is None else PATIENCE
-            self._worker = Worker(f"hookboard {self._name}", in_thread, patience)
+            if self._ranks is not None:  # where one callback has waited in vain, the next need not wait as long
+                others = (one.patience for one in self._together(trainer) if one.patience is not None)
+                self.patience = next(others, Patience(PATIENCE))
+            self._worker = Worker(f"hookboard {self._name}", in_thread, self.patience)
             self.share = Share()
             self.share.begin(one.clock for one in self._together(trainer))
             self._budget = None if self.max_overhead is None else Budget(self.max_overhead, self.clock)
@@ -235,19 +239,26 @@ class Course(Duties[W]):
         return True
 
     def _drop(self, watch: W) -> None:
-        self._worker.settle()
-        # Where one rank stops, none can merge any longer, in no stage: closed connections tell the others.
-        for each in [watch] if self._ranks is None else [watch, *self._live.values()]:
+        # Where one rank stops, none can merge any longer, in no stage.
+        for each in (ended := [watch] if self._ranks is None else [watch, *self._live.values()]):
             each.has_fault = True
+        self._worker.settle()
+        for each in ended:
             if self._live.pop(each.stage, None) is not None:
                 self._leave(each)
                 _undo(each)
-        self._disconnect()
+        if self._ranks is not None:
+            self._ranks.leave()
+            self._ranks = self.patience = None
 
     def _disconnect(self) -> None:
         if self._ranks is not None:
             self._ranks.close()
-            self._ranks = None
+            self._ranks = self.patience = None
+
+    def _at(self, point: str, exchange: Callable[[], T]) -> Callable[[], T]:
+        """What calls `exchange`, with several ranks as `Ranks.at` does; any thread may call it."""
+        return exchange if self._ranks is None else functools.partial(self._ranks.at, point, exchange)
 
     def _leave_to_worker(self, watch: W, job: Callable[[], None], when: str) -> None:
         """Do what training need not wait for; if it fails, the same happens as if it had failed here.

@@ -11,7 +11,7 @@ from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.cadence import is_due_now
 from hookboard.callbacks.health_selection import layers_in, say_split, some_units
 from hookboard.callbacks.health_watch import EVALUATED, MEASURED, Finding, HealthWatch, firsts_over_ranks, steps_of
-from hookboard.callbacks.numbers import AFTER_LOOP, AT_END, SiteLogger
+from hookboard.callbacks.numbers import AFTER_LOOK, AT_END, SiteLogger
 from hookboard.callbacks.trainer import is_alone, logged_step
 from hookboard.callbacks.watch import Selection, Watch
 from hookboard.checks import check_name, check_whole
@@ -152,8 +152,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
                 health.begin_judging(Judge(self._rules(), self._known["train"], int(self.window)))
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
-                is_scaled = health.scaling is not None
-                health.black_box = BlackBox(trainer, pl_module, exact=is_exact, is_scaled=is_scaled)
+                health.black_box = BlackBox(trainer, pl_module, exact=is_exact, is_scaled=health.scaling is not None)
         return health
 
     def _go_on(self, trainer: Trainer) -> None:
@@ -272,7 +271,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             if ranks is not None and watch is training and self.stop_on is not None:
                 watch.is_asked_to_end = ranks.is_any(watch.guilty(self.stop_on, self._verdicts) is not None)
 
-        self._leave_to_worker(watch, take, "at the end of a batch" if watch.stage == "train" else AFTER_LOOP)
+        self._leave_to_worker(watch, self._at(f"{watch.stage} {step}", take), AFTER_LOOK[watch.stage])
         if watch.stage == "train":
             self._end_if_asked(trainer, watch)
 
@@ -289,7 +288,8 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         if watch.stage == "train":
             if (ranks := self._ranks) is not None:  # which tell at looks only what has happened
                 events = watch.new_events()
-                self._leave_to_worker(watch, lambda: self._tell(watch, firsts_over_ranks(ranks, events)), AT_END)
+                firsts = self._at("end", lambda: firsts_over_ranks(ranks, events))
+                self._leave_to_worker(watch, lambda: self._tell(watch, firsts()), AT_END)
                 self._worker.settle()
                 if watch.stage not in self._live:
                     return

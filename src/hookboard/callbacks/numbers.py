@@ -29,7 +29,9 @@ from hookboard.writers import entry_of
 
 V = TypeVar("V", bound=SiteWatch)
 
-AFTER_LOOP, AT_END = "at the end of an evaluation", "at the end of the training"
+AT_END = "at the end of the training"
+AFTER_LOOK = dict.fromkeys(get_args(Stage), "at the end of an evaluation") | {"train": "at the end of a batch"}
+"""When the job of a look was given, by stage."""
 
 
 class SiteLogger(Life[V]):
@@ -261,7 +263,8 @@ class SiteLogger(Life[V]):
 
     def _log(self, trainer: Trainer, watch: V) -> None:
         model, step, writes = trainer.lightning_module, logged_step(trainer), trainer.is_global_zero
-        sent, facts = self._send(trainer, watch), watch.news.facts(model, watch.selection)
+        sent = self._at(f"{watch.stage} {step}", self._send(trainer, watch))
+        facts = watch.news.facts(model, watch.selection)
         say_gaps, watch.gaps_are_named = not watch.gaps_are_named, True
         gaps = Gaps.of(self._name, watch, self._expected(watch), names_in(model)) if say_gaps else None
         overhead = self._overhead(trainer, watch)
@@ -280,7 +283,7 @@ class SiteLogger(Life[V]):
             if gaps is not None:
                 gaps.say(watch, step, list(readings.values()), self._names, self._why_not_there)
 
-        self._leave_to_worker(watch, write, "at the end of a batch" if watch.stage == "train" else AFTER_LOOP)
+        self._leave_to_worker(watch, write, AFTER_LOOK[watch.stage])
 
     def _expected(self, watch: V) -> list[tuple[str, Role]]:
         """Names and roles of which at least one tensor should be measured in a due step."""

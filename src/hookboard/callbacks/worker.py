@@ -25,6 +25,26 @@ def has_own_thread(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
+class Patience:
+    """How long the training thread waits for what other processes must do, over all workers that share it.
+
+    Args:
+        seconds: how long it waits in vain, for all of them together. Then each of the others gets a second.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._left = seconds
+
+    def wait_for(self, changed: threading.Condition, is_so: Callable[[], bool]) -> bool:
+        """Wait until it is so; returns whether it is."""
+        if is_so():
+            return True
+        has_come = changed.wait_for(is_so, max(self._left, min(self.seconds, 1.0)))
+        self._left = self.seconds if has_come else 0.0
+        return has_come
+
+
 class Worker:
     """Does jobs in the order in which they come. The thread starts with the first job and ends with `close`.
 
@@ -35,11 +55,11 @@ class Worker:
     Args:
         name: of the thread.
         in_thread: whether there is a thread. Otherwise each job is done at once, and its errors are the caller's.
-        patience: how many seconds the training thread waits at most. After that the open jobs are given up, with a
+        patience: how long the training thread waits; None for ever. After that the open jobs are given up, with a
             TimeoutError for the first of them: it may wait for another process that never comes.
     """
 
-    def __init__(self, name: str = "hookboard", in_thread: bool = False, patience: float | None = None) -> None:
+    def __init__(self, name: str = "hookboard", in_thread: bool = False, patience: Patience | None = None) -> None:
         self._name = name
         self._in_thread = in_thread
         self._patience = patience
@@ -87,9 +107,11 @@ class Worker:
                 self._wait_until(lambda: not self._jobs)
 
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
-        if not self._changed.wait_for(is_so, self._patience):
+        if self._patience is None:
+            self._changed.wait_for(is_so)
+        elif not self._patience.wait_for(self._changed, is_so):
             (_, on_fault), *_ = self._jobs
-            lost = TimeoutError(f"nothing has come of it for {self._patience:.0f} seconds")
+            lost = TimeoutError(f"nothing has come of it for {self._patience.seconds:.0f} seconds")
             self._tasks.append(functools.partial(on_fault, lost))
             self._jobs, self._thread = deque(), None  # the thread ends with its job, whenever that is
 

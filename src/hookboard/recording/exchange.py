@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hookboard.measure import Columns, Statistic, empty_row, merge_rows
+from hookboard.measure import Columns, Statistic, elements_in, empty_row, merge_rows
 from hookboard.ranks import Ranks
 from hookboard.recording.packet import Layout, Packet, relaid
 
@@ -28,7 +28,8 @@ class Exchange:
     def merged(self, mine: Layout, packet: Packet) -> tuple[Layout, Packet]:
         """The layout that all ranks have agreed on, and the packet of all ranks in it.
 
-        If a rank has a new site, or has channels or a histogram of one for the first time, they agree anew.
+        If a rank has a new site, or one that has other channels than before or a histogram for the first time, they
+        agree anew.
 
         Args:
             mine: the layout of this rank's packet.
@@ -37,10 +38,11 @@ class Exchange:
         Raises:
             RanksLostError: a rank no longer takes part.
         """
+        is_measured = (elements_in(packet.rows) > 0).tolist()
         new = {
             site: extent
-            for site, extent in mine.items()
-            if site not in self._agreed or not self._agreed[site].holds(extent)
+            for (site, extent), is_now in zip(mine.items(), is_measured, strict=True)
+            if site not in self._agreed or (is_now and not self._agreed[site].holds(extent))
         }
         flags = torch.cat([packet.flags.new_tensor([bool(new)]), packet.flags])
         flags = self._ranks.merge(flags[:, None], lambda parts: parts.amax(0))[:, 0]

@@ -33,12 +33,12 @@ class Extent(NamedTuple):
         return looked_at(self.channels)
 
     def holds(self, other: "Extent") -> bool:
-        """Whether there is room for what the other has. The number of channels never changes once it is agreed."""
-        return bool(self.channels or not other.channels) and (self.has_bins or not other.has_bins)
+        """Whether there is room for what the other has."""
+        return other.channels in (0, self.channels) and (self.has_bins or not other.has_bins)
 
     def joined(self, other: "Extent") -> "Extent":
-        """The extent that has room for both."""
-        return Extent(self.channels or other.channels, self.has_bins or other.has_bins, self.dtype or other.dtype)
+        """The extent that has room for both; for the channels of the other, where they are not as many."""
+        return Extent(other.channels or self.channels, self.has_bins or other.has_bins, self.dtype or other.dtype)
 
 
 Layout = dict[Site, Extent]
