@@ -15,7 +15,7 @@ from toys import Toy, batches, events, fit, mlp, records, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, ParameterLogger
 from hookboard.callbacks import worker
-from hookboard.callbacks.worker import MOST_WAITING, Worker
+from hookboard.callbacks.worker import MOST_WAITING, Patience, Worker
 from hookboard.writers import loggers
 
 STEPS = MOST_WAITING + 4
@@ -277,3 +277,17 @@ def test_a_close_that_was_interrupted_leaves_the_next_job_a_thread():
     worker.do(lambda: done.append("next"), done.append)
     worker.close()
     assert done == ["next"]
+
+
+def test_where_one_worker_has_waited_in_vain_the_next_is_given_up_soon():
+    gate, patience, faults = threading.Event(), Patience(2.0), []
+    both = [Worker(f"hookboard {number}", in_thread=True, patience=patience) for number in range(2)]
+    start = time.perf_counter()
+    for each in both:
+        each.do(gate.wait, faults.append)
+        each.settle()
+    assert [str(fault) for fault in faults] == ["nothing has come of it for 2 seconds"] * 2
+    assert 2.0 < time.perf_counter() - start < 3.8
+    gate.set()
+    while workers():
+        time.sleep(0.01)

@@ -19,7 +19,7 @@ LAYER, WEIGHT, LONELY, LATE = (
     Site("lonely", "output"),
     Site("late", "output"),
 )
-UNLIKE, COUNTED = Site("unlike", "output"), Site("counted", "output")
+UNLIKE, COUNTED, RESIZED = Site("unlike", "output"), Site("counted", "output"), Site("resized", "output")
 WIDE, WIDE_UNLIKE = Site("wide", "output"), Site("wide and unlike", "output")
 
 Step = dict[Site, list[Tensor]]
@@ -40,6 +40,7 @@ def steps_of(rank: int) -> list[Step]:
     if rank:
         second[LONELY] = [normal(6, 3)]
         third[LONELY] = [normal(2, 3), normal(2, 4)]
+    first[RESIZED], third[RESIZED] = [normal(3, 4)], [normal(3, 6)]
     return [first, second, third]
 
 

@@ -2,8 +2,9 @@
 
 python left.py FOLDER CASE
 
-CASE is what rank 1 does in the fourth step: it is `slow`, `raises`, `dies` or is `stuck`. Without callbacks rank 0
-would notice none of this.
+CASE is what rank 1 does in the fourth step: it is `slow`, `raises`, `dies` or is `stuck`; or its monitor is `broken` in
+the middle of a look; or its epochs are `shorter`, by two steps, and there are two of them, each with a validation.
+Without callbacks rank 0 would notice none of this.
 """
 
 import os
@@ -23,6 +24,7 @@ from toys import Toy
 
 from hookboard import ActivationLogger, HealthMonitor, HookboardWarning
 from hookboard.callbacks import course
+from hookboard.callbacks.loss_meter import Losses
 
 STEPS, AT, SLOW = 8, 3, 2.0
 
@@ -55,6 +57,19 @@ class Model(Toy):
         return super().training_step(batch)
 
 
+def break_at(looks):
+    """Have the monitor of this rank fail after so many looks."""
+    read, seen = Losses.read, []
+
+    def broken(self, arrived):
+        seen.append(arrived)
+        if len(seen) > looks:
+            raise BrokenOnPurposeError
+        return read(self, arrived)
+
+    Losses.read = broken
+
+
 class Clock(Callback):
     """The longest time that a step has taken."""
 
@@ -80,8 +95,11 @@ def main(folder, case):
     TrainingEpochLoop._broadcast_sigterm_tensor = lambda self: None
     course.PATIENCE = 1.0 if case == "stuck" else 60.0
     monitor, clock = HealthMonitor(every_n_steps=1, window=1), Clock()
+    is_second, is_shorter = os.environ["LOCAL_RANK"] == "1", case == "shorter"
+    if case == "broken" and is_second:
+        break_at(AT)
     trainer = Trainer(
-        max_epochs=1,
+        max_epochs=2 if is_shorter else 1,
         accelerator="cpu",
         devices=2,
         strategy="ddp",
@@ -94,15 +112,17 @@ def main(folder, case):
     )
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", HookboardWarning)
+        steps = STEPS - 2 if is_shorter and is_second else STEPS
+        data, other = (DataLoader(torch.randn(4 * n, 4), batch_size=4) for n in (steps, 1))
         with suppress(BrokenOnPurposeError):
-            trainer.fit(Model(case, folder), DataLoader(torch.randn(4 * STEPS, 4), batch_size=4))
+            trainer.fit(Model(case, folder), data, other if is_shorter else None)
         ended = time.perf_counter()
     texts = [str(warning.message) for warning in said if warning.category is HookboardWarning]
     kept = {"steps": trainer.global_step, "longest": clock.longest, "after": ended - clock.last, "said": texts}
     rank = trainer.global_rank
     torch.save(kept, folder / f"saving.{rank}")
     (folder / f"saving.{rank}").rename(folder / f"left.{rank}")
-    if case in ("slow", "raises"):
+    if case not in ("dies", "stuck"):
         wait_for(folder / f"left.{1 - rank}")
 
 

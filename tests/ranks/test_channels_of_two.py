@@ -10,7 +10,7 @@ import torch
 from oracle import rows_of_channels
 
 sys.path.insert(0, str(Path(__file__).parent))
-from channels import COUNTED, LATE, LAYER, LONELY, UNLIKE, WEIGHT, WIDE, WIDE_UNLIKE, steps_of
+from channels import COUNTED, LATE, LAYER, LONELY, RESIZED, UNLIKE, WEIGHT, WIDE, WIDE_UNLIKE, steps_of
 
 pytestmark = pytest.mark.spawns
 
@@ -61,6 +61,12 @@ def test_ranks_with_unlike_channels_leave_none_and_break_nothing(read, step):
             assert reading.channels is None
         else:
             np.testing.assert_allclose(reading.channels, rows_of_channels(given(2, UNLIKE), 1))
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_layer_that_is_replaced_by_a_wider_one_has_its_channels(read, step):
+    for rank in range(2):
+        np.testing.assert_allclose(read[rank][step][RESIZED].channels, rows_of_channels(given(step, RESIZED), 1))
 
 
 def test_channels_that_one_rank_does_not_have_are_no_channels(read):

@@ -18,7 +18,7 @@ TAG = "activation_mean/net.0"
 
 @pytest.fixture(scope="module")
 def left(run_script, tmp_path_factory):
-    """What has happened to rank 0 in a case, and the folder of its log."""
+    """What has happened to rank 0 in a case, and the folder with its log and with what happened to rank 1."""
     known = {}
 
     def left(case):
@@ -62,3 +62,15 @@ def test_a_rank_that_is_lost_is_said_once_by_each_callback_and_what_was_logged_i
 def test_training_ends_soon_where_a_rank_is_lost(left, case):
     kept, _ = left(case)
     assert kept["after"] < 3 * SLOW
+
+
+@pytest.mark.parametrize("case", ["broken", "shorter"])
+def test_ranks_whose_looks_come_apart_go_on_without_them_and_say_so_once(left, case):
+    kept, folder = left(case)
+    other = torch.load(folder / "left.1")
+    assert kept["steps"] == (2 * STEPS if case == "shorter" else STEPS)
+    assert other["steps"] == (2 * STEPS - 4 if case == "shorter" else STEPS)
+    for said in (kept["said"], other["said"]):
+        owners = [text.split()[1] for text in said]
+        assert "HealthMonitor" in owners
+        assert len(owners) == len({*owners})

@@ -1,0 +1,81 @@
+"""Exchanges on two ranks until they come apart, and saves how each of them learns it: python apart.py FOLDER CASE ...
+
+CASE is `elsewhere` (the ranks are at different points, where they exchange blocks of other sizes), `broken` (the second
+has a fault in the middle of an exchange, and its thread goes on to the next), or `left` (the second leaves, and a
+process that it has forked lives on).
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hookboard.ranks import Ranks, RanksLostError
+
+
+class BrokenOnPurposeError(Exception):
+    pass
+
+
+def merged(ranks: Ranks, rows: int) -> None:
+    ranks.merge(torch.ones(rows, 1, dtype=torch.float64), lambda parts: parts.sum(0))
+
+
+def breaks(ranks: Ranks) -> None:
+    merged(ranks, 1)
+    raise BrokenOnPurposeError
+
+
+def lives_on(ranks: Ranks) -> int:
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+    ranks.leave()
+    return child
+
+
+def fault_at(ranks: Ranks, point: str, exchange: Callable[[], object]) -> str:
+    try:
+        ranks.at(point, exchange)
+    except (RanksLostError, BrokenOnPurposeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def come_apart(case: str, ranks: Ranks) -> list[str]:
+    ranks.at("start", lambda: merged(ranks, 3))
+    is_second, child = ranks.rank == 1, None
+    faults: list[str] = []
+    if case == "left" and is_second:
+        child = lives_on(ranks)
+    else:
+        points = [("one", lambda: merged(ranks, 5)), ("other", lambda: merged(ranks, 2))]
+        if case == "elsewhere" and is_second:
+            points.reverse()
+        if case == "broken":
+            points[0] = ("one", lambda: breaks(ranks) if is_second else [merged(ranks, rows) for rows in (1, 5)])
+        faults = [fault_at(ranks, point, exchange) for point, exchange in points]
+    dist.barrier()
+    if child is not None:
+        os.kill(child, signal.SIGKILL)
+    return faults
+
+
+def main(folder: str, *cases: str) -> None:
+    rank = int(os.environ["LOCAL_RANK"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for case in cases:
+        start = time.perf_counter()
+        faults = come_apart(case, Ranks())
+        torch.save((faults, time.perf_counter() - start), Path(folder) / f"{case}.{rank}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

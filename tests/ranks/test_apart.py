@@ -1,0 +1,38 @@
+"""Ranks that come apart learn it at once, each by an error; no process ends, and none waits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.spawns
+
+CASES = ["elsewhere", "broken", "left"]
+GONE, LEFT = "this rank takes part no longer", "another rank has stopped measuring, or has ended"
+
+
+@pytest.fixture(scope="module")
+def apart(run_script, tmp_path_factory):
+    """What each of two ranks has learnt in a case, and how many seconds that took."""
+    folder = tmp_path_factory.mktemp("apart")
+    done = run_script(Path(__file__).with_name("apart.py"), folder, *CASES, ranks=2)
+    assert done.returncode == 0, done.stderr
+    return {case: [torch.load(folder / f"{case}.{rank}") for rank in range(2)] for case in CASES}
+
+
+def test_ranks_at_different_points_exchange_nothing_more(apart):
+    for learnt, _ in apart["elsewhere"]:
+        expected = ["the ranks are no longer at the same point of the run", GONE]
+        assert learnt == [f"RanksLostError: {text}" for text in expected]
+
+
+def test_after_a_fault_in_an_exchange_the_thread_that_goes_on_exchanges_nothing_more(apart):
+    (first, _), (second, _) = apart["broken"]
+    assert first == [f"RanksLostError: {LEFT}", f"RanksLostError: {GONE}"]
+    assert second == ["BrokenOnPurposeError: ", f"RanksLostError: {GONE}"]
+
+
+def test_a_rank_that_leaves_is_noticed_though_a_process_that_it_forked_lives_on(apart):
+    (first, seconds), _ = apart["left"]
+    assert first == [f"RanksLostError: {LEFT}", f"RanksLostError: {GONE}"]
+    assert seconds < 30
