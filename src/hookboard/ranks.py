@@ -2,11 +2,12 @@
 
 import math
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ exchanges behind. After that it goes on without them."""
 
 
 _HAS_LEFT = "another rank has stopped measuring, or has ended"
+_ARE_APART = "the ranks are no longer at the same point of the run"
 
 
 class RanksLostError(RuntimeError):
@@ -64,9 +66,7 @@ class Ranks:
 
     What they merge cannot mix with what the training does in the default group, so any one thread of each rank may do
     it while the training goes on; all ranks in the same order. It happens on the host, whatever device trains: it takes
-    no memory of an accelerator, and none of its time.
-
-    A rank that leaves, closes its groups or dies is lost to the others: whoever exchanges with it, now or later, gets a
+    no memory of an accelerator, and none of its time. Whoever exchanges with a rank that has left, or died, gets a
     `RanksLostError`.
 
     Args:
@@ -101,8 +101,8 @@ class Ranks:
     def at(self, point: str, exchange: Callable[[], T]) -> T:
         """What `exchange` returns, in which all ranks do the same at this point of the run. Every rank must call this.
 
-        If it fails here, this rank takes part no longer, from that moment on: what its thread would exchange next is
-        not what the others exchange now, and gloo ends a process that receives more than it expects.
+        If it fails here, this rank takes part no longer from that moment on: what it would exchange next is not what
+        the others exchange now, and gloo ends a process that receives more than it expects.
 
         Raises:
             RanksLostError: a rank does not take part, or is at another point.
@@ -120,10 +120,8 @@ class Ranks:
     def _meet(self, number: float) -> None:
         ends = torch.tensor([[number], [-number]], dtype=torch.float64, device="cpu")
         highest, lowest = self.merge(ends, lambda parts: parts.amax(0))[:, 0].tolist()
-        if highest == math.inf:
-            raise RanksLostError(_HAS_LEFT)
         if highest != -lowest:
-            raise RanksLostError("the ranks are no longer at the same point of the run")
+            raise RanksLostError(_HAS_LEFT if highest == math.inf else _ARE_APART)
 
     def merge(self, block: Tensor, merge: Callable[[Tensor], Tensor]) -> Tensor:
         """A block of rows, of all ranks merged. Every rank must call this, with an equal shape.
@@ -166,11 +164,9 @@ class Ranks:
         return rows
 
     def combine(self, mine: T, combine: Callable[[list[T]], T]) -> T:
-        """One object of those of all ranks. Every rank must call this; it is for what is small, or seldom there.
+        """What `combine` makes of the objects of all ranks, given those of several in their order.
 
-        Args:
-            mine: of this rank.
-            combine: makes one of those of several ranks, which come in their order.
+        Every rank must call this. It is for what is small, or seldom there.
 
         Raises:
             RanksLostError: a rank does not take part.
@@ -199,14 +195,13 @@ class Ranks:
         return self._levels
 
     def leave(self) -> None:
-        """Take part no longer; the other ranks learn it when they enter the next point, where a thread meets them.
+        """Take part no longer; the others learn it at the next point, where a thread meets them.
 
-        To close the connections is not enough: a process that this one has forked since, such as a DataLoader's, holds
-        them open, and the others would wait.
+        Closed connections do not tell them while a process that this one has forked, such as a DataLoader's, lives.
         """
-        if self._is_exchanging:  # and the others would not meet it
+        if self._is_exchanging:  # the others would not meet it
             self.close()
-        elif self._levels:
+        else:
             threading.Thread(target=self._take_leave, name="hookboard leaves", daemon=True).start()
 
     def _take_leave(self) -> None:
@@ -246,17 +241,22 @@ def _divisor(size: int) -> int:
 
 
 def _exchange(level: Level, into: Tensor, given: Tensor, received: list[int], sent: list[int]) -> None:
+    pause = 1e-4
     try:
-        dist.all_to_all_single(into, given, received, sent, group=level.group)
+        work: Any = dist.all_to_all_single(into, given, received, sent, group=level.group, async_op=True)
+        while not work.is_completed():
+            # Not in `wait`: a thread that comes out of it while the interpreter ends would abort the process.
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+        work.wait()
     except RuntimeError as error:
         raise _lost(error) from error
 
 
 def _lost(error: RuntimeError) -> RanksLostError:
-    if "imed out" in str(error):
-        minutes = TO_ANSWER.total_seconds() / 60
-        return RanksLostError(f"another rank has not answered for {minutes:.0f} minutes")
-    return RanksLostError(_HAS_LEFT)
+    minutes = TO_ANSWER.total_seconds() / 60
+    is_late = "imed out" in str(error)
+    return RanksLostError(f"another rank has not answered for {minutes:.0f} minutes" if is_late else _HAS_LEFT)
 
 
 def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None:

@@ -1,5 +1,7 @@
 """Ranks that come apart learn it at once, each by an error; no process ends, and none waits."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,9 @@ def test_a_rank_that_leaves_is_noticed_though_a_process_that_it_forked_lives_on(
     (first, seconds), _ = apart["left"]
     assert first == [f"RanksLostError: {LEFT}", f"RanksLostError: {GONE}"]
     assert seconds < 30
+
+
+def test_a_process_ends_well_while_a_thread_of_it_waits_for_another_rank(tmp_path):
+    script = Path(__file__).with_name("exits.py")
+    both = [subprocess.Popen([sys.executable, script, tmp_path / "store", str(rank)]) for rank in range(2)]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
