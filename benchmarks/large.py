@@ -1,0 +1,267 @@
+"""What a look at a large model takes: memory, time, tags and the event file.
+
+    python benchmarks/large.py                     1.2 billion weights in bfloat16: 8 GB of memory, some minutes
+    python benchmarks/large.py --weights 1e6       the same of a small one
+    python benchmarks/large.py --only HealthMonitor ParameterLogger
+
+A decoder with random weights, built like Llama, takes a few steps of plain SGD on 64 tokens through a Trainer on the
+CPU, and each step is due. Each row of the table is a process of its own. *Extra memory* is the most that lay in memory
+at any time beyond that of the bare run, in MB (10^6 bytes) and as a share of the weights. *Extra time* is the
+fastest step but the first, which warms up, less that of the bare run; the bare run stands in it twice, which shows the
+noise. Tags are those of the event file, whatever their kind; sites are those of which the last step had a reading.
+"""
+
+import argparse
+import json
+import logging
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from overhead import SameBatch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
+
+TOKENS = 64
+HEAD = 64
+"""Width of one attention head; no net is narrower."""
+
+BARE, AGAIN, ALL = "bare", "bare again", "all four"
+
+WATCHING: dict[str, Callable[[], list[Any]]] = {
+    BARE: list,
+    AGAIN: list,
+    "HealthMonitor": lambda: [HealthMonitor()],
+    "ActivationLogger": lambda: [ActivationLogger()],
+    "GradientLogger": lambda: [GradientLogger()],
+    "ParameterLogger": lambda: [ParameterLogger()],
+    ALL: lambda: [HealthMonitor(), ActivationLogger(), GradientLogger(), ParameterLogger()],
+}
+"""What each row of the table watches with, in its default settings."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The width of a net, how many blocks it has, and how many words it knows."""
+
+    width: int
+    blocks: int
+    words: int
+
+    @staticmethod
+    def of(weights: float) -> "Size":
+        """That of a net with about so many weights.
+
+        >>> Size.of(1.2e9)
+        Size(width=2048, blocks=21, words=32768)
+        """
+        width = 2048
+        # Embedding and head: 16 words for each unit. A block: 4 square matrices, and 3 that are 2.75 times wider.
+        while width > HEAD and weights < (32 + 4 * 12.25) * width**2:
+            width //= 2
+        return Size(width, max(1, round((weights / width**2 - 32) / 12.25)), 16 * width)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self._heads(project(x)) for project in (self.q, self.k, self.v))
+        mixed = nn.functional.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (-1, HEAD)).transpose(1, 2)
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Rotary position embedding, of queries or keys of shape (samples, heads, tokens, HEAD)."""
+    speed = 10_000 ** -(torch.arange(0, HEAD, 2) / HEAD)
+    angle = torch.arange(x.shape[2])[:, None] * speed
+    cos, sin = angle.cos().to(x), angle.sin().to(x)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+class Gated(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        wide = width * 11 // 4
+        self.gate, self.up = (nn.Linear(width, wide, bias=False) for _ in range(2))
+        self.down = nn.Linear(wide, width, bias=False)
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = nn.RMSNorm(width), Attention(width)
+        self.mlp_norm, self.mlp = nn.RMSNorm(width), Gated(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Decoder(LightningModule):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(size.words, size.width)
+        self.blocks = nn.Sequential(*(Block(size.width) for _ in range(size.blocks)))
+        self.norm, self.head = nn.RMSNorm(size.width), nn.Linear(size.width, size.words, bias=False)
+
+    def training_step(self, tokens: Tensor) -> Tensor:
+        logits = self.head(self.norm(self.blocks(self.embedding(tokens[:, :-1]))))
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+
+class Times(Callback):
+    """Times the steps, from the start of a batch to the start of the next. It must stand first in the list."""
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.starts.append(time.perf_counter())
+
+    def fastest(self) -> float:
+        """The seconds of the fastest step but the first."""
+        return min(end - start for start, end in zip(self.starts[1:], self.starts[2:], strict=False))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one process found.
+
+    Args:
+        weights: how many the net has.
+        peak: the most bytes that lay in memory at any time.
+        seconds: of a step.
+        tags: how many the event file has.
+        written: bytes of the event file.
+        sites: of which the last step had a reading.
+    """
+
+    weights: int
+    peak: int
+    seconds: float
+    tags: int
+    written: int
+    sites: int
+
+
+def take(name: str, weights: float, steps: int) -> Taken:
+    """Train the net in this process, watched as a row of the table says."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    warnings.filterwarnings("error", ".*is switched off from here on")  # what does not measure costs nothing
+    torch.manual_seed(0)
+    size, times, callbacks = Size.of(weights), Times(), WATCHING[name]()
+    torch.set_default_dtype(torch.bfloat16)
+    model = Decoder(size)
+    torch.set_default_dtype(torch.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            max_steps=steps + 1,  # the start of the last one ends the one before
+            accelerator="cpu",
+            callbacks=[times, *callbacks],
+            log_every_n_steps=1,
+            logger=TensorBoardLogger(folder),
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+        )
+        tokens = torch.randint(size.words, (1, TOKENS + 1))
+        trainer.fit(model, DataLoader(SameBatch(tokens), batch_size=None))
+        peak = peak_memory()
+        events = list(Path(folder).rglob("events.out.*"))
+        return Taken(
+            sum(parameter.numel() for parameter in model.parameters()),
+            peak,
+            times.fastest(),
+            sum(map(tags_in, events)),
+            sum(path.stat().st_size for path in events),
+            sum(len(callback.readings) for callback in callbacks),
+        )
+
+
+def peak_memory() -> int:
+    """The most bytes of this process that lay in memory at any time; what its parent held does not count."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+
+def tags_in(events: Path) -> int:
+    found = EventAccumulator(str(events)).Reload().Tags()
+    return sum(len(tags) for tags in found.values() if isinstance(tags, list))
+
+
+def take_elsewhere(name: str, weights: float, steps: int) -> Taken:
+    """`take` in a process of its own."""
+    command = [sys.executable, __file__, "--weights", str(weights), "--steps", str(steps), "--take", name]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return Taken(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def row(name: str, taken: Taken, bare: Taken) -> str:
+    extra = taken.peak - bare.peak
+    cells = [
+        f"`{name}`" if name in WATCHING and name not in (BARE, AGAIN, ALL) else name,
+        f"{extra / 1e6:,.0f} MB",
+        f"{100 * extra / (2 * taken.weights):.1f} %",
+        f"{taken.seconds - bare.seconds:.3f} s",
+        f"{100 * (taken.seconds / bare.seconds - 1):.1f} %",
+        f"{taken.tags:,}",
+        f"{taken.written / 1e3:,.0f} kB",
+        f"{taken.sites:,}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=float, default=1.2e9, help="about how many the net has")
+    parser.add_argument("--steps", type=int, default=3, help="whole steps, of which the first warms up")
+    parser.add_argument("--only", nargs="+", choices=[*WATCHING][1:], help="these rows alone")
+    parser.add_argument("--take", choices=WATCHING, help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if args.steps < 2:
+        parser.error(f"--steps {args.steps}: give 2 or more; the first warms up")
+    if args.take:
+        print(json.dumps(asdict(take(args.take, args.weights, args.steps))))
+        return
+
+    bare = take_elsewhere(BARE, args.weights, args.steps)
+    print(
+        f"{bare.weights:,} weights in bfloat16, {TOKENS} tokens; torch {torch.__version__}, {platform.machine()}, "
+        f"{torch.get_num_threads()} threads. Bare: {bare.peak / 1e6:,.0f} MB at most, {bare.seconds:.2f} s a step.\n"
+    )
+    print("| watched by | extra memory | of the weights | extra time | of a step | tags | event file | sites |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in args.only or [*WATCHING][1:]:
+        print(row(name, take_elsewhere(name, args.weights, args.steps), bare), flush=True)
+
+
+if __name__ == "__main__":
+    main()
