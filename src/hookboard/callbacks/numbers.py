@@ -166,6 +166,7 @@ class SiteLogger(Life[V]):
         watch.until_end.callback(watch.taps.detach)
         watch.taps.attach()
         watch.weights = self._weights(watch.selection.owners)
+        watch.before.forget()
         watch.recorder.forget_shapes()
         watch.news.look_again()
 
@@ -286,7 +287,7 @@ class SiteLogger(Life[V]):
         self._leave_to_worker(watch, write, AFTER_LOOK[watch.stage])
 
     def _expected(self, watch: V) -> list[tuple[str, Role]]:
-        """Names and roles of which at least one tensor should be measured in a due step."""
+        """Names and roles of which at least one tensor should be measured in due steps."""
         of_weights = [role for role in self._roles() if ROLES[role].of_parameter]
         return [*watch.taps.expected(), *((name, role) for role in of_weights for name in watch.weights)]
 

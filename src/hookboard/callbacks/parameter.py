@@ -20,7 +20,9 @@ from hookboard.callbacks.optimizer_state import (
     measure_surprise,
 )
 from hookboard.callbacks.site_watch import SiteWatch
-from hookboard.callbacks.watch import Selection
+from hookboard.callbacks.trainer import inform
+from hookboard.callbacks.turns import Turns
+from hookboard.callbacks.watch import Selection, Watch
 from hookboard.measure import FORMULAS, Plan, Statistic, as_list, plan
 from hookboard.recording import Readings
 from hookboard.selection import select
@@ -41,7 +43,10 @@ class ParameterLogger(SiteLogger[SiteWatch]):
     step, `||after - before||`, including the effects of learning rate, clipping and weight decay. `update_ratio` is
     `update_norm / ||before||`. A common rule of thumb is about 1e-3 in a healthy run. It is infinite for a parameter
     that was all zero. `unchanged_fraction` is the share of its elements that are the same after the step as before. All
-    three need a copy of the watched parameters during a logged step.
+    three need a copy of the parameter during the logged step. Where copies of all watched parameters would take more
+    than 512 MiB on one rank, the parameters take turns: in each logged step these three are measured of those that have
+    waited longest, as many as fit in 512 MiB, but at least one; all other statistics of every parameter. A parameter is
+    always measured whole. One line says in about how many logged steps each has its turn.
 
     `exp_avg_rms`, `exp_avg_sq_rms` (Adam's first and second moment) and `momentum_buffer_rms` (SGD's momentum) are the
     RMS of what the optimizer keeps after the step. `rms_t` is `sqrt(mean(g² / max(v, eps²)))` of each parameter, with
@@ -122,6 +127,11 @@ class ParameterLogger(SiteLogger[SiteWatch]):
     def _roles(self) -> list[Role]:
         return ["parameter", "parameter_update"] if self._asked(UPDATES) else ["parameter"]
 
+    def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> SiteWatch:
+        found = super()._watch(trainer, pl_module, watch)
+        found.before.turns = Turns()
+        return found
+
     def _before_optimizer_step(self, pl_module: LightningModule, watch: SiteWatch, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(pl_module, watch, optimizer)
         if self._asked([SURPRISE]):
@@ -134,6 +144,11 @@ class ParameterLogger(SiteLogger[SiteWatch]):
         super()._measure_after_step(trainer, watch)
         if asked := self._asked(STATES):
             measure_states(watch.recorder, trainer.optimizers, watch.weights, asked)
+
+    def _log(self, trainer: Trainer, watch: SiteWatch) -> None:
+        super()._log(trainer, watch)
+        if watch.before.turns is not None and (said := watch.before.turns.said_once()):
+            inform(f"{self._name}: {said} (this is said once).")
 
     def _select(self, pl_module: LightningModule) -> Selection:
         return Selection(owners=select(pl_module, self.modules, self.types, owning="parameters"))

@@ -46,11 +46,14 @@ class SiteWatch(Watch):
     news: LayerNews = field(kw_only=True)
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """The cadence in force, and what is known of the layers."""
-        return {**{name: getattr(self, name) for name in _KEPT}, "news": self.news.parts()}
+        """The cadence in force, what is known of the layers, and whose turn comes next."""
+        turns = None if self.before.turns is None else self.before.turns.parts()
+        return {**{name: getattr(self, name) for name in _KEPT}, "news": self.news.parts(), "turns": turns}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Keep to that cadence, and to the order of the layers."""
+        """Keep to that cadence, to the order of the layers and to the turns."""
+        if self.before.turns is not None:
+            self.before.turns.go_on(parts["turns"])
         vars(self).update({name: parts[name] for name in _KEPT})
         self.news.go_on(parts["news"])
 
@@ -74,9 +77,12 @@ class SiteWatch(Watch):
         kinds = {name: "replaced" if name in self.weights else "new" for name in weights}
         kinds |= dict.fromkeys(self.weights.keys() - weights.keys(), "gone")
         before, self.weights = self.weights, weights
-        return {
+        changed = {
             name: kind for name, kind in kinds.items() if kind != "replaced" or not weights[name].is_same(before[name])
         }
+        if changed:
+            self.before.forget()
+        return changed
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,11 @@ class Gaps:
 
     @staticmethod
     def of(owner: str, watch: SiteWatch, expected: Iterable[tuple[str, Role]], among: Sequence[str]) -> "Gaps":
-        """Those of now."""
-        return Gaps(owner, {(name, role): _why_silent(watch, name, role) for name, role in expected}, among)
+        """Those of now. A weight whose turn comes later is no gap."""
+        turns = watch.before.turns
+        waiting = frozenset[str]() if turns is None else turns.waiting
+        named = [each for each in expected if each[1] != "parameter_update" or each[0] not in waiting]
+        return Gaps(owner, {(name, role): _why_silent(watch, name, role) for name, role in named}, among)
 
     def say(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hookboard.callbacks.turns import Turns
 from hookboard.parameters import Weight, stepped_by
 from hookboard.recording import Recorder
 from hookboard.sites import Role, Site
@@ -37,26 +38,44 @@ def _of_gradients(recorder: Recorder, weights: Mapping[str, Weight], part: Part)
 
 
 class Before:
-    """Copies of weights from before the optimizers stepped, by name; their memory serves the next step again."""
+    """Copies of weights from before the optimizers stepped, by name; their memory serves the next step again.
 
-    def __init__(self) -> None:
+    Args:
+        turns: which weights are copied in a step. Left out: all.
+    """
+
+    def __init__(self, turns: Turns | None = None) -> None:
+        self.turns = turns
         self.copies: dict[str, Tensor] = {}
         """Of the running step; those that no optimizer held are not there."""
         self._spare: dict[str, Tensor] = {}
 
     def keep(self, recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part) -> None:
         """Copy the weights that this optimizer is about to update."""
-        for name, weight in stepped_by(optimizer, weights).items():
+        stepped = stepped_by(optimizer, weights)
+        for name, weight in (stepped if self.turns is None else self.turns.of(stepped)).items():
             # Of several steps in one batch the first decides what "before" is.
             if name not in self.copies:
                 in_use = _in_use(recorder, name, weight, part)
                 if in_use is not None:
                     self.copies[name] = _copied(in_use, self._spare.get(name))
+                    if self.turns is not None and weight.is_computed:
+                        self.turns.note(name, in_use)
+
+    def forget(self) -> None:
+        """Know nothing of the weights, which have changed."""
+        if self.turns is not None:
+            self.turns.forget()
 
     def clear(self) -> None:
         """End the step."""
-        # On the CPU fresh memory costs as much as the copy; a device has an allocator for that.
-        self._spare = {name: copy for name, copy in self.copies.items() if _can_serve_again(copy)}
+        if self.turns is not None:
+            self.turns.end(self.copies)
+        # On the CPU fresh memory costs as much as the copy; a device has an allocator for that. Where there are turns
+        # the next step copies other weights.
+        has_turns = self.turns is not None and self.turns.waiting
+        again = {} if has_turns else self.copies
+        self._spare = {name: copy for name, copy in again.items() if _can_serve_again(copy)}
         self.copies = {}
 
 
