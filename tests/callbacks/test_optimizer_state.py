@@ -10,6 +10,7 @@ from torch.nn.utils import prune
 from toys import EachStep, Toy, batches, fit, mlp, scalars
 
 from hookboard import ParameterLogger
+from hookboard.recording import Recorder
 
 MOMENTS = ["exp_avg_rms", "exp_avg_sq_rms"]
 
@@ -240,3 +241,35 @@ def test_an_error_in_measuring_the_state_does_not_stop_the_training(tmp_path, mo
 def test_an_unknown_name_lists_them():
     with pytest.raises(ValueError, match=r"did you mean 'exp_avg_rms'.*update_norm, .*unchanged_fraction, .*rms_t"):
         ParameterLogger(statistics="exp_avg_rmss")
+
+
+@pytest.mark.parametrize(
+    ("net", "make", "data"),
+    [
+        (mlp(), torch.optim.AdamW, batches(4, 5)),
+        (mlp().bfloat16(), torch.optim.AdamW, [batch.bfloat16() for batch in batches(4, 5)]),
+        (nn.Embedding(9, 4, sparse=True), torch.optim.SparseAdam, [torch.tensor([7, 2, 7]), torch.tensor([2, 0])]),
+    ],
+    ids=["float32", "bfloat16", "sparse"],
+)
+def test_rms_t_of_a_large_parameter_is_computed_in_blocks(tmp_path, monkeypatch, net, make, data):
+    monkeypatch.setattr("hookboard.measure.blocks.MOST_AT_ONCE", 10)
+    opened, largest = Recorder.open, []
+
+    def noting(recorder, site):
+        observe = opened(recorder, site)
+        if site.index != "rms_t":
+            return observe
+        return lambda tensor: (largest.append(tensor.numel()), observe(tensor))
+
+    monkeypatch.setattr(Recorder, "open", noting)
+    model, logger = Keeps(net, make, eps=1e-5), ParameterLogger(statistics="rms_t")
+    kept = EachStep(logger)
+    fit(tmp_path, model, data, logger, kept)
+    for reading in kept.readings[1]:
+        optimizer = model.optimizers().optimizer
+        moment = optimizer.state[model.get_parameter(reading.site.name)]["exp_avg_sq"].double() / (1 - 0.999**2)
+        gradient = model.gradients[1][reading.site.name].to_dense()
+        true = rms(gradient / moment.clamp(min=1e-10).sqrt())
+        assert reading.statistics == {"rms_t": pytest.approx(true, rel=1e-5)}
+    assert max(largest) <= 10

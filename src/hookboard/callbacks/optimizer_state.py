@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from hookboard.measure import FORMULAS, measuring_device, single_at_least
+from hookboard.measure import FORMULAS, blocks_of, measuring_device, single_at_least
 from hookboard.parameters import Weight
 from hookboard.recording import Reading, Recorder
 from hookboard.sites import Site
@@ -54,14 +54,14 @@ def measure_surprise(recorder: Recorder, optimizer: Optimizer, weights: Mapping[
         weights: the watched weights by name.
     """
     for name, parameter, group in _held(optimizer, weights):
-        gradient, expected = parameter.grad, _second_moment(optimizer.state.get(parameter, {}), group)
-        if gradient is None or expected is None:
+        state = optimizer.state.get(parameter, {})
+        if parameter.grad is None or not _has_second_moment(state, group):
             continue
-        gradient = gradient.detach()
-        gradient = gradient.to_dense() if gradient.is_sparse else gradient
-        wide = single_at_least(gradient.dtype)
-        surprise = gradient.to(wide) / expected.clamp(min=group["eps"] ** 2).sqrt()
-        recorder.open(Site(name, "parameter_state", SURPRISE))(surprise)
+        observe = recorder.open(Site(name, "parameter_state", SURPRISE))
+        for gradient, kept in blocks_of(parameter.grad.detach(), state["exp_avg_sq"]):
+            gradient = gradient.to_dense() if gradient.is_sparse else gradient
+            expected = _without_bias(kept, state["step"], group["betas"][1])
+            observe(gradient.to(single_at_least(gradient.dtype)) / expected.clamp_(min=group["eps"] ** 2).sqrt_())
 
 
 def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[], None]:
@@ -98,14 +98,16 @@ def joined(readings: Iterable[Reading]) -> Iterator[Reading]:
             yield reading
 
 
-def _second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor | None:
-    """The second moment without its bias towards the 0 that it began with; None if the optimizer keeps none."""
-    kept, step = state.get("exp_avg_sq"), state.get("step")
-    if not isinstance(kept, Tensor) or step is None or "betas" not in group or "eps" not in group:
-        return None
+def _has_second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> bool:
+    is_kept = isinstance(state.get("exp_avg_sq"), Tensor) and state.get("step") is not None
+    return is_kept and "betas" in group and "eps" in group
+
+
+def _without_bias(kept: Tensor, step: Any, beta: float) -> Tensor:
+    """The second moment without its bias towards the 0 that it began with, in memory of its own."""
     steps = torch.as_tensor(step, device=measuring_device(kept.device)).double()
     wide = single_at_least(kept.dtype)
-    moment: Tensor = kept.to(wide) / (1 - group["betas"][1] ** steps).to(wide)
+    moment: Tensor = kept.to(wide) / (1 - beta**steps).to(wide)
     return moment
 
 

@@ -7,6 +7,7 @@ for many at once. Nothing else in this folder is given tensors of a model.
 
 from hookboard.measure.accelerator import tell_of_compiling
 from hookboard.measure.bins import BINS
+from hookboard.measure.blocks import blocks_of
 from hookboard.measure.channels import (
     ChannelRows,
     form_of,
@@ -52,6 +53,7 @@ __all__ = [
     "Table",
     "are_finite",
     "as_list",
+    "blocks_of",
     "can_subtract",
     "dead_share",
     "elements_in",

@@ -16,6 +16,7 @@ from hookboard.measure import (
     Form,
     Plan,
     Row,
+    blocks_of,
     can_subtract,
     form_of,
     is_like,
@@ -129,8 +130,10 @@ class Meter:
                 if part is None:
                     continue
                 form = None if slot.counts is not None else self._form(slot, part, is_whole)
-                if form is None or (minus is not None and not can_subtract(minus, form)):
-                    self._observe(slot, tensor if minus is None else difference(tensor, minus))
+                if minus is not None and (form is None or not can_subtract(minus, form)):
+                    self._observe_difference(slot, tensor, minus)
+                elif form is None:
+                    self._observe(slot, tensor)
                 else:
                     waiting.append((part, form, minus))
                     owners.append((slot, is_whole))
@@ -140,6 +143,12 @@ class Meter:
         for (part, form, _), (slot, is_whole), (row, channels) in zip(waiting, owners, rows, strict=True):
             self._keep(slot, part, row, channels)
             self._read_next(slot, form, is_whole)
+
+    def _observe_difference(self, slot: Slot, tensor: Tensor, minus: Tensor) -> None:
+        # A block holds only some of the channels.
+        blocks = blocks_of(tensor, minus) if self._channels is None else [(tensor, minus)]
+        for part, less in blocks:
+            self._observe(slot, difference(part, less))
 
     def _set_up(self, slot: Slot) -> None:
         slot.otherwise = functools.partial(self._observe, slot)
