@@ -241,7 +241,7 @@ def row(name: str, taken: Taken, bare: Taken) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=float, default=1.2e9, help="about how many the net has")
+    parser.add_argument("--weights", type=float, default=1.2e9, help="about how many the net has; 2e5 or more")
     parser.add_argument("--steps", type=int, default=3, help="whole steps, of which the first warms up")
     parser.add_argument("--only", nargs="+", choices=[*WATCHING][1:], help="these rows alone")
     parser.add_argument("--take", choices=WATCHING, help=argparse.SUPPRESS)

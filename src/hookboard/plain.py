@@ -88,7 +88,7 @@ class Packed(NamedTuple):
         buffer, numbered = io.BytesIO(), enumerate(self.tensors)
         parts: dict[str, Any] = self.arrays | {f"tensor {i}": tensor.cpu().numpy() for i, tensor in numbered}
         np.savez(buffer, text=self.text, **parts)
-        return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+        return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
 
 def packed(value: Any, forms: Forms) -> Packed:
@@ -108,7 +108,8 @@ def packed(value: Any, forms: Forms) -> Packed:
     """
     packer = _Packer(forms)
     text = zlib.compress(json.dumps(packer.tree(value)).encode(), 1)
-    arrays = {name: np.concatenate(parts) for name, parts in packer.arrays.items()}
+    # One type after the other, so that the parts of one alone lie in memory twice.
+    arrays = {name: np.concatenate(packer.arrays.pop(name)) for name in list(packer.arrays)}
     return Packed(np.frombuffer(text, np.uint8), arrays, packer.tensors)
 
 
@@ -233,7 +234,8 @@ def _narrow(block: np.ndarray) -> tuple[np.ndarray, ...]:
     with np.errstate(over="ignore", invalid="ignore"):
         short = block.astype(np.float32)
     is_short = ((short == block) | np.isnan(block)).all(axis=0) & ~is_constant
-    return block[0], is_constant, is_short, short[:, is_short], block[:, ~(is_constant | is_short)]
+    first = block[0].copy()  # a view would keep the whole block until all is packed
+    return first, is_constant, is_short, short[:, is_short], block[:, ~(is_constant | is_short)]
 
 
 def _wide(first: np.ndarray, is_constant: np.ndarray, is_short: np.ndarray, *parts: np.ndarray) -> np.ndarray:

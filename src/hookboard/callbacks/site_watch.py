@@ -47,13 +47,13 @@ class SiteWatch(Watch):
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """The cadence in force, what is known of the layers, and whose turn comes next."""
-        turns = None if self.before.turns is None else self.before.turns.parts()
-        return {**{name: getattr(self, name) for name in _KEPT}, "news": self.news.parts(), "turns": turns}
+        turns = {} if self.before.turns is None else {"turns": self.before.turns.parts()}
+        return {**{name: getattr(self, name) for name in _KEPT}, "news": self.news.parts(), **turns}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
         """Keep to that cadence, to the order of the layers and to the turns."""
         if self.before.turns is not None:
-            self.before.turns.go_on(parts["turns"])
+            self.before.turns.go_on(parts.get("turns"))
         vars(self).update({name: parts[name] for name in _KEPT})
         self.news.go_on(parts["news"])
 

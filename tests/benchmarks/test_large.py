@@ -1,0 +1,35 @@
+"""The benchmark of a large model, tried out on a small one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.large, pytest.mark.spawns]
+
+FOLDER = str(Path(__file__).parents[2] / "benchmarks")
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    yield __import__("large")
+    for name in ("large", "overhead", "tools"):
+        sys.modules.pop(name, None)
+
+
+def test_each_row_has_sites_tags_and_bytes(benchmark, capsys):
+    benchmark.main(["--weights", "2e5", "--steps", "2", "--only", "ParameterLogger"])
+    title, _, head, rule, row = capsys.readouterr().out.splitlines()
+    assert title.startswith("181,440 weights in bfloat16")
+    assert len({line.count("|") for line in (head, rule, row)}) == 1
+    *_, tags, written, sites, _ = (cell.strip() for cell in row.split("|"))
+    assert int(tags) > int(sites) > 0
+    assert written.endswith(" kB")
+
+
+@pytest.mark.parametrize("weights", [2e5, 1e6, 1e8, 1.2e9, 7e9])
+def test_a_net_has_about_as_many_weights_as_are_asked_for(benchmark, weights):
+    size = benchmark.Size.of(weights)
+    found = (32 + 12.25 * size.blocks) * size.width**2
+    assert found == pytest.approx(weights, rel=0.1)
