@@ -9,11 +9,17 @@ CPU, and each step is due. Each row of the table is a process of its own. *Extra
 at any time beyond that of the bare run, in MB (10^6 bytes) and as a share of the weights. *Extra time* is the
 fastest step but the first, which warms up, less that of the bare run; the bare run stands in it twice, which shows the
 noise. Tags are those of the event file, whatever their kind; sites are those of which the last step had a reading.
+
+Tensors of 1 MB or more get memory of their own (`MALLOC_MMAP_THRESHOLD_`), which goes back to the system when they are
+freed. With glibc's default, gradients below 32 MB come from the heap, where whatever small things lie between them keep
+holes from being used: the bare run grows from step to step too, and the holes count as memory of who made the small
+things. `--glibc` leaves it at that.
 """
 
 import argparse
 import json
 import logging
+import os
 import platform
 import subprocess
 import sys
@@ -217,10 +223,11 @@ def tags_in(events: Path) -> int:
     return sum(len(tags) for tags in found.values() if isinstance(tags, list))
 
 
-def take_elsewhere(name: str, weights: float, steps: int) -> Taken:
-    """`take` in a process of its own."""
+def take_elsewhere(name: str, weights: float, steps: int, own_memory: bool) -> Taken:
+    """`take` in a process of its own, whose tensors have memory of their own if wanted."""
     command = [sys.executable, __file__, "--weights", str(weights), "--steps", str(steps), "--take", name]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | ({"MALLOC_MMAP_THRESHOLD_": "1000000"} if own_memory else {})
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return Taken(**json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -244,6 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--weights", type=float, default=1.2e9, help="about how many the net has; 2e5 or more")
     parser.add_argument("--steps", type=int, default=3, help="whole steps, of which the first warms up")
     parser.add_argument("--only", nargs="+", choices=[*WATCHING][1:], help="these rows alone")
+    parser.add_argument("--glibc", action="store_true", help="memory as glibc gives it by default")
     parser.add_argument("--take", choices=WATCHING, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.steps < 2:
@@ -252,7 +260,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(asdict(take(args.take, args.weights, args.steps))))
         return
 
-    bare = take_elsewhere(BARE, args.weights, args.steps)
+    def taken(name: str) -> Taken:
+        return take_elsewhere(name, args.weights, args.steps, own_memory=not args.glibc)
+
+    bare = taken(BARE)
     print(
         f"{bare.weights:,} weights in bfloat16, {TOKENS} tokens; torch {torch.__version__}, {platform.machine()}, "
         f"{torch.get_num_threads()} threads. Bare: {bare.peak / 1e6:,.0f} MB at most, {bare.seconds:.2f} s a step.\n"
@@ -260,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| watched by | extra memory | of the weights | extra time | of a step | tags | event file | sites |")
     print("|---|---|---|---|---|---|---|---|")
     for name in args.only or [*WATCHING][1:]:
-        print(row(name, take_elsewhere(name, args.weights, args.steps), bare), flush=True)
+        print(row(name, taken(name), bare), flush=True)
 
 
 if __name__ == "__main__":
