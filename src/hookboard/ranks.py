@@ -118,8 +118,8 @@ class Ranks:
         return found
 
     def _meet(self, number: float) -> None:
-        ends = torch.tensor([[number], [-number]], dtype=torch.float64, device="cpu")
-        highest, lowest = self.merge(ends, lambda parts: parts.amax(0))[:, 0].tolist()
+        ends = torch.tensor([[number, -number]], dtype=torch.float64, device="cpu")
+        highest, lowest = self.merge(ends, lambda parts: parts.amax(0))[0].tolist()
         if highest != -lowest:
             raise RanksLostError(_HAS_LEFT if highest == math.inf else _ARE_APART)
 
