@@ -16,6 +16,9 @@ from toys import ALWAYS, Toy, batches, events, loader, scalars, trainer
 from hookboard import ActivationLogger, HealthMonitor, Intervention, KernelLogger, ParameterLogger, Rule, Scale, Symptom
 from hookboard.callbacks import saved
 from hookboard.callbacks.saved import KEY
+from hookboard.health.silence import Silence
+from hookboard.plain import Form
+from hookboard.recording import Readings
 
 DATA = batches(*[4] * 12)
 
@@ -28,6 +31,12 @@ ONE_TAG = pytest.mark.filterwarnings("ignore:hookboard. HealthMonitor .callback 
 def net(*middle):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), *(middle or (nn.ReLU(),)), nn.Linear(8, 3))
+
+
+def dead():
+    whole = net()
+    torch.nn.init.constant_(whole[0].bias, -100.0)
+    return whole
 
 
 def pictured():
@@ -181,7 +190,7 @@ def test_a_monitor_with_other_arguments_begins_anew_and_says_why(why, tmp_path, 
 
 SPOILED = {
     "nothing is there": lambda entries: [],
-    "another version": lambda entries: [{**entries[0], "version": 2}],
+    "another version": lambda entries: [{**entries[0], "version": 3}],
     "no list": lambda entries: 3,
     "no entry": lambda entries: ["x"],
     "a part is missing": lambda entries: [{"callback": "HealthMonitor", "version": 1}],
@@ -199,6 +208,23 @@ def test_what_cannot_be_read_is_said_once_and_the_monitor_begins_anew(how, tmp_p
     (line,) = said
     assert "HealthMonitor begins anew" in line
     assert sinces(callback) == {("always", "net.0"): 6}
+
+
+def test_what_the_first_format_holds_is_taken(tmp_path, said, monkeypatch):
+    """It had no widths."""
+
+    def without(name, form):
+        return Form(lambda given: {k: part for k, part in form.take(given).items() if k != name}, form.make)
+
+    older = {Readings: without("widths", saved.FORMS[Readings]), Silence: without("width", saved.FORMS[Silence])}
+    with monkeypatch.context() as patch:
+        patch.setattr(saved, "FORMS", {**saved.FORMS, **older})
+        patch.setattr(saved, "VERSION", 1)
+        path = checkpoint(tmp_path, monitor(rules=[ALWAYS, "dead_units"]), model=Toy(dead()))
+    callback = monitor(rules=[ALWAYS, "dead_units"])
+    goes_on(tmp_path, path, callback, model=Toy(dead()))
+    assert said == []
+    assert sinces(callback) == {("always", "net.0"): 0, ("dead_units", "net.0"): 0}
 
 
 def test_a_checkpoint_of_before_there_was_anything_in_it_is_taken(tmp_path, said):
@@ -313,7 +339,7 @@ def test_a_stretched_cadence_goes_on(tmp_path, said):
     assert list(scalars(tmp_path / "second")["activation_std/net.0"]) == [9]
 
 
-LAYOUT = "3ff74e6780925bef"
+LAYOUT = "f6eaf1d9fd7c93f4"
 
 
 def names_in(tree):
@@ -334,4 +360,4 @@ def test_the_format_is_that_of_its_version(tmp_path):
         with np.load(io.BytesIO(entry["parts"].numpy().tobytes())) as file:
             found |= set(names_in(json.loads(zlib.decompress(file["text"].tobytes()))))
     found |= {(cls.__name__, tuple(vars(cls).get("__dataclass_fields__", ()))) for cls in saved.FORMS}
-    assert (saved.VERSION, hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]) == (1, LAYOUT)
+    assert (saved.VERSION, hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]) == (2, LAYOUT)

@@ -22,8 +22,11 @@ from hookboard.record import LayerFacts
 
 KEY = "hookboard"
 
-VERSION = 1
+VERSION = 2
 """The format of an entry. A change of what is kept, or of what it means, takes another number."""
+
+READ = frozenset({1, VERSION})
+"""The formats that are read. In the first, every channel had a row, and no width was kept."""
 
 FORMS: Forms = {**OF_HEALTH, LayerFacts: form_of_dataclass(LayerFacts)}
 
@@ -114,7 +117,7 @@ def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[st
         of_class = [entry for entry in entries if entry["callback"] == name]
         if not of_class:
             return None
-        if other := next((entry for entry in of_class if entry["version"] != VERSION), None):
+        if other := next((entry for entry in of_class if entry["version"] not in READ), None):
             raise ValueError(f"what it holds has version {other['version']!r}, and this hookboard reads {VERSION}")
         mine = next((entry for entry in of_class if entry["arguments"] == arguments), None)
         if mine is None:
