@@ -1,4 +1,4 @@
-"""Prints the thresholds of all rules as docs/health.md has them: `python -m benchmarks.health.document`.
+"""Writes docs/thresholds.md, the thresholds of all health rules: `python -m benchmarks.health.document`.
 
 They stand once, in the source, with their meaning and where they come from.
 """
@@ -7,25 +7,32 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-HEALTH = Path(__file__).parents[2] / "src" / "hookboard" / "health"
+ROOT = Path(__file__).parents[2]
+HEALTH = ROOT / "src" / "hookboard" / "health"
+PAGE = ROOT / "docs" / "thresholds.md"
+
+HEAD = """# Thresholds of the health rules
+
+`python -m benchmarks.health.document` writes this page from the source, where each constant stands once, with what it
+is and where it comes from. "A choice" means that it was set by judgment and did not need to be tuned;
+[benchmark.md](benchmark.md) says what the tuning half of the benchmark is."""
 
 SEEN = ("loss_history", "losses", "chance", "spikes", "silence", "comparison", "running", "answers", "rates", "run")
 """What is made of a run before any rule judges it."""
 
-FILES = [*(HEALTH / f"{name}.py" for name in SEEN), *sorted((HEALTH / "rules").glob("*.py"))]
+FILES = [*sorted((HEALTH / "rules").glob("*.py")), *(HEALTH / f"{name}.py" for name in SEEN)]
 
 
-def thresholds() -> str:
-    """A table for each file that has any: name, value, and what the source says of it."""
-    parts = []
+def page() -> str:
+    """The page: a section for each file that has constants, and name, value and docstring of each."""
+    sections = [HEAD]
     for path in FILES:
         tree = ast.parse(path.read_text())
-        rows = [f"| `{name}` | {value} | {meaning} |" for name, value, meaning in constants(tree)]
-        if rows:
+        lines = [f"- **`{name}`** ({value}): {meaning}" for name, value, meaning in constants(tree)]
+        if lines:
             about = (ast.get_docstring(tree) or "").splitlines()[0]
-            head = ["| constant | value | what it is |", "|---|---|---|"]
-            parts.append("\n".join([f"**{path.relative_to(HEALTH)}**: {about}", "", *head, *rows]))
-    return "\n\n".join(parts)
+            sections.append("\n".join([f"## {path.relative_to(HEALTH)}", "", about, "", *lines]))
+    return "\n\n".join(sections) + "\n"
 
 
 def constants(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
@@ -38,8 +45,8 @@ def constants(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
         if name.isupper() and not name.startswith("_") and is_number:
             said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             text = str(after.value.value) if said else ""  # type: ignore[union-attr]  # an Expr then
-            yield name, value, " ".join(text.split()).replace("|", "\\|")
+            yield name, value, " ".join(text.split())
 
 
 if __name__ == "__main__":
-    print(thresholds())
+    PAGE.write_text(page())

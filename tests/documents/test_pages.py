@@ -1,0 +1,87 @@
+"""Each page is short, its links lead somewhere, and the commands in it exist."""
+
+import re
+
+import pytest
+from documents.pages import PAGES, ROOT, anchors, commands, languages, links, rows, words
+
+MOST_WORDS = dict.fromkeys(PAGES, 1200) | {"README.md": 899}
+del MOST_WORDS["docs/record.md"], MOST_WORDS["docs/thresholds.md"]  # a format in full, and a list made by a script
+
+ELSEWHERE = {"--logdir", "--samples_per_plugin", "--trainer", "--group"}
+"""Options of TensorBoard, LightningCLI and pip."""
+
+every_page = pytest.mark.parametrize("page", PAGES)
+
+
+@pytest.mark.parametrize("page", MOST_WORDS)
+def test_a_page_is_read_in_a_few_minutes(page):
+    assert words(page) <= MOST_WORDS[page]
+
+
+@every_page
+def test_a_cell_of_a_table_is_read_at_a_glance(page):
+    assert [cell for row in rows(page) for cell in row if len(cell) >= 200] == []
+
+
+@every_page
+def test_the_rows_of_a_table_have_as_many_cells_as_its_head(page):
+    lines = PAGES[page].splitlines()
+    head = 0
+    for number, line in enumerate(lines):
+        if line.startswith("|--"):
+            head = line.count("|")
+            assert len(re.findall(r"(?<!\\)\|", lines[number - 1])) == head
+        elif line.startswith("|") and lines[number - 1].startswith("|"):
+            assert len(re.findall(r"(?<!\\)\|", line)) == head, line
+
+
+@every_page
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+
+
+def test_every_page_is_in_the_index():
+    assert {f"docs/{link}" for link in links("docs/README.md")} >= PAGES.keys() - {"README.md", "docs/README.md"}
+
+
+def test_every_picture_is_shown():
+    shown = {link.rpartition("/")[2] for page in PAGES for link in links(page)}
+    assert {path.name for path in (ROOT / "docs" / "images").iterdir()} <= shown
+
+
+@every_page
+def test_every_block_of_code_is_of_a_kind_that_is_tried(page):
+    assert languages(page) <= {"python", "yaml", "bash", "text"}
+
+
+@every_page
+def test_every_target_of_make_is_there(page):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {c.split()[1] for c in commands(page) if c.startswith("make ")} <= targets
+
+
+@every_page
+def test_every_script_module_and_test_that_is_named_is_there(page):
+    for command in commands(page):
+        for path in re.findall(r"(?:^|(?<=\s))(?:benchmarks|examples|tests|configs)/[\w/.]+", command):
+            assert (ROOT / path).exists(), command
+        for path in re.findall(r"^(?:\w+/)?test_\w+\.py$", command):
+            assert (ROOT / "tests" / path).exists(), command
+        for module in re.findall(r"python -m (benchmarks[\w.]*)", command):
+            path = ROOT / module.replace(".", "/")
+            assert path.is_dir() or path.with_suffix(".py").exists(), command
+
+
+@every_page
+def test_every_option_of_a_script_is_there(page):
+    for command in commands(page):
+        script = re.search(r"(?:benchmarks|examples)/\w+\.py", command)
+        scripts = [ROOT / script[0]] if script else [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py")]
+        known = "".join(path.read_text() for path in scripts)
+        for option in set(re.findall(r"(?:^|(?<=\s))--[a-z][\w-]*", command)) - ELSEWHERE:
+            assert f'"{option}"' in known, command

@@ -1,0 +1,62 @@
+"""What there is stands in the tables of the documents, by its name."""
+
+import inspect
+import re
+
+import pytest
+from documents.pages import PAGES, named_first, prose
+
+import hookboard
+from hookboard import callbacks
+from hookboard.attribution import METHODS
+from hookboard.callbacks.parameter import FURTHER
+from hookboard.health.quantities import QUANTITIES
+from hookboard.health.rules import RULES
+from hookboard.hooks import EditRule
+from hookboard.measure import DERIVED, FORMULAS
+from hookboard.sites import ROLES
+
+
+def test_every_statistic_has_its_formula():
+    assert named_first("docs/statistics.md") == {*FORMULAS, *DERIVED, *FURTHER}
+
+
+def test_every_health_rule_is_explained():
+    assert {*RULES} <= named_first("docs/health.md")
+
+
+def test_every_option_of_the_monitor_is_explained():
+    assert {*inspect.signature(hookboard.HealthMonitor).parameters} <= named_first("docs/health.md")
+
+
+def test_every_option_of_capture_is_explained():
+    found = {*inspect.signature(hookboard.capture).parameters} - {"model", "modules", "types"}
+    assert found <= named_first("docs/capture.md")
+
+
+def test_every_callback_is_explained_and_is_on_the_front_page():
+    assert {*callbacks.__all__} <= named_first("docs/layers.md")
+    assert all(re.search(rf"^\|.*`{name}\(", PAGES["README.md"], re.MULTILINE) for name in callbacks.__all__)
+
+
+def test_every_rule_that_changes_tensors_is_explained():
+    rules = {name for name in hookboard.api.__all__ if is_edit_rule(getattr(hookboard, name))}
+    assert rules == {name.partition("(")[0] for name in named_first("docs/edits.md")}
+
+
+def is_edit_rule(public):
+    return inspect.isclass(public) and issubclass(public, EditRule)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_of_class_activation_maps_is_named(method):
+    assert f"`{method}`" in prose("docs/pictures.md")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_role_has_its_tag(role):
+    assert any(name.startswith(f"{ROLES[role].kind}_") for name in named_first("docs/tags.md"))
+
+
+def test_every_quantity_of_the_record_is_explained():
+    assert {*QUANTITIES} <= named_first("docs/record.md")
