@@ -1,6 +1,6 @@
 """See inside the model you train: Lightning callbacks that log activations, gradients and parameters of its layers.
 
-`api.py` lists everything public. README.md has examples; CONTRIBUTING.md defines the words of the source.
+`api.py` lists everything public. README.md is where to begin; CONTRIBUTING.md defines the words of the source.
 """
 
 import importlib.util

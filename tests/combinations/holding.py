@@ -200,7 +200,7 @@ def is_named(name: str, line: str) -> bool:
 
 
 def is_beyond_graphs(slot: Slot, values: Sequence[Tensor], raw: Raw) -> bool:
-    """Whether it is what compiled graphs cannot show, as docs/setups.md says."""
+    """Whether it is what compiled graphs cannot show, as docs/limits.md says."""
     return any(value.is_nested for value in values) or (slot[0] == "grad_output" and slot[1] in raw.passing)
 
 

@@ -150,4 +150,4 @@ DERIVED: dict[str, Derived] = {
     "headroom": Derived(frozenset(), _headroom, why_not="its dtype has no limit that values come near"),
     "effective_rank": Derived(frozenset({"channels"}), _effective_rank, COVARIANCE, why_not=_CHANNELS),
 }
-"""Each such statistic by name; the README has the formulas."""
+"""Each such statistic by name; docs/statistics.md has the formulas."""

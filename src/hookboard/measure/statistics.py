@@ -73,7 +73,7 @@ FORMULAS: dict[str, Formula] = {
     "nan_count": _formula("", lambda m: m.nan, of_any=False),
     "inf_count": _formula("", lambda m: m.posinf + m.neginf, of_any=False),
 }
-"""Every built-in statistic by name that the row alone gives; `DERIVED` has the others, the README the formulas."""
+"""Every built-in statistic that the row alone gives; `DERIVED` has the others, docs/statistics.md the formulas."""
 
 
 @dataclass(frozen=True)
