@@ -4,7 +4,7 @@ from hookboard.health.look import Look
 
 BALANCED = 1e-3
 """The mean of the gradient of the model's outputs, as a share of its RMS, above which no softmax follows them, so that
-they are no classifier's (a choice: behind a softmax those of each sample add up to 0, but for rounding; where the loss
+they are no classifier's (a choice: after a softmax those of each sample add up to 0, but for rounding; where the loss
 takes the logarithm of a softmax's answers it is 1 / sqrt(classes))."""
 
 

@@ -1,13 +1,13 @@
 """Whether a loss is far above that of chance, as that of a model that has blown up before its first step."""
 
 FAR_ABOVE = 10.0
-"""A loss that is so many times that of chance is far above it (a choice)."""
+"""A loss that is this many times that of chance is far above it (a choice)."""
 
 LEFT = 0.25
 """And either this share of the first losses is left, or it is `ENORMOUS`."""
 
 ENORMOUS = 1e6
-"""A loss so many times that of chance is harm, however far it has come down (a choice)."""
+"""A loss this many times that of chance is harm, however far it has come down (a choice)."""
 
 ROUNDING = 1.02
 """A first loss above that of chance by this factor, and by what the answers differ, is another loss (a choice)."""

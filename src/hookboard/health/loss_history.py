@@ -14,19 +14,19 @@ FIRST = 32
 """How many of the first losses are kept."""
 
 STARTS = 4
-"""The median of so many of them is the start (a choice)."""
+"""The median of this many of them is the start (a choice)."""
 
 RECENT = 1024
 """How many of the last losses are kept."""
 
 SPREADS = 8
-"""Of how many looks it is kept how much the last layer's outputs differ."""
+"""For how many looks the spread of the last layer's outputs is kept."""
 
 BLOCK = 8
-"""The loss is smoothed by medians of so many steps: one or two wild batches do not move them."""
+"""The loss is smoothed by medians of this many steps: one or two wild batches do not move them."""
 
 BLOCKS = 256
-"""Of how many of them the noise is kept. When they are full, every second one is dropped."""
+"""For how many blocks the noise is kept. When they are full, every second one is dropped."""
 
 SPIKES = 16
 """How many of the last spikes are kept."""

@@ -16,14 +16,14 @@ STUCK_AFTER = 96
 on the tuning half of the benchmark)."""
 
 LASTS = 32
-"""A rise counts as harm when no block of so many last steps came back down."""
+"""A rise counts as harm when no block of this many last steps came back down."""
 
 RISEN = 0.25
 """Harm: the loss has lost this share of what it had gained, from its start to its best."""
 
 ABOVE_BEST = 2.5
-"""And it lies so many deviations of the noise above its best: by chance the lowest of `LASTS` steps, smoothed, lies 0.7
-above the lowest of all, and 2 in one case of a thousand."""
+"""And it lies this many deviations of the noise above its best: by chance the lowest of `LASTS` steps, smoothed, lies
+0.7 above the lowest of all, and 2 in one case of a thousand."""
 
 DIVERGED = 1.5
 """Harm: a loss that is above its start by this factor (or by `CLEAR` deviations of its noise, if that is more)."""
@@ -49,11 +49,12 @@ ALIKE = 0.3
 than 0.05 of entropy (half of the square)."""
 
 LITTLE = 0.5
-"""Who answers all samples alike and comes below this share of chance knows that most samples are of one class."""
+"""A model that answers all samples alike, with a loss below this share of chance, has learnt that most samples are of
+one class."""
 
 SURE = 2.0
-"""By so many deviations of what noise does to it a level must be known, to be told from chance. With two samples in a
-batch that takes hundreds of steps."""
+"""A level must be this many deviations of its noise away from chance to be told from it. With two samples in a batch
+that takes hundreds of steps."""
 
 UNCLEAR = 0.5
 """Where the noise is more than this share of the start, nobody can tell whether the loss stays there."""

@@ -19,10 +19,10 @@ given, and it is still an affine map of it (a choice: bfloat16 rounds to 0.004).
 
 MOVED = 0.05
 """Channels whose gain or bias a step moves by more than this share of what they deviate tell nothing (a choice): the
-evaluation is behind that step, and their gain is next to 0."""
+evaluation comes after that step, and their gain is next to 0."""
 
 TINY = 1e-30
-"""Keeps a division from failing."""
+"""Avoids division by zero."""
 
 
 @dataclass(frozen=True)

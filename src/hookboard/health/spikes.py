@@ -9,26 +9,26 @@ import numpy as np
 from hookboard.health.look import Loss
 
 SPIKE = 10.0
-"""A spike lies so many deviations (from the median absolute deviation) above the median of the losses before it."""
+"""A spike lies this many deviations (from the median absolute deviation) above the median of the losses before it."""
 
 BEYOND = 2.0
 """And this many times as far above it as the largest of them."""
 
 SPIKE_HISTORY = 64
-"""How many losses before it a spike is held against. There must be a quarter of them."""
+"""How many losses before it a spike is compared with. A quarter of them must be there."""
 
 LEAST = 1e-3
 """The least deviation that is assumed, as a share of the median."""
 
 LEVEL = 4
-"""The steps behind a spike that tell whether it stands alone (a choice)."""
+"""The steps after a spike that tell whether it stands alone (a choice)."""
 
 ALONE = 0.25
-"""It stands alone if the median of them lies less than this share of its height above what was usual. Behind a poisoned
-batch of the benchmark's tuning half it is 0.001, or a thousand; where data or targets become others 0.4 to 1."""
+"""It stands alone if the median of these steps lies less than this share of its height above what was usual. After a
+poisoned batch of the benchmark's tuning half it is 0.001, or a thousand; if data or targets change, 0.4 to 1."""
 
 TINY = 1e-12
-"""Keeps a division from failing."""
+"""Avoids division by zero."""
 
 
 @dataclass(frozen=True)

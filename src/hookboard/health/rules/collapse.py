@@ -30,7 +30,7 @@ CLEAR = 0.3
 """Spread that the model must have had somewhere before its end, to have lost it (a choice)."""
 
 SUDDEN = 0.5
-"""One layer is the cause if it makes up this share of the fall, in powers of ten (a choice)."""
+"""One layer is the cause if it accounts for this share of the fall, in powers of ten (a choice)."""
 
 ANSWERS = 8
 """Values for each unit in one look that are needed to tell whether they differ (a choice)."""

@@ -18,8 +18,8 @@ from hookboard.measure import FIELDS
 _COUNT, _MEAN, _DEVIATION = FIELDS.index("count"), FIELDS.index("mean"), FIELDS.index("deviation")
 
 GAP = 1.0
-"""Training and validation differ if in some layer the mean of the median channel lies this many deviations away, or if
-the RMS differs by a factor of e (a choice: what a batch of 32 gives by chance is 0.2)."""
+"""Training and validation differ if in some layer the mean of the median channel is this many deviations off, or if the
+RMS differs by a factor of e (a choice: what a batch of 32 gives by chance is 0.2)."""
 
 BEGINS = 0.25
 """The gap begins at the first layer, right before that one, where it is this large already (a choice)."""
@@ -28,14 +28,14 @@ FAR = 4.0
 """And if the difference is this many times that between two looks in training."""
 
 OTHER_DATA = 4.0
-"""And the data themselves are of another kind if the gap is so large where they come in. Augmentation makes 0.3; a
+"""And the data themselves are of another kind if the gap is this large where they enter. Augmentation makes 0.3; a
 share p of the samples has a mean that lies at most sqrt((1 - p) / p) deviations from that of all: 1 for one of two
 equal classes, 3 for one of ten."""
 
 STRANGE = 0.25
-"""How far running statistics must be from those of every look, and of averages over looks, to be other ones than those
-of the batches that were seen. Healthy trainings of the benchmark's tuning half reach 0.21, where a momentum of 0.03 has
-not yet forgotten 0 and 1."""
+"""How far running statistics must be from those of every look, and of averages over looks, not to belong to the batches
+that were seen. Healthy trainings of the benchmark's tuning half reach 0.21, where a momentum of 0.03 has not yet
+forgotten 0 and 1."""
 
 SAME: frozenset[Kind] = frozenset({"rectifier", "bounded", "smooth", "linear", "conv", "embedding"})
 """Kinds of layers that do in validation what they do in training."""
@@ -44,9 +44,9 @@ SAME_NORMS = {"LayerNorm", "GroupNorm", "RMSNorm"}
 """Norms that do."""
 
 ALIKE = 0.95
-"""How far the channels of the last layer move from batch to batch, as a share of their deviation within one, from which
-samples of a batch are alike. Healthy trainings with batch norm in the benchmark's tuning half reach 0.31 behind their
-first `BATCHES` looks."""
+"""How far the channels of the last layer move from batch to batch, as a share of their deviation within one, above
+which the samples of a batch are alike. Healthy trainings with batch norm in the benchmark's tuning half reach 0.31
+after their first `BATCHES` looks."""
 
 BY_CHANCE = 3.0
 """And how many times as far as the channels of independent samples move (a choice): two of a batch move them by 1."""

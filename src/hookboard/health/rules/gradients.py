@@ -30,13 +30,13 @@ HISTORY = 4
 """Windows of looks that a history needs before gradients are compared with it (a choice)."""
 
 LAYERS = 4
-"""Layers that a model needs for its gradients to have a course (a choice)."""
+"""Layers that a model needs for its gradients to have a trend (a choice)."""
 
 FRONT = 8
-"""The gradient must be lost for all of the first layers, one in so many, and for two at least (a choice)."""
+"""The gradient must be lost for all of the first layers, one in this many, and for two at least (a choice)."""
 
 SUDDEN = 0.5
-"""One layer is the cause if it makes up this share of the whole change (a choice)."""
+"""One layer is the cause if it accounts for this share of the whole change (a choice)."""
 
 
 @dataclass(frozen=True)

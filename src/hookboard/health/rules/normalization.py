@@ -19,7 +19,7 @@ LOW, OFF = 0.67, 1.1
 to be worth a note. With the statistics of the batch it is 1, and less only where epsilon outweighs them."""
 
 FAR_OFF = 2.5
-"""From where on it is an alarm whatever the loss does."""
+"""Above this it is an alarm whatever the loss does."""
 
 CONSTANT = 1e-3
 """Channels that vary by less than this share of the one that varies most do not count: nothing comes in."""

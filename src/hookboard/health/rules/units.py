@@ -27,7 +27,7 @@ MUCH = 0.75
 on or off for all samples, by chance: up to 55 % are off in trainings that are just slow (seen on the tuning half)."""
 
 HALF = 0.5
-"""A dead layer is dead since the step at which so many of its units were (a choice)."""
+"""A dead layer counts as dead from the step at which this share of its units was (a choice)."""
 
 SOME = 0.25
 """Share of dead units that is worth a note. A healthy net of narrow layers starts with 5 to 20 % (seen on the tuning
@@ -35,7 +35,7 @@ half)."""
 
 SAMPLES = 128
 """Values that a unit must have given, all silent, before it is dead: a unit that one sample in 50 activates is silent
-for so many in 8 of 100 cases (a choice)."""
+for this many in 8 of 100 cases (a choice)."""
 
 SAMPLES_OF_ALL = 32
 """The same where all units of a layer are silent: not each of them by chance, as one may be (a choice)."""
@@ -47,8 +47,8 @@ FEWEST = 4
 """Units that a layer needs for a share of its units to say something (a choice)."""
 
 ARRIVES = 1e-4
-"""A gradient under this share of what is usual in the model does not arrive, where the pre-activation is `DEEP`: behind
-GELU at -5 it is 1e-5 of the usual. Elsewhere it must be 0 but for rounding, as behind ReLU."""
+"""A gradient under this share of what is usual in the model does not arrive, where the pre-activation is `DEEP`: after
+GELU at -5 it is 1e-5 of the usual. Elsewhere it must be 0 but for rounding, as after ReLU."""
 
 ROUNDING = 1e-12
 """The share of the usual that counts as 0."""

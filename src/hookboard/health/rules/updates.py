@@ -43,7 +43,7 @@ SAME = 0.9
 on the benchmark's tuning half)."""
 
 GREW = 3.0
-"""And they must be so many times as large as at the start: a sum grows."""
+"""And they must be this many times as large as at the start: a sum grows."""
 
 SURELY_SAME, SURELY_GREW = 0.95, 5.0
 """The same where the loss shows no harm, and does not fall either. Healthy trainings of the benchmark's tuning half
