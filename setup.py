@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 
 
 def readme() -> str:
-    """README.md. Its links lead to the `Repository` of `[project.urls]`, if there is one: PyPI has no files beside it."""
+    """README.md. Its links lead to the `Repository` of `[project.urls]`, if there is one: PyPI has only this one."""
     text = Path("README.md").read_text(encoding="utf-8")
     public = re.search(r'^Repository = "(.*?)/?"', Path("pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     if public is None:

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from documents.pages import PAGES, ROOT, anchors, commands, languages, links, rows, words
+from documents.pages import PAGES, ROOT, anchors, blocks, commands, languages, links, rows, words
 
 MOST_WORDS = dict.fromkeys(PAGES, 1200) | {"README.md": 899}
 del MOST_WORDS["docs/record.md"], MOST_WORDS["docs/thresholds.md"]  # a format in full, and a list made by a script
@@ -63,6 +63,12 @@ def test_every_block_of_code_is_of_a_kind_that_is_tried(page):
 def test_every_target_of_make_is_there(page):
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {c.split()[1] for c in commands(page) if c.startswith("make ")} <= targets
+
+
+def test_a_clone_is_set_up_by_the_commands_that_ci_runs():
+    *_, block = blocks("README.md", "bash")
+    named = [line.partition("  #")[0].strip() for line in block.splitlines()]
+    assert named == [line for line in named if line in (ROOT / ".ci" / "run").read_text()] != []
 
 
 @every_page
