@@ -1,9 +1,22 @@
-"""The compiled functions, and the README; all else is in pyproject.toml."""
+"""The compiled functions, and the README; all else is in pyproject.toml.
+
+Without a C compiler the package installs all the same, and measures on the CPU with torch's own operations; TensorBoard
+then computes its checksums itself.
+"""
 
 import re
+import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+OLDEST = (3, 10)
+"""As `requires-python` says: one wheel serves this Python and all later ones."""
+
+IS_LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
+"""Whether to build for the limited API, which a free-threaded Python does not have: its wheel serves no other."""
 
 
 def readme() -> str:
@@ -16,18 +29,44 @@ def readme() -> str:
     return link.sub(lambda m: f"{m[1]}{m[2]}({public[1]}/{'raw' if m[1] else 'blob'}/HEAD/{m[3]})", text)
 
 
-# Without a C compiler the package installs all the same, and measures on the CPU with torch's own operations;
-# TensorBoard then computes its checksums itself.
 HEADERS = [f"src/hookboard/measure/_native_{name}.h" for name in ("values", "tensor", "reader")]
-compiled = [
+
+
+class BuildFor(build_ext):
+    """Builds with the options of the compiler at hand."""
+
+    def build_extensions(self) -> None:
+        """Choose the options, then build."""
+        for extension in self.extensions:
+            extension.extra_compile_args, extension.extra_link_args = options_of(self.compiler.compiler_type)
+        super().build_extensions()
+
+
+def options_of(compiler: str) -> tuple[list[str], list[str]]:
+    """The options to compile and to link with.
+
+    Python asks its compilers for debug information, which would be two thirds of the wheel.
+    """
+    if compiler == "msvc":  # setuptools optimizes for speed there, and leaves debug information out
+        return [], []
+    return ["-O3", "-g0"], [] if sys.platform == "darwin" else ["-Wl,-s"]
+
+
+extensions = [
     Extension(
         f"hookboard.{name}",
         [f"src/hookboard/{name.replace('.', '/')}.c"],
         depends=HEADERS if name == "measure._native" else [],
-        extra_compile_args=["-O3"],
-        py_limited_api=True,
+        define_macros=[("Py_LIMITED_API", "0x{:02X}{:02X}0000".format(*OLDEST))] if IS_LIMITED else [],
+        py_limited_api=IS_LIMITED,
         optional=True,
     )
     for name in ("measure._native", "writers._checksum")
 ]
-setup(ext_modules=compiled, long_description=readme(), long_description_content_type="text/markdown")
+setup(
+    ext_modules=extensions,
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    cmdclass={"build_ext": BuildFor},
+    options={"bdist_wheel": {"py_limited_api": "cp{}{}".format(*OLDEST)}} if IS_LIMITED else {},
+)

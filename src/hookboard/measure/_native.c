@@ -2,7 +2,6 @@
    operations. native.py, the only caller, holds the tensors alive, and has looked at each that comes as the address
    of its first value. */
 
-#define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -35,6 +34,9 @@
 #define FETCH(address)
 #define PART_OF_CALLER static inline
 #endif
+
+/* C's `restrict` as every compiler has it: that of Microsoft knows the plain word only in its newer modes. */
+#define RESTRICT __restrict
 
 #define LANES 16
 #define CHUNK 4096 /* values that stay in the fastest cache for a second look */
@@ -165,7 +167,7 @@ typedef struct {
 } Also;
 
 /* Chan, Golub and LeVeque, as in merge.py. The numbers of a row lie `apart` from each other. */
-PART_OF_CALLER void merge_apart(double *restrict row, const double *restrict other, size_t apart)
+PART_OF_CALLER void merge_apart(double *RESTRICT row, const double *RESTRICT other, size_t apart)
 {
     const size_t count = COUNT * apart, mean = MEAN * apart, m2 = M2 * apart, min = MIN * apart, max = MAX * apart;
     double whole = row[count] + other[count], away = other[mean] - row[mean];
@@ -204,10 +206,10 @@ static void merge_columns(Columns columns, Columns other, size_t channels)
 
 /* The same as add_chunk from the sums on, for n values of each channel. `again` says where that takes a second look. */
 FOR_EACH_PROCESSOR
-static void add_sums(Columns columns, const Sums *restrict sums, size_t channels, double n, int64_t *restrict again)
+static void add_sums(Columns columns, const Sums *RESTRICT sums, size_t channels, double n, int64_t *RESTRICT again)
 {
-    double *restrict count = columns[COUNT], *restrict mean = columns[MEAN], *restrict m2 = columns[M2];
-    double *restrict low = columns[MIN], *restrict high = columns[MAX];
+    double *RESTRICT count = columns[COUNT], *RESTRICT mean = columns[MEAN], *RESTRICT m2 = columns[M2];
+    double *RESTRICT low = columns[MIN], *RESTRICT high = columns[MAX];
     for (size_t c = 0; c < channels; c++) {
         double new_mean = sums->sum[c] / n, new_m2 = sums->squares[c] - sums->sum[c] * new_mean;
         int is_fine = new_m2 >= CANCELLATION * sums->squares[c]; /* no number is more than NaN */

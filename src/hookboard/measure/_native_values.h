@@ -38,7 +38,7 @@ PART_OF_CALLER NAME(Lanes) NAME(no_lanes)(void)
 }
 
 /* Adds rows of `width` values, a multiple of LANES. */
-PART_OF_CALLER void NAME(add_rows)(NAME(Lanes) *lanes, const VALUE *restrict x, size_t rows, size_t width,
+PART_OF_CALLER void NAME(add_rows)(NAME(Lanes) *lanes, const VALUE *RESTRICT x, size_t rows, size_t width,
                                    size_t stride, int with_abs_sum)
 {
     int is_scattered = rows > 1 && width < AHEAD; /* the processor does not foresee which memory is needed next */
@@ -71,7 +71,7 @@ PART_OF_CALLER void NAME(add_lanes)(Sums *sums, size_t c, const NAME(Lanes) *lan
 }
 
 /* The sums of one channel. */
-PART_OF_CALLER void NAME(sum_up_one)(Sums *restrict sums, size_t c, const VALUE *restrict x, size_t rows, size_t width,
+PART_OF_CALLER void NAME(sum_up_one)(Sums *RESTRICT sums, size_t c, const VALUE *RESTRICT x, size_t rows, size_t width,
                                      size_t stride, int with_abs_sum)
 {
     size_t whole = width - width % LANES;
@@ -104,7 +104,7 @@ PART_OF_CALLER void NAME(sum_up_one)(Sums *restrict sums, size_t c, const VALUE 
 }
 
 /* Copies rows of `width` values, so that they lie one after the other. */
-PART_OF_CALLER void NAME(copy_rows)(VALUE *restrict to, const STORED *restrict x, size_t rows, size_t width,
+PART_OF_CALLER void NAME(copy_rows)(VALUE *RESTRICT to, const STORED *RESTRICT x, size_t rows, size_t width,
                                     size_t stride)
 {
     for (size_t r = 0; r < rows; r++)
@@ -139,7 +139,7 @@ PART_OF_CALLER void NAME(count_rows)(const Also *also, const VALUE *x, size_t ro
 
 /* One channel after the other. */
 FOR_EACH_PROCESSOR
-static void NAME(sum_up)(Sums *restrict sums, const Part *restrict part, const Also *also)
+static void NAME(sum_up)(Sums *RESTRICT sums, const Part *RESTRICT part, const Also *also)
 {
     VALUE copy[CHUNK];
     for (size_t c = 0; c < part->channels; c++) {
@@ -158,7 +158,7 @@ static void NAME(sum_up)(Sums *restrict sums, const Part *restrict part, const A
 }
 
 /* As many channels at once as there are lanes for. `left` values are there to the end of each row. */
-PART_OF_CALLER void NAME(sum_up_beside)(Sums *restrict sums, const VALUE *restrict x, const Part *restrict part,
+PART_OF_CALLER void NAME(sum_up_beside)(Sums *RESTRICT sums, const VALUE *RESTRICT x, const Part *RESTRICT part,
                                         size_t width, size_t stride, size_t left, int with_abs_sum)
 {
     size_t at_once = LANES / width;
@@ -174,7 +174,7 @@ PART_OF_CALLER void NAME(sum_up_beside)(Sums *restrict sums, const VALUE *restri
 
 /* The same as sum_up for channels that have fewer values in a row than there are lanes. */
 FOR_EACH_PROCESSOR
-static void NAME(sum_up_narrow)(Sums *restrict sums, const Part *restrict part, size_t left, const Also *also)
+static void NAME(sum_up_narrow)(Sums *RESTRICT sums, const Part *RESTRICT part, size_t left, const Also *also)
 {
     VALUE copy[IS_IN_PLACE ? 1 : WIDE];
     const VALUE *x = (const VALUE *)part->x;
@@ -200,13 +200,13 @@ static void NAME(sum_up_narrow)(Sums *restrict sums, const Part *restrict part, 
 
 /* The sums of at most CHUNK values that are one after the other. */
 FOR_EACH_PROCESSOR
-static void NAME(sum_up_chunk)(Sums *restrict sums, const VALUE *restrict x, size_t count, int with_abs_sum)
+static void NAME(sum_up_chunk)(Sums *RESTRICT sums, const VALUE *RESTRICT x, size_t count, int with_abs_sum)
 {
     NAME(sum_up_one)(sums, 0, x, 1, count, count, with_abs_sum);
 }
 
 FOR_EACH_PROCESSOR
-static double NAME(squares_about)(double mean, const VALUE *restrict x, size_t count)
+static double NAME(squares_about)(double mean, const VALUE *RESTRICT x, size_t count)
 {
     double squares[LANES] = {0};
     size_t i = 0;

@@ -1,7 +1,6 @@
 /* CRC-32C, the checksum of TensorBoard's records, which TensorBoard computes byte by byte in Python. Optional: without
    it TensorBoard's own is used. */
 
-#define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
