@@ -102,6 +102,7 @@ class Turns(Callback):
         steps: timed steps in each turn.
         settle: waits for what a step has left to others, such as a device. It is called with the callbacks whose turn
             it is, before each look at the clock.
+        clock: tells the time in seconds.
     """
 
     def __init__(
@@ -110,11 +111,13 @@ class Turns(Callback):
         rounds: int,
         steps: int,
         settle: Callable[[list[Callback]], None] = lambda callbacks: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if rounds < 2 or steps < 1:
             raise SystemExit(f"{rounds} rounds of {steps} steps: give 2 rounds or more, of 1 step or more.")
         self.variants = variants
         self.settle = settle
+        self.clock = clock
         self.means: dict[str, list[float]] = {name: [] for name in variants}
         self.steps = steps
         shuffled = random.Random(0)
@@ -131,10 +134,10 @@ class Turns(Callback):
             self._next_turn(trainer, pl_module)
         elif self.done == WARM_UP:
             self.settle(self.active)
-            self.start = time.perf_counter()
+            self.start = self.clock()
         elif self.done == WARM_UP + self.steps:
             self.settle(self.active)
-            self.means[self.name].append((time.perf_counter() - self.start) / self.steps)
+            self.means[self.name].append((self.clock() - self.start) / self.steps)
             self._next_turn(trainer, pl_module)
         self.done += 1
         for callback in self.active:

@@ -1,0 +1,57 @@
+"""What measuring costs on the CPU where hookboard was installed without a C compiler, beside what it costs with one.
+
+    python benchmarks/without_compiler.py --rounds 20
+
+trains the ResNet-18 of overhead.py in processes of their own with and without the compiled functions, and prints the
+processor time that a step takes longer where the callbacks are due: the median over the rounds of the difference to the
+bare step. All threads count, so one thread (`OMP_NUM_THREADS=1`) tells most.
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import time
+
+COMPILED = ("hookboard.measure._native", "hookboard.writers._checksum")
+
+CASES = {
+    "both loggers": {"histogram": False, "health": False},
+    "both loggers, histograms": {"histogram": True, "health": False},
+    "HealthMonitor": {"histogram": False, "health": True},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each variant, of one step each")
+    rounds = parser.parse_args().rounds
+
+    print(f"{'due on every step':26}{'bare step':>12}{'compiled':>12}{'without':>12}{'factor':>9}")
+    for name, options in CASES.items():
+        bare, compiled = in_new_process(True, rounds, options)
+        _, without = in_new_process(False, rounds, options)
+        times = "".join(f"{1e3 * seconds:9.1f} ms" for seconds in (bare, compiled, without))
+        print(f"{name:26}{times}{without / compiled:9.1f}", flush=True)
+
+
+def in_new_process(is_compiled: bool, rounds: int, options: dict[str, bool]) -> tuple[float, float]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(cost, (is_compiled, rounds, options))
+
+
+def cost(is_compiled: bool, rounds: int, options: dict[str, bool]) -> tuple[float, float]:
+    """The seconds of the bare step, and how many more it takes where the callbacks are due."""
+    if not is_compiled:
+        sys.modules.update(dict.fromkeys(COMPILED))  # an import of them fails from here on
+    import overhead
+
+    chosen = overhead.variants(by_hand=False, **options)
+    chosen = {name: callbacks for name, callbacks in chosen.items() if name == "bare step" or "every step" in name}
+    turns = overhead.Turns(chosen, rounds, steps=1, clock=time.process_time)
+    bare, due = overhead.take_turns(turns, overhead.Classifier()).values()
+    return statistics.median(bare), statistics.median(d - b for d, b in zip(due, bare, strict=True))
+
+
+if __name__ == "__main__":
+    main()
