@@ -1,9 +1,13 @@
 """A fault on one of two ranks: nobody waits for ever, and the place is known on all ranks that merge their events."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+from hookboard.callbacks.health_watch import firsts_over_ranks
+from hookboard.health import Nonfinite
 
 pytestmark = pytest.mark.spawns
 
@@ -43,3 +47,12 @@ def test_a_step_that_communicates_is_not_run_again(saved):
 @pytest.mark.parametrize("fault", ["forward", "backward", "batch", "collective"])
 def test_the_run_is_the_same_with_and_without(saved, fault):
     assert all(is_same for is_same, _, _ in saved[fault])
+
+
+def test_an_event_of_a_batch_names_the_rank_that_had_it():
+    def event(during):
+        return Nonfinite("fc", during, 3, 3, "", "fc gave 2 NaN.", "")
+
+    ranks = SimpleNamespace(rank=1, is_any=bool, combine=lambda mine, combine: combine([[], mine]))
+    said = [firsts_over_ranks(ranks, [event(during)])[0].evidence for during in ("forward", "optimizer")]
+    assert said == ["Rank 1: fc gave 2 NaN.", "fc gave 2 NaN."]

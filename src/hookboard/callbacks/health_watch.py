@@ -1,7 +1,7 @@
 """`HealthWatch`: what `HealthMonitor` holds of one stage."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lightning.pytorch import Trainer
@@ -235,8 +235,17 @@ class HealthWatch(SiteWatch):
 
 
 def firsts_over_ranks(ranks: Ranks, events: list[Nonfinite]) -> list[Nonfinite]:
-    """One event of each step that had any, of those of all ranks. Every rank must call this."""
-    return ranks.combine(events, _firsts) if ranks.is_any(bool(events)) else []
+    """One event of each step that had any, of those of all ranks. Every rank must call this.
+
+    Each rank has batches of its own, so an event that a batch has led to names the rank.
+    """
+    named = [
+        event
+        if event.during in ("start", "optimizer")
+        else replace(event, evidence=f"Rank {ranks.rank}: {event.evidence}")
+        for event in events
+    ]
+    return ranks.combine(named, _firsts) if ranks.is_any(bool(named)) else []
 
 
 def _firsts(ranks: Sequence[Sequence[Nonfinite]]) -> list[Nonfinite]:
