@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.callbacks.health_selection import layers_in
-from hookboard.callbacks.watch import Watch
+from hookboard.loops.watch import Watch
 from hookboard.ranks import Ranks, connected
 from hookboard.recording import Recorder
 from hookboard.sites import Site

@@ -7,8 +7,8 @@ import torch
 from lightning.pytorch import Callback
 from toys import Toy, fit
 
-from hookboard.callbacks.black_box import BlackBox
-from hookboard.callbacks.trainer import logged_step
+from hookboard.first_nan.black_box import BlackBox
+from hookboard.loops.trainer import logged_step
 
 
 class Box(Callback):

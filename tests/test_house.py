@@ -15,21 +15,24 @@ import pytest
 
 ROOMS = [
     "callbacks",  # what a Trainer is given
-    "loops",  # the same for a bare loop and Fabric
+    "loops",  # when it is called, and what stands between it and the run
+    "first_nan",  # the first NaN or Inf: noticed, searched for, explained
     "health",  # readings -> verdicts
     "writers",  # readings and pictures -> a logger
     "board",  # the tab in TensorBoard
     "attribution",  # class-activation maps
     "capturing",  # tensors at a prompt
+    "replay",  # a call or a step once more, without a trace
     "recording",  # rows -> readings
-    "hooks",  # on modules and gradients
+    "editing",  # tensors on their way through modules, changed
+    "hooks",  # on modules and gradients, which only observe
     "measure",  # a tensor -> a row
     "images",  # tensors -> pictures
 ]
 """From top to bottom: a room imports from those below it, through their `__init__.py`, and from the ground floor."""
 
 WITHOUT_LIGHTNING = ["health", "recording", "hooks", "measure", "images", "board"]
-WITHOUT_LIGHTNING += ["record", "sites", "selection", "nested", "parameters", "computed", "state"]
+WITHOUT_LIGHTNING += ["record", "sites", "selection", "layers", "nested", "parameters", "computed", "state"]
 """What serves a run without a Trainer too."""
 
 GROUND = [
@@ -38,6 +41,7 @@ GROUND = [
     "computed",
     "dotted",
     "eager",
+    "layers",
     "layouts",
     "messages",
     "nested",
@@ -50,8 +54,17 @@ GROUND = [
 GROUND += ["selection", "sites", "state", "torch_private"]
 """The flat files below all rooms; they import each other only."""
 
-OF_OTHERS = ["torch_private.py", "callbacks/trainer.py", "writers/tensorboard_private.py"]
+OF_OTHERS = ["torch_private.py", "loops/trainer.py", "writers/tensorboard_private.py"]
 """The only files with private names of torch and of Lightning."""
+
+FORBIDDEN = {
+    "hooks/": "measure",  # who observes does not know what becomes of a tensor
+    **dict.fromkeys(
+        [f"callbacks/{name}" for name in ("activation", "gradient", "parameter", "numbers", "site_watch", "facts")],
+        "health",  # a logger of numbers judges nothing
+    ),
+}
+"""What imports nothing of a room, although that is below it."""
 
 FUNCTION_LINES, FILE_LINES = 60, 600
 
@@ -134,6 +147,16 @@ def imports_upward(sources: Sources) -> list[str]:
         for path in sources
         for target, _, line in imports(path, sources)
         if room_of(target) != room_of(path) and floor_of(room_of(target)) < floor_of(room_of(path))
+    ]
+
+
+def forbidden_imports(sources: Sources) -> list[str]:
+    return [
+        f"{path}:{line} imports {target}, of which it should know nothing"
+        for path in sources
+        for target, _, line in imports(path, sources)
+        for start, room in FORBIDDEN.items()
+        if path.startswith(start) and room_of(target) == room
     ]
 
 
@@ -252,6 +275,7 @@ def private_uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
 RULES = [
     unknown_rooms,
     imports_upward,
+    forbidden_imports,
     imports_past_a_face,
     imports_of_private_names,
     imports_of_lightning,
@@ -270,7 +294,7 @@ def test_the_house_has_none_of(rule):
 
 
 def test_the_source_is_found():
-    assert {"__init__.py", "callbacks/trainer.py", "measure/__init__.py"} <= in_the_house().keys()
+    assert {"__init__.py", "loops/trainer.py", "measure/__init__.py"} <= in_the_house().keys()
 
 
 FACE = "from hookboard.measure.rows import Row"
@@ -280,6 +304,10 @@ BUILT_WRONG = {
     "an import from above": (
         imports_upward,
         {"measure/rows.py": "from hookboard.hooks import Taps", "hooks/__init__.py": ""},
+    ),
+    "a logger of numbers that judges": (
+        forbidden_imports,
+        {"callbacks/numbers.py": "from hookboard.health import Judge", "health/__init__.py": "class Judge: ..."},
     ),
     "the ground floor imports a room": (
         imports_upward,
@@ -330,13 +358,13 @@ DOCUMENTED = "\n".join(
 ROWS = "class Row:\n    def __init__(self):\n        self._n = 1\n" + DOCUMENTED
 
 BUILT_RIGHT = {
-    "hooks/__init__.py": "from hookboard.hooks.taps import Taps",
-    "hooks/taps.py": "from hookboard.measure import Row, rows\nfrom hookboard.sites import Site\nclass Taps: ...",
+    "editing/__init__.py": "from hookboard.editing.taps import Taps",
+    "editing/taps.py": "from hookboard.measure import Row, rows\nfrom hookboard.sites import Site\nclass Taps: ...",
     "measure/__init__.py": f"{FACE}, rows",
     "measure/rows.py": ROWS,
     "sites.py": "import torch\nclass Site: ...",
     "torch_private.py": "from torch._C import _x",
-    "__init__.py": "from hookboard.hooks import Taps",
+    "__init__.py": "from hookboard.editing import Taps",
 }
 
 

@@ -4,8 +4,8 @@ from typing import get_args
 
 from hookboard.callbacks.activation import ActivationRole
 from hookboard.callbacks.gradient import GradientRole
-from hookboard.capturing.block import CaptureRole
-from hookboard.hooks.edits import EditRole
+from hookboard.capturing.captured import CaptureRole
+from hookboard.editing.edits import EditRole
 from hookboard.sites import ROLES, Role
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hookboard import Rule, Run, Symptom
-from hookboard.callbacks.budget import OVERHEAD
+from hookboard.loops.budget import OVERHEAD
 
 EVERYTHING = {"scalars": 0, "histograms": 0, "images": 0, "tensors": 0}
 

@@ -15,7 +15,8 @@ import torch
 from benchmarks.health.cases import Truth
 from torch import Tensor
 
-from hookboard.health import Layer, Look
+from hookboard.health import Look
+from hookboard.layers import Layer
 
 FOLDER = Path(__file__).parent / "cache"
 """Where traces are kept."""

@@ -11,8 +11,8 @@ from hookboard.callbacks import (
     ParameterLogger,
 )
 from hookboard.capturing import Captured, CapturedModule, capture
+from hookboard.editing import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
 from hookboard.health import Rule, Run, Symptom, Verdict
-from hookboard.hooks import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
 from hookboard.measure import Histogram, Moments, Statistic
 from hookboard.messages import HookboardWarning
 from hookboard.recording import Reading

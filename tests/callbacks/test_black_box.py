@@ -12,8 +12,8 @@ from boxes import Box, Keeps, assert_undisturbed, events_of, only_event
 from torch import nn
 from toys import Toy, batches, fit, hooked, mlp
 
-from hookboard.callbacks.black_box import ALWAYS, BlackBox
-from hookboard.callbacks.rerun import GENERATORS
+from hookboard.first_nan.black_box import ALWAYS, BlackBox
+from hookboard.replay.step import GENERATORS
 
 
 def spoiled_at(index, value=math.nan, count=6):

@@ -136,7 +136,7 @@ def test_optimizers_that_the_step_takes_from_the_trainer_do_not_step_again(durin
 
 
 def test_a_network_that_was_exchanged_in_the_run_is_looked_at(monkeypatch):
-    monkeypatch.setattr("hookboard.callbacks.black_box.CHECKED_EVERY", 1)
+    monkeypatch.setattr("hookboard.first_nan.black_box.CHECKED_EVERY", 1)
 
     class Exchanges(Tells):
         def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -307,7 +307,7 @@ def test_a_fault_of_ours_never_stops_training(monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr("hookboard.callbacks.black_box.Search", fail)
+    monkeypatch.setattr("hookboard.first_nan.black_box.Search", fail)
     with pytest.warns(UserWarning, match=r"switched off.*a fault of ours"):
         fit(None, Toy(mlp(), lambda y: y.mean() * math.nan), batches(8, 8), Box())
 

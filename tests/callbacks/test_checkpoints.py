@@ -14,9 +14,9 @@ from torch import nn
 from toys import ALWAYS, Toy, batches, events, loader, scalars, trainer
 
 from hookboard import ActivationLogger, HealthMonitor, Intervention, KernelLogger, ParameterLogger, Rule, Scale, Symptom
-from hookboard.callbacks import saved
-from hookboard.callbacks.saved import KEY
 from hookboard.health.silence import Silence
+from hookboard.loops import saved
+from hookboard.loops.saved import KEY
 from hookboard.plain import Form
 from hookboard.recording import Readings
 

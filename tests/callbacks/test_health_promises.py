@@ -18,9 +18,9 @@ from toys import ALWAYS, Toy, batches, events, fit, hooked, mlp, trainer
 
 from hookboard import HealthMonitor, HookboardWarning, Rule, health
 from hookboard.callbacks import loss_meter
-from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.loss_meter import LossMeter
-from hookboard.callbacks.sentinels import Sentinels
+from hookboard.first_nan.black_box import BlackBox
+from hookboard.first_nan.sentinels import Sentinels
 from hookboard.health import Judge, Loss, Page
 from hookboard.measure import FIELDS
 from hookboard.recording import Recorder

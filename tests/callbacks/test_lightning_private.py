@@ -3,7 +3,7 @@
 from lightning.pytorch import Callback
 from toys import Toy, batches, fit, mlp
 
-from hookboard.callbacks.trainer import is_accumulating, logged_step
+from hookboard.loops.trainer import is_accumulating, logged_step
 
 
 class Asks(Callback):

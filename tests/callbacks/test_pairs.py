@@ -20,7 +20,7 @@ from hookboard import (
     Noise,
     ParameterLogger,
 )
-from hookboard.callbacks.budget import OVERHEAD
+from hookboard.loops.budget import OVERHEAD
 
 BOTH = ["train", "validate"]
 MAKE = {

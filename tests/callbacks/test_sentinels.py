@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.callbacks import sentinels
-from hookboard.callbacks.sentinels import MOST, Sentinels, spoiled_gradients
+from hookboard.first_nan import sentinels
+from hookboard.first_nan.sentinels import MOST, Sentinels, spoiled_gradients
 from hookboard.measure import are_finite
 
 pytestmark = pytest.mark.unit

@@ -20,7 +20,7 @@ from hookboard import (
     ParameterLogger,
     Statistic,
 )
-from hookboard.callbacks.worker import Worker
+from hookboard.loops.worker import Worker
 from hookboard.measure import EMPTY, FORMULAS, accelerator, measure, measure_channels, merge_rows, plan
 
 STEPS = 5

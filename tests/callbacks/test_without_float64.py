@@ -16,7 +16,7 @@ from toys import Toy, batches, fit, mlp
 from hookboard import HealthMonitor, ParameterLogger
 from hookboard.callbacks.loss_meter import LossMeter
 from hookboard.callbacks.optimizer_state import measure_surprise
-from hookboard.callbacks.sentinels import Sentinels
+from hookboard.first_nan.sentinels import Sentinels
 from hookboard.measure import plan
 from hookboard.parameters import weights_of
 from hookboard.recording import Recorder

@@ -10,9 +10,9 @@ import hookboard
 from hookboard import callbacks
 from hookboard.attribution import METHODS
 from hookboard.callbacks.parameter import FURTHER
+from hookboard.editing import EditRule
 from hookboard.health.quantities import QUANTITIES
 from hookboard.health.rules import RULES
-from hookboard.hooks import EditRule
 from hookboard.measure import DERIVED, FORMULAS
 from hookboard.sites import ROLES
 

@@ -16,9 +16,9 @@ from toys import Toy, batches, fit, images, mlp
 
 from hookboard import ActivationLogger, Edit, HealthMonitor, Rule, Run, Symptom, capture
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
-from hookboard.callbacks.watch import Selection
-from hookboard.hooks import EditRule
+from hookboard.editing import EditRule
 from hookboard.images import Picture
+from hookboard.loops.watch import Selection
 from hookboard.measure import FORMULAS
 from hookboard.measure.statistics import _formula
 from hookboard.recording import sent_together

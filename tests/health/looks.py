@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hookboard.health import Layer, Look, Loss, Stepped
+from hookboard.health import Look, Loss, Stepped
+from hookboard.layers import Layer
 from hookboard.measure import FIELDS, Moments
 from hookboard.recording import Reading
 from hookboard.sites import Role, Site

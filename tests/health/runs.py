@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from health.looks import layers, look, reading, row
 
-from hookboard.health import Layer, Rule, Run, Symptom
-from hookboard.health.layers import Kind
+from hookboard.health import Rule, Run, Symptom
+from hookboard.layers import Kind, Layer
 from hookboard.recording import Reading
 
 WINDOW = 3

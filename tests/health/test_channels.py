@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.health import ChannelDims, DefinedDims, layers_of
+from hookboard.layers import ChannelDims, DefinedDims, layers_of
 from hookboard.parameters import weights_of
 from hookboard.selection import named_submodules
 from hookboard.sites import Site

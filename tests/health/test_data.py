@@ -6,8 +6,8 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, harmed, linear, outputs, run_of, symptoms
 
-from hookboard.health import Layer
 from hookboard.health.rules.data import INPUT_SCALE, VALUES
+from hookboard.layers import Layer
 from hookboard.sites import Site
 
 

@@ -9,11 +9,11 @@ from health import runs
 from health.looks import reading, row
 from health.trainings import LAYERS, places, seen, training
 
-from hookboard.health import Judge, Layer
+from hookboard.health import RULES, Judge
 from hookboard.health.comparison import Comparison, Gap
-from hookboard.health.rules import RULES
 from hookboard.health.rules.evaluation import ALIKE, BATCHES, BEGINS, BY_CHANCE, GAP, OTHER_DATA, STRANGE
 from hookboard.health.running import Running
+from hookboard.layers import Layer
 from hookboard.measure import FIELDS
 
 GAP_RULE = RULES["train_eval_gap"]

@@ -6,9 +6,8 @@ from health import looks
 from health.looks import reading, row
 from health.trainings import WEIGHTS, WINDOW, falling, judged, of, places, seen, stuck, symptoms, training
 
-from hookboard.health import Look, Loss, Run
+from hookboard.health import RULES, Look, Loss, Run
 from hookboard.health.losses import STUCK_AFTER
-from hookboard.health.rules import RULES
 from hookboard.health.rules.learning import GRADIENT_SPIKE, SPEAKS, SPEAKS_UP
 from hookboard.health.spikes import ALONE
 

@@ -6,9 +6,9 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, nothing, outputs, run_of, symptoms, without_weights
 
-from hookboard.health import Layer
 from hookboard.health.rules.normalization import FAST, LOST
 from hookboard.health.rules.scale import ACTIVATION_SCALE
+from hookboard.layers import Layer
 
 
 def normed(deviations, gain=0.8, trainable=True, losses=falling):

@@ -8,7 +8,7 @@ import torch
 from health import looks
 from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, places, stuck, symptoms, training, typed
 
-from hookboard.health.rules import RULES
+from hookboard.health import RULES
 from hookboard.health.rules.numerics import HEADROOM, SWALLOWED, UNDERFLOW
 from hookboard.measure import Histogram, Moments
 from hookboard.sites import Site

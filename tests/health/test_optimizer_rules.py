@@ -21,8 +21,8 @@ from health.trainings import (
     zeros,
 )
 
-from hookboard.health import Layer, Run
-from hookboard.health.rules import RULES
+from hookboard.health import RULES, Run
+from hookboard.layers import Layer
 
 NO_GRADIENT, NOT_UPDATED = RULES["no_gradient"], RULES["not_updated"]
 

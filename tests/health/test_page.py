@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from health.looks import layers, look, reading, row
 
-from hookboard.health import Judge, Layer, Page, Rule, Symptom, Verdict, closing, news
+from hookboard.health import Judge, Page, Rule, Symptom, Verdict, closing, news
 from hookboard.health.curves import SHOWN, layout
 from hookboard.health.page import marks_of, pictures
 from hookboard.health.report import COLUMNS, LOOK_AT, MOST_ROWS, headline, table_of
 from hookboard.images.heat_colours import MARKS, NOT_FINITE, NOTHING
+from hookboard.layers import Layer
 
 MOST_TAGS = 24 - 1
 """Without `health/before_nonfinite`, which is written elsewhere."""

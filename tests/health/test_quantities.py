@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from oracle import normal
 
-from hookboard.health import Layer, Look
+from hookboard.health import Look
 from hookboard.health.layer_table import LayerTable
 from hookboard.health.quantities import QUANTITIES, column_of
 from hookboard.health.recent import RECENT, Recent
 from hookboard.health.sheet import Sheet
+from hookboard.layers import Layer
 from hookboard.measure import plan
 from hookboard.recording import Recorder
 from hookboard.sites import Site

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from health.looks import layers, look, reading, row
 
-from hookboard.health import Judge, Layer, Page, Rule, Symptom, Verdict
+from hookboard.health import Judge, Page, Rule, Symptom, Verdict
 from hookboard.health.quantities import QUANTITIES
+from hookboard.layers import Layer
 from hookboard.record import HEALTH, health_record
 
 NAMES = ["net.0", "net.1", "net.2"]

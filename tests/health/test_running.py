@@ -8,8 +8,8 @@ import torch
 from health.looks import look, reading, row
 from torch import nn
 
-from hookboard.health import Layer
 from hookboard.health.running import MOVED, running_of
+from hookboard.layers import Layer
 
 LAYERS = [Layer("fc", "Linear", "linear"), Layer("bn", "BatchNorm1d", "norm", ("bn.weight", "bn.bias"))]
 

@@ -6,8 +6,8 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, nothing, outputs, run_of, symptoms, weights
 
-from hookboard.health import Layer
 from hookboard.health.rules.scale import ACTIVATION_SCALE
+from hookboard.layers import Layer
 
 NAMES = [f"fc{i}" for i in range(8)]
 CHAIN = [linear(name) for name in NAMES]

@@ -16,8 +16,8 @@ from health.runs import (
     without_weights,
 )
 
-from hookboard.health import Layer
 from hookboard.health.rules.units import DEAD_UNITS, FAINT
+from hookboard.layers import Layer
 
 UNITS = 8
 

@@ -20,7 +20,7 @@ from health.trainings import (
     training,
 )
 
-from hookboard.health.rules import RULES
+from hookboard.health import RULES
 from hookboard.health.rules.small_updates import FAR_BELOW, SMALL
 from hookboard.health.rules.updates import (
     FAR_ABOVE,

@@ -8,7 +8,8 @@ import numpy as np
 from health import looks
 from health.looks import reading, row
 
-from hookboard.health import Judge, Layer, Look, Rule, Run, Stepped, Symptom
+from hookboard.health import Judge, Look, Rule, Run, Stepped, Symptom
+from hookboard.layers import Layer
 from hookboard.recording import Reading
 from hookboard.sites import Role, Site
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from hookboard import Edit, Noise, Scale, capture
 from hookboard.attribution import ClassificationTap, Layer, attribute
-from hookboard.hooks.edits import Edits
+from hookboard.editing.edits import Edits
 from hookboard.hooks.own_call import is_own_call, own_call
 from hookboard.hooks.taps import Taps
 

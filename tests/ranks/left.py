@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 from toys import Toy
 
 from hookboard import ActivationLogger, HealthMonitor, HookboardWarning
-from hookboard.callbacks import course
 from hookboard.callbacks.loss_meter import Losses
+from hookboard.loops import course
 
 STEPS, AT, SLOW = 8, 3, 2.0
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from benchmarks.health.alarms import Alarm
 
-from hookboard.health import Layer, Look
+from hookboard.health import Look
+from hookboard.layers import Layer
 from hookboard.recording import Reading
 from hookboard.sites import Role
 

@@ -8,7 +8,6 @@ from hookboard.attribution.attribute import Attribution, attribute
 from hookboard.attribution.classification import MOST_CHANNELS, Classification, ClassificationTap
 from hookboard.attribution.layers import Layer, last_layer, named_layer
 from hookboard.attribution.methods import METHODS, Method
-from hookboard.attribution.without_trace import undisturbed
 
 __all__ = [
     "METHODS",
@@ -21,5 +20,4 @@ __all__ = [
     "attribute",
     "last_layer",
     "named_layer",
-    "undisturbed",
 ]

@@ -12,9 +12,9 @@ from torch.utils.hooks import RemovableHandle
 
 from hookboard.attribution.classification import Classification, scores_in
 from hookboard.attribution.layers import Layer
-from hookboard.attribution.without_trace import undisturbed
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.ranks import whole
+from hookboard.replay import undisturbed
 
 
 @dataclass(frozen=True)

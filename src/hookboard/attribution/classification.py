@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookboard.hooks import fused_layers, is_own_call
+from hookboard.hooks import READS_BEFORE_EDITS, fused_layers, is_own_call
 from hookboard.layouts import shape_of
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.selection import named_submodules
@@ -79,7 +79,7 @@ class ClassificationTap:
         samples: how many samples of the call's arguments are kept.
     """
 
-    reads_before_edits = True
+    place_among_hooks = READS_BEFORE_EDITS
 
     def __init__(self, model: nn.Module, samples: int) -> None:
         self.found: Classification | None = None

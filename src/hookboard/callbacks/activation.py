@@ -7,8 +7,8 @@ from lightning.pytorch import LightningModule
 
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.site_watch import SiteWatch
-from hookboard.callbacks.watch import Selection
 from hookboard.checks import chosen
+from hookboard.loops import Selection
 from hookboard.measure import DEFAULT, Statistic
 from hookboard.selection import select
 from hookboard.sites import Stage

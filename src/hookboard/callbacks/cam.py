@@ -22,11 +22,10 @@ from hookboard.attribution import (
     last_layer,
     named_layer,
 )
-from hookboard.callbacks.duties import NothingToShowError
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
-from hookboard.callbacks.watch import Selection
 from hookboard.checks import check_list, check_name, check_normalization, is_whole, wrong
 from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_first, unnormalized
+from hookboard.loops import NothingToShowError, Selection
 from hookboard.nested import tensors_in
 from hookboard.recording import sent_together
 from hookboard.selection import check_selection, select

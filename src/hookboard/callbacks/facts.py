@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookboard.callbacks.trainer import inform
-from hookboard.health import DefinedDims, ends_of, layers_of
+from hookboard.layers import DefinedDims, ends_of, layers_of
+from hookboard.loops import inform
 from hookboard.measure import Plan, needs_host
 from hookboard.parameters import weights_of
 from hookboard.patterns import folded

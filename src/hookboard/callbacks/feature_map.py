@@ -8,8 +8,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
-from hookboard.callbacks.trainer import inform, warn
-from hookboard.callbacks.watch import Selection, listed_gaps, names_in
 from hookboard.checks import check_list, check_name, is_finite, wrong
 from hookboard.hooks import Observer, Taps
 from hookboard.images import (
@@ -24,6 +22,7 @@ from hookboard.images import (
     samples_first,
     shown,
 )
+from hookboard.loops import Selection, inform, listed_gaps, names_in, warn
 from hookboard.nested import tensors_in
 from hookboard.ranks import whole
 from hookboard.recording import sent_together

@@ -8,8 +8,8 @@ from torch import nn
 
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.site_watch import SiteWatch
-from hookboard.callbacks.watch import Selection
 from hookboard.checks import chosen
+from hookboard.loops import Selection
 from hookboard.measure import DEFAULT, Statistic
 from hookboard.parameters import Weight
 from hookboard.selection import NothingToSelectError, select

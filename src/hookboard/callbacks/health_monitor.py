@@ -7,29 +7,25 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.callbacks.black_box import BlackBox
-from hookboard.callbacks.cadence import is_due_now
 from hookboard.callbacks.health_selection import layers_in, say_split, some_units
 from hookboard.callbacks.health_watch import EVALUATED, MEASURED, Finding, HealthWatch, firsts_over_ranks, steps_of
 from hookboard.callbacks.numbers import AFTER_LOOK, AT_END, SiteLogger
-from hookboard.callbacks.trainer import is_alone, logged_step
-from hookboard.callbacks.watch import Selection, Watch
 from hookboard.checks import check_name, check_whole
+from hookboard.first_nan import BlackBox
 from hookboard.health import (
     ASKED_AT_FIRST,
     RULES,
     VERDICT,
-    ChannelDims,
     Judge,
-    Layer,
     NeedsHistogram,
     Nonfinite,
     Rule,
     Verdict,
     check_stop_on,
-    layers_of,
     rules_of,
 )
+from hookboard.layers import ChannelDims, Layer, layers_of
+from hookboard.loops import Selection, Watch, is_alone, is_due_now, logged_step
 from hookboard.nested import tensors_in
 from hookboard.recording import Recorder
 from hookboard.sites import Role, Site, Stage

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hookboard.callbacks.watch import Selection
 from hookboard.health import MOST_VALUES, RULES, every_unit
+from hookboard.loops import Selection
 from hookboard.messages import listed, warn
 from hookboard.parameters import Weight
 from hookboard.selection import NothingToSelectError, select

@@ -7,15 +7,13 @@ from typing import Any, Literal
 from lightning.pytorch import Trainer
 from torch.optim import SGD, Optimizer
 
-from hookboard.callbacks.black_box import BlackBox
 from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.site_watch import SiteWatch
-from hookboard.callbacks.trainer import alert, logged_step
+from hookboard.first_nan import BlackBox
 from hookboard.health import (
     Judge,
-    Layer,
     Look,
     Nonfinite,
     Stepped,
@@ -25,6 +23,8 @@ from hookboard.health import (
     go_on,
     parts_of,
 )
+from hookboard.layers import Layer
+from hookboard.loops import alert, logged_step
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import Weight
 from hookboard.ranks import Ranks

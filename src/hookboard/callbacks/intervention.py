@@ -7,12 +7,10 @@ from typing import Any, get_args
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from hookboard.callbacks.life import Life
-from hookboard.callbacks.trainer import callbacks_of, is_alone, logged_step, warn
-from hookboard.callbacks.watch import Selection, Watch
 from hookboard.checks import check_name, check_whole, chosen
 from hookboard.eager import run_eagerly
-from hookboard.hooks import EditRole, EditRule, Edits, check_rule
+from hookboard.editing import EditRole, EditRule, Edits, check_rule
+from hookboard.loops import Life, Selection, Watch, callbacks_of, is_alone, logged_step, warn
 from hookboard.selection import NothingToSelectError, check_selection, select
 from hookboard.sites import ROLES, Stage
 from hookboard.writers import Entry

@@ -7,8 +7,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
-from hookboard.callbacks.watch import Selection
 from hookboard.images import CONVOLUTIONS, Picture, kernel_picture, part_shown
+from hookboard.loops import Selection
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import weight_in_use
 from hookboard.ranks import whole

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from hookboard.callbacks.watch import Selection
-from hookboard.health import with_late_ones
+from hookboard.layers import with_late_ones
 from hookboard.layouts import shape_of
+from hookboard.loops import Selection
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import weights_of
 from hookboard.record import LAYERS, LayerFacts, LayersRecord

@@ -9,17 +9,14 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.callbacks.cadence import is_due_now
 from hookboard.callbacks.facts import facts_of, say_if_copied
 from hookboard.callbacks.layer_news import LayerNews
-from hookboard.callbacks.life import Life
 from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.site_watch import Gaps, SiteWatch
-from hookboard.callbacks.trainer import inform, is_accumulating, log_every_n_steps, logged_step
-from hookboard.callbacks.watch import Watch, names_in
 from hookboard.callbacks.weights import measure_gradients, measure_weights
 from hookboard.checks import check_share, check_steps, check_switches, chosen, wrong
 from hookboard.hooks import Taps, forget_graphs, forget_graphs_without_hooks
+from hookboard.loops import Life, Watch, inform, is_accumulating, is_due_now, log_every_n_steps, logged_step, names_in
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, plan
 from hookboard.parameters import Weight, are_still, weights_of
 from hookboard.recording import Arrived, Reading, Readings, Recorder, Sent

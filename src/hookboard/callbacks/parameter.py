@@ -20,9 +20,8 @@ from hookboard.callbacks.optimizer_state import (
     measure_surprise,
 )
 from hookboard.callbacks.site_watch import SiteWatch
-from hookboard.callbacks.trainer import inform
 from hookboard.callbacks.turns import Turns
-from hookboard.callbacks.watch import Selection, Watch
+from hookboard.loops import Selection, Watch, inform
 from hookboard.measure import FORMULAS, Plan, Statistic, as_list, plan
 from hookboard.recording import Readings
 from hookboard.selection import select

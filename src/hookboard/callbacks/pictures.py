@@ -10,21 +10,21 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 
-from hookboard.callbacks.cadence import is_due
-from hookboard.callbacks.life import Life
-from hookboard.callbacks.trainer import (
-    inform,
-    is_accumulating,
-    is_alone,
-    log_every_n_steps,
-    logged_step,
-    warn,
-)
-from hookboard.callbacks.watch import Watch
 from hookboard.checks import check_steps, check_whole
 from hookboard.eager import run_eagerly
 from hookboard.hooks import Taps
 from hookboard.images import Picture
+from hookboard.loops import (
+    Life,
+    Watch,
+    inform,
+    is_accumulating,
+    is_alone,
+    is_due,
+    log_every_n_steps,
+    logged_step,
+    warn,
+)
 from hookboard.sites import Stage
 from hookboard.writers import Entry
 

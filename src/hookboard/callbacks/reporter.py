@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hookboard.callbacks.trainer import alert, inform
 from hookboard.health import Judge, Look, Page, Verdict, before_nonfinite, closing, news
+from hookboard.loops import alert, inform
 from hookboard.writers import Entry, Loggers
 
 BEFORE = "health/before_nonfinite"

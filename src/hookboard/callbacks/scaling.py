@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from hookboard.callbacks.trainer import warn
 from hookboard.layouts import stored
+from hookboard.loops import warn
 from hookboard.parameters import Weight
 from hookboard.ranks import local
 from hookboard.recording import Arrived, Reading, Readings, Recorder, Sent

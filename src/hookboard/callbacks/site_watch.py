@@ -7,10 +7,9 @@ from typing import Any
 from hookboard.callbacks.facts import without_curves
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.scaling import Scaling
-from hookboard.callbacks.trainer import inform, warn
-from hookboard.callbacks.watch import Watch, listed_gaps
 from hookboard.callbacks.weights import Before
 from hookboard.hooks import Taps
+from hookboard.loops import Watch, inform, listed_gaps, warn
 from hookboard.parameters import Weight, why_silent
 from hookboard.recording import Reading, Recorder
 from hookboard.sites import ROLES, Role

@@ -11,7 +11,7 @@ from hookboard.capturing.captured import Captured, CaptureRole
 from hookboard.capturing.module import Keeper
 from hookboard.checks import check_switches, check_whole, chosen, wrong
 from hookboard.eager import run_eagerly
-from hookboard.hooks import Edit, Edits
+from hookboard.editing import Edit, Edits
 from hookboard.selection import Patterns, Types, select
 
 

@@ -11,15 +11,12 @@ from torch import Tensor, nn
 
 from hookboard.capturing.module import Call, CapturedModule, Keeper
 from hookboard.checks import check_text, wrong
+from hookboard.editing import Rule, apply_rule, check_rule, edited_gradient
 from hookboard.hooks import (
     NO_GRADIENT,
     UNKNOWN,
-    Rule,
     Switch,
     Taps,
-    apply_rule,
-    check_rule,
-    edited_gradient,
     is_own_call,
     watch_output,
     why_no_gradient,

@@ -5,19 +5,16 @@ far, `rules/` the rules, one file for each family, `judge.py` asks them and make
 see `rules/__init__.py`.
 """
 
-from hookboard.health.channels import MOST_VALUES, ChannelDims, DefinedDims, NeedsHistogram, every_unit
 from hookboard.health.judge import ASKED_AT_FIRST, Judge
 from hookboard.health.kept import FORMS, go_on, parts_of
-from hookboard.health.layers import Layer, layers_of
 from hookboard.health.look import Look, Loss, Stepped
 from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of
-from hookboard.health.order import with_late_ones
 from hookboard.health.page import VERDICT, Page
-from hookboard.health.ranges import ends_of
 from hookboard.health.report import closing, ended_by, news
 from hookboard.health.rule import Rule, check_stop_on, rules_of
 from hookboard.health.rules import RULES
 from hookboard.health.run import Run
+from hookboard.health.sampling import MOST_VALUES, NeedsHistogram, every_unit
 from hookboard.health.verdict import Severity, Symptom, Verdict
 
 __all__ = [
@@ -26,10 +23,7 @@ __all__ = [
     "MOST_VALUES",
     "RULES",
     "VERDICT",
-    "ChannelDims",
-    "DefinedDims",
     "Judge",
-    "Layer",
     "Look",
     "Loss",
     "NeedsHistogram",
@@ -46,13 +40,10 @@ __all__ = [
     "check_stop_on",
     "closing",
     "ended_by",
-    "ends_of",
     "every_unit",
     "first_of",
     "go_on",
-    "layers_of",
     "news",
     "parts_of",
     "rules_of",
-    "with_late_ones",
 ]

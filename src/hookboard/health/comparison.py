@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.running import Running, running_of
+from hookboard.layers import Layer
 from hookboard.measure import FIELDS
 
 _MEAN, _DEVIATION = FIELDS.index("mean"), FIELDS.index("deviation")

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hookboard.health.causes import ORDER, explained
-from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule, symptoms_of
 from hookboard.health.run import Run
 from hookboard.health.verdict import Symptom, Verdict
+from hookboard.layers import Layer
 from hookboard.messages import warn_switched_off
 
 Key = tuple[str, str]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hookboard.health.layers import Kind, Layer
+from hookboard.layers import Kind, Layer
 
 
 class LayerTable:

@@ -9,10 +9,8 @@ import numpy as np
 from hookboard.health.answers import may_follow_softmax
 from hookboard.health.comparison import Comparison, compared
 from hookboard.health.layer_table import LayerTable
-from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.losses import LossCurve
-from hookboard.health.order import with_late_ones
 from hookboard.health.quantities import QUANTITIES, column_of
 from hookboard.health.rates import RATE_JUMP, RateJump
 from hookboard.health.recent import RECENT, Recent
@@ -20,6 +18,7 @@ from hookboard.health.sheet import Sheet
 from hookboard.health.silence import Silence, silent_in
 from hookboard.health.spikes import median
 from hookboard.health.timeline import Timeline
+from hookboard.layers import Layer, with_late_ones
 from hookboard.measure import FIELDS
 from hookboard.messages import unknown
 from hookboard.sites import Role

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from hookboard.health.layers import Layer
 from hookboard.health.look import Look
+from hookboard.layers import Layer
 from hookboard.measure import FIELDS
 
 _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("mean", "deviation", "min", "max"))

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hookboard.health.layers import Kind
 from hookboard.health.sheet import Sheet
+from hookboard.layers import Kind
 
 EXACT: frozenset[Kind] = frozenset({"rectifier", "dropout"})
 """Kinds whose units are silent where they give exactly 0."""

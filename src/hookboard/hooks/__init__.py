@@ -1,46 +1,34 @@
 """Hooks on modules and on gradients: taps, which read tensors, and edits, which change them."""
 
-from hookboard.hooks.call_tree import MODEL, Fault, Values, values_of
 from hookboard.hooks.calls import UNKNOWN
-from hookboard.hooks.edits import Edit, EditRole, Edits, edited_gradient
-from hookboard.hooks.fused import fused_layers
+from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import forget_graphs, forget_graphs_without_hooks
-from hookboard.hooks.nonfinite import Search
-from hookboard.hooks.own_call import is_own_call, own_call
-from hookboard.hooks.rules import Clamp, ClipNorm, EditRule, Noise, Replace, Rule, Scale, Zero, apply_rule, check_rule
+from hookboard.hooks.hook_order import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, sort_hooks
+from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
+from hookboard.hooks.own_call import is_own_call, own_call, spare_of
 from hookboard.hooks.taps import NO_GRADIENT, Taps
 
 __all__ = [
-    "MODEL",
+    "EDITS_GRADIENTS",
+    "EDITS_VALUES",
     "NO_GRADIENT",
+    "READS_BEFORE_EDITS",
     "UNKNOWN",
-    "Clamp",
-    "ClipNorm",
-    "Edit",
-    "EditRole",
-    "EditRule",
-    "Edits",
-    "Fault",
-    "Noise",
+    "Edges",
+    "InputGradients",
     "Observer",
-    "Replace",
-    "Rule",
-    "Scale",
-    "Search",
     "Switch",
     "Taps",
-    "Values",
-    "Zero",
-    "apply_rule",
-    "check_rule",
-    "edited_gradient",
+    "edges_of",
     "forget_graphs",
     "forget_graphs_without_hooks",
     "fused_layers",
     "is_own_call",
     "own_call",
-    "values_of",
+    "sort_hooks",
+    "spare_of",
+    "unhooked",
     "watch_output",
     "why_no_gradient",
 ]

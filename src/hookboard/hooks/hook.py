@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.hooks.edits import sort_hooks
+from hookboard.hooks.hook_order import sort_hooks
 from hookboard.hooks.module_tap import ModuleTap
 from hookboard.hooks.own_call import own_calls
 from hookboard.torch_private import (

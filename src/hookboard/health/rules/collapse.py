@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from hookboard.health.layers import Layer
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
+from hookboard.layers import Layer
 
 SAME = 1e-3
 """Spread over the samples, as a share of the RMS, under which a layer answers all alike. At the end of a classifier it

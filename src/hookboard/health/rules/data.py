@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.scales import weight_gain
 from hookboard.health.rules.shared import counted, harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
+from hookboard.layers import Layer
 from hookboard.measure import FIELDS, every_of
 from hookboard.recording import Numbers
 from hookboard.sites import Site

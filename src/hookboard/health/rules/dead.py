@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hookboard.health.layers import Layer
 from hookboard.health.rules.shared import counted, source_of, weight_of
 from hookboard.health.run import Run
+from hookboard.layers import Layer
 from hookboard.measure import FIELDS
 
 _COUNT, _ZEROS = map(FIELDS.index, ("count", "zeros"))

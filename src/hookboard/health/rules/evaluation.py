@@ -7,12 +7,12 @@ from typing import Literal
 import numpy as np
 
 from hookboard.health.comparison import Comparison, Gap
-from hookboard.health.layers import Kind
 from hookboard.health.rule import Rule
 from hookboard.health.rules.normalization import takes_the_batch
 from hookboard.health.rules.shared import harm_of
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
+from hookboard.layers import Kind
 from hookboard.measure import FIELDS
 
 _COUNT, _MEAN, _DEVIATION = FIELDS.index("count"), FIELDS.index("mean"), FIELDS.index("deviation")

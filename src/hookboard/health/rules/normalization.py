@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from hookboard.health.layers import Kind, Layer
 from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity, Symptom
+from hookboard.layers import Kind, Layer
 
 DROPOUTS: frozenset[Kind] = frozenset({"dropout"})
 

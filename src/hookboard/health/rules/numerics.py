@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity, Symptom
+from hookboard.layers import Layer
 from hookboard.recording import Numbers, Reading
 
 SWALLOWED = 0.9

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.reached import has_gradient, has_moved, is_done, main_weights, reaches, stepped_weights
 from hookboard.health.rules.shared import is_one_of_several
 from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity, Symptom
+from hookboard.layers import Layer
 
 BACKBONE = 0.5
 """If the weights that no optimizer holds are those of this share of the layers, from the first one on, they are taken

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.run import Run, median_of
+from hookboard.layers import Layer
 from hookboard.recording import Numbers
 
 DONE = 1e-4

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from hookboard.health.answers import BALANCED
-from hookboard.health.layers import Layer
 from hookboard.health.look import Look
-from hookboard.health.ranges import END, RANGES
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, severity_of, source_of
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Symptom
+from hookboard.layers import END, RANGES, Layer
 from hookboard.measure import FIELDS
 from hookboard.recording import Reading
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hookboard.health.layers import Kind, Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.normalization import normalization
@@ -14,6 +13,7 @@ from hookboard.health.rules.shared import factor, harm_of, initialization, robus
 from hookboard.health.run import Run, median_of
 from hookboard.health.spikes import median, medians
 from hookboard.health.verdict import Severity, Symptom
+from hookboard.layers import Kind, Layer
 from hookboard.sites import Role
 
 LAYERS = 4

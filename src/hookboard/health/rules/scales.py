@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hookboard.health.layers import Kind, Layer
 from hookboard.health.look import Look
 from hookboard.health.run import Run, median_of
+from hookboard.layers import Kind, Layer
 from hookboard.sites import Role
 
 WEIGHING: frozenset[Kind] = frozenset({"linear", "conv"})

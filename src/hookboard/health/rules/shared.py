@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hookboard.health.channels import every_unit
-from hookboard.health.layers import Kind, Layer
 from hookboard.health.run import Run, median_of
+from hookboard.health.sampling import every_unit
 from hookboard.health.verdict import Severity
+from hookboard.layers import Kind, Layer
 from hookboard.recording import Numbers
 
 MAD = 1.4826

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hookboard.health.layers import Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import harm_of, medians_of
 from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Severity, Symptom
+from hookboard.layers import Layer
 
 SMALL = 1e-4
 """Updates of the whole model are small if their median over the layers, relative to the weights, is below this: in 200

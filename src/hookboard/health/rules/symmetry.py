@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from hookboard.health.layers import Kind, Layer
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import counted, harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.health.sheet import Units
 from hookboard.health.verdict import Severity, Symptom
+from hookboard.layers import Kind, Layer
 from hookboard.measure import FIELDS
 
 _COUNT, _MEAN, _ZEROS = map(FIELDS.index, ("count", "mean", "zeros"))

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from hookboard.health.channels import every_unit
-from hookboard.health.layers import Layer
 from hookboard.health.rule import Rule
 from hookboard.health.rules.dead import Dead, dead_of, has_its_own_activation, has_no_weights, is_finite, is_used
 from hookboard.health.rules.reached import gets_zeros, usual_gradient
 from hookboard.health.rules.shared import source_of, unit_rows
 from hookboard.health.run import Run
+from hookboard.health.sampling import every_unit
 from hookboard.health.silence import EXACT, Silence, onsets
 from hookboard.health.verdict import Severity, Symptom
+from hookboard.layers import Layer
 from hookboard.measure import FIELDS, every_of
 
 _MEAN, _DEVIATION, _MAX = map(FIELDS.index, ("mean", "deviation", "max"))

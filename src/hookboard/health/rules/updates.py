@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from hookboard.health.agreement import agreement_of
-from hookboard.health.layers import Layer
 from hookboard.health.rates import RateJump
 from hookboard.health.rule import Rule
 from hookboard.health.rules.scales import weight_gain
 from hookboard.health.rules.shared import harm_of, medians_of
 from hookboard.health.run import Run, median_of
 from hookboard.health.verdict import Symptom
+from hookboard.layers import Layer
 
 LARGE = 0.1
 """Updates are large if their median over the layers, relative to the weights, is above this for a window

@@ -1,6 +1,6 @@
 """Which optimizer steps are due."""
 
-from hookboard.callbacks.watch import Watch
+from hookboard.loops.watch import Watch
 
 
 def is_due(step: int, every_n_steps: int) -> bool:

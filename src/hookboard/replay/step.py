@@ -13,7 +13,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from hookboard.attribution import undisturbed
+from hookboard.replay.call import undisturbed
 from hookboard.torch_private import NoCollectives
 
 

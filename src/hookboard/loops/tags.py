@@ -4,8 +4,8 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from hookboard.callbacks.duties import Duties
-from hookboard.callbacks.trainer import callbacks_of, inform, warn
+from hookboard.loops.duties import Duties
+from hookboard.loops.trainer import callbacks_of, inform, warn
 
 MANY = 2000
 """More tags than anybody looks at one by one (a choice)."""

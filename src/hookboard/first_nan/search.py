@@ -10,11 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookboard.hooks.call_tree import MODEL, Call, Fault, Kind, Values, backward_fault, floats_in, values_of
-from hookboard.hooks.fused import fused_layers, unhooked
-from hookboard.hooks.gradients import Switch, watch_output
-from hookboard.hooks.input_gradients import InputGradients, edges_of
-from hookboard.hooks.own_call import is_own_call
+from hookboard.first_nan.call_tree import (
+    MODEL,
+    Call,
+    Fault,
+    Kind,
+    Values,
+    backward_fault,
+    floats_in,
+    values_of,
+)
+from hookboard.hooks import InputGradients, Switch, edges_of, fused_layers, is_own_call, unhooked, watch_output
 from hookboard.nested import named_inputs, tensors_in
 from hookboard.selection import PARAMETRIZATIONS, named_submodules
 from hookboard.torch_private import Detour, in_backward, sequence_number

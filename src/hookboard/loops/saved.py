@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from lightning.pytorch import Trainer
 
-from hookboard.callbacks.course import Course
-from hookboard.callbacks.duties import W
-from hookboard.callbacks.trainer import alert, batch_to_repeat, is_alone, let_go_of_model
 from hookboard.health import FORMS as OF_HEALTH
+from hookboard.loops.course import Course
+from hookboard.loops.duties import W
+from hookboard.loops.trainer import alert, batch_to_repeat, is_alone, let_go_of_model
 from hookboard.plain import Forms, form_of_dataclass, packed, unpacked
 from hookboard.record import LayerFacts
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from hookboard.first_nan.call_tree import MODEL, Fault, Values
 from hookboard.health import Nonfinite, Pass
-from hookboard.hooks import MODEL, Fault, Values
 from hookboard.messages import listed
 from hookboard.nested import tensors_in
 

@@ -11,14 +11,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from lightning.pytorch import LightningModule, Trainer
 
-from hookboard.callbacks.budget import OVERHEAD, Budget, Share
-from hookboard.callbacks.cadence import is_due
-from hookboard.callbacks.decision import Decision, agreed
-from hookboard.callbacks.duties import Duties, NothingToShowError, W
-from hookboard.callbacks.trainer import callbacks_of, inform, logged_step, warn, without_trainer
-from hookboard.callbacks.watch import Selection, Watch, changes, is_same, names_in, said_of_changes
-from hookboard.callbacks.worker import Patience, Worker, has_own_thread
 from hookboard.clock import Clock
+from hookboard.loops.budget import OVERHEAD, Budget, Share
+from hookboard.loops.cadence import is_due
+from hookboard.loops.decision import Decision, agreed
+from hookboard.loops.duties import Duties, NothingToShowError, W
+from hookboard.loops.trainer import callbacks_of, inform, logged_step, warn, without_trainer
+from hookboard.loops.watch import Selection, Watch, changes, is_same, names_in, said_of_changes
+from hookboard.loops.worker import Patience, Worker, has_own_thread
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import PATIENCE, Ranks, connected, has_process_group
 from hookboard.selection import NothingToSelectError

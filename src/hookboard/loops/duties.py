@@ -8,8 +8,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookboard.callbacks.trainer import is_fast_dev_run, log_every_n_steps
-from hookboard.callbacks.watch import Selection, Watch
+from hookboard.loops.trainer import is_fast_dev_run, log_every_n_steps
+from hookboard.loops.watch import Selection, Watch
 from hookboard.ranks import has_process_group
 from hookboard.sites import Stage
 

@@ -10,16 +10,16 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from hookboard.callbacks import nonfinite_said as said
-from hookboard.callbacks.late_flag import LateFlag, Noted
-from hookboard.callbacks.rerun import GENERATORS, CannotRunAgainError, RandomState, step_again
-from hookboard.callbacks.sentinels import Sentinels, spoiled_gradients
+from hookboard.first_nan import events as said
+from hookboard.first_nan.late_flag import LateFlag, Noted
+from hookboard.first_nan.search import Search
+from hookboard.first_nan.sentinels import Sentinels, spoiled_gradients
 from hookboard.health import Nonfinite
-from hookboard.hooks import Search
 from hookboard.layouts import stored
 from hookboard.measure import measuring_device
 from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
+from hookboard.replay import GENERATORS, CannotRunAgainError, RandomState, step_again
 from hookboard.torch_private import version_of
 
 MOST_EVENTS = 3

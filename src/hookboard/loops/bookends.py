@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookboard.callbacks.trainer import callbacks_of, running_stage
+from hookboard.loops.trainer import callbacks_of, running_stage
 
 Members = list[Any]
 """Callbacks of the class `Life`, whose file imports this one."""

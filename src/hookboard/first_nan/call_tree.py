@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from hookboard.hooks.input_gradients import Edges
+from hookboard.hooks import Edges
 from hookboard.measure import Moments, measure, plan
 from hookboard.nested import tensors_in
 from hookboard.ranks import local

@@ -22,12 +22,12 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookboard.callbacks.bookends import join, leave
-from hookboard.callbacks.duties import W
-from hookboard.callbacks.saved import KEY, Saved
-from hookboard.callbacks.tags import inform_of_many_tags, warn_of_equal_tags
-from hookboard.callbacks.trainer import is_alone, is_running, running_stage, warn
 from hookboard.clock import timed
+from hookboard.loops.bookends import join, leave
+from hookboard.loops.duties import W
+from hookboard.loops.saved import KEY, Saved
+from hookboard.loops.tags import inform_of_many_tags, warn_of_equal_tags
+from hookboard.loops.trainer import is_alone, is_running, running_stage, warn
 
 
 class _StateKey:

@@ -1,7 +1,7 @@
 """Hooks that change tensors on their way through modules."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.checks import check_name
-from hookboard.hooks.own_call import is_own_call, spare_of
-from hookboard.hooks.rules import Noise, Rule, apply_rule, check_rule
+from hookboard.editing.rules import Noise, Rule, apply_rule, check_rule
+from hookboard.hooks import EDITS_GRADIENTS, EDITS_VALUES, is_own_call, sort_hooks, spare_of
 from hookboard.nested import map_tensors
 from hookboard.selection import Patterns, Types, check_selection
 from hookboard.torch_private import forward_hooks_of, forward_pre_hooks_of, in_backward
@@ -121,6 +121,10 @@ class _EditHook:
         self.rule = rule
         self.made = made
 
+    @property
+    def place_among_hooks(self) -> int:
+        return EDITS_GRADIENTS if self.role in ("grad_input", "grad_output") else EDITS_VALUES
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _EditHook, ()
 
@@ -160,23 +164,6 @@ def _copied(rule: Rule) -> Rule:
         raise RuntimeError(
             f"hookboard calls the model once more with a copy of the rule {rule!r}, which cannot be copied: {error}"
         ) from error
-
-
-def sort_hooks(hooks: dict[int, Callable[..., Any]]) -> None:
-    """Sort the hooks of a module, so that they read edited or unedited tensors as they should.
-
-    First come hooks that read tensors before any edit, then edits of values in the order in which they were attached,
-    then all other hooks, and last the edits of gradients in reverse order, because backward runs in reverse.
-    """
-
-    def place(key: int) -> tuple[int, int]:
-        owner = getattr(hooks[key], "__self__", None)
-        if not isinstance(owner, _EditHook):
-            return (-1, 0) if getattr(owner, "reads_before_edits", False) else (1, 0)
-        return (2, -key) if owner.role in ("grad_input", "grad_output") else (0, key)
-
-    for key in sorted(hooks, key=place):
-        hooks[key] = hooks.pop(key)
 
 
 def edited_gradient(tensor: Tensor, change: Rule) -> Tensor:
