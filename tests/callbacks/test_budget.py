@@ -25,7 +25,7 @@ def test_a_share_that_is_none_is_refused(given):
 def budget_after(monkeypatch, share, look, step, looks=2, every=10, idle=0.0):
     """A budget after some looks of so many seconds, in steps of so many without them, with `idle` in all others."""
     now, clock = [0.0], Clock()
-    for file in ("clock", "callbacks.budget"):
+    for file in ("clock", "loops.budget"):
         monkeypatch.setattr(f"hookboard.{file}.perf_counter", lambda: now[0])
     budget = Budget(share, clock)
     for number in range(looks * every + 1):
@@ -145,7 +145,7 @@ def test_the_monitor_takes_its_first_looks_as_given(tmp_path):
 
 def test_the_time_in_the_running_hook_counts_at_once(monkeypatch):
     now, share = [0.0], Share()
-    for file in ("clock", "callbacks.budget"):
+    for file in ("clock", "loops.budget"):
         monkeypatch.setattr(f"hookboard.{file}.perf_counter", lambda: now[0])
     found = []
 
@@ -180,7 +180,7 @@ def test_a_callback_that_another_one_calls_tells_its_own(tmp_path):
 
 def test_the_first_share_is_that_since_the_start_of_the_fit(monkeypatch):
     now, share, clock = [0.0], Share(), Clock()
-    for file in ("clock", "callbacks.budget"):
+    for file in ("clock", "loops.budget"):
         monkeypatch.setattr(f"hookboard.{file}.perf_counter", lambda: now[0])
     clock.spent = 5.0  # in an earlier fit
     began = clock.start()

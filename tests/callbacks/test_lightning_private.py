@@ -16,7 +16,7 @@ class Asks(Callback):
 
 
 def check(name, found, expected):
-    assert found == expected, f"Lightning has changed what `callbacks.trainer.{name}` relies on: mend that function."
+    assert found == expected, f"Lightning has changed what `loops.trainer.{name}` relies on: mend that function."
 
 
 def test_the_step_that_loggers_write_and_whether_it_is_still_to_come_are_known():
