@@ -3,12 +3,12 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 OLDEST := .venv-oldest
 OLDEST_INSTALLED := $(OLDEST)/.installed
-SOURCES := pyproject.toml setup.py src/hookboard/measure/_native.c src/hookboard/measure/_native_values.h src/hookboard/measure/_native_tensor.h src/hookboard/measure/_native_reader.h src/hookboard/writers/_checksum.c
+SOURCES := pyproject.toml setup.py $(wildcard src/hookboard/*/*.[ch])
 # As many tests at once as this; those that share what is slow to make stay together.
 WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo demo-text demo-sick test test-fast test-oldest combinations browser lint bench bench-health clean
+.PHONY: demo demo-text demo-sick test test-fast test-oldest combinations browser lint bench bench-health package install-check clean
 
 demo: $(INSTALLED)  ## train on handwritten digits, then look at it in TensorBoard
 	$(BIN)/python examples/digits.py fit --config configs/digits.yaml
@@ -48,6 +48,13 @@ bench: $(INSTALLED)  ## what it costs, as ratios to the bare step
 bench-health: $(INSTALLED)  ## what HealthMonitor finds, beside the rules of other tools
 	$(BIN)/python -m benchmarks.health
 
+package: $(INSTALLED)  ## the wheel and the source distribution, into dist/
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
+install-check: package  ## install both into a bare environment, as a stranger does, and train the digits
+	PYTHON=$(PYTHON) .ci/install dist
+
 $(INSTALLED): $(SOURCES)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
@@ -61,4 +68,4 @@ $(OLDEST_INSTALLED): $(SOURCES) requirements/oldest.txt
 	@touch $@
 
 clean:
-	rm -rf .venv $(OLDEST) logs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(OLDEST) build dist logs .mypy_cache .pytest_cache .ruff_cache

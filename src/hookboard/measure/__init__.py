@@ -21,7 +21,15 @@ from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram, histograms
 from hookboard.measure.host import measuring_device, needs_host
 from hookboard.measure.merge import merge_rows
-from hookboard.measure.native import Form, are_finite, can_subtract, is_like, merged_list, read_alike
+from hookboard.measure.native import (
+    Form,
+    are_finite,
+    can_subtract,
+    is_like,
+    merged_list,
+    read_alike,
+    tell_of_missing_kernel,
+)
 from hookboard.measure.reader import Reader
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
 from hookboard.measure.sampling import MOST_BYTES, MOST_CHANNELS, every_of, looked_at
@@ -77,5 +85,6 @@ __all__ = [
     "read_alike",
     "single_at_least",
     "tell_of_compiling",
+    "tell_of_missing_kernel",
     "width_of",
 ]

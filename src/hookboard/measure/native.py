@@ -4,6 +4,7 @@ Large tensors are measured by as many threads as torch uses, which are torch's o
 many there are.
 """
 
+import functools
 import math
 import threading
 import time
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.measure.row import WIDTH
+from hookboard.messages import inform
 
 try:
     import hookboard.measure._native as _native
@@ -41,6 +43,17 @@ COMPILED_READER: type | None = None
 if _CAN_VIEW:
     _native.set_up(torch.get_num_threads, time.perf_counter)
     COMPILED_READER = _native.Reader
+
+
+@functools.cache
+def tell_of_missing_kernel() -> None:
+    """Say once if there is no compiled kernel, what that costs and how to get it. For where the CPU measures."""
+    if _native is None:
+        inform(
+            "its compiled kernel is missing, as there was no C compiler at installation. Measuring on the CPU gives "
+            "the same numbers without it but takes 4 to 17 times as long. To get it, install a C compiler and then "
+            "hookboard again, with `pip install --force-reinstall --no-deps --no-cache-dir` (this is said once)"
+        )
 
 
 class Form(NamedTuple):

@@ -18,6 +18,7 @@ from hookboard.measure import (
     merge_rows,
     merged_list,
     tell_of_compiling,
+    tell_of_missing_kernel,
     width_of,
 )
 from hookboard.recording.streams import Streams
@@ -118,6 +119,8 @@ class RowBuffer:
             the row of an empty tensor.
         """
         tell_of_compiling()
+        if self.device.type == "cpu":
+            tell_of_missing_kernel()
         return self._merged(rows, owners)
 
     def _merge_early(self) -> None:

@@ -1,0 +1,212 @@
+"""What a stranger installs: the wheel, the source distribution, and what they ask for."""
+
+import ast
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path, PurePath
+
+import pytest
+import setuptools
+from packaging.requirements import Requirement
+
+tomllib = pytest.importorskip("tomllib", reason="Python 3.10 does not read TOML")
+
+ROOT = Path(__file__).parents[1]
+
+DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+NAMES = {"PIL": "pillow"}
+"""Of what is imported, where the distribution has another."""
+
+COMPILED = {"hookboard/measure/_native", "hookboard/writers/_checksum"}
+
+WHERE_THERE = {"triton", "wandb"}
+"""What is imported only where it is there, or after the user has imported it."""
+
+NOT_IMPORTED = {"torchvision"}
+"""pyproject.toml says why it is asked for."""
+
+LEAVINGS = (".venv*", ".git", "build", "dist", "logs", "cache", "*.egg-info", "__pycache__", "*.so", "*_cache")
+
+built = pytest.mark.xdist_group("built")
+
+
+def oldest_python():
+    return re.fullmatch(r">=3\.(\d+)", DECLARED["requires-python"])[1]
+
+
+def build(what, source, out, **environment):
+    """The path of what the build backend makes of the source."""
+    code = f"import sys; from setuptools import build_meta; build_meta.build_{what}(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(out)]
+    done = subprocess.run(command, cwd=source, env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (path,) = out.iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("sdist")
+    shutil.copytree(ROOT, folder / "copy", ignore=shutil.ignore_patterns(*LEAVINGS))
+    return build("sdist", folder / "copy", folder / "out")
+
+
+@pytest.fixture(scope="module")
+def unpacked(sdist, tmp_path_factory):
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder := tmp_path_factory.mktemp("unpacked"), filter="data")
+    return next(folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def wheel(unpacked, tmp_path_factory):
+    path = build("wheel", unpacked, tmp_path_factory.mktemp("wheel"))
+    if not is_compiled(path):
+        pytest.skip("there is no C compiler")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel_without_compiler(unpacked, tmp_path_factory):
+    source = tmp_path_factory.mktemp("without") / "source"
+    shutil.copytree(unpacked, source, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    return build("wheel", source, tmp_path_factory.mktemp("wheel"), CC="false")
+
+
+def sizes(wheel):
+    """By path in the package, the bytes of each file of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {info.filename: info.file_size for info in archive.infolist() if ".dist-info/" not in info.filename}
+
+
+def is_compiled(wheel):
+    return any(path.endswith((".so", ".pyd")) for path in sizes(wheel))
+
+
+def imported():
+    """The distributions that the package imports by name."""
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(node.module.partition(".")[0])
+    return {NAMES.get(name, name) for name in found - sys.stdlib_module_names - {"hookboard"}}
+
+
+def set_up(monkeypatch, **config):
+    """What setup.py defines, and what it gives to setuptools, where Python has been built with these variables."""
+    given = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **options: given.update(options))
+    of_python = sysconfig.get_config_var
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: config.get(name, of_python(name)))
+    return runpy.run_path(str(ROOT / "setup.py")), given
+
+
+@built
+@pytest.mark.spawns
+@pytest.mark.skipif(bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="it has no limited API")
+def test_one_wheel_serves_every_python_that_is_allowed(wheel):
+    assert re.fullmatch(rf"hookboard-[\d.]+-cp3{oldest_python()}-abi3-\w+\.whl", wheel.name)
+
+
+@built
+@pytest.mark.spawns
+def test_the_wheel_has_what_runs_and_no_source_in_c(wheel):
+    package = ROOT / "src"
+    kept = [path for end in ("*.py", "*.pyi", "py.typed", "static/*") for path in package.rglob(end) if path.is_file()]
+    compiled = {path for path in sizes(wheel) if path.endswith((".so", ".pyd"))}
+    assert {path.partition(".")[0] for path in compiled} == COMPILED
+    assert sizes(wheel).keys() - compiled == {path.relative_to(package).as_posix() for path in kept}
+
+
+@built
+@pytest.mark.spawns
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere debug information is no part of a library")
+def test_the_wheel_has_no_debug_information(wheel):
+    assert sum(size for path, size in sizes(wheel).items() if path.endswith(".so")) < 400_000
+
+
+@built
+@pytest.mark.spawns
+def test_without_a_compiler_the_wheel_lacks_the_compiled_functions_alone(wheel, wheel_without_compiler):
+    lacking = sizes(wheel).keys() - sizes(wheel_without_compiler).keys()
+    assert {path.partition(".")[0] for path in lacking} == COMPILED
+
+
+@built
+@pytest.mark.spawns
+def test_the_source_distribution_has_every_file_of_the_repository(sdist):
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no repository")
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+    with tarfile.open(sdist) as archive:
+        there = {PurePath(*PurePath(name).parts[1:]).as_posix() for name in archive.getnames()}
+    assert [path for path in listed if (ROOT / path).is_file() and path not in there] == []
+
+
+def test_what_is_imported_is_asked_for_and_nothing_else():
+    asked = {Requirement(each).name for each in DECLARED["dependencies"]}
+    assert imported() - WHERE_THERE == asked - NOT_IMPORTED
+
+
+def test_the_oldest_versions_that_are_tested_are_those_that_are_allowed():
+    extras = [each for extra in DECLARED["optional-dependencies"].values() for each in extra]
+    allowed = {each.name: each.specifier for each in map(Requirement, [*DECLARED["dependencies"], *extras])}
+    lines = (ROOT / "requirements" / "oldest.txt").read_text().splitlines()
+    tested = {each.name: each.specifier for line in lines if (each := requirement_in(line))}
+    for name, specifier in allowed.items():
+        if name != "hookboard":
+            assert str(tested[name]).startswith(str(specifier).replace(">=", "=="))
+
+
+def requirement_in(line):
+    text = line.partition("#")[0].strip()
+    return Requirement(text) if text else None
+
+
+def test_each_python_that_is_named_is_allowed():
+    named = re.findall(r"Python :: 3\.(\d+)", "\n".join(DECLARED["classifiers"]))
+    assert named == [str(minor) for minor in range(int(oldest_python()), int(oldest_python()) + len(named))]
+
+
+@pytest.mark.parametrize("kind", ["unix", "mingw32"])
+def test_a_compiler_like_gcc_optimizes_and_leaves_debug_information_out(kind, monkeypatch):
+    options_of = set_up(monkeypatch)[0]["options_of"]
+    assert options_of(kind)[0] == ["-O3", "-g0"]
+
+
+def test_the_compiler_of_microsoft_gets_no_option_that_it_does_not_know(monkeypatch):
+    options_of = set_up(monkeypatch)[0]["options_of"]
+    assert options_of("msvc") == ([], [])
+
+
+def test_the_source_in_c_has_no_word_that_the_compiler_of_microsoft_does_not_know():
+    sources = [path for end in ("*.c", "*.h") for path in (ROOT / "src").rglob(end)]
+    with_word = [path.name for path in sources if re.search(r"\*restrict\b|\brestrict \w", path.read_text())]
+    assert sources
+    assert with_word == []
+
+
+def test_a_free_threaded_python_gets_no_limited_api(monkeypatch):
+    given = set_up(monkeypatch, Py_GIL_DISABLED=1)[1]
+    assert [(each.py_limited_api, each.define_macros) for each in given["ext_modules"]] == [(False, [])] * 2
+    assert given["options"] == {}
+
+
+def test_any_other_python_gets_the_limited_api_of_the_oldest_one(monkeypatch):
+    given = set_up(monkeypatch, Py_GIL_DISABLED=0)[1]
+    version = f"0x03{int(oldest_python()):02X}0000"
+    assert [dict(each.define_macros)["Py_LIMITED_API"] for each in given["ext_modules"]] == [version] * 2
+    assert given["options"] == {"bdist_wheel": {"py_limited_api": f"cp3{oldest_python()}"}}
