@@ -107,6 +107,7 @@ def imported():
 def set_up(monkeypatch, **config):
     """What setup.py defines, and what it gives to setuptools, where Python has been built with these variables."""
     given = {}
+    monkeypatch.chdir(ROOT)
     monkeypatch.setattr(setuptools, "setup", lambda **options: given.update(options))
     of_python = sysconfig.get_config_var
     monkeypatch.setattr(sysconfig, "get_config_var", lambda name: config.get(name, of_python(name)))
