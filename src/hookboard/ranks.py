@@ -19,11 +19,11 @@ from hookboard.torch_private import set_timeout, waited
 T = TypeVar("T")
 
 MOST_PEERS = 64
-"""Up to so many ranks each talks to every other. More form a grid, whose rows merge first and then its columns: each of
-1,024 ranks then has 62 connections instead of 1,023."""
+"""Up to this many ranks, each talks to every other. More form a grid, whose rows merge first and then its columns:
+each of 1,024 ranks then has 62 connections instead of 1,023."""
 
-MOST_BYTES = 1 << 24
-"""So much of a block is merged at once: a rank holds a few times this beside the block itself."""
+BYTES_AT_ONCE = 1 << 24
+"""Bytes of a block that are merged at once: a rank holds a few times this beside the block itself."""
 
 TO_CONNECT, TO_ANSWER = timedelta(minutes=1), timedelta(minutes=30)
 """How long a rank waits for the others: at the start, and in an exchange, before which one may save a checkpoint."""
@@ -140,7 +140,7 @@ class Ranks:
             RanksLostError: a rank does not take part.
         """
         merged = torch.empty(block.shape, dtype=block.dtype, device=block.device)
-        at_once = max(1, MOST_BYTES // max(1, block.shape[1] * block.element_size()))
+        at_once = max(1, BYTES_AT_ONCE // max(1, block.shape[1] * block.element_size()))
         for part, into in zip(block.split(at_once), merged.split(at_once), strict=True):
             into.copy_(self._merged(part, merge))
         return merged

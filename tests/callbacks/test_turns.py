@@ -11,7 +11,7 @@ from toys import EachStep, Toy, batches, fit, loader, mlp, trainer
 
 from hookboard import ParameterLogger
 from hookboard.callbacks import weights
-from hookboard.callbacks.turns import PATIENCE, Turns
+from hookboard.callbacks.turns import MOST_MISSED, Turns
 from hookboard.parameters import weights_of
 
 FIRST, SECOND, THIRD = {"net.0.weight"}, {"net.0.bias", "net.2.weight"}, {"net.2.bias"}
@@ -21,7 +21,7 @@ FIRST, SECOND, THIRD = {"net.0.weight"}, {"net.0.bias", "net.2.weight"}, {"net.2
 @pytest.fixture
 def room(monkeypatch):
     """Sets how many bytes the weights may take that have their turn in one step."""
-    return lambda size: monkeypatch.setattr("hookboard.callbacks.turns.MOST_BYTES", size)
+    return lambda size: monkeypatch.setattr("hookboard.callbacks.turns.MOST_COPIED_BYTES", size)
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_parameter_whose_optimizer_never_steps_again_does_not_hold_up_the_othe
     one = {name: weight for name, weight in both.items() if name.startswith("1")}
     assert turns.of(both).keys() == {"0.weight"}
     found = set()
-    for _ in range(3 * PATIENCE):
+    for _ in range(3 * MOST_MISSED):
         stepped = turns.of(one).keys()
         turns.end(stepped)
         found |= stepped

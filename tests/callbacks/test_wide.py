@@ -114,7 +114,7 @@ def test_a_wide_layer_that_is_all_dead_is_an_alarm():
     kill(net[0], slice(None))
     (verdict,) = verdicts_of(Keeps(net, net[1]))
     assert verdict.severity == "alarm"
-    assert verdict.evidence.startswith("4,096 of the 4,096 units looked at, of 16,384 of net.1 (ReLU) gave 0 at every")
+    assert verdict.evidence.startswith("4,096 of the 4,096 units looked at, of 16,384 in net.1 (ReLU) gave 0 at every")
 
 
 @pytest.mark.parametrize(("first", "is_said"), [(0, True), (1, False), (2, False), (3, False)])
@@ -122,6 +122,15 @@ def test_every_fourth_unit_of_16384_is_looked_at_from_the_first_on(first, is_sai
     net = rows_by_width(16_384)
     kill(net[0], slice(first, None, 4))
     assert bool(verdicts_of(Keeps(net, net[1]))) is is_said
+
+
+def test_where_nothing_stands_out_among_the_units_looked_at_that_is_said(monkeypatch):
+    said = []
+    monkeypatch.setattr("hookboard.callbacks.reporter.inform", said.append)
+    net = rows_by_width(16_384)
+    kill(net[0], slice(1, None, 4))
+    assert verdicts_of(Keeps(net, net[1])) == ()
+    assert "In 2 layers of over 4,096 units only every k-th was looked at." in "\n".join(said)
 
 
 def test_a_layer_of_exactly_as_many_channels_as_have_a_row_names_no_sample():

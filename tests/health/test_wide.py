@@ -76,7 +76,7 @@ def test_pruned_units_of_a_wide_layer_do_not_count():
     half = ROWS // 2
     assert not rectifier(nothing(half) + rectified(half), nothing(half) + noise(half))
     (symptom,) = rectifier(nothing(half) + rectified(half), noise(ROWS))
-    assert symptom.evidence.startswith("2,048 of the 4,096 units looked at, of 16,384 of act (ReLU) gave 0")
+    assert symptom.evidence.startswith("2,048 of the 4,096 units looked at, of 16,384 in act (ReLU) gave 0")
 
 
 def test_the_units_of_a_narrower_layer_with_as_many_rows_are_no_units_of_a_wide_one():

@@ -7,8 +7,8 @@ from oracle import derived, normal, row_of, rows_of_channels
 from ways import ALL, by_kernel, no_counts
 
 from hookboard.measure import (
-    MOST_BYTES,
     MOST_CHANNELS,
+    MOST_ROW_BYTES,
     WIDTH,
     every_of,
     form_of,
@@ -54,7 +54,7 @@ WIDE = {
 def test_the_rows_of_any_width_keep_to_the_bytes_and_no_smaller_k_would(channels):
     k = every_of(channels)
     assert looked_at(channels) == len(range(0, channels, k))
-    assert looked_at(channels) * WIDTH * 8 <= MOST_BYTES
+    assert looked_at(channels) * WIDTH * 8 <= MOST_ROW_BYTES
     assert k == 1 or len(range(0, channels, k - 1)) > MOST_CHANNELS
 
 
@@ -78,7 +78,7 @@ def test_the_row_of_the_whole_is_that_of_all_channels(way, tensor, dim):
 def test_a_tensor_of_a_million_channels_has_rows_within_the_bytes():
     tensor = half_dead(2, 1_000_003)
     _, rows = measure_channels(tensor, 1, ALL)
-    assert rows.nbytes <= MOST_BYTES
+    assert rows.nbytes <= MOST_ROW_BYTES
     assert rows.base is None or rows.nbytes == getattr(rows.base, "nbytes", len(rows.base))
 
 

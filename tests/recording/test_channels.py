@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracle import assert_true, normal, rows_of_channels
 
-from hookboard.measure import FORMULAS, MOST_BYTES, WIDTH, plan
+from hookboard.measure import FORMULAS, MOST_ROW_BYTES, WIDTH, plan
 from hookboard.recording import Recorder
 from hookboard.recording.channels import MOST_CALLS
 from hookboard.sites import Site
@@ -195,5 +195,5 @@ def test_the_rows_of_a_million_channels_are_bounded_while_calls_wait():
     mine, tensor = recorder(), normal(1, 1_000_003)
     for _ in range(3):
         mine.open(A)(tensor)
-    assert max(each[2].nbytes for each in mine._meter.rows.kept) <= MOST_BYTES
-    assert mine._meter.slots.extents[A].rows * 8 * WIDTH <= MOST_BYTES
+    assert max(each[2].nbytes for each in mine._meter.rows.kept) <= MOST_ROW_BYTES
+    assert mine._meter.slots.extents[A].rows * 8 * WIDTH <= MOST_ROW_BYTES

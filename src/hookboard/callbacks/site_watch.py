@@ -100,7 +100,7 @@ class Gaps:
 
     @staticmethod
     def of(owner: str, watch: SiteWatch, expected: Iterable[tuple[str, Role]], among: Sequence[str]) -> "Gaps":
-        """Those of now. A weight whose turn comes later is no gap."""
+        """The gaps at this step. A weight whose turn comes later is none."""
         turns = watch.before.turns
         waiting = frozenset[str]() if turns is None else turns.waiting
         named = [each for each in expected if each[1] != "parameter_update" or each[0] not in waiting]

@@ -9,15 +9,15 @@ from torch.nn.parameter import is_lazy
 
 from hookboard.parameters import Weight
 
-MOST_BYTES = 1 << 29
+MOST_COPIED_BYTES = 1 << 29
 """The weights that have their turn in one step take no more, unless a single one does (a choice)."""
 
-PATIENCE = 8
-"""For so many logged steps a weight that no optimizer steps keeps its turn: some optimizers step every few batches."""
+MOST_MISSED = 8
+"""A weight that no optimizer steps keeps its turn for this many logged steps: some step every few batches only."""
 
 
 class Turns:
-    """Which weights have their turn in a step: those that have waited longest, as many as `MOST_BYTES` hold.
+    """Which weights have their turn in a step: those that have waited longest, as many as `MOST_COPIED_BYTES` hold.
 
     Where that is enough for all of them, all have their turn in every step. Every rank comes to the same weights.
     """
@@ -29,7 +29,7 @@ class Turns:
         """By name, in the order in which they have waited: how many turns in a row no optimizer stepped the weight."""
         self._bytes: dict[str, int] = {}
         self._chosen: set[str] = set()
-        self._left = MOST_BYTES
+        self._left = MOST_COPIED_BYTES
         self._first: str | None = None
         self._is_said = False
 
@@ -41,7 +41,7 @@ class Turns:
         needed = sum(self._bytes.values())
         return (
             f"copies of all {len(self._bytes)} parameters before a step would take {needed / 1e9:.1f} GB, so their "
-            f"updates are measured by turns, each in about one of {math.ceil(needed / MOST_BYTES)} logged steps"
+            f"updates are measured by turns, each in about one of {math.ceil(needed / MOST_COPIED_BYTES)} logged steps"
         )
 
     def parts(self) -> str | None:
@@ -55,7 +55,7 @@ class Turns:
     def forget(self) -> None:
         """Forget the weights, which have changed, but for the one that has waited longest."""
         self._first = self.parts() or self._first
-        self._missed, self._bytes, self._chosen, self._left = {}, {}, set(), MOST_BYTES
+        self._missed, self._bytes, self._chosen, self._left = {}, {}, set(), MOST_COPIED_BYTES
 
     def of(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:
         """Those of the weights that an optimizer is about to step which have their turn."""
@@ -85,7 +85,7 @@ class Turns:
             self._left -= self._bytes[name]
 
     def note(self, name: str, copied: Tensor) -> None:
-        """Note what a weight takes that is computed, which its parameters do not tell."""
+        """Note the size of a computed weight, which its parameters do not tell."""
         self._bytes[name] = bytes_of(copied)
 
     def end(self, copied: Container[str]) -> None:
@@ -94,7 +94,7 @@ class Turns:
         Args:
             copied: the names of the weights that were stepped.
         """
-        chosen, self._chosen, self._left = self._chosen, set(), MOST_BYTES
+        chosen, self._chosen, self._left = self._chosen, set(), MOST_COPIED_BYTES
         self.waiting = frozenset(self._missed.keys() - chosen)
         if self.waiting:
             for name in [name for name in self._missed if name in chosen]:
@@ -103,7 +103,7 @@ class Turns:
     def _pass_on(self, name: str, was_stepped: bool) -> None:
         """Let the weight wait behind all others, unless it was not stepped and may keep its turn."""
         missed = self._missed[name] + 1
-        if was_stepped or missed >= PATIENCE:
+        if was_stepped or missed >= MOST_MISSED:
             del self._missed[name]
             missed = 0
         self._missed[name] = missed

@@ -38,14 +38,11 @@ def _of_gradients(recorder: Recorder, weights: Mapping[str, Weight], part: Part)
 
 
 class Before:
-    """Copies of weights from before the optimizers stepped, by name; their memory serves the next step again.
+    """Copies of weights from before the optimizers stepped, by name; their memory serves the next step again."""
 
-    Args:
-        turns: which weights are copied in a step. Left out: all.
-    """
-
-    def __init__(self, turns: Turns | None = None) -> None:
-        self.turns = turns
+    def __init__(self) -> None:
+        self.turns: Turns | None = None
+        """Which weights are copied in a step; None if all are."""
         self.copies: dict[str, Tensor] = {}
         """Of the running step; those that no optimizer held are not there."""
         self._spare: dict[str, Tensor] = {}

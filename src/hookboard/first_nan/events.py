@@ -15,7 +15,7 @@ HUGE = 1e6
 """Values beyond this have grown; an overflow is then no fault of the code."""
 
 MOST_NAMED = 5
-"""So many rows of a batch are named."""
+"""At most this many rows of a batch are named."""
 
 _CODE = "look for a division by 0, the logarithm or the root of 0, or an overflow there; add an epsilon or clamp"
 

@@ -8,13 +8,13 @@ see `rules/__init__.py`.
 from hookboard.health.judge import ASKED_AT_FIRST, Judge
 from hookboard.health.kept import FORMS, go_on, parts_of
 from hookboard.health.look import Look, Loss, Stepped
+from hookboard.health.measured import MOST_VALUES, NeedsHistogram, every_unit
 from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of
 from hookboard.health.page import VERDICT, Page
 from hookboard.health.report import closing, ended_by, news
 from hookboard.health.rule import Rule, check_stop_on, rules_of
 from hookboard.health.rules import RULES
 from hookboard.health.run import Run
-from hookboard.health.sampling import MOST_VALUES, NeedsHistogram, every_unit
 from hookboard.health.verdict import Severity, Symptom, Verdict
 
 __all__ = [

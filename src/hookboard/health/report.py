@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from hookboard.health.curves import SHOWN, worst
 from hookboard.health.run import Run
 from hookboard.health.verdict import Severity, Verdict
+from hookboard.measure import MOST_CHANNELS
 from hookboard.patterns import folded
 from hookboard.writers import Table, escaped, markdown
 
@@ -71,7 +72,7 @@ def table_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = 
         rows = ((headline(run, verdicts), *[""] * (len(COLUMNS) - 1)),)  # for loggers that take rows alone
     cells = [_cells(verdict) for verdict in verdicts[:MOST_ROWS]]
     in_markdown = markdown(["verdict", "layer", "steps", "what is seen, and what to try"], cells) if cells else ""
-    last = f"{more}{seen}{rhythm}{_worst_layers(run, verdicts)}{escaped(_without_output(run))}"
+    last = f"{more}{seen}{rhythm}{_worst_layers(run, verdicts)}{_sampled(run)}{escaped(_without_output(run))}"
     text = "\n\n".join(filter(None, [headline(run, verdicts), in_markdown, last]))
     return Table(COLUMNS, rows, text)
 
@@ -104,7 +105,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
     if len(verdicts) > MOST_LINES:
         table = "the table health/verdict of the loggers and in " if places else ""
         lines.append(f"  and {len(verdicts) - MOST_LINES} more in {table}monitor.verdicts")
-    lines += _wrapped(_without_output(run), "  ", 4)
+    lines += _wrapped(_sampled(run) + _without_output(run), "  ", 4)
     for place in places:
         lines += _wrapped(f"Look at: {place}", "  ", 4, is_path=True)
     return lines
@@ -235,6 +236,13 @@ def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
 
 def _layers(run: Run) -> str:
     return _many(len(run.layers) - len(run.unseen), "layer")
+
+
+def _sampled(run: Run) -> str:
+    """Says of how many layers only some units were looked at, so that silence claims nothing of the others."""
+    outputs = [run.now.numbers(layer.name, "output") for layer in run.layers] if run.looks else []
+    wide = sum(output is not None and output.sample_of is not None for output in outputs)
+    return f" In {_many(wide, 'layer')} of over {MOST_CHANNELS:,} units only every k-th was looked at." if wide else ""
 
 
 def _without_output(run: Run) -> str:

@@ -44,6 +44,7 @@ class Course(Duties[W]):
         self._ranks: Ranks | None = None
         """Those that merge what they measure, during a run; None if nothing is merged."""
         self.patience: Patience | None = None
+        """How long it waits for other ranks, shared with the other callbacks of the run."""
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration; a copy watches nothing until a run of its own starts."""

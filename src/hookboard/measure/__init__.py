@@ -32,7 +32,7 @@ from hookboard.measure.native import (
 )
 from hookboard.measure.reader import Reader
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
-from hookboard.measure.sampling import MOST_BYTES, MOST_CHANNELS, every_of, looked_at
+from hookboard.measure.sampling import MOST_CHANNELS, MOST_ROW_BYTES, every_of, looked_at
 from hookboard.measure.scratch import forget_scratch
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, empty_row, plan, width_of
 from hookboard.measure.table import Table
@@ -45,8 +45,8 @@ __all__ = [
     "EMPTY",
     "FIELDS",
     "FORMULAS",
-    "MOST_BYTES",
     "MOST_CHANNELS",
+    "MOST_ROW_BYTES",
     "REQUESTABLE",
     "WIDTH",
     "ChannelRows",

@@ -4,10 +4,10 @@ from torch import Tensor
 
 from hookboard.measure.row import WIDTH
 
-MOST_BYTES = 320 << 10
+MOST_ROW_BYTES = 320 << 10
 """What the rows of the channels of one site may take on the host, in packets and over ranks."""
 
-MOST_CHANNELS = MOST_BYTES // (8 * WIDTH)
+MOST_CHANNELS = MOST_ROW_BYTES // (8 * WIDTH)
 """So many channels get a row each: 4096. Of more, such as logits over a vocabulary, every k-th does."""
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hookboard.health.measured import every_unit
 from hookboard.health.run import Run, median_of
-from hookboard.health.sampling import every_unit
 from hookboard.health.verdict import Severity
 from hookboard.layers import Kind, Layer
 from hookboard.recording import Numbers

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from hookboard.health.measured import every_unit
 from hookboard.health.rule import Rule
 from hookboard.health.rules.dead import Dead, dead_of, has_its_own_activation, has_no_weights, is_finite, is_used
 from hookboard.health.rules.reached import gets_zeros, usual_gradient
 from hookboard.health.rules.shared import source_of, unit_rows
 from hookboard.health.run import Run
-from hookboard.health.sampling import every_unit
 from hookboard.health.silence import EXACT, Silence, onsets
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.layers import Layer
@@ -125,7 +125,7 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     limit = HALF if dead.share >= MOST else SOME
     since = int(dead.since[min(math.floor(limit * dead.units), dead.dead - 1)])
     onset, when = onsets(dead.since, since)
-    where = "" if dead.at is dead.source else f" of {dead.at.name} ({dead.at.type})"
+    where = "" if dead.at is dead.source else f" {'in' if dead.is_sample else 'of'} {dead.at.name} ({dead.at.type})"
     whole = f"{dead.in_words}{where}"
     if dead.at.kind in EXACT:
         what = f"{whole} gave 0 at every look {when}"

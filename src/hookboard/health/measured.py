@@ -1,4 +1,4 @@
-"""What is measured of a tensor beside its row: the dimension of channels (units), every which unit, a histogram."""
+"""What rules need measured: which units of a large weight, and of which tensors a histogram."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,10 @@ def every_unit(shape: Sequence[int]) -> int:
     >>> every_unit((1000, 200)), every_unit((14_336, 4096)), every_unit((11_008, 4096))
     (4, 896, 690)
     """
-    values, rows = math.prod(shape), every_of(shape[0]) if len(shape) > 1 else 1
-    return -(-values // (MOST_VALUES * rows)) * rows if values > MOST_VALUES and len(shape) > 1 else rows
+    if len(shape) < 2:
+        return 1
+    of_outputs = every_of(shape[0])
+    return of_outputs * max(1, -(-math.prod(shape) // (MOST_VALUES * of_outputs)))
 
 
 class NeedsHistogram:
