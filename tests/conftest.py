@@ -11,6 +11,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its own processes
 
 import gc
 import json
+import logging
 import multiprocessing.process
 import subprocess
 import sys
@@ -109,6 +110,15 @@ def no_warning_of_ours_is_missed():
     yield
     if unexpected:
         pytest.fail(f"Unexpected: {'; '.join(map(str, unexpected))}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def lightning_goes_on_talking():
+    """The benchmarks silence it for the whole process."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
