@@ -9,7 +9,7 @@ from oracle import assert_true, normal, rows_of_channels
 
 from hookboard.measure import FORMULAS, MOST_ROW_BYTES, WIDTH, plan
 from hookboard.recording import Recorder
-from hookboard.recording.channels import MOST_CALLS
+from hookboard.recording.rows import MOST_CALLS
 from hookboard.sites import Site
 
 A, B = Site("a", "output"), Site("b", "output")

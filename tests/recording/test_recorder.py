@@ -44,7 +44,7 @@ def test_bins_of_a_step_that_is_read_late_are_not_those_of_the_next():
     mine.open(A)(normal(20))
     second = mine.send()
     mine.open(A)(normal(40))
-    (reading,), (next_one,) = (sent().readings.values() for sent in (first, second))
+    (reading,), (next_one,) = (sent()[0].values() for sent in (first, second))
     (last,) = mine.flush()[0].values()
     assert [each.histogram.counts.sum() for each in (reading, next_one, last)] == [10, 20, 40]
 
@@ -69,9 +69,9 @@ def test_a_new_site_does_not_look_through_the_rows_of_the_others(monkeypatch):
 
 def test_numbers_that_come_along_are_those_that_were_given():
     given = torch.tensor([0.1, float("nan"), -3e38], dtype=torch.float64)
-    arrived = recorder().send(along=given)()
-    assert str(arrived.along) == str(given.tolist())
-    assert arrived.readings == {}
+    readings, _, along = recorder().send(along=given)()
+    assert str(along) == str(given.tolist())
+    assert readings == {}
 
 
 def test_a_statistic_of_ones_own_stands_beside_the_built_in_ones():

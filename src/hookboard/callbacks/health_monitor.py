@@ -260,9 +260,10 @@ class HealthMonitor(SiteLogger[HealthWatch]):
                 watch.loggers.prepare()
 
         def take() -> None:
-            arrived = sent().filled()
-            self._readings = arrived.readings.values()
-            verdicts = None if judged is None else judged(arrived)
+            found, _, along = sent()
+            readings = found.filled()
+            self._readings = readings.values()
+            verdicts = None if judged is None else judged(readings, along)
             self._verdicts = self._verdicts if verdicts is None else verdicts
             if ranks is not None and watch is training and self.stop_on is not None:
                 watch.is_asked_to_end = ranks.is_any(watch.guilty(self.stop_on, self._verdicts) is not None)

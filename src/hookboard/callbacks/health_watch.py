@@ -28,7 +28,7 @@ from hookboard.loops import alert, logged_step
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import Weight
 from hookboard.ranks import Ranks
-from hookboard.recording import Arrived
+from hookboard.recording import Readings
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the recorder fill the columns that rules read."""
@@ -113,11 +113,11 @@ class HealthWatch(SiteWatch):
 
     def look(
         self, step: int, facts: Facts, losses: Losses, ranks: Ranks | None, scalars: Mapping[str, float]
-    ) -> Callable[[Arrived], tuple[Verdict, ...] | None]:
-        """What takes a look, judges the run, and tells what the judge says, in any thread.
+    ) -> Callable[[Readings, Sequence[float]], tuple[Verdict, ...] | None]:
+        """Return what takes a look, judges the run, and tells what the judge says, in any thread.
 
-        It is called with what has arrived, readings filled, and returns the verdicts, worst first; None where this
-        rank does not judge. Of several ranks each must call it.
+        It is called with the readings that are not empty, and with the losses that came along. It returns the verdicts,
+        worst first; None where this rank does not judge. Of several ranks each must call it.
 
         Args:
             step: the optimizer step.
@@ -133,11 +133,11 @@ class HealthWatch(SiteWatch):
         stepped, self.stepped = self.stepped, {}
         why_silent = self.why_silent or {}
 
-        def take(arrived: Arrived) -> tuple[Verdict, ...] | None:
-            seen, told, readings = losses.read(arrived.along), events, arrived.readings
+        def take(readings: Readings, along: Sequence[float]) -> tuple[Verdict, ...] | None:
+            seen, told = losses.read(along), events
             if ranks is not None:
                 seen, told = mean_over_ranks(ranks, seen), firsts_over_ranks(ranks, told)
-            overflowed = is_scaled and any(reading.overflowed for reading in readings.values())
+            overflowed = is_scaled and bool(readings.overflowed.any())
             look = Look(step, batch_idx, readings, seen, stepped, overflowed, frozen, is_scaled)
 
             def judged(judge: Judge, reporter: Reporter) -> None:
@@ -155,9 +155,9 @@ class HealthWatch(SiteWatch):
 
         return take
 
-    def evaluation(self, step: int) -> Callable[[Arrived], tuple[Verdict, ...] | None]:
-        """The same for what has arrived of an evaluation loop in this training."""
-        return lambda arrived: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, arrived.readings)))
+    def evaluation(self, step: int) -> Callable[[Readings, Sequence[float]], tuple[Verdict, ...] | None]:
+        """Return the same for the readings of an evaluation loop in this training."""
+        return lambda readings, _: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings)))
 
     def _judged(self, see: Callable[[Judge, Reporter], None]) -> tuple[Verdict, ...] | None:
         if self.judge is None or self.reporter is None:

@@ -19,7 +19,7 @@ from hookboard.hooks import Taps, forget_graphs, forget_graphs_without_hooks
 from hookboard.loops import Life, Watch, inform, is_accumulating, is_due_now, log_every_n_steps, logged_step, names_in
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, plan
 from hookboard.parameters import Weight, are_still, weights_of
-from hookboard.recording import Arrived, Reading, Readings, Recorder, Sent
+from hookboard.recording import Reading, Readings, Recorder, Sent
 from hookboard.selection import check_selection
 from hookboard.sites import ROLES, Role, Site, Stage
 from hookboard.writers import entry_of
@@ -251,11 +251,11 @@ class SiteLogger(Life[V]):
         if wanted is not None and shared is None:
             self._stretch(watch, wanted)
 
-        def arrived() -> Arrived:
-            found = sent()
+        def arrived() -> tuple[Readings, list[float], list[float]]:
+            readings, flags, numbers = sent()
             if shared is not None:
-                watch.wanted = int(found.flags[-1])
-            return found
+                watch.wanted = int(flags[-1])
+            return readings, flags, numbers
 
         return arrived
 
@@ -270,7 +270,7 @@ class SiteLogger(Life[V]):
             watch.loggers.prepare()
 
         def write() -> None:
-            found = sent().readings
+            found, _, _ = sent()
             readings = self._finish(found)
             filled = readings.filled()
             self._readings = filled.values()

@@ -1,17 +1,17 @@
 """What is measured of an optimizer's own state: its moments, and how far a gradient is from what they expect."""
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from hookboard.measure import FORMULAS, blocks_of, measuring_device, single_at_least
+from hookboard.measure import FORMULAS, Moments, StatisticColumns, blocks_of, measuring_device, single_at_least
 from hookboard.parameters import Weight
-from hookboard.recording import Reading, Recorder
+from hookboard.recording import Readings, Recorder
 from hookboard.sites import Site
 
 STATES = {"exp_avg_rms": "exp_avg", "exp_avg_sq_rms": "exp_avg_sq", "momentum_buffer_rms": "momentum_buffer"}
@@ -82,20 +82,23 @@ def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[]
     return optimizer.register_step_post_hook(hook).remove
 
 
-def joined(readings: Iterable[Reading]) -> Iterator[Reading]:
-    """The readings, with those of an optimizer's state among the statistics of their parameter."""
-    readings = list(readings)
-    found: dict[str, dict[str, float]] = {}
-    for reading in readings:
-        if reading.site.role == "parameter_state" and not reading.is_empty:
-            value = FORMULAS["rms"].value(reading.moments)
-            found.setdefault(reading.site.name, {})[reading.site.index] = value
-    for reading in readings:
-        if reading.site.role == "parameter":
-            values = {**reading.statistics, **found.get(reading.site.name, {})}
-            reading = dataclasses.replace(reading, statistics=values)
-        if reading.site.role != "parameter_state":
-            yield reading
+def with_states(readings: Readings) -> StatisticColumns:
+    """Return the statistics of the readings, with those of an optimizer's state at the row of their parameter."""
+    columns, places = readings.statistics, readings.places
+    columns = StatisticColumns(columns.names, columns.values.copy(), columns.is_there.copy())
+    of_states = places.of_role("parameter_state")
+    if of_states:
+        with np.errstate(all="ignore"):
+            rms = np.asarray(FORMULAS["rms"].value(Moments(*readings.rows.T)))
+        names, owners = (tuple(getattr(site, part) for site in of_states) for part in ("index", "name"))
+        rows, owner = np.array([places.row(site) for site in of_states]), places.rows("parameter", owners)
+        is_kept = readings.is_filled[rows] & (owner >= 0)
+        for name in dict.fromkeys(names):
+            mine = is_kept & np.array([each == name for each in names])
+            values, is_there = np.full(len(readings), np.nan), np.zeros(len(readings), bool)
+            values[owner[mine]], is_there[owner[mine]] = rms[rows[mine]], True
+            columns = columns.joined({name: values}, is_there)
+    return columns
 
 
 def _has_second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> bool:

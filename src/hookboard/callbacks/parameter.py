@@ -5,6 +5,7 @@ import functools
 import math
 from collections.abc import Collection, Sequence
 
+import numpy as np
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
@@ -15,14 +16,14 @@ from hookboard.callbacks.optimizer_state import (
     SURPRISE,
     WHY_NOT,
     after_next_step,
-    joined,
     measure_states,
     measure_surprise,
+    with_states,
 )
 from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.callbacks.turns import Turns
 from hookboard.loops import Selection, Watch, inform
-from hookboard.measure import FORMULAS, Plan, Statistic, as_list, plan
+from hookboard.measure import FORMULAS, Moments, Plan, Statistic, as_list, plan
 from hookboard.recording import Readings
 from hookboard.selection import select
 from hookboard.sites import Role
@@ -153,26 +154,22 @@ class ParameterLogger(SiteLogger[SiteWatch]):
         return Selection(owners=select(pl_module, self.modules, self.types, owning="parameters"))
 
     def _finish(self, found: Readings) -> Readings:
-        readings = list(found.values())
-        norm_before = {
-            r.site.name: FORMULAS["l2"].value(r.moments) for r in readings if r.site.role == "parameter_before"
+        columns, is_update = with_states(found), found.places.is_of("parameter_update")
+        if is_update.any():
+            columns.is_there[is_update] = False
+            values = _values_of_updates(found)
+            columns = columns.joined({name: values[name] for name in self._asked(UPDATES)}, is_update)
+        return found.with_statistics(columns).where(found.places.is_of("parameter") | is_update)
+
+
+def _values_of_updates(found: Readings) -> dict[str, np.ndarray]:
+    """Return the statistics of updates by name, shape (sites,) each; those of other sites mean nothing."""
+    moments, names = Moments(*found.rows.T), tuple(site.name for site in found)
+    with np.errstate(all="ignore"):
+        norm = np.asarray(FORMULAS["l2"].value(moments))
+        before = norm[found.places.rows("parameter_before", names)]
+        return {
+            "update_norm": norm,
+            "update_ratio": np.where(before == 0, np.where(norm == 0, math.nan, math.inf), norm / before),
+            "unchanged_fraction": np.asarray(FORMULAS["zero_fraction"].value(moments)),
         }
-        finished = []
-        for reading in joined(readings):
-            if reading.site.role == "parameter_update":
-                norm = FORMULAS["l2"].value(reading.moments)
-                values = {
-                    "update_norm": norm,
-                    "update_ratio": _ratio(norm, norm_before[reading.site.name]),
-                    "unchanged_fraction": FORMULAS["zero_fraction"].value(reading.moments),
-                }
-                reading = dataclasses.replace(reading, statistics={name: values[name] for name in self._asked(UPDATES)})
-            if reading.site.role != "parameter_before":
-                finished.append(reading)
-        return Readings.of(finished)
-
-
-def _ratio(norm: float, before: float) -> float:
-    if before:
-        return norm / before
-    return math.inf if norm else math.nan

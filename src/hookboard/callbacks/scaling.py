@@ -1,10 +1,10 @@
 """Gradients under a GradScaler: the scale that they carry, and the optimizers whose gradients overflowed."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from hookboard.layouts import stored
 from hookboard.loops import warn
 from hookboard.parameters import Weight
 from hookboard.ranks import local
-from hookboard.recording import Arrived, Reading, Readings, Recorder, Sent
+from hookboard.recording import Readings, Recorder, Sent
 from hookboard.selection import named_submodules
 from hookboard.sites import ROLES, Site
 from hookboard.torch_private import has_unscaled, scale_of
@@ -92,29 +92,27 @@ class Scaling:
         own = self._flags(optimizers, model.device)
         sent = recorder.send(own if shared is None else torch.cat([own.double(), shared.to(own.device)]), along)
 
-        def arrived() -> Arrived:
-            given = sent()
-            found, (*raised, is_unknown) = given.readings, given.flags[: len(own)]
+        def arrived() -> tuple[Readings, list[float], list[float]]:
+            readings, flags, numbers = sent()
+            *raised, is_unknown = flags[: len(own)]
             if is_unknown:
-                found = Readings.of(self._without_unknown(list(found.values())))
+                readings = self._without_unknown(readings)
             guilty = {number for number, flag in enumerate(raised) if flag}
-            if guilty:
-                found = Readings.of(marked(list(found.values()), guilty, holders))
-            return given._replace(readings=found)
+            return marked(readings, guilty, holders) if guilty else readings, flags, numbers
 
         return arrived
 
-    def _without_unknown(self, readings: list[Reading]) -> list[Reading]:
-        """NaN for the gradients of which nothing tells whether they carry the scale; one warning says so."""
-        unknown = [r for r in readings if _is_of_call(r) and not r.is_empty]
-        if unknown and not self._unknown_is_said:
+    def _without_unknown(self, readings: Readings) -> Readings:
+        """Blank the gradients of which nothing tells whether they carry the scale; one warning says so."""
+        unknown = np.array([_is_of_call(site) for site in readings], bool)
+        if len(readings.where(unknown).filled()) and not self._unknown_is_said:
             self._unknown_is_said = True
             warn(
                 f"{self._owner}: an optimizer stepped without a backward pass of Lightning, under a GradScaler. "
                 "Nothing tells whether your own backward pass carried the scale: grad_output and grad_input are NaN in "
                 "such steps. Call self.manual_backward(loss) to have them."
             )
-        return [without_values(r) if _is_of_call(r) else r for r in readings]
+        return readings.blanked(unknown)
 
     def _flags(self, optimizers: Sequence[Optimizer], device: torch.device) -> Tensor:
         """What has happened since the last call, shape (optimizers + 1,), bool, on `device`.
@@ -170,31 +168,19 @@ class Holders:
             name = name.rpartition(".")[0]
 
 
-def marked(readings: list[Reading], guilty: Set[int], holders: Holders) -> list[Reading]:
-    """Mark the readings that belong to an optimizer that overflowed: they keep only their counts.
+def marked(readings: Readings, guilty: Set[int], holders: Holders) -> Readings:
+    """Mark the gradients that belong to an optimizer that overflowed: they keep only their counts.
 
     Args:
         readings: of any role; only those of gradients are marked.
         guilty: the numbers of the optimizers that have overflowed.
         holders: which optimizers hold what.
     """
-    return [_marked(r) if ROLES[r.site.role].is_gradient and holders.of_site(r.site) & guilty else r for r in readings]
+    of_guilty = [ROLES[site.role].is_gradient and bool(holders.of_site(site) & guilty) for site in readings]
+    return readings.blanked(np.array(of_guilty, bool), overflowed=True)
 
 
-def _is_of_call(reading: Reading) -> bool:
-    """Whether it is of gradients that come with a call of a module, not of a parameter's."""
-    traits = ROLES[reading.site.role]
+def _is_of_call(site: Site) -> bool:
+    """Whether its gradients come with a call of a module, not with a parameter."""
+    traits = ROLES[site.role]
     return traits.is_gradient and not traits.of_parameter
-
-
-def _marked(reading: Reading) -> Reading:
-    """The reading without values: the optimizer step was skipped."""
-    reading = without_values(reading)
-    values = {**reading.statistics, "nonfinite_count": reading.moments.nonfinite}
-    return dataclasses.replace(reading, statistics=values, overflowed=True)
-
-
-def without_values(reading: Reading) -> Reading:
-    """The reading with NaN for all statistics except counts, and without a histogram."""
-    values = {name: value if name.endswith("_count") else math.nan for name, value in reading.statistics.items()}
-    return dataclasses.replace(reading, statistics=values, histogram=None)

@@ -22,7 +22,6 @@ from hookboard.health.verdict import Symptom
 from hookboard.layers import Layer
 from hookboard.plain import Form, Forms, form_of_dataclass, form_of_object
 from hookboard.recording import FORMS as OF_READINGS
-from hookboard.recording import Readings
 
 _OF_JUDGE = form_of_object(lambda: Judge([], {}, 1), derived=("run", "_rules", "_names", "_verdicts"))
 
@@ -63,7 +62,7 @@ def _parts_of_run(run: Run) -> dict[str, Any]:
     for name in ("first", "evaluation", "first_nonfinite"):
         look = parts[name]
         if look is not None and not any(look is other for other in run.looks):
-            parts[name] = _without_channels(look)
+            parts[name] = replace(look, readings=look.table.without_channels())
     return parts
 
 
@@ -71,16 +70,6 @@ def _made_run(parts: dict[str, Any]) -> Run:
     run: Run = _OF_RUN.make(parts)
     run.table = LayerTable(run.layers)
     return run
-
-
-def _without_channels(look: Look) -> Look:
-    table, results = look.table, look.table.results
-    if results is None:
-        return look
-    nothing = [None] * len(table)
-    return replace(
-        look, readings=Readings(table.places, table.rows, nothing, table.dtypes, table.widths, lambda: results)
-    )
 
 
 def _parts_of_look(look: Look) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Ro
 from hookboard.measure.sampling import MOST_CHANNELS, MOST_ROW_BYTES, every_of, looked_at
 from hookboard.measure.scratch import forget_scratch
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, empty_row, plan, width_of
-from hookboard.measure.table import Table
+from hookboard.measure.table import StatisticColumns
 from hookboard.measure.values import single_at_least
 
 __all__ = [
@@ -58,7 +58,7 @@ __all__ = [
     "Reader",
     "Row",
     "Statistic",
-    "Table",
+    "StatisticColumns",
     "are_finite",
     "as_list",
     "blocks_of",

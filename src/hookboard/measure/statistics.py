@@ -15,7 +15,7 @@ from hookboard.dotted import object_at
 from hookboard.measure.columns import AtEnds, Columns
 from hookboard.measure.derived import DERIVED, ENDS, Merged
 from hookboard.measure.row import EMPTY, WIDTH, Moments
-from hookboard.measure.table import Table
+from hookboard.measure.table import StatisticColumns
 from hookboard.messages import unknown
 
 DEFAULT = ("mean", "std", "abs_max", "zero_fraction", "nonfinite_count")
@@ -168,7 +168,7 @@ class Plan:
         dtype: torch.dtype | None = None,
     ) -> dict[str, float]:
         """Every statistic of one site by name; those that it does not have are left out. See `table`."""
-        return self.table(np.array([[*moments, *more]], dtype=np.float64), [bins], [channels], [dtype]).of(0)
+        return self.table(np.array([[*moments, *more]], dtype=np.float64), [bins], [channels], [dtype]).at(0)
 
     def table(
         self,
@@ -176,7 +176,7 @@ class Plan:
         bins: Sequence[np.ndarray | None],
         channels: Sequence[np.ndarray | None],
         dtypes: Sequence[torch.dtype | None],
-    ) -> Table:
+    ) -> StatisticColumns:
         """Every statistic of many sites at once.
 
         Args:
@@ -198,7 +198,7 @@ class Plan:
             values[:, place] = column  # None becomes NaN
             if name in DERIVED:
                 is_there[:, place] = [value is not None for value in column]
-        return Table(tuple(columns), values, is_there)
+        return StatisticColumns(tuple(columns), values, is_there)
 
     def _merged(
         self,

@@ -1,21 +1,7 @@
 """From tensors of a step to readings: measure them, merge their rows over calls and ranks, bring them to the host."""
 
-from hookboard.recording.kept import FORMS
-from hookboard.recording.parts import Arrived, Sent
-from hookboard.recording.reading import Reading
-from hookboard.recording.readings import Numbers, Readings, Results
-from hookboard.recording.recorder import Recorder
-from hookboard.recording.sending import sent, sent_together
+from hookboard.recording.packet import sent, sent_together
+from hookboard.recording.readings import FORMS, Numbers, Reading, Readings
+from hookboard.recording.recorder import Recorder, Sent
 
-__all__ = [
-    "FORMS",
-    "Arrived",
-    "Numbers",
-    "Reading",
-    "Readings",
-    "Recorder",
-    "Results",
-    "Sent",
-    "sent",
-    "sent_together",
-]
+__all__ = ["FORMS", "Numbers", "Reading", "Readings", "Recorder", "Sent", "sent", "sent_together"]

@@ -1,10 +1,11 @@
 """`Meter`: measures the tensors of a recorder's sites as they come, and keeps what it finds."""
 
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +28,12 @@ from hookboard.measure import (
     measure_like,
     measuring_device,
     read_alike,
+    single_at_least,
 )
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import own_part
-from hookboard.recording.channels import MOST_CALLS, ChannelBuffer
-from hookboard.recording.parts import difference, on_host
-from hookboard.recording.rows import Kept, RowBuffer
+from hookboard.recording.packet import Packet
+from hookboard.recording.rows import MOST_CALLS, ChannelBuffer, RowBuffer
 from hookboard.recording.slot import Slot, Slots
 from hookboard.sites import Site
 
@@ -41,22 +42,6 @@ MOST_WAITING = 1 << 20
 
 Given = tuple[Slot, Tensor, Tensor | None]
 """What is measured together with others: the slot of a site, its tensor, and what is subtracted first."""
-
-
-class Taken(NamedTuple):
-    """What was measured between two flushes.
-
-    Args:
-        rows: of all tensors, for `RowBuffer.merged`.
-        owners: the numbers of the slots that they belong to.
-        channels: the merged rows of their channels by slot; None where calls had no channels in common.
-        bins: their bins by slot, int64.
-    """
-
-    rows: list[Kept]
-    owners: set[int]
-    channels: dict[int, ChannelRows | None]
-    bins: dict[int, Tensor]
 
 
 class Meter:
@@ -113,7 +98,9 @@ class Meter:
         """See `Recorder.observe_all`."""
         given: list[Given] = []
         values = 0
-        for site, tensor, minus in on_host(tensors) if self._is_copied else tensors:
+        for site, tensor, minus in tensors:
+            if self._is_copied:
+                tensor, minus = tensor.detach().cpu(), None if minus is None else minus.cpu()
             given.append((self.slots.of(site), tensor, minus))
             values += tensor.numel()
             if values > MOST_WAITING:
@@ -148,7 +135,8 @@ class Meter:
         # A block holds only some of the channels.
         blocks = blocks_of(tensor, minus) if self._channels is None else [(tensor, minus)]
         for part, less in blocks:
-            self._observe(slot, difference(part, less))
+            wide = single_at_least(part.dtype)  # neighbouring weights differ by less than half precision resolves
+            self._observe(slot, part.to(wide) - less.to(wide))
 
     def _set_up(self, slot: Slot) -> None:
         slot.otherwise = functools.partial(self._observe, slot)
@@ -157,19 +145,39 @@ class Meter:
         slot.most, slot.lock = MOST_CALLS, self._lock
         slot.clock = self._clock
 
-    def take(self, lends_bins: bool) -> Taken:
-        """What was measured since the last call; what another thread measures meanwhile is wholly in this or the next.
+    def take(self, flags: Tensor, along: Tensor, *, lends_bins: bool) -> tuple[Packet, set[int]]:
+        """Take what was measured since the last call; what another thread measures meanwhile is wholly in one packet.
 
         Args:
-            lends_bins: whether bins are lent until `give_back`, which spares a copy.
+            flags: see `Packet`.
+            along: see `Packet`.
+            lends_bins: whether the bins are lent until `Slots.give_back`, which spares a copy.
+
+        Returns:
+            The packet, on the device; and the numbers of the slots that have measured something.
         """
         with self._lock:  # nobody has added to bins and not yet appended the row
             rows, channels = self.rows.take(self.channel_rows.take)
-            owners = {each[0] for each in rows}
+            measured = {each[0] for each in rows}
             if lends_bins or not self.has_bins:
-                return Taken(rows, owners, channels, self.slots.lend_bins(owners))
-            with self.rows.streams.joined():
-                return Taken(rows, owners, channels, self.slots.take_bins(owners))
+                bins = self.slots.lend_bins(measured)
+            else:
+                with self.rows.streams.joined():
+                    bins = self.slots.take_bins(measured)
+        # Only now: each site of which there is a row is among them.
+        layout = dict(self.slots.extents)
+        merged = self.rows.merged(rows, len(layout))
+        if self.off:
+            merged[[number for number, site in enumerate(layout) if site in self.off]] = math.nan
+        packet = Packet(
+            layout,
+            merged,
+            [channels.get(number) for number in range(len(layout))],
+            [bins.get(number) for number in range(len(layout))],
+            flags.to(merged.device).to(merged),
+            along.to(merged.device).to(merged),
+        )
+        return packet, measured
 
     def _take_channels(self, index: int, rows: ChannelRows | bytearray | None) -> None:
         self.slots.in_order[index].calls = 0

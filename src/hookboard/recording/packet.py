@@ -1,16 +1,29 @@
-"""`Packet`: what one flush brings to the host, in one copy; its layout, and how it is laid out anew."""
+"""`Packet`: what one flush brings to the host, in one copy, and how those of several ranks become one."""
 
-import dataclasses
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import BINS, EMPTY, elements_in, looked_at
-from hookboard.recording.sending import sent
+from hookboard.measure import (
+    BINS,
+    EMPTY,
+    WIDTH,
+    ChannelRows,
+    Columns,
+    Statistic,
+    elements_in,
+    empty_row,
+    looked_at,
+    merge_rows,
+    needs_host,
+)
+from hookboard.ranks import Ranks
 from hookboard.sites import Site
 
 
@@ -37,97 +50,197 @@ class Extent(NamedTuple):
         return other.channels in (0, self.channels) and (self.has_bins or not other.has_bins)
 
     def joined(self, other: "Extent") -> "Extent":
-        """The extent that has room for both; for the channels of the other, where they are not as many."""
+        """Return the extent that has room for both; for the channels of the other, where they are not as many."""
         return Extent(other.channels or self.channels, self.has_bins or other.has_bins, self.dtype or other.dtype)
 
 
 Layout = dict[Site, Extent]
-"""The order of the rows in a packet, and what else it holds."""
+"""The order of the sites in a packet, and what it holds of each."""
 
 
 @dataclass(frozen=True)
 class Packet:
-    """What one flush brings to the host, float64.
+    """What one flush brings to the host. All parts have the order of the layout.
 
     Args:
-        rows: shape (sites, width): the merged row of each site; NaN where measuring it has failed.
-        channels: shape (rows of channels of all sites, WIDTH): the merged rows of the channels; NaN where they do not
-            fit.
-        bins: shape (sites with a histogram, BINS); NaN where not all of the site was counted.
+        layout: the sites.
+        rows: shape (sites, width), float64: the merged row of each site; NaN where measuring it has failed.
+        channels: the merged rows of the channels of each site, shape (rows of channels, WIDTH), float64; None where it
+            was not measured, or its calls had no channels in common.
+        bins: the counts of each site, shape (BINS,); None where it was not measured, or has no histogram.
         flags: shape (k,): numbers of at least 0, of each the largest that any rank reports.
         along: shape (n,): numbers of this rank that come along.
     """
 
+    layout: Layout
     rows: Tensor
-    channels: Tensor
-    bins: Tensor
+    channels: Sequence[ChannelRows | None]
+    bins: Sequence[Tensor | np.ndarray | None]
     flags: Tensor
     along: Tensor
 
-    def to_host(self) -> Callable[[], "Packet"]:
+    def to_host(self) -> "Callable[[], Packet]":
         """Start the one transfer to the CPU; returns what gives the packet there, see `sent`."""
         if self.rows.is_cpu:
             return lambda: self
-        parts = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        shapes = [part.shape for part in parts]
-        arrived = sent(torch.cat([part.flatten() for part in parts]))
+        channels = [torch.as_tensor(each) for each in self.channels if each is not None]
+        bins = [torch.as_tensor(each) for each in self.bins if each is not None]
+        arrived = sent_together([self.rows, self.flags, self.along, *channels, *bins])
 
         def packet() -> Packet:
-            flat = arrived().split([shape.numel() for shape in shapes])
-            return Packet(*[part.view(shape) for part, shape in zip(flat, shapes, strict=True)])
+            rows, flags, along, *rest = arrived()
+            parts = iter(rest)
+            # A reading that is kept does not keep the packet.
+            its_channels = [None if each is None else next(parts).numpy().copy() for each in self.channels]
+            its_bins = [None if each is None else next(parts) for each in self.bins]
+            return Packet(self.layout, rows, its_channels, its_bins, flags, along)
 
         return packet
 
 
-def packed_bins(bins_of: Mapping[Site, Tensor], layout: Layout, device: torch.device) -> Tensor:
-    """The bins of all sites in a layout that have a histogram, shape (their number, BINS), float64."""
-    bins = torch.zeros(sum(extent.has_bins for extent in layout.values()), BINS, dtype=torch.float64, device=device)
-    for row, site in zip(bins, (site for site, extent in layout.items() if extent.has_bins), strict=True):
-        if site in bins_of:
-            row.copy_(bins_of[site])
-    return bins
+class Exchange:
+    """Merges the packets of all ranks, flush by flush. All ranks must do so in the same order, in any one thread.
+
+    Args:
+        ranks: the processes.
+        more: what stands behind the moments in a row.
+    """
+
+    def __init__(self, ranks: Ranks, more: Sequence[Columns | Statistic]) -> None:
+        self._ranks = ranks
+        self._more = more
+        self._agreed: Layout = {}
+
+    def merged(self, packet: Packet) -> Packet:
+        """Return the packet of all ranks, in the layout that they have agreed on.
+
+        If a rank has a new site, or one that has other channels than before or a histogram for the first time, they
+        agree anew.
+
+        Args:
+            packet: of this rank, on the host.
+
+        Raises:
+            RanksLostError: a rank no longer takes part.
+        """
+        mine, is_measured = packet.layout, (elements_in(packet.rows) > 0).tolist()
+        new = {
+            site: extent
+            for (site, extent), is_now in zip(mine.items(), is_measured, strict=True)
+            if site not in self._agreed or (is_now and not self._agreed[site].holds(extent))
+        }
+        flags = torch.cat([packet.flags.new_tensor([bool(new)]), packet.flags])
+        flags = self._ranks.merge(flags[:, None], lambda parts: parts.amax(0))[:, 0]
+        if flags[0]:
+            for site, extent in self._ranks.union(new.items()):
+                self._agreed[site] = self._agreed.get(site, extent).joined(extent)
+        rows, channels, bins = _blocks(packet, self._agreed, empty_row(self._more))
+        rows = self._ranks.merge(rows, functools.partial(_merged, more=self._more))
+        channels = self._ranks.merge(channels, functools.partial(_merged, more=()))
+        bins = self._ranks.merge(bins, lambda parts: parts.sum(0))
+        # A rank's own tensors tell it the dtype.
+        agreed = self._agreed.items()
+        layout = {site: each._replace(dtype=mine.get(site, each).dtype or each.dtype) for site, each in agreed}
+        channels_of = _split(channels.numpy(), [each.rows for each in layout.values()])
+        counted = _split(bins.numpy(), [int(each.has_bins) for each in layout.values()])
+        return replace(
+            packet,
+            layout=layout,
+            rows=rows,
+            # A reading that is kept does not keep the packet.
+            channels=[None if each is None else each.copy() for each in channels_of],
+            bins=[None if each is None else each[0] for each in counted],
+            flags=flags[1:],
+        )
 
 
-def relaid(packet: Packet, given: Layout, wanted: Layout, empty: Sequence[float]) -> Packet:
-    """A packet in another layout, on the host.
+def _blocks(packet: Packet, layout: Layout, empty: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rows, the rows of channels and the bins of all sites in a layout, each in one block, float64.
 
-    A site that was not measured gets what changes nothing in a merge. One that was, and has other channels than wanted
-    or no histogram where one is wanted, gets NaN there.
+    A site that was not measured gets what changes nothing in a merge. One that was, and has other channels than the
+    layout or no histogram where the layout has one, gets NaN there.
 
     Args:
         packet: on the host.
-        given: its layout.
-        wanted: the other one.
+        layout: the layout that all ranks have.
         empty: the row of no values.
     """
-    if [*map(_sizes, given.items())] == [*map(_sizes, wanted.items())]:
-        return packet
-    place = {site: row for row, site in enumerate(given)}
+    place = {site: row for row, site in enumerate(packet.layout)}
     is_measured = (elements_in(packet.rows) > 0).tolist()
-    channels = dict(zip(given, packet.channels.split([extent.rows for extent in given.values()]), strict=True))
-    counted = iter(packet.bins)
-    bins = {site: next(counted) for site, extent in given.items() if extent.has_bins}
-
-    def nothing(site: Site, otherwise: Sequence[float], rows: int) -> Tensor:
-        is_partly = site in place and is_measured[place[site]]
-        return packet.rows.new_tensor([[math.nan] * len(otherwise) if is_partly else otherwise]).repeat(rows, 1)
-
-    order = torch.tensor([place.get(site, len(given)) for site in wanted], dtype=torch.long, device="cpu")
-    some_channels, some_bins = [packet.channels[:0]], [packet.bins[:0]]
-    for site, extent in wanted.items():
-        own = channels.get(site)
-        fits = own is not None and given[site].channels == extent.channels
-        some_channels.append(own if own is not None and fits else nothing(site, EMPTY, extent.rows))
+    order = torch.tensor([place.get(site, len(place)) for site in layout], dtype=torch.long, device="cpu")
+    channels, bins = [np.empty((0, WIDTH))], [np.empty((0, BINS))]
+    for site, extent in layout.items():
+        row = place.get(site)
+        is_partial = row is not None and is_measured[row]  # what it lacks is not the same as nothing
+        own = None if row is None else packet.channels[row]
+        counted = None if row is None else packet.bins[row]
+        if extent.channels:
+            fits = own is not None and (packet.layout[site].channels, len(own)) == (extent.channels, extent.rows)
+            nothing = np.tile([math.nan] * WIDTH if is_partial else EMPTY, (extent.rows, 1))
+            channels.append(np.asarray(own) if fits else nothing)
         if extent.has_bins:
-            some_bins.append(bins[site][None] if site in bins else nothing(site, [0.0] * BINS, 1))
-    return dataclasses.replace(
-        packet,
-        rows=torch.cat([packet.rows, packet.rows.new_tensor([list(empty)])])[order],
-        channels=torch.cat(some_channels),
-        bins=torch.cat(some_bins),
-    )
+            nothing = np.full(BINS, math.nan if is_partial else 0.0)
+            bins.append((nothing if counted is None else np.asarray(counted))[None])
+    rows = torch.cat([packet.rows, packet.rows.new_tensor([list(empty)])])[order]
+    return rows, torch.from_numpy(np.concatenate(channels)), torch.from_numpy(np.concatenate(bins))
 
 
-def _sizes(part: tuple[Site, Extent]) -> tuple[Site, int, bool]:
-    site, extent = part
-    return site, extent.channels, extent.has_bins
+def _split(block: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray | None]:
+    """Split a block by rows; a part without rows, or with NaN in its first number, is None."""
+    parts = np.split(block, np.cumsum(sizes)[:-1]) if sizes else []
+    return [part if len(part) and not math.isnan(part[0, 0]) else None for part in parts]
+
+
+def _merged(parts: Tensor, more: Sequence[Columns | Statistic]) -> Tensor:
+    """Merge the rows of several ranks, from shape (ranks, n, width) to (n, width)."""
+    ranks, rows, width = parts.shape
+    return merge_rows(parts.reshape(-1, width), torch.arange(rows, device=parts.device).repeat(ranks), rows, more)
+
+
+def sent(tensor: Tensor) -> Callable[[], Tensor]:
+    """Start the copy of a tensor to the host.
+
+    Returns:
+        Gives the copy; it may be called in any thread. On CUDA it is what waits for the copy. Other devices than CUDA
+        copy at once.
+    """
+    if tensor.is_cuda:
+        return _sent_by_event(tensor)
+    host = tensor.cpu()  # itself, where it is there already
+    return lambda: host
+
+
+def sent_together(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """Start the copies of several tensors of any real types, in one copy; see `sent`."""
+    # A device without float64 copies them one by one.
+    there = [tensor for tensor in tensors if _is_elsewhere(tensor)]
+    if not there:
+        hosts = [tensor.cpu() for tensor in tensors]
+        return lambda: hosts
+    # Whatever is shown, numbers of channels too, is a float64 without a loss.
+    copy = sent(torch.cat([tensor.flatten().to(there[0].device, torch.float64) for tensor in there]))
+    kinds = [(tensor.shape, tensor.dtype, None if _is_elsewhere(tensor) else tensor) for tensor in tensors]
+
+    def arrived() -> list[Tensor]:
+        parts = iter(copy().split([shape.numel() for shape, _, here in kinds if here is None]))
+        return [next(parts).view(shape).to(dtype) if here is None else here for shape, dtype, here in kinds]
+
+    return arrived
+
+
+def _is_elsewhere(tensor: Tensor) -> bool:
+    return not (tensor.is_cpu or needs_host(tensor.device))
+
+
+def _sent_by_event(tensor: Tensor) -> Callable[[], Tensor]:
+    # Only to pinned memory is a copy made while the host goes on.
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event(blocking=True)  # whoever waits sleeps, and leaves the core to the training
+    event.record(torch.cuda.current_stream(tensor.device))
+
+    def arrived() -> Tensor:
+        event.synchronize()
+        return host
+
+    return arrived

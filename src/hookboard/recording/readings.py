@@ -1,17 +1,58 @@
-"""`Readings`: what one flush gives, as a table of rows; a reading is made when somebody asks for it."""
+"""`Reading`: the result for one site after a step; `Readings`: those of one flush, as a table of rows."""
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from hookboard.measure import FIELDS, WIDTH, Histogram, Moments, Table
-from hookboard.recording.reading import Reading
+from hookboard.measure import FIELDS, WIDTH, Histogram, Moments, StatisticColumns
+from hookboard.plain import Form, Forms, form_of_dataclass
 from hookboard.sites import Role, Site, Stage
 
 _COUNT = FIELDS.index("count")
 _NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The result for one site after an optimizer step or an evaluation loop.
+
+    Args:
+        site: the tensor slot: name, role and index.
+        moments: count, mean, extremes and so on of all its tensors in the step, as if they were one tensor.
+        statistics: name to value, as they are logged.
+        histogram: the histogram of the finite values; None if histograms are off.
+        stage: the stage: `train`, `validate`, `test` or `predict`.
+        overflowed: whether gradients of the site's optimizer were not finite under a GradScaler, which then skips the
+            step. `statistics` then holds the counts, and NaN for all others.
+        channels: one merged row for each channel (unit), shape (channels, columns of `hookboard.measure.FIELDS`),
+            float64; of more than 4096 channels for every k-th: 0, k, 2 * k ..., with the smallest k that leaves no more
+            than 4096. None if channels are not measured, or if the tensors of the step had different numbers of them.
+        dtype: the dtype of its first tensor in the step, of a gradient as autograd gave it; None if unknown.
+        width: how many channels there are, with or without a row. Left out: as many as there are rows.
+    """
+
+    site: Site
+    moments: Moments
+    statistics: dict[str, float]
+    histogram: Histogram | None
+    stage: Stage = "train"
+    overflowed: bool = False
+    channels: np.ndarray | None = field(default=None, repr=False, compare=False)
+    dtype: torch.dtype | None = None
+    width: int = field(default=0, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.channels is not None and not self.width:
+            object.__setattr__(self, "width", len(self.channels))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of the tensors had an element."""
+        return not (self.moments.count or self.moments.nonfinite)
 
 
 class Places:
@@ -33,19 +74,23 @@ class Places:
         self._kept: dict[str, tuple[Hashable, Any]] = {}
 
     def row(self, site: Site) -> int | None:
-        """The row of a site; None if there is none."""
+        """Return the row of a site; None if there is none."""
         return self._rows.get(site)
 
     def first(self, role: Role) -> Mapping[str, int]:
-        """The row of each module or parameter by name, in order; of several tensors the first."""
+        """Return the row of each module or parameter by name, in order; of several tensors the first."""
         return self._first.get(role, {})
 
     def of_role(self, role: Role) -> list[Site]:
-        """The sites of a role, in order."""
+        """Return the sites of a role, in order."""
         return self._of_role.get(role, [])
 
+    def is_of(self, role: Role) -> np.ndarray:
+        """Tell which rows are of a role, shape (sites,), bool."""
+        return np.array([site.role == role for site in self.sites], bool)
+
     def rows(self, role: Role, names: tuple[str, ...]) -> np.ndarray:
-        """The rows of these modules or parameters, of several tensors the first; -1 where there is none."""
+        """Return the rows of these modules or parameters, of several tensors the first; -1 where there is none."""
         found = self._asked.get((role, names))
         if found is None:
             first = self.first(role)
@@ -53,7 +98,13 @@ class Places:
         return found
 
     def once(self, what: str, state: Hashable, make: Callable[[], Any]) -> Any:
-        """What was made of these sites; it is made anew only if the state that it was made in is another one."""
+        """Return what `make` gives, which is called again only if `state` has changed since the last call.
+
+        Args:
+            what: the name under which the result is kept.
+            state: all that the result depends on, beside the sites.
+            make: makes it.
+        """
         kept = self._kept.get(what)
         if kept is None or kept[0] != state:
             kept = self._kept[what] = state, make()
@@ -74,30 +125,10 @@ class Numbers(NamedTuple):
         return None if self.channels is None or len(self.channels) == self.width else self.width
 
 
-class Results(NamedTuple):
-    """What is computed of the rows of one flush, for all sites at once.
-
-    Args:
-        stage: of all readings.
-        statistics: of each site.
-        histograms: of each site; None where there is none.
-    """
-
-    stage: Stage
-    statistics: Table
-    histograms: Sequence[Histogram | None]
-
-    def at(self, rows: list[int]) -> "Results":
-        """The same of some of the sites."""
-        names, values, is_there = self.statistics
-        table = Table(names, values[rows], is_there[rows])
-        return Results(self.stage, table, [self.histograms[row] for row in rows])
-
-
 class Readings(Mapping[Site, Reading]):
     """The readings of one flush by site, in the order in which the sites were measured first.
 
-    Most are only looked at in `rows` and `results`: to make an object of each costs more than all else in a flush.
+    Most are only looked at in the columns: to make an object of each costs more than all else in a flush.
 
     Args:
         places: which row belongs to which site.
@@ -105,8 +136,10 @@ class Readings(Mapping[Site, Reading]):
         channels: the rows of the channels of each site, see `Reading.channels`.
         dtypes: of the tensors of each site, see `Reading.dtype`.
         widths: how many channels each site has, see `Reading.width`.
-        compute: computes the results of all sites when somebody asks.
-        made: the readings, where there are some without results.
+        statistics: of all sites.
+        histograms: of each site; None where there is none.
+        stage: of all readings.
+        overflowed: see `Reading.overflowed`, shape (sites,), bool. Left out: none has.
     """
 
     def __init__(
@@ -116,46 +149,46 @@ class Readings(Mapping[Site, Reading]):
         channels: Sequence[np.ndarray | None],
         dtypes: Sequence[torch.dtype | None],
         widths: Sequence[int],
-        compute: Callable[[], Results] | None,
-        made: Sequence[Reading] = (),
+        statistics: StatisticColumns,
+        histograms: Sequence[Histogram | None],
+        stage: Stage = "train",
+        overflowed: np.ndarray | None = None,
     ) -> None:
         self.places = places
-        """Which row belongs to which site."""
         self.rows = rows[:, :WIDTH]
         """The moments of each site, shape (sites, columns of `hookboard.measure.FIELDS`), float64."""
         self.channels = channels
-        """The rows of the channels of each site; None where there are none."""
         self.dtypes = dtypes
-        """Of the tensors of each site; None if unknown."""
         self.widths = widths
-        """How many channels each site has, with or without a row."""
-        self._compute = compute
-        self._results: Results | None = None
+        self.statistics = statistics
+        self.histograms = histograms
+        self.stage: Stage = stage
+        self.overflowed = np.zeros(len(rows), bool) if overflowed is None else overflowed
         self.is_finite = np.asarray((self.rows[:, _NONFINITE] == 0).all(axis=1))
         """Whether all values of a site are finite, shape (sites,)."""
-        self._made: dict[int, Reading] = dict(enumerate(made))
+        self._made: dict[int, Reading] = {}
         self._numbers: dict[int, Numbers] = {}
 
     @staticmethod
     def of(readings: Iterable[Reading]) -> "Readings":
-        """The table of these readings."""
+        """Make a table of readings, which have one stage."""
         made = list(readings)
-        rows = np.array([reading.moments for reading in made], dtype=np.float64).reshape(-1, WIDTH)
-        places = Places([reading.site for reading in made])
-        channels, dtypes = [reading.channels for reading in made], [reading.dtype for reading in made]
-        return Readings(places, rows, channels, dtypes, [reading.width for reading in made], None, made)
-
-    @property
-    def results(self) -> Results | None:
-        """The statistics and histograms of all sites; None if only readings were given."""
-        compute = self._compute
-        if compute is not None:
-            self._results = compute()
-            self._compute = None  # it holds all that was measured
-        return self._results
+        table = Readings(
+            Places([reading.site for reading in made]),
+            np.array([reading.moments for reading in made], dtype=np.float64).reshape(-1, WIDTH),
+            [reading.channels for reading in made],
+            [reading.dtype for reading in made],
+            [reading.width for reading in made],
+            StatisticColumns.of([reading.statistics for reading in made]),
+            [reading.histogram for reading in made],
+            made[0].stage if made else "train",
+            np.array([reading.overflowed for reading in made], bool),
+        )
+        table._made = dict(enumerate(made))
+        return table
 
     def numbers(self, row: int) -> Numbers:
-        """The numbers of a row."""
+        """Return the numbers of a row."""
         found = self._numbers.get(row)
         if found is None:
             moments = Moments._make(self.rows[row].tolist())
@@ -163,37 +196,81 @@ class Readings(Mapping[Site, Reading]):
         return found
 
     def at(self, row: int) -> Reading:
-        """The reading of a row."""
+        """Return the reading of a row."""
         reading = self._made.get(row)
         if reading is None:
-            results = self.results
-            assert results is not None  # otherwise all readings were given
             reading = self._made[row] = Reading(
                 self.places.sites[row],
                 Moments(*self.rows[row].tolist()),
-                results.statistics.of(row),
-                results.histograms[row],
-                results.stage,
-                channels=self.channels[row],
-                dtype=self.dtypes[row],
-                width=self.widths[row],
+                self.statistics.at(row),
+                self.histograms[row],
+                self.stage,
+                bool(self.overflowed[row]),
+                self.channels[row],
+                self.dtypes[row],
+                self.widths[row],
             )
         return reading
 
-    def filled(self) -> "Readings":
-        """Those that are not empty."""
-        is_filled = (self.rows[:, _COUNT] > 0) | ~self.is_finite
-        if is_filled.all():
+    def with_statistics(self, statistics: StatisticColumns) -> "Readings":
+        """Return the same readings with other statistics."""
+        return self._with(statistics, self.histograms, self.overflowed)
+
+    def blanked(self, rows: np.ndarray, *, overflowed: bool = False) -> "Readings":
+        """Return the same readings, in some rows with NaN for all statistics except counts, and without a histogram.
+
+        Args:
+            rows: where, shape (sites,), bool.
+            overflowed: whether these overflowed; then they have a `nonfinite_count` too.
+        """
+        columns = self.statistics
+        if overflowed:
+            columns = columns.joined({"nonfinite_count": self.rows[:, _NONFINITE].sum(axis=1)}, rows)
+        columns = columns._replace(values=columns.values.copy())
+        for place, name in enumerate(columns.names):
+            if not name.endswith("_count"):
+                columns.values[rows, place] = math.nan
+        drawn = [None if is_blank else each for each, is_blank in zip(self.histograms, rows.tolist(), strict=True)]
+        return self._with(columns, drawn, self.overflowed | rows if overflowed else self.overflowed)
+
+    def without_channels(self) -> "Readings":
+        """Return the same readings without the rows of their channels."""
+        nothing: list[np.ndarray | None] = [None] * len(self)
+        parts = self.rows, nothing, self.dtypes, self.widths, self.statistics, self.histograms
+        return Readings(self.places, *parts, self.stage, self.overflowed)
+
+    def where(self, is_kept: np.ndarray) -> "Readings":
+        """Return the readings of some of the sites: those where `is_kept`, shape (sites,), is true."""
+        if is_kept.all():
             return self
-        kept = np.flatnonzero(is_filled).tolist()
-        sites = self.places.sites
-        places = self.places.once("filled", tuple(kept), lambda: Places([sites[row] for row in kept]))
-        channels, dtypes = ([part[row] for row in kept] for part in (self.channels, self.dtypes))
-        widths = [self.widths[row] for row in kept]
-        results = self.results
-        if results is None:
-            return Readings(places, self.rows[kept], channels, dtypes, widths, None, [self.at(row) for row in kept])
-        return Readings(places, self.rows[kept], channels, dtypes, widths, lambda: results.at(kept))
+        kept = np.flatnonzero(is_kept).tolist()
+        sites, channels, dtypes, widths = self.places.sites, self.channels, self.dtypes, self.widths
+        return Readings(
+            self.places.once("where", tuple(kept), lambda: Places([sites[row] for row in kept])),
+            self.rows[kept],
+            [channels[row] for row in kept],
+            [dtypes[row] for row in kept],
+            [widths[row] for row in kept],
+            self.statistics.where(is_kept),
+            [self.histograms[row] for row in kept],
+            self.stage,
+            self.overflowed[kept],
+        )
+
+    @property
+    def is_filled(self) -> np.ndarray:
+        """Whether the tensors of a site had an element, shape (sites,), bool."""
+        return np.asarray((self.rows[:, _COUNT] > 0) | ~self.is_finite)
+
+    def filled(self) -> "Readings":
+        """Return the readings that are not empty."""
+        return self.where(self.is_filled)
+
+    def _with(
+        self, statistics: StatisticColumns, histograms: Sequence[Histogram | None], overflowed: np.ndarray
+    ) -> "Readings":
+        parts = self.rows, self.channels, self.dtypes, self.widths
+        return Readings(self.places, *parts, statistics, histograms, self.stage, overflowed)
 
     def __getitem__(self, site: Site) -> Reading:
         row = self.places.row(site)
@@ -209,3 +286,55 @@ class Readings(Mapping[Site, Reading]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Readings.of, (list(self.values()),)
+
+
+# What a checkpoint holds of readings, see `hookboard.plain`.
+
+
+def _parts(readings: Readings) -> dict[str, Any]:
+    """Return all of some readings but the histograms of other tensors than outputs, for which nobody asks later."""
+    sites, columns = readings.places.sites, readings.statistics
+    there = [rows for rows in readings.channels if rows is not None]
+    drawn = enumerate(readings.histograms)
+    return {
+        "places": readings.places,
+        "stage": readings.stage,
+        "rows": readings.rows,
+        "channels": np.array([-1 if rows is None else len(rows) for rows in readings.channels], np.int64),
+        "widths": np.array(readings.widths, np.int64),
+        "channel_rows": np.concatenate(there) if there else np.empty((0, WIDTH)),
+        "dtypes": [None if dtype is None else str(dtype).removeprefix("torch.") for dtype in readings.dtypes],
+        **columns._asdict(),
+        "histograms": {row: each for row, each in drawn if each is not None and sites[row].role == "output"},
+    }
+
+
+def _made(parts: dict[str, Any]) -> Readings:
+    places, drawn = parts["places"], parts["histograms"]
+    columns = StatisticColumns(parts["names"], parts["values"], parts["is_there"])
+    channels = _split(parts["channel_rows"], parts["channels"])
+    dtypes = [None if name is None else getattr(torch, name) for name in parts["dtypes"]]
+    widths = parts.get("widths", np.maximum(parts["channels"], 0)).tolist()  # once all channels had a row
+    if not len(parts["rows"]) == len(channels) == len(dtypes) == len(widths) == len(places.sites) == len(columns[1]):
+        raise ValueError("the readings of a look are not those of its sites")
+    histograms = [drawn.get(row) for row in range(len(places.sites))]
+    return Readings(places, parts["rows"], channels, dtypes, widths, columns, histograms, parts["stage"])
+
+
+def _split(rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray | None]:
+    ends = np.cumsum(np.maximum(sizes, 0)).tolist()
+    # What is kept of one site does not keep all others.
+    return [None if size < 0 else rows[end - size : end].copy() for size, end in zip(sizes.tolist(), ends, strict=True)]
+
+
+_OF_SITES = ("name", "role", "index")
+
+FORMS: Forms = {
+    Places: Form(
+        lambda places: {name: [getattr(site, name) for site in places.sites] for name in _OF_SITES},
+        lambda parts: Places([Site(*each) for each in zip(*(parts[name] for name in _OF_SITES), strict=True)]),
+    ),
+    Histogram: form_of_dataclass(Histogram),
+    Readings: Form(_parts, _made),
+}
+"""Of `Readings` and what belongs to them."""

@@ -1,6 +1,5 @@
 """`Recorder`: measures the tensors of all sites of a step, and gives a reading for each site."""
 
-import functools
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 
@@ -9,15 +8,19 @@ import torch
 from torch import Tensor
 
 from hookboard.clock import Clock
-from hookboard.measure import FIELDS, REQUESTABLE, Plan, elements_in
+from hookboard.measure import FIELDS, REQUESTABLE, Histogram, Plan, elements_in, histograms
 from hookboard.ranks import Ranks
-from hookboard.recording.channels import packed
-from hookboard.recording.exchange import Exchange
-from hookboard.recording.meter import Meter, Taken
-from hookboard.recording.packet import Layout, Packet, packed_bins
-from hookboard.recording.parts import Arrived, Sent, Unpacked, as_taken, results_of, unpacked
+from hookboard.recording.meter import Meter
+from hookboard.recording.packet import Exchange, Packet
 from hookboard.recording.readings import Places, Readings
 from hookboard.sites import Role, Site, Stage
+
+Sent = Callable[[], tuple[Readings, list[float], list[float]]]
+"""What is on its way to the host, in one copy: the readings of every site of which a tensor was measured; of each
+flag the largest over the ranks; the numbers that came along, of this rank. It is to be called once, in any thread,
+which then waits for the device, and for other ranks that merge what they measured."""
+
+_MIN, _MAX = FIELDS.index("min"), FIELDS.index("max")
 
 _NONE = torch.zeros(0, dtype=torch.float64, device="cpu")
 
@@ -111,8 +114,8 @@ class Recorder:
 
     def flush(self, flags: Tensor | None = None) -> tuple[Readings, list[float]]:
         """What `send` gives, on the host."""
-        arrived = self.send(flags)()
-        return arrived.readings, arrived.flags
+        readings, raised, _ = self.send(flags)()
+        return readings, raised
 
     def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Sent:
         """Take what was measured since the last flush, forget it, and start its way to the host.
@@ -126,57 +129,54 @@ class Recorder:
             one measures on: what is sent first must be taken first. If the ranks merge, it raises a `RanksLostError`
             when one of them no longer takes part.
         """
-        flags, along = _NONE if flags is None else flags, _NONE if along is None else along
-        taken = self._meter.take(lends_bins=self._is_alone)
-        if not (taken.owners or len(flags) or len(along) or self._exchange):
-            return lambda: Arrived(Readings.of([]), [], [])
-        # Only now: each site of which there is a row is among them.
-        mine = dict(self._meter.slots.extents)
-        arrived = self._packet(mine, taken, flags, along).to_host()
-        owners, channels, lent = taken.owners, taken.channels, taken.bins if self._is_alone else {}
+        mine, measured = self._meter.take(
+            _NONE if flags is None else flags, _NONE if along is None else along, lends_bins=self._is_alone
+        )
+        on_host = mine.to_host()
 
-        def take() -> Arrived:
-            layout, packet = mine, arrived()
+        def arrived() -> tuple[Readings, list[float], list[float]]:
+            packet = on_host()
             if self._exchange is not None:
-                layout, packet = self._exchange.merged(mine, packet)
-            own = [as_taken(channels, layout), as_taken(lent, layout)] if self._is_alone else []
-            table = self._table(unpacked(packet, layout, mine, *own), elements_in(packet.rows.numpy()), owners)
-            self._meter.slots.give_back(lent)
-            return Arrived(table, packet.flags.tolist(), packet.along.tolist())
+                packet = self._exchange.merged(packet)
+            readings = self._readings(packet, measured)
+            if self._is_alone:
+                self._meter.slots.give_back(mine.bins)
+            return readings, packet.flags.tolist(), packet.along.tolist()
 
-        return take
+        return arrived
 
-    def _table(self, read: Unpacked, elements: np.ndarray, owners: Container[int]) -> Readings:
-        """The readings of every site that was measured here, or on another rank."""
+    def _readings(self, packet: Packet, measured: Container[int]) -> Readings:
+        """Make the readings of every site that was measured here, or on another rank."""
+        sites, rows, slots = list(packet.layout), packet.rows.numpy(), self._meter.slots
+        channels = [None if each is None else np.asarray(each) for each in packet.channels]
+        elements = elements_in(rows)
         for row in np.flatnonzero(np.isnan(elements)):  # the rest is not the whole
-            self._meter.off.add(read.sites[row])
+            self._meter.off.add(sites[row])
         is_read = elements > 0
         for row in np.flatnonzero(elements == 0):
-            slot, read.channels[row] = self._meter.slots.by_site.get(read.sites[row]), None
-            is_read[row] = slot is not None and slot.index in owners
-        read = read.where(is_read).blanked(self._not_measured)
-        if self._places.sites != read.sites:
-            self._places = Places(read.sites)
+            slot, channels[row] = slots.by_site.get(sites[row]), None
+            is_read[row] = slot is not None and slot.index in measured
+        kept = np.flatnonzero(is_read).tolist()
+        if self._places.sites != (read := [sites[row] for row in kept]):
+            self._places = Places(read)
+        extents = list(packet.layout.values())
+        dtypes, widths = [extents[row].dtype for row in kept], [extents[row].channels for row in kept]
+        rows = rows if len(kept) == len(rows) else rows[kept]
+        channels = [channels[row] for row in kept]
+        bins = [None if packet.bins[row] is None else np.asarray(packet.bins[row]) for row in kept]
+        for column in self._not_measured:  # one slice after the other: a list of columns would be copied
+            for part in (rows, *(each for each in channels if each is not None)):
+                part[:, column] = math.nan
+        columns = self._plan.table(rows, bins, channels, dtypes)
+        drawn = self._histograms(rows, bins)
+        return Readings(self._places, rows, channels, dtypes, widths, columns, drawn, self.stage)
 
-        compute = functools.partial(results_of, self._plan, self.stage, self._histogram, read)
-        table = Readings(self._places, read.rows, read.channels, read.dtypes, read.widths, compute)
-        if any(bins is not None for bins in read.bins):
-            _ = table.results  # now, so that who keeps the table does not keep the bins
-        return table
-
-    def _packet(self, layout: Layout, taken: Taken, flags: Tensor, along: Tensor) -> Packet:
-        """What was taken, in this layout: that of all slots in their order."""
-        sites, device = list(layout), self._meter.rows.device
-        rows = self._meter.rows.merged(taken.rows, len(sites))
-        if self._meter.off:
-            rows[[index for index, site in enumerate(sites) if site in self._meter.off]] = math.nan
-        channels = {} if self._is_alone else {sites[index]: each for index, each in taken.channels.items()}
-        bins = {} if self._is_alone else {sites[index]: each for index, each in taken.bins.items()}
-        held = {} if self._is_alone else layout
-        return Packet(
-            rows=rows,
-            channels=packed(channels, held, device),
-            bins=packed_bins(bins, held, device),
-            flags=flags.to(device).to(rows),
-            along=along.to(device).to(rows),
-        )
+    def _histograms(self, rows: np.ndarray, bins: Sequence[np.ndarray | None]) -> list[Histogram | None]:
+        drawn: list[Histogram | None] = [None] * len(bins)
+        counted = [row for row, each in enumerate(bins) if each is not None] if self._histogram else []
+        if counted:
+            low, high = rows[counted][:, [_MIN, _MAX]].T
+            found = histograms([each for each in bins if each is not None], low, high)
+            for row, histogram in zip(counted, found, strict=True):
+                drawn[row] = histogram
+        return drawn

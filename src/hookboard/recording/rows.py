@@ -1,7 +1,8 @@
-"""`RowBuffer`: rows in the order in which they come, until they are merged."""
+"""Rows of tensors and of their channels, in the order in which they come, until they are merged."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -21,7 +22,6 @@ from hookboard.measure import (
     tell_of_missing_kernel,
     width_of,
 )
-from hookboard.recording.streams import Streams
 
 MOST_ROWS = 4096
 """How many rows are kept at most before those of each owner are merged, as in a long validation loop. Of wider
@@ -30,11 +30,54 @@ rows it is as many as take the same memory."""
 MOST_PARTS = 1 << 18
 """The same for rows of parts, which an accelerator writes without merging them: 20 MB."""
 
+MOST_CALLS = 16
+"""How many calls of a site are kept before their rows are merged."""
+
 Kept = tuple[int, Row | bytes] | tuple[int, Row | bytes, ChannelRows | bytearray | None]
 """The index of a site and a row of it; and those of its channels, until they are handed on, which readers give as
 memory."""
 
 T = TypeVar("T")
+
+
+class Streams:
+    """The CUDA streams on which tensors were measured. Without CUDA it does nothing. Several threads may use it.
+
+    The host waits for none of them: they wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self._used: set[torch.cuda.Stream] = set()
+        self._merged: torch.cuda.Event | None = None
+        """Behind the last merge."""
+
+    def note(self, tensor: Tensor) -> None:
+        """Note the stream on which this tensor is now measured; it first waits for the last merge."""
+        if not tensor.is_cuda:
+            return
+        stream = torch.cuda.current_stream(tensor.device)
+        # To wait for something outside would break the capture of a CUDA graph.
+        if stream in self._used or torch.cuda.is_current_stream_capturing():
+            return
+        if self._merged is not None:
+            stream.wait_event(self._merged)
+        self._used.add(stream)
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Inside, the current stream may read what all others have written; behind it, they may write there again."""
+        used = list(self._used)
+        if not used:
+            yield
+            return
+        current = torch.cuda.current_stream(used[0].device)
+        others = [stream for stream in used if stream != current]
+        for stream in others:
+            current.wait_stream(stream)
+        yield
+        self._merged = current.record_event()
+        for stream in others:
+            stream.wait_event(self._merged)
 
 
 class RowBuffer:
@@ -118,6 +161,8 @@ class RowBuffer:
             The row of each, shape (owners, WIDTH + width_of(more)), float64, on the device. An owner without rows gets
             the row of an empty tensor.
         """
+        if not owners:
+            return torch.empty(0, WIDTH + width_of(self._more), dtype=torch.float64, device=self.device)
         tell_of_compiling()
         if self.device.type == "cpu":
             tell_of_missing_kernel()
@@ -176,3 +221,82 @@ class RowBuffer:
 
 def _tensor(row: list[float] | bytes) -> Tensor:
     return torch.from_numpy(np.array(np.frombuffer(row) if isinstance(row, bytes) else row, dtype=np.float64))
+
+
+class ChannelBuffer:
+    """The rows of the channels of each site. Several threads may append.
+
+    Args:
+        device: where they are merged.
+        streams: those on which the rows are made.
+    """
+
+    def __init__(self, device: torch.device, streams: Streams | None = None) -> None:
+        self._device = device
+        self._streams = streams or Streams()
+        self._calls: dict[int, list[ChannelRows]] = {}
+        self._unlike: set[int] = set()
+        self._lock = threading.Lock()
+
+    def append(self, owner: int, rows: ChannelRows | bytearray | None) -> None:
+        """Keep the rows of one call.
+
+        Args:
+            owner: the index of the site.
+            rows: as numbers, or as the memory of a reader; None if the call had no channels. If it had none, or another
+                number of them than the calls before, the site has none until the next `take`.
+        """
+        if isinstance(rows, bytearray):
+            rows = np.frombuffer(rows).reshape(-1, WIDTH)
+        with self._lock:
+            if owner in self._unlike:
+                return
+            calls = self._calls.get(owner)
+            if rows is None or (calls and calls[0].shape != rows.shape):
+                self._unlike.add(owner)
+                self._calls[owner] = []
+            elif calls is None:
+                self._calls[owner] = [rows]
+            else:
+                calls.append(rows)
+                if len(calls) >= MOST_CALLS:
+                    with self._streams.joined():
+                        calls[:] = self._merged([calls])
+
+    def take(self) -> dict[int, ChannelRows | None]:
+        """Empty the buffer; returns the merged rows of each owner, None where its calls had no channels in common."""
+        with self._lock:
+            calls, self._calls = self._calls, {}
+            unlike, self._unlike = self._unlike, set()
+        with self._streams.joined():
+            merged = iter(list(self._merged([each for owner, each in calls.items() if owner not in unlike])))
+        return {owner: None if owner in unlike else next(merged) for owner in calls}
+
+    def _merged(self, sites: Sequence[list[ChannelRows]]) -> Iterator[ChannelRows]:
+        """The merged rows of the calls of each site; all sites in one merge, however many there are."""
+        several = [calls for calls in sites if len(calls) > 1]
+        parts = iter(self._merged_together(several) if several else ())
+        for calls in sites:
+            if len(calls) > 1:
+                yield next(parts)
+            else:
+                yield calls[0] if isinstance(calls[0], np.ndarray) else _on(self._device, calls[0])
+
+    def _merged_together(self, sites: Sequence[list[ChannelRows]]) -> Sequence[Tensor]:
+        rows = [each for calls in sites for each in calls]
+        counts = [len(calls[0]) for calls in sites]
+        owner, start = [], 0
+        for calls, channels in zip(sites, counts, strict=True):
+            owner += len(calls) * [np.arange(start, start + channels)]
+            start += channels
+        if self._device.type == "cpu":
+            block = torch.from_numpy(np.concatenate(rows))  # it takes tensors of the CPU too
+        else:
+            block = torch.cat([_on(self._device, each) for each in rows])
+        merged = merge_rows(block, _on(self._device, np.concatenate(owner)), start, ())
+        return list(torch.split(merged, counts))
+
+
+def _on(device: torch.device, rows: ChannelRows) -> Tensor:
+    tensor = rows if isinstance(rows, Tensor) else torch.from_numpy(rows)
+    return tensor.to(device, non_blocking=True)

@@ -1,8 +1,9 @@
 """`Slot`: what a recorder knows of one site; `Slots`: all of them; and their bins."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -126,10 +127,11 @@ class Slots:
                 slot.counts, slot.spare = no_counts(self._device) if slot.spare is None else slot.spare, None
         return lent
 
-    def give_back(self, lent: Mapping[int, Tensor]) -> None:
-        """Empty these bins for the next step. Memory that is fresh costs as much as to count them."""
-        for number, counts in lent.items():
-            self.in_order[number].spare = counts.zero_()
+    def give_back(self, lent: Iterable[Tensor | np.ndarray | None]) -> None:
+        """Empty these bins, by number, for the next step. Memory that is fresh costs as much as to count them."""
+        for slot, counts in zip(self.in_order, lent, strict=False):  # others may have come since
+            if isinstance(counts, Tensor):
+                slot.spare = counts.zero_()
 
     def take_bins(self, measured: Iterable[int]) -> dict[int, Tensor]:
         """Copies of the bins of those of some slots that have a histogram, by number; the bins are emptied.

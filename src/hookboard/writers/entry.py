@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hookboard.images import Picture
-from hookboard.recording import Reading, Readings, Results
+from hookboard.recording import Reading, Readings
 from hookboard.writers.events import ScalarTags
 from hookboard.writers.table import Table
 
@@ -83,17 +83,14 @@ def entry_of(readings: Readings, step: int, others: Mapping[str, float] = NOTHIN
         step: on the logger's axis.
         others: scalars beside them.
     """
-    results = readings.results
-    if results is None:
-        return _entry_of_each(readings, step, others)
-    named = _named(readings, results)
-    scalars = Scalars(named.scalars, results.statistics.values.ravel()[named.picked], others)
-    drawn = zip(named.histograms, results.histograms, strict=True)
+    named = _named(readings)
+    scalars = Scalars(named.scalars, readings.statistics.values.ravel()[named.picked], others)
+    drawn = zip(named.histograms, readings.histograms, strict=True)
     return Entry(step, scalars, {tag: readings.at(row) for row, (tag, one) in enumerate(drawn) if one is not None})
 
 
 class _Named(NamedTuple):
-    """The tags of a table of results.
+    """The tags of some readings.
 
     Args:
         scalars: the tags of statistics.
@@ -106,9 +103,9 @@ class _Named(NamedTuple):
     histograms: list[str]
 
 
-def _named(readings: Readings, results: Results) -> _Named:
-    """The tags of the results: made once as long as sites and statistics stay the same."""
-    sites, stage, (names, _, is_there) = readings.places.sites, results.stage, results.statistics
+def _named(readings: Readings) -> _Named:
+    """The tags of some readings: made once as long as sites and statistics stay the same."""
+    sites, stage, (names, _, is_there) = readings.places.sites, readings.stage, readings.statistics
 
     def make() -> _Named:
         tags = [tag for site in sites for tag in site.scalar_tags(names, stage)]
@@ -119,15 +116,3 @@ def _named(readings: Readings, results: Results) -> _Named:
 
     named: _Named = readings.places.once("tags", (stage, names, is_there.tobytes()), make)
     return named
-
-
-def _entry_of_each(readings: Readings, step: int, others: Mapping[str, float]) -> Entry:
-    scalars = dict(others)
-    histograms: dict[str, Reading] = {}
-    for reading in readings.values():
-        site, stage = reading.site, reading.stage
-        tags = site.scalar_tags(reading.statistics, stage)
-        scalars.update(zip(tags, reading.statistics.values(), strict=True))
-        if reading.histogram is not None:
-            histograms[site.histogram_tag(stage)] = reading
-    return Entry(step, scalars, histograms)
