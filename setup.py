@@ -1,7 +1,6 @@
-"""The compiled functions, and the README; all else is in pyproject.toml.
+"""The compiled kernel, and the README; all else is in pyproject.toml.
 
-Without a C compiler the package installs all the same, and measures on the CPU with torch's own operations; TensorBoard
-then computes its checksums itself.
+Without a C compiler the package installs all the same, and measures on the CPU with torch's own operations.
 """
 
 import re
@@ -52,19 +51,16 @@ def options_of(compiler: str) -> tuple[list[str], list[str]]:
     return ["-O3", "-g0"], [] if sys.platform == "darwin" else ["-Wl,-s"]
 
 
-extensions = [
-    Extension(
-        f"hookboard.{name}",
-        [f"src/hookboard/{name.replace('.', '/')}.c"],
-        depends=HEADERS if name == "measure._native" else [],
-        define_macros=[("Py_LIMITED_API", "0x{:02X}{:02X}0000".format(*OLDEST))] if IS_LIMITED else [],
-        py_limited_api=IS_LIMITED,
-        optional=True,
-    )
-    for name in ("measure._native", "writers._checksum")
-]
+kernel = Extension(
+    "hookboard.measure._native",
+    ["src/hookboard/measure/_native.c"],
+    depends=HEADERS,
+    define_macros=[("Py_LIMITED_API", "0x{:02X}{:02X}0000".format(*OLDEST))] if IS_LIMITED else [],
+    py_limited_api=IS_LIMITED,
+    optional=True,
+)
 setup(
-    ext_modules=extensions,
+    ext_modules=[kernel],
     long_description=readme(),
     long_description_content_type="text/markdown",
     cmdclass={"build_ext": BuildFor},

@@ -1,11 +1,10 @@
-"""The bytes that are handed to TensorBoard's writer, against the messages that protobuf makes."""
+"""The events that are handed to TensorBoard's writer."""
 
 import numpy as np
 import pytest
 import torch
 from oracle import normal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import HistogramProto
 from torch import nn
 
@@ -13,17 +12,18 @@ from hookboard.measure import plan
 from hookboard.recording import Recorder
 from hookboard.sites import Site
 from hookboard.writers import Entry, entry_of
-from hookboard.writers.events import ScalarTags, event_of
 from hookboard.writers.tensorboard import write_to_tensorboard
 from hookboard.writers.tensorboard_private import file_writer_of
 
 VALUES = [0.0, -0.0, 0.1, -1e-46, 3.4028235e38, 3.4028236e38, 1e300, -1e300, np.inf, -np.inf, np.nan, 2.0**-149]
 
 
-def message(scalars, step, wall_time=1.5):
-    event = Event(wall_time=wall_time, step=step)
-    for tag, value in scalars.items():
-        event.summary.value.add(tag=tag, simple_value=value)
+def given_to(tensorboard, entry, monkeypatch):
+    """The only event that an entry gives to the writer."""
+    given = []
+    monkeypatch.setattr(file_writer_of(tensorboard.experiment).event_writer, "add_event", given.append)
+    write_to_tensorboard(tensorboard, entry)
+    (event,) = given
     return event
 
 
@@ -36,23 +36,20 @@ def recorded(tensors, statistics="mean std", **options):
 
 
 @pytest.mark.parametrize("step", [0, 1, 300, 2**40, -1])
-def test_the_event_of_scalars_is_the_one_that_protobuf_makes(step):
+def test_scalars_are_written_as_float32_at_their_step(step, tensorboard, monkeypatch):
     scalars = {f"activation_std/net.{i}": value for i, value in enumerate(VALUES)}
-    found = event_of(ScalarTags(list(scalars)).summary(np.array(VALUES)), step, 1.5)
-    assert found == message(scalars, step).SerializeToString()
+    event = given_to(tensorboard, Entry(step, scalars), monkeypatch)
+    with np.errstate(over="ignore"):
+        expected = np.array(VALUES, np.float32)
+    np.testing.assert_array_equal([value.simple_value for value in event.summary.value], expected)
+    assert [value.tag for value in event.summary.value] == list(scalars)
+    assert event.step == step
 
 
-@pytest.mark.parametrize("tag", ["a", "ä/été/层", "x" * 111, "x" * 130, "x" * 40_000])
-def test_tags_of_any_length_and_script_are_those_that_protobuf_writes(tag):
-    found = event_of(ScalarTags([tag, "b"]).summary(np.array([1.0, 2.0])), 3, 1.5)
-    assert found == message({tag: 1.0, "b": 2.0}, 3).SerializeToString()
-
-
-def test_one_step_does_not_change_the_bytes_of_another():
-    tags = ScalarTags(["a"])
-    first = tags.summary(np.array([1.0]))
-    tags.summary(np.array([2.0]))
-    assert event_of(first, 0, 1.5) == message({"a": 1.0}, 0).SerializeToString()
+@pytest.mark.parametrize("tag", ["a", "ä/été/层", "x" * 40_000])
+def test_tags_of_any_length_and_script_are_read_back(tag, tensorboard, tmp_path):
+    write_to_tensorboard(tensorboard, Entry(3, {tag: 1.0}))
+    assert written(tensorboard, tmp_path).Tags()["scalars"] == [tag]
 
 
 def written(logger, folder):
@@ -76,52 +73,25 @@ def test_a_histogram_is_the_one_that_protobuf_makes(tensorboard, monkeypatch):
         bucket_limit=drawn.edges[1:],
         bucket=drawn.counts,
     )
-    given = []
-    writer = file_writer_of(tensorboard.experiment)
-    monkeypatch.setattr(writer.event_writer, "add_event", given.append)
-    write_to_tensorboard(tensorboard, Entry(3, histograms={"activations/net.0": reading}))
-    (value,) = given[0].summary.value
+    event = given_to(tensorboard, Entry(3, histograms={"activations/net.0": reading}), monkeypatch)
+    (value,) = event.summary.value
     assert (value.tag, value.histo) == ("activations/net.0", expected)
 
 
-def test_numbers_pictures_and_records_are_one_event(tensorboard, tmp_path, monkeypatch):
-    given = []
-    writer = file_writer_of(tensorboard.experiment)
-    monkeypatch.setattr(writer.event_writer, "add_event", given.append)
+def test_numbers_pictures_and_records_are_one_event(tensorboard, monkeypatch):
     site = Site("net.0", "output")
     entry = entry_of(next(recorded({site: normal(9)}, histogram=True)), 7)
     entry.records["hookboard/health"] = [b"one"]
-    write_to_tensorboard(tensorboard, entry)
-    (event,) = given
+    event = given_to(tensorboard, entry, monkeypatch)
     tags = ["activation_mean/net.0", "activation_std/net.0", "activations/net.0", "hookboard/health"]
     assert [value.tag for value in event.summary.value] == tags
     assert event.step == 7
 
 
-@pytest.mark.parametrize("is_missing", [False, True])
-def test_what_is_written_can_be_read_with_and_without_the_private_writer_of_bytes(
-    tensorboard, tmp_path, monkeypatch, is_missing
-):
-    given = []
-    writer = file_writer_of(tensorboard.experiment)
-    if is_missing:
-        monkeypatch.setattr(type(writer.event_writer._async_writer), "write", None)
-        monkeypatch.setattr(type(writer.event_writer), "add_event", lambda self, event: given.append(event))
-    site = Site("net.0", "output")
-    write_to_tensorboard(tensorboard, entry_of(next(recorded({site: torch.tensor([1.0, 3.0])})), 7))
-    if is_missing:
-        found = {value.tag: value.simple_value for value in given[0].summary.value}
-        monkeypatch.undo()
-    else:
-        events = written(tensorboard, tmp_path)
-        found = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
-    assert found == {"activation_mean/net.0": 2.0, "activation_std/net.0": np.float32(2**0.5)}
-
-
 def test_tags_are_made_once_as_long_as_the_sites_stay_the_same():
     others = iter([{}, {"hookboard/overhead": 0.5}])
     first, second = (entry_of(each, 0, next(others)) for each in recorded({Site("a", "output"): normal(4)}))
-    assert first.scalars.tags is second.scalars.tags
+    assert all(one is other for one, other in zip(first.scalars, second.scalars, strict=False))
 
 
 def test_what_stands_beside_the_statistics_is_written_too(tensorboard, tmp_path):
@@ -132,11 +102,10 @@ def test_what_stands_beside_the_statistics_is_written_too(tensorboard, tmp_path)
     assert found == {"activation_mean/a": 2.0, "hookboard/overhead": 0.5}
 
 
-def test_scalars_are_a_mapping_of_all_of_them():
+def test_scalars_hold_the_statistics_and_what_stands_beside_them():
     (first, _) = recorded({Site("a", "output"): torch.tensor([1.0, 3.0])}, "mean")
     scalars = entry_of(first, 3, {"hookboard/overhead": 0.5}).scalars
-    assert dict(scalars) == {"activation_mean/a": 2.0, "hookboard/overhead": 0.5}
-    assert len(scalars) == 2
+    assert scalars == {"activation_mean/a": 2.0, "hookboard/overhead": 0.5}
 
 
 def test_a_statistic_that_only_some_sites_have_is_left_out_at_the_others():

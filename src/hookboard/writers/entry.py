@@ -1,51 +1,17 @@
 """`Entry`: everything that is written at one step."""
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hookboard.images import Picture
 from hookboard.recording import Reading, Readings
-from hookboard.writers.events import ScalarTags
 from hookboard.writers.table import Table
 
 Layout = dict[str, dict[str, list[Any]]]
 """Category to title to a chart: its kind, "Margin" or "Multiline", and a list of its tags."""
-
-
-NOTHING: Mapping[str, float] = MappingProxyType({})
-
-
-class Scalars(Mapping[str, float]):
-    """The values of some tags. They are put into a dict when somebody asks for one of them by its tag.
-
-    Args:
-        tags: of the values, the same at each step.
-        values: shape (tags,), float64.
-        others: beside them, which may come and go.
-    """
-
-    def __init__(self, tags: ScalarTags, values: np.ndarray, others: Mapping[str, float] = NOTHING) -> None:
-        self.tags = tags
-        self.values_in_order = values
-        self.others = others
-
-    @functools.cached_property
-    def _by_tag(self) -> dict[str, float]:
-        return {**dict(zip(self.tags.tags, self.values_in_order.tolist(), strict=True)), **self.others}
-
-    def __getitem__(self, tag: str) -> float:
-        return self._by_tag[tag]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_tag)
-
-    def __len__(self) -> int:
-        return len(self._by_tag)
 
 
 @dataclass(frozen=True)
@@ -75,7 +41,7 @@ class Entry:
     records: dict[str, Sequence[bytes]] = field(default_factory=dict)
 
 
-def entry_of(readings: Readings, step: int, others: Mapping[str, float] = NOTHING) -> Entry:
+def entry_of(readings: Readings, step: int, others: Mapping[str, float] | None = None) -> Entry:
     """The statistics and histograms of some readings, by tag.
 
     Args:
@@ -84,7 +50,8 @@ def entry_of(readings: Readings, step: int, others: Mapping[str, float] = NOTHIN
         others: scalars beside them.
     """
     named = _named(readings)
-    scalars = Scalars(named.scalars, readings.statistics.values.ravel()[named.picked], others)
+    numbers = readings.statistics.values.ravel()[named.picked].tolist()
+    scalars = {**dict(zip(named.scalars, numbers, strict=True)), **(others or {})}
     drawn = zip(named.histograms, readings.histograms, strict=True)
     return Entry(step, scalars, {tag: readings.at(row) for row, (tag, one) in enumerate(drawn) if one is not None})
 
@@ -98,7 +65,7 @@ class _Named(NamedTuple):
         histograms: of each site the tag of its histogram.
     """
 
-    scalars: ScalarTags
+    scalars: list[str]
     picked: np.ndarray
     histograms: list[str]
 
@@ -112,7 +79,7 @@ def _named(readings: Readings) -> _Named:
         # Two sites may share a tag: then the last one has it.
         picked = {tags[place]: place for place in np.flatnonzero(is_there).tolist()}
         places = np.array([*picked.values()], dtype=np.intp)
-        return _Named(ScalarTags([*picked]), places, [site.histogram_tag(stage) for site in sites])
+        return _Named([*picked], places, [site.histogram_tag(stage) for site in sites])
 
     named: _Named = readings.places.once("tags", (stage, names, is_there.tobytes()), make)
     return named

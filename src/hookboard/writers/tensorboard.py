@@ -4,19 +4,17 @@ import mmap
 import time
 from pathlib import Path
 
-import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.compat.proto import types_pb2
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, HistogramProto, Summary, SummaryMetadata
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from hookboard.images import Picture
 from hookboard.record import PLUGIN
-from hookboard.writers.entry import Entry, Scalars
-from hookboard.writers.events import event_of, histogram_of, scalar_tags
-from hookboard.writers.records import quicken
-from hookboard.writers.tensorboard_private import file_writer_of, write_bytes
+from hookboard.recording import Reading
+from hookboard.writers.entry import Entry
+from hookboard.writers.tensorboard_private import file_writer_of, quicken
 
 _RECORD = SummaryMetadata(
     plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN),
@@ -37,35 +35,22 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     for tag, text in texts.items():
         logger.experiment.add_text(tag, text, entry.step)
-    if summary := _numbers(entry) + _others(entry):
+    event = Event(wall_time=time.time(), step=entry.step)
+    _fill(event.summary, entry)  # in place: a message that is passed to another is copied
+    if event.summary.value:
         writer = file_writer_of(logger.experiment)
         quicken(writer)
-        event = event_of(summary, entry.step, time.time())
-        if not write_bytes(writer, event):
-            writer.event_writer.add_event(Event.FromString(event))
+        writer.event_writer.add_event(event)
     return []
 
 
-def _numbers(entry: Entry) -> bytes:
-    """The scalars and histograms, as the fields of a summary."""
-    scalars, parts = entry.scalars, []
-    if isinstance(scalars, Scalars):
-        parts.append(scalars.tags.summary(scalars.values_in_order))
-        scalars = scalars.others
-    if scalars:
-        parts.append(scalar_tags(*scalars).summary(np.array([*scalars.values()], dtype=np.float64)))
+def _fill(summary: Summary, entry: Entry) -> None:
+    """Add the scalars, histograms, pictures and records of an entry to a summary."""
+    values = summary.value
+    for tag, number in entry.scalars.items():
+        values.add(tag=tag, simple_value=number)
     for tag, reading in entry.histograms.items():
-        assert reading.histogram is not None
-        parts.append(histogram_of(tag, reading.moments, reading.histogram))
-    return b"".join(parts)
-
-
-def _others(entry: Entry) -> bytes:
-    """The pictures and records, as the fields of a summary."""
-    if not (entry.pictures or entry.records):
-        return b""
-    summary = Summary()
-    values = summary.value  # filled in place: a message that is passed to another is copied
+        values.add(tag=tag, histo=_histogram(reading))
     for tag, picture in entry.pictures.items():
         values.append(_image(tag, picture))
     for tag, strings in entry.records.items():
@@ -73,8 +58,20 @@ def _others(entry: Entry) -> bytes:
         value.tensor.dtype = types_pb2.DT_STRING
         value.tensor.tensor_shape.dim.add(size=len(strings))
         value.tensor.string_val.extend(strings)
-    found: bytes = summary.SerializeToString()
-    return found
+
+
+def _histogram(reading: Reading) -> HistogramProto:
+    moments, histogram = reading.moments, reading.histogram
+    assert histogram is not None
+    return HistogramProto(
+        min=moments.min,
+        max=moments.max,
+        num=moments.count,
+        sum=moments.count * moments.mean,
+        sum_squares=moments.square_sum,
+        bucket_limit=histogram.edges[1:],
+        bucket=histogram.counts,
+    )
 
 
 def _has_layout(logger: TensorBoardLogger) -> bool:
