@@ -1,7 +1,7 @@
 """The weights that modules compute with, and the parameters behind them (pruned and parametrized ones included)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,6 +31,12 @@ class Weight:
     parameters: tuple[Parameter, ...]
     is_pruned: bool = False
     is_computed: bool = False
+    is_plain: bool = field(init=False)
+    """Whether it is the parameter itself, an ordinary one."""
+
+    def __post_init__(self) -> None:
+        is_plain = not (self.is_computed or self.is_pruned) and type(self.parameters[0]) is Parameter
+        object.__setattr__(self, "is_plain", is_plain)  # it is read for each weight at each due step
 
     @property
     def in_use(self) -> Tensor:

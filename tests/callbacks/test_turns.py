@@ -11,7 +11,7 @@ from toys import EachStep, Toy, batches, fit, loader, mlp, trainer
 
 from hookboard import ParameterLogger
 from hookboard.callbacks import weights
-from hookboard.callbacks.turns import MOST_MISSED, Turns
+from hookboard.callbacks.weights import MOST_MISSED, Turns
 from hookboard.parameters import weights_of
 
 FIRST, SECOND, THIRD = {"net.0.weight"}, {"net.0.bias", "net.2.weight"}, {"net.2.bias"}
@@ -21,7 +21,7 @@ FIRST, SECOND, THIRD = {"net.0.weight"}, {"net.0.bias", "net.2.weight"}, {"net.2
 @pytest.fixture
 def room(monkeypatch):
     """Sets how many bytes the weights may take that have their turn in one step."""
-    return lambda size: monkeypatch.setattr("hookboard.callbacks.turns.MOST_COPIED_BYTES", size)
+    return lambda size: monkeypatch.setattr("hookboard.callbacks.weights.MOST_COPIED_BYTES", size)
 
 
 @pytest.fixture

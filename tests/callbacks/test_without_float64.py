@@ -15,7 +15,7 @@ from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor, ParameterLogger
 from hookboard.callbacks.loss_meter import LossMeter
-from hookboard.callbacks.optimizer_state import measure_surprise
+from hookboard.callbacks.weights import measure_surprise
 from hookboard.first_nan.sentinels import Sentinels
 from hookboard.measure import plan
 from hookboard.parameters import weights_of
@@ -105,7 +105,7 @@ def test_the_loss_is_read():
     meter.add(1, 1, on_mps(torch.tensor(2.5)))
     losses = meter.take()
     recorder = Recorder(plan("mean"), MPS)
-    assert [loss.value for loss in losses.read(recorder.send(along=losses.waiting)().along)] == [1.5, 2.5]
+    assert [loss.value for loss in losses.read(recorder.send(along=losses.waiting)()[2])] == [1.5, 2.5]
 
 
 @pytest.mark.parametrize(("value", "is_finite"), [(3e38, True), (math.inf, False), (math.nan, False)])

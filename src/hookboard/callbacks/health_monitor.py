@@ -81,6 +81,8 @@ class HealthMonitor(SiteLogger[HealthWatch]):
     sees_every_step = True
     remembers = True
 
+    _part = staticmethod(some_units)
+
     def __init__(
         self,
         modules: str | Sequence[str] | None = None,
@@ -121,9 +123,6 @@ class HealthMonitor(SiteLogger[HealthWatch]):
 
     def _roles(self) -> list[Role]:
         return ["output", "grad_output", "parameter", "parameter_grad", "parameter_update"]
-
-    def _part(self, weight: Tensor) -> Tensor:
-        return some_units(weight)
 
     def _stages(self, trainer: Trainer) -> list[Stage]:
         return [] if is_alone(trainer) else ["train", "validate"]

@@ -13,7 +13,7 @@ from hookboard.callbacks.facts import facts_of, say_if_copied
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.site_watch import Gaps, SiteWatch
-from hookboard.callbacks.weights import measure_gradients, measure_weights
+from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.checks import check_share, check_steps, check_switches, chosen, wrong
 from hookboard.hooks import Taps, forget_graphs, forget_graphs_without_hooks
 from hookboard.loops import Life, Watch, inform, is_accumulating, is_due_now, log_every_n_steps, logged_step, names_in
@@ -36,6 +36,9 @@ class SiteLogger(Life[V]):
 
     verb = "measures"
     tells_overhead = True
+
+    _part: Part | None = None
+    """Returns the part of a weight, or of its gradient, that is measured; None for all of it."""
 
     def __init__(
         self,
@@ -101,10 +104,6 @@ class SiteLogger(Life[V]):
     def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
         """The weights of these modules that are measured."""
         return weights_of(owners)
-
-    def _part(self, weight: Tensor) -> Tensor:
-        """The part of a weight, or of its gradient, that is measured."""
-        return weight
 
     def _finish(self, found: Readings) -> Readings:
         """Compute what needs the readings of several sites, such as ratios; returns the readings to log."""

@@ -10,18 +10,18 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.callbacks.optimizer_state import (
+from hookboard.callbacks.site_watch import SiteWatch
+from hookboard.callbacks.weights import (
     NEEDS,
     STATES,
     SURPRISE,
     WHY_NOT,
+    Turns,
     after_next_step,
     measure_states,
     measure_surprise,
     with_states,
 )
-from hookboard.callbacks.site_watch import SiteWatch
-from hookboard.callbacks.turns import Turns
 from hookboard.loops import Selection, Watch, inform
 from hookboard.measure import FORMULAS, Moments, Plan, Statistic, as_list, plan
 from hookboard.recording import Readings

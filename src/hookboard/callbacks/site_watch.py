@@ -7,7 +7,7 @@ from typing import Any
 from hookboard.callbacks.facts import without_curves
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.scaling import Scaling
-from hookboard.callbacks.weights import Before
+from hookboard.callbacks.weights import WeightsBefore
 from hookboard.hooks import Taps
 from hookboard.loops import Watch, inform, listed_gaps, warn
 from hookboard.parameters import Weight, why_silent
@@ -39,7 +39,7 @@ class SiteWatch(Watch):
     recorder: Recorder = field(kw_only=True)
     taps: Taps = field(kw_only=True)
     weights: dict[str, Weight] = field(default_factory=dict, kw_only=True)
-    before: Before = field(default_factory=Before, kw_only=True)
+    before: WeightsBefore = field(default_factory=WeightsBefore, kw_only=True)
     gaps_are_named: bool = field(default=False, kw_only=True)
     scaling: Scaling | None = field(default=None, kw_only=True)
     news: LayerNews = field(kw_only=True)

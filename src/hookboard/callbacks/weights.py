@@ -1,18 +1,44 @@
-"""What is measured of weights around an optimizer step: gradients before it, values and updates after it."""
+"""What is measured of weights around an optimizer step: gradients, values, updates, and the optimizer's own state."""
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.callbacks.turns import Turns
+from hookboard.measure import FORMULAS, Moments, StatisticColumns, blocks_of, measuring_device, single_at_least
 from hookboard.parameters import Weight, stepped_by
-from hookboard.recording import Recorder
+from hookboard.recording import Readings, Recorder
 from hookboard.sites import Role, Site
 
 Part = Callable[[Tensor], Tensor]
-"""Which part of a weight is measured, and of its gradient."""
+"""Returns the part of a weight that is measured, and of its gradient."""
+
+MOST_COPIED_BYTES = 1 << 29
+"""Maximum number of bytes of the weights that have their turn in one step, unless a single one has more (a choice)."""
+
+MOST_MISSED = 8
+"""A weight that no optimizer steps keeps its turn for this many logged steps: some step every few batches only."""
+
+MOST_WAITING = 1 << 20
+"""Number of values of computed weights after which they are measured, so that not all of them are held at once."""
+
+STATES = {"exp_avg_rms": "exp_avg", "exp_avg_sq_rms": "exp_avg_sq", "momentum_buffer_rms": "momentum_buffer"}
+"""The RMS of what the optimizers of torch keep for each parameter, by the name of the statistic."""
+
+SURPRISE = "rms_t"
+"""How large a gradient is, as the second moment of the optimizer expects it."""
+
+NEEDS = FORMULAS["rms"].needs
+
+WHY_NOT = "the optimizer keeps no such state of it, or none yet"
 
 _OF_VALUES: tuple[Role, ...] = ("parameter", "parameter_update", "parameter_before")
 
@@ -20,24 +46,22 @@ _site = functools.lru_cache(maxsize=1 << 14)(Site)
 """A site costs more to make than to look up, and each due step asks for four of every weight."""
 
 
-def measure_gradients(recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part) -> None:
+def measure_gradients(
+    recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None
+) -> None:
     """Measure the gradients of the weights that this optimizer is about to update."""
-    recorder.observe_all(_of_gradients(recorder, stepped_by(optimizer, weights), part))
-
-
-def _of_gradients(recorder: Recorder, weights: Mapping[str, Weight], part: Part) -> Iterator[tuple[Site, Tensor, None]]:
-    for name, weight in weights.items():
-        grad = weight.grad
+    given: list[tuple[Site, Tensor, None]] = []
+    for name, weight in stepped_by(optimizer, weights).items():
+        grad = None if weight.is_computed else weight.parameters[0].grad
         if grad is not None:
             try:
-                taken = part(grad)
+                given.append((_site(name, "parameter_grad"), grad if part is None else part(grad), None))
             except Exception as error:
                 _fail(recorder, name, ["parameter_grad"], error)
-                continue
-            yield _site(name, "parameter_grad"), taken, None
+    recorder.observe_all(given)
 
 
-class Before:
+class WeightsBefore:
     """Copies of weights from before the optimizers stepped, by name; their memory serves the next step again."""
 
     def __init__(self) -> None:
@@ -47,20 +71,23 @@ class Before:
         """Of the running step; those that no optimizer held are not there."""
         self._spare: dict[str, Tensor] = {}
 
-    def keep(self, recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part) -> None:
+    def keep(self, recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None) -> None:
         """Copy the weights that this optimizer is about to update."""
-        stepped = stepped_by(optimizer, weights)
+        stepped, is_whole = stepped_by(optimizer, weights), part is None
         for name, weight in (stepped if self.turns is None else self.turns.of(stepped)).items():
-            # Of several steps in one batch the first decides what "before" is.
-            if name not in self.copies:
-                in_use = _in_use(recorder, name, weight, part)
-                if in_use is not None:
-                    self.copies[name] = _copied(in_use, self._spare.get(name))
-                    if self.turns is not None and weight.is_computed:
-                        self.turns.note(name, in_use)
+            if name in self.copies:  # of several steps in one batch the first decides what "before" is
+                continue
+            now = (
+                weight.parameters[0].detach() if is_whole and weight.is_plain else _in_use(recorder, name, weight, part)
+            )
+            if now is None:
+                continue
+            self.copies[name] = _copied(now, self._spare.get(name))
+            if self.turns is not None and weight.is_computed:
+                self.turns.note(name, now)
 
     def forget(self) -> None:
-        """Know nothing of the weights, which have changed."""
+        """Forget the weights, which have changed."""
         if self.turns is not None:
             self.turns.forget()
 
@@ -72,16 +99,26 @@ class Before:
         # the next step copies other weights.
         has_turns = self.turns is not None and self.turns.waiting
         again = {} if has_turns else self.copies
-        self._spare = {name: copy for name, copy in again.items() if _can_serve_again(copy)}
+        self._spare = {
+            name: copy for name, copy in again.items() if type(copy) is Tensor and copy.is_cpu and not copy.is_nested
+        }
         self.copies = {}
 
 
-def _in_use(recorder: Recorder, name: str, weight: Weight, part: Part) -> Tensor | None:
-    """The part of a weight that is measured; None if it cannot be had, such as where code of the user's fails."""
+def _copied(tensor: Tensor, spare: Tensor | None) -> Tensor:
+    """Return a copy, in the memory of an earlier one of the same kind if there is one."""
+    if spare is None or type(tensor) is not Tensor or not tensor.is_cpu or tensor.is_nested:
+        return tensor.clone()
+    is_alike = (tensor.shape, tensor.dtype, tensor.layout) == (spare.shape, spare.dtype, spare.layout)
+    return spare.copy_(tensor) if is_alike else tensor.clone()
+
+
+def _in_use(recorder: Recorder, name: str, weight: Weight, part: Part | None) -> Tensor | None:
+    """Return the part of a weight that is measured; None if the user's code that computes it fails."""
     if weight.is_computed and recorder.is_off(name, "parameter_before"):
         return None
     try:
-        return part(weight.in_use)
+        return weight.in_use if part is None else part(weight.in_use)
     except Exception as error:
         _fail(recorder, name, _OF_VALUES, error)
         return None
@@ -93,46 +130,240 @@ def _fail(recorder: Recorder, name: str, roles: Sequence[Role], error: Exception
         recorder.switch_off([_site(name, role) for role in roles], error)
 
 
-def _copied(tensor: Tensor, spare: Tensor | None) -> Tensor:
-    """A copy, in the memory of an earlier one of the same kind if there is one."""
-    if spare is None or not _can_serve_again(tensor):
-        return tensor.clone()
-    is_alike = (tensor.shape, tensor.dtype, tensor.layout) == (spare.shape, spare.dtype, spare.layout)
-    return spare.copy_(tensor) if is_alike else tensor.clone()
-
-
-def _can_serve_again(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor and tensor.is_cpu and not tensor.is_nested
-
-
 def measure_weights(
     recorder: Recorder,
     weights: Mapping[str, Weight],
     before: Mapping[str, Tensor],
     roles: Collection[Role],
-    part: Part,
+    part: Part | None,
 ) -> None:
-    """Measure the weights after the steps of all optimizers, and how far these have moved them.
+    """Measure the weights after the steps of all optimizers, and how far these have moved them, in one pass.
 
     Args:
         recorder: measures.
         weights: the watched weights by name.
         before: copies of the weights before the steps, by name; those that no optimizer held are not there.
         roles: `parameter`, and `parameter_update` for the updates.
-        part: the part of each weight that is measured, the same as in `before`.
+        part: returns the part of each weight that is measured, the same as in `before`; None for all of it.
     """
-    recorder.observe_all(_of_weights(recorder, weights, before, roles, part))
-
-
-def _of_weights(
-    recorder: Recorder, weights: Mapping[str, Weight], before: Mapping[str, Tensor], roles: Collection[Role], part: Part
-) -> Iterator[tuple[Site, Tensor, Tensor | None]]:
+    has_values, has_updates = "parameter" in roles, "parameter_update" in roles
+    if not (has_values or has_updates):
+        return
+    is_whole, computed = part is None, 0
+    given: list[tuple[Site, Tensor, Tensor | None]] = []
     for name, weight in weights.items():
-        after = _in_use(recorder, name, weight, part)
+        is_plain = is_whole and weight.is_plain
+        after = weight.parameters[0].detach() if is_plain else _in_use(recorder, name, weight, part)
         if after is None:
             continue
-        if "parameter" in roles:
-            yield _site(name, "parameter"), after, None
-        if "parameter_update" in roles and name in before:
-            yield _site(name, "parameter_before"), before[name], None
-            yield _site(name, "parameter_update"), after, before[name]
+        if has_values:
+            given.append((_site(name, "parameter"), after, None))
+        if has_updates and (copy := before.get(name)) is not None:
+            given.append((_site(name, "parameter_before"), copy, None))
+            given.append((_site(name, "parameter_update"), after, copy))
+        computed += 0 if is_plain else after.numel()
+        if computed > MOST_WAITING:
+            recorder.observe_all(given)
+            given, computed = [], 0
+    recorder.observe_all(given)
+
+
+class Turns:
+    """Which weights have their turn in a step: those that have waited longest, as many as `MOST_COPIED_BYTES` hold.
+
+    Where that is enough for all of them, all have their turn in every step. Every rank comes to the same weights.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: frozenset[str] = frozenset()
+        """The names of the weights that had no turn in the last step."""
+        self._missed: dict[str, int] = {}
+        """By name, in the order in which they have waited: how many turns in a row no optimizer stepped the weight."""
+        self._bytes: dict[str, int] = {}
+        self._chosen: set[str] = set()
+        self._left = MOST_COPIED_BYTES
+        self._first: str | None = None
+        self._is_said = False
+
+    def said_once(self) -> str:
+        """A line for the user, at the end of the first step in which not all weights had their turn; else ""."""
+        if self._is_said or not self.waiting:
+            return ""
+        self._is_said = True
+        needed = sum(self._bytes.values())
+        return (
+            f"copies of all {len(self._bytes)} parameters before a step would take {needed / 1e9:.1f} GB, so their "
+            f"updates are measured by turns, each in about one of {math.ceil(needed / MOST_COPIED_BYTES)} logged steps"
+        )
+
+    def parts(self) -> str | None:
+        """What a fit that is continued must know: the weight that has waited longest; None before the first step."""
+        return next(iter(self._missed), None)
+
+    def go_on(self, parts: str | None) -> None:
+        """Begin with that weight."""
+        self._first = parts
+
+    def forget(self) -> None:
+        """Forget the weights, which have changed, but for the one that has waited longest."""
+        self._first = self.parts() or self._first
+        self._missed, self._bytes, self._chosen, self._left = {}, {}, set(), MOST_COPIED_BYTES
+
+    def of(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:
+        """Those of the weights that an optimizer is about to step which have their turn."""
+        for name, weight in weights.items():
+            if name not in self._bytes:
+                self._bytes[name] = sum(map(bytes_of, weight.parameters))
+                self._missed[name] = 0
+        self._begin_with_first()
+        if len(self._chosen) < len(self._missed):
+            self._choose()
+        return {name: weight for name, weight in weights.items() if name in self._chosen}
+
+    def _begin_with_first(self) -> None:
+        if self._first in self._missed:
+            names = list(self._missed)
+            at = names.index(self._first)
+            self._missed = {name: self._missed[name] for name in names[at:] + names[:at]}
+            self._first = None
+
+    def _choose(self) -> None:
+        for name in self._missed:
+            if name in self._chosen:
+                continue
+            if self._chosen and self._bytes[name] > self._left:
+                break  # those behind it must not overtake it
+            self._chosen.add(name)
+            self._left -= self._bytes[name]
+
+    def note(self, name: str, copied: Tensor) -> None:
+        """Note the size of a computed weight, which its parameters do not tell."""
+        self._bytes[name] = bytes_of(copied)
+
+    def end(self, copied: Container[str]) -> None:
+        """End the step.
+
+        Args:
+            copied: the names of the weights that were stepped.
+        """
+        chosen, self._chosen, self._left = self._chosen, set(), MOST_COPIED_BYTES
+        self.waiting = frozenset(self._missed.keys() - chosen)
+        if self.waiting:
+            for name in [name for name in self._missed if name in chosen]:
+                self._pass_on(name, name in copied)
+
+    def _pass_on(self, name: str, was_stepped: bool) -> None:
+        """Let the weight wait behind all others, unless it was not stepped and may keep its turn."""
+        missed = self._missed[name] + 1
+        if was_stepped or missed >= MOST_MISSED:
+            del self._missed[name]
+            missed = 0
+        self._missed[name] = missed
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """What a copy takes on this rank; of a split `DTensor` an equal share, which is the same on every rank."""
+    if is_lazy(tensor):
+        return 0
+    split = 1
+    if isinstance(tensor, DTensor):
+        parts = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+        split = math.prod(size for size, placement in parts if placement.is_shard())
+    return tensor.numel() * tensor.element_size() // split
+
+
+def measure_states(
+    recorder: Recorder, optimizers: Iterable[Optimizer], weights: Mapping[str, Weight], statistics: Collection[str]
+) -> None:
+    """Measure what the optimizers keep of these weights now.
+
+    Args:
+        recorder: measures.
+        optimizers: all optimizers of the fit.
+        weights: the watched weights by name.
+        statistics: names from `STATES`.
+    """
+    for optimizer in optimizers:
+        for name, parameter, _ in _held(optimizer, weights):
+            state = optimizer.state.get(parameter, {})
+            for statistic in statistics:
+                kept = state.get(STATES[statistic])
+                if isinstance(kept, Tensor):
+                    recorder.open(Site(name, "parameter_state", statistic))(kept)
+
+
+def measure_surprise(recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight]) -> None:
+    """Measure `g / sqrt(max(v, eps²))` of the weights that have a second moment. Their gradients must still be there.
+
+    Args:
+        recorder: measures.
+        optimizer: has just stepped.
+        weights: the watched weights by name.
+    """
+    for name, parameter, group in _held(optimizer, weights):
+        state = optimizer.state.get(parameter, {})
+        if parameter.grad is None or not _has_second_moment(state, group):
+            continue
+        observe = recorder.open(Site(name, "parameter_state", SURPRISE))
+        for gradient, kept in blocks_of(parameter.grad.detach(), state["exp_avg_sq"]):
+            gradient = gradient.to_dense() if gradient.is_sparse else gradient
+            expected = _without_bias(kept, state["step"], group["betas"][1])
+            observe(gradient.to(single_at_least(gradient.dtype)) / expected.clamp_(min=group["eps"] ** 2).sqrt_())
+
+
+def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[], None]:
+    """Have something done once, right after the optimizer has stepped; returns what takes that back.
+
+    Nothing is done for an optimizer that takes no hooks: Lightning knows others than those of torch.
+    """
+    is_done = False
+
+    def hook(*given: Any) -> None:
+        nonlocal is_done
+        if not is_done:
+            is_done = True
+            do()
+
+    if not isinstance(optimizer, Optimizer):
+        return lambda: None
+    return optimizer.register_step_post_hook(hook).remove
+
+
+def with_states(readings: Readings) -> StatisticColumns:
+    """Return the statistics of the readings, with those of an optimizer's state at the row of their parameter."""
+    columns, places = readings.statistics, readings.places
+    columns = StatisticColumns(columns.names, columns.values.copy(), columns.is_there.copy())
+    of_states = places.of_role("parameter_state")
+    if of_states:
+        with np.errstate(all="ignore"):
+            rms = np.asarray(FORMULAS["rms"].value(Moments(*readings.rows.T)))
+        names, owners = (tuple(getattr(site, part) for site in of_states) for part in ("index", "name"))
+        rows, owner = np.array([places.row(site) for site in of_states]), places.rows("parameter", owners)
+        is_kept = readings.is_filled[rows] & (owner >= 0)
+        for name in dict.fromkeys(names):
+            mine = is_kept & np.array([each == name for each in names])
+            values, is_there = np.full(len(readings), np.nan), np.zeros(len(readings), bool)
+            values[owner[mine]], is_there[owner[mine]] = rms[rows[mine]], True
+            columns = columns.joined({name: values}, is_there)
+    return columns
+
+
+def _has_second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> bool:
+    is_kept = isinstance(state.get("exp_avg_sq"), Tensor) and state.get("step") is not None
+    return is_kept and "betas" in group and "eps" in group
+
+
+def _without_bias(kept: Tensor, step: Any, beta: float) -> Tensor:
+    """The second moment without its bias towards the 0 that it began with, in memory of its own."""
+    steps = torch.as_tensor(step, device=measuring_device(kept.device)).double()
+    wide = single_at_least(kept.dtype)
+    moment: Tensor = kept.to(wide) / (1 - beta**steps).to(wide)
+    return moment
+
+
+def _held(optimizer: Optimizer, weights: Mapping[str, Weight]) -> Iterator[tuple[str, Parameter, dict[str, Any]]]:
+    """Name, parameter and group of each weight that the optimizer holds and no parametrization computes."""
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    for name, weight in weights.items():
+        if not weight.is_computed and id(weight.parameters[0]) in groups:
+            yield name, weight.parameters[0], groups[id(weight.parameters[0])]

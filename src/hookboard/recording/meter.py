@@ -97,11 +97,11 @@ class Meter:
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
         """See `Recorder.observe_all`."""
         given: list[Given] = []
-        values = 0
+        values, by_site = 0, self.slots.by_site
         for site, tensor, minus in tensors:
             if self._is_copied:
                 tensor, minus = tensor.detach().cpu(), None if minus is None else minus.cpu()
-            given.append((self.slots.of(site), tensor, minus))
+            given.append((by_site.get(site) or self.slots.of(site), tensor, minus))
             values += tensor.numel()
             if values > MOST_WAITING:
                 self._observe_given(given)

@@ -121,7 +121,8 @@ class Slots:
             measured: the numbers of the slots.
         """
         lent: dict[int, Tensor] = {}
-        for slot in (self.in_order[number] for number in measured):
+        for number in measured:
+            slot = self.in_order[number]
             if slot.counts is not None:
                 lent[slot.index] = slot.counts
                 slot.counts, slot.spare = no_counts(self._device) if slot.spare is None else slot.spare, None
@@ -140,7 +141,8 @@ class Slots:
             measured: the numbers of the slots.
         """
         taken: dict[int, Tensor] = {}
-        for slot in (self.in_order[number] for number in measured):
+        for number in measured:
+            slot = self.in_order[number]
             if slot.counts is not None:
                 taken[slot.index] = slot.counts.clone()
                 slot.counts.zero_()
