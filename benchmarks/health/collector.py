@@ -30,13 +30,12 @@ class RecordingMonitor(HealthMonitor):
         super().__init__(window=window)
         self.trace = trace
 
-    def _watch(self, *given: Any) -> Any:
-        watch = super()._watch(*given)
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule, watch: Any) -> None:
+        super()._prepare(trainer, pl_module, watch)
         if watch.judge is not None:
             self.trace.layers = {layer.name: layer for layer in watch.judge.run.layers}
             for name in TOLD:
                 setattr(watch.judge, name, self._kept(name, getattr(watch.judge, name)))
-        return watch
 
     def _kept(self, name: str, tell: Callable[..., None]) -> Callable[..., None]:
         def keep(*given: Any, **named: Any) -> None:

@@ -12,8 +12,7 @@ from toys import Toy, batches, events, fit, mlp, scalars
 from hookboard import ActivationLogger, FeatureMapLogger, GradientLogger, HealthMonitor
 from hookboard.clock import Clock, timed
 from hookboard.hooks import Taps
-from hookboard.loops.budget import OVERHEAD, Budget, Share
-from hookboard.loops.cadence import is_due_now
+from hookboard.loops.budget import OVERHEAD, Budget, Share, is_due_now
 
 
 @pytest.mark.parametrize("given", [0, -0.1, 1.5, "2%", True])
@@ -92,7 +91,7 @@ class Slow(ActivationLogger):
 
 def test_the_cadence_stretches_and_it_is_said_once(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr("hookboard.loops.course.inform", said.append)
+    monkeypatch.setattr("hookboard.loops.life.inform", said.append)
     fit(tmp_path, Toy(mlp()), batches(*[4] * 30), Slow("net.0", every_n_steps=2, max_overhead=0.05))
     steps = list(scalars(tmp_path)["activation_mean/net.0"])
     assert steps[:2] == [1, 3]
@@ -106,7 +105,7 @@ def test_the_cadence_stretches_and_it_is_said_once(tmp_path, monkeypatch):
 
 def test_where_every_step_is_due_nothing_is_said_of_steps_between(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr("hookboard.loops.course.inform", said.append)
+    monkeypatch.setattr("hookboard.loops.life.inform", said.append)
     fit(tmp_path, Toy(mlp()), batches(*[4] * 6), Slow("net.0", every_n_steps=1, max_overhead=0.05))
     assert len(said) == 1
     assert "each step between two looks" not in said[0]

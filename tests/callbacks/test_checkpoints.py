@@ -15,7 +15,7 @@ from toys import ALWAYS, Toy, batches, events, loader, scalars, trainer
 
 from hookboard import ActivationLogger, HealthMonitor, Intervention, KernelLogger, ParameterLogger, Rule, Scale, Symptom
 from hookboard.health.silence import Silence
-from hookboard.loops import saved
+from hookboard.loops import life, saved
 from hookboard.loops.saved import KEY
 from hookboard.plain import Form
 from hookboard.recording import Readings
@@ -79,7 +79,7 @@ def sinces(callback):
 def said(monkeypatch):
     """What is said about checkpoints."""
     lines = []
-    monkeypatch.setattr(saved, "alert", lines.append)
+    monkeypatch.setattr(life, "alert", lines.append)
     return lines
 
 

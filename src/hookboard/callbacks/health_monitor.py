@@ -76,6 +76,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         ()
     """
 
+    watch_class = HealthWatch
     verb = "judges"
     needs_logger = False  # there are still the verdicts and the terminal
     sees_every_step = True
@@ -139,16 +140,15 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         super()._reset()
         self._verdicts = ()
 
-    def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> HealthWatch:
-        health = HealthWatch(**vars(super()._watch(trainer, pl_module, watch)))
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch) -> None:
+        super()._prepare(trainer, pl_module, watch)
         if watch.stage == "train":
             if trainer.is_global_zero:
                 say_split(self._weights(watch.selection.owners))
-                health.begin_judging(Judge(self._rules(), self._known["train"], int(self.window)))
+                watch.begin_judging(Judge(self._rules(), self._known["train"], int(self.window)))
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
-                health.black_box = BlackBox(trainer, pl_module, exact=is_exact, is_scaled=health.scaling is not None)
-        return health
+                watch.black_box = BlackBox(trainer, pl_module, exact=is_exact, is_scaled=watch.scaling is not None)
 
     def _go_on(self, trainer: Trainer) -> None:
         super()._go_on(trainer)

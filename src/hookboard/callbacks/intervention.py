@@ -26,7 +26,7 @@ class _EditWatch(Watch):
         is_checked: whether the end of a changed batch was reached and checked.
     """
 
-    tag: str = field(kw_only=True)
+    tag: str = field(default="", kw_only=True)
     edits: Edits | None = field(default=None, kw_only=True)
     is_checked: bool = field(default=False, kw_only=True)
 
@@ -68,6 +68,7 @@ class Intervention(Life[_EditWatch]):
     """
 
     verb = "changes"
+    watch_class = _EditWatch
     changes_tensors = True
     may_stop_the_run = True
 
@@ -126,8 +127,8 @@ class Intervention(Life[_EditWatch]):
     def _takes_part(self, trainer: Trainer) -> bool:
         return True  # each rank changes its own batches
 
-    def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> _EditWatch:
-        return _EditWatch(**vars(watch), tag=self._tag(trainer))
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule, watch: _EditWatch) -> None:
+        watch.tag = self._tag(trainer)
 
     def _wants(self, trainer: Trainer, watch: _EditWatch, batch_idx: int, dataloader_idx: int) -> bool:
         step = logged_step(trainer)

@@ -35,6 +35,7 @@ class SiteLogger(Life[V]):
     """Base of callbacks that log readings: one flush of the recorder for each due step and each evaluation loop."""
 
     verb = "measures"
+    watch_class: type[V] = SiteWatch  # type: ignore[assignment]  # who has a V of his own sets it
     tells_overhead = True
 
     _part: Part | None = None
@@ -126,17 +127,16 @@ class SiteLogger(Life[V]):
     def _cadence(self, trainer: Trainer) -> int:
         return log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
 
-    def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> V:
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule, watch: V) -> None:
         if not self._live:
             say_if_copied(self._name, pl_module.device)
-        recorder = self._recorder(trainer, pl_module, watch)
-        scaling = None
-        if any(ROLES[role].is_gradient for role in self._roles()):
+        watch.roles = self._roles()
+        watch.recorder = self._recorder(trainer, pl_module, watch)
+        watch.taps = Taps({}, (), watch.recorder.open)
+        watch.news = next((other.news for other in self._live.values()), LayerNews(self._name))
+        if any(ROLES[role].is_gradient for role in watch.roles):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
-            scaling = Scaling(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
-        taps = Taps({}, (), recorder.open)
-        news = next((other.news for other in self._live.values()), LayerNews(self._name))
-        return SiteWatch(**vars(watch), recorder=recorder, taps=taps, scaling=scaling, news=news)  # type: ignore[return-value]  # who has a V of his own overrides this
+            watch.scaling = Scaling(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
 
     def _recorder(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> Recorder:
         """What measures the tensors of one stage."""
@@ -155,7 +155,7 @@ class SiteLogger(Life[V]):
 
     def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: V) -> None:
         forget_graphs(pl_module)
-        roles = [role for role in self._roles() if not ROLES[role].of_parameter]
+        roles = [role for role in watch.roles if not ROLES[role].of_parameter]
         modules, observer = watch.selection.modules, watch.recorder.open
         watch.taps = Taps(modules, roles, observer, in_graphs=True, model=pl_module, clock=self.clock)
         watch.until_end.callback(forget_scratch)
@@ -189,13 +189,13 @@ class SiteLogger(Life[V]):
 
     def _before_optimizer_step(self, pl_module: LightningModule, watch: V, optimizer: Optimizer) -> None:
         self._follow_weights(pl_module, watch)
-        roles = self._roles()
         if watch.scaling is not None:
             watch.recorder.scale = watch.scaling.before_step(optimizer)
-        if "parameter_grad" in roles:
+        if "parameter_grad" in watch.roles:
             measure_gradients(watch.recorder, optimizer, watch.weights, self._part)
-        watch.recorder.scale = None
-        if "parameter_update" in roles:
+        if watch.scaling is not None:
+            watch.recorder.scale = None
+        if "parameter_update" in watch.roles:
             watch.before.keep(watch.recorder, optimizer, watch.weights, self._part)
 
     def _end_batch(self, trainer: Trainer, watch: V) -> None:
@@ -207,7 +207,7 @@ class SiteLogger(Life[V]):
 
     def _measure_after_step(self, trainer: Trainer, watch: V) -> None:
         """Measure what can be seen of weights once all optimizers of the batch have stepped."""
-        measure_weights(watch.recorder, watch.weights, watch.before.copies, self._roles(), self._part)
+        measure_weights(watch.recorder, watch.weights, watch.before.copies, watch.roles, self._part)
 
     def _end_loop(self, trainer: Trainer, watch: V) -> None:
         self._log(trainer, watch)
@@ -284,7 +284,7 @@ class SiteLogger(Life[V]):
 
     def _expected(self, watch: V) -> list[tuple[str, Role]]:
         """Names and roles of which at least one tensor should be measured in due steps."""
-        of_weights = [role for role in self._roles() if ROLES[role].of_parameter]
+        of_weights = [role for role in watch.roles if ROLES[role].of_parameter]
         return [*watch.taps.expected(), *((name, role) for role in of_weights for name in watch.weights)]
 
     def written_tags(self) -> Iterator[str]:

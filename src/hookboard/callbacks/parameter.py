@@ -22,7 +22,7 @@ from hookboard.callbacks.weights import (
     measure_surprise,
     with_states,
 )
-from hookboard.loops import Selection, Watch, inform
+from hookboard.loops import Selection, inform
 from hookboard.measure import FORMULAS, Moments, Plan, Statistic, as_list, plan
 from hookboard.recording import Readings
 from hookboard.selection import select
@@ -127,10 +127,9 @@ class ParameterLogger(SiteLogger[SiteWatch]):
     def _roles(self) -> list[Role]:
         return ["parameter", "parameter_update"] if self._asked(UPDATES) else ["parameter"]
 
-    def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> SiteWatch:
-        found = super()._watch(trainer, pl_module, watch)
-        found.before.turns = Turns()
-        return found
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch) -> None:
+        super()._prepare(trainer, pl_module, watch)
+        watch.before.turns = Turns()
 
     def _before_optimizer_step(self, pl_module: LightningModule, watch: SiteWatch, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(pl_module, watch, optimizer)

@@ -85,6 +85,8 @@ class PictureLogger(Life[PictureWatch]):
     the batch has ended (`_pictures`). Hooks are attached only during that batch.
     """
 
+    watch_class = PictureWatch
+
     needs_weights = True
     """Whether the callback reads weights or calls modules, which needs whole weights on this rank."""
 
@@ -133,9 +135,6 @@ class PictureLogger(Life[PictureWatch]):
         if is_alone(trainer):
             return 1
         return STEPS_PER_LOG * log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
-
-    def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> PictureWatch:
-        return PictureWatch(**vars(watch))
 
     def _begin_loop(self, trainer: Trainer, watch: PictureWatch) -> None:
         """Decide whether this loop gives pictures."""

@@ -29,6 +29,7 @@ class SiteWatch(Watch):
     Args:
         recorder: measures the tensors of all sites.
         taps: the hooks on modules.
+        roles: which tensors are measured.
         weights: the watched weights by name.
         before: during a due step, copies of the weights before the optimizers stepped.
         gaps_are_named: whether the warning about sites without a reading has been given.
@@ -36,13 +37,14 @@ class SiteWatch(Watch):
         news: makes the record of the layers; all stages of a callback share it.
     """
 
-    recorder: Recorder = field(kw_only=True)
-    taps: Taps = field(kw_only=True)
+    recorder: Recorder = field(init=False)
+    taps: Taps = field(init=False)
+    roles: Sequence[Role] = field(default=(), kw_only=True)
     weights: dict[str, Weight] = field(default_factory=dict, kw_only=True)
     before: WeightsBefore = field(default_factory=WeightsBefore, kw_only=True)
     gaps_are_named: bool = field(default=False, kw_only=True)
     scaling: Scaling | None = field(default=None, kw_only=True)
-    news: LayerNews = field(kw_only=True)
+    news: LayerNews = field(init=False)
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """The cadence in force, what is known of the layers, and whose turn comes next."""

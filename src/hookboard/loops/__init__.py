@@ -1,6 +1,6 @@
 """Who calls a callback at which point of a run, and what stands between it and the run: shield, worker, budget."""
 
-from hookboard.loops.cadence import is_due, is_due_now
+from hookboard.loops.budget import is_due, is_due_now
 from hookboard.loops.duties import NothingToShowError
 from hookboard.loops.life import Life
 from hookboard.loops.trainer import (

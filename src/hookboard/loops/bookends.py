@@ -12,8 +12,41 @@ from torch.optim import Optimizer
 
 from hookboard.loops.trainer import callbacks_of, running_stage
 
-Members = list[Any]
-"""Callbacks of the class `Life`, whose file imports this one."""
+IN_THE_MIDDLE = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+"""The hooks of other callbacks that Lightning calls in the middle of a batch."""
+
+
+class Members(list[Any]):
+    """The callbacks of hookboard that take part in a run (of the class `Life`, whose file imports this one)."""
+
+    heard: frozenset[str] = frozenset()
+    """The hooks in the middle of a batch that other callbacks implement, while a batch is watched."""
+
+    def begin_batch(self, trainer: Trainer, pl_module: LightningModule, stage: str, *batch: Any) -> None:
+        """Have each member begin a batch; those that change tensors first, so that others find the changes made."""
+        for changes_tensors in (True, False):
+            for member in self:
+                if member.changes_tensors is changes_tensors:
+                    member.begin_batch(trainer, pl_module, stage, *batch)
+
+    def listen(self, trainer: Trainer) -> None:
+        """Find out which other callbacks will run in the middle of this batch."""
+        self.heard = frozenset()
+        for member in self:
+            if member.is_observing:
+                self.heard = frozenset(
+                    hook
+                    for each in callbacks_of(trainer)
+                    if not type(each).__module__.startswith("hookboard.")
+                    for hook in IN_THE_MIDDLE
+                    if getattr(type(each), hook) is not getattr(Callback, hook) or hook in vars(each)
+                )
+                return
+
+    def observe(self, on: bool) -> None:
+        """Observe nothing while other callbacks run in the middle of a batch, or go on."""
+        for member in self:
+            member.observe(on)
 
 
 class First(Callback):
@@ -24,10 +57,12 @@ class First(Callback):
 
     Args:
         members: the callbacks of hookboard that take part in the run.
+        last: stands after all other callbacks.
     """
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Members, last: "Last") -> None:
         self.members = members
+        self.last = last
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the training."""
@@ -47,23 +82,27 @@ class First(Callback):
         """Read the loss."""
         for member in self.members:
             member.before_backward(trainer, pl_module, loss)
-        self._pause(trainer, "on_before_backward")
+        if "on_before_backward" in self.members.heard:
+            self.members.observe(False)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the gradients."""
         for member in self.members:
             member.after_backward(trainer, pl_module)
-        self._pause(trainer, "on_after_backward")
+        if "on_after_backward" in self.members.heard:
+            self.members.observe(False)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Read the gradients and weights that the optimizer is about to use."""
         for member in self.members:
             member.before_optimizer_step(trainer, pl_module, optimizer)
-        self._pause(trainer, "on_before_optimizer_step")
+        if "on_before_optimizer_step" in self.members.heard:
+            self.members.observe(False)
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Observe nothing while other callbacks run."""
-        self._pause(trainer, "on_before_zero_grad")
+        if "on_before_zero_grad" in self.members.heard:
+            self.members.observe(False)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
         """End the batch."""
@@ -119,15 +158,9 @@ class First(Callback):
     def _stay_first(self, trainer: Trainer) -> None:
         """Move to the front, and `Last` to the end, if callbacks were added. This holds from the next hook on."""
         given = callbacks_of(trainer)
-        last = next((each for each in given if isinstance(each, Last)), None)
-        if last is not None and (given[0] is not self or given[-1] is not last):
-            others = [each for each in given if each is not self and each is not last]
-            trainer.callbacks = [self, *others, last]  # type: ignore[attr-defined]  # set outside its __init__
-
-    def _pause(self, trainer: Trainer, hook: str) -> None:
-        if any(member.is_observing for member in self.members) and _others_have(trainer, hook):
-            for member in self.members:
-                member.observe(False)
+        if given[0] is not self or given[-1] is not self.last:
+            others = [each for each in given if each is not self and each is not self.last]
+            trainer.callbacks = [self, *others, self.last]  # type: ignore[attr-defined]  # set outside its __init__
 
 
 class Last(Callback):
@@ -144,13 +177,13 @@ class Last(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, *rest: Any
     ) -> None:
         """Begin a batch."""
-        for member in _in_turn(self.members):
-            member.begin_batch(trainer, pl_module, "train", batch, batch_idx, 0)
+        self.members.begin_batch(trainer, pl_module, "train", batch, batch_idx, 0)
+        self.members.listen(trainer)
 
     def on_before_backward(self, *args: Any, **named: Any) -> None:
         """Observe again."""
-        for member in self.members:
-            member.observe(True)
+        if self.members.heard:
+            self.members.observe(True)
 
     on_after_backward = on_before_optimizer_step = on_before_zero_grad = on_before_backward
 
@@ -163,8 +196,7 @@ class Last(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Begin a batch."""
-        for member in _in_turn(self.members):
-            member.begin_batch(trainer, pl_module, running_stage(trainer), batch, batch_idx, dataloader_idx)
+        self.members.begin_batch(trainer, pl_module, running_stage(trainer), batch, batch_idx, dataloader_idx)
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
@@ -174,9 +206,10 @@ def join(trainer: Trainer, callback: Callback) -> None:
     given = callbacks_of(trainer)
     first = next((each for each in given if isinstance(each, First)), None)
     if first is None:
-        first = First([])
+        last = Last(Members())
+        first = First(last.members, last)
         # A new list: Lightning walks through the old one.
-        trainer.callbacks = [first, *given, Last(first.members)]  # type: ignore[attr-defined]  # set outside its __init__
+        trainer.callbacks = [first, *given, last]  # type: ignore[attr-defined]  # set outside its __init__
     if not any(member is callback for member in first.members):
         first.members.append(callback)
 
@@ -189,17 +222,3 @@ def leave(trainer: Trainer, callback: Callback) -> None:
             first.members[:] = [member for member in first.members if member is not callback]
             if not first.members:
                 trainer.callbacks = [each for each in given if not isinstance(each, First | Last)]  # type: ignore[attr-defined]  # as above
-
-
-def _in_turn(members: Members) -> Members:
-    """Those that change tensors first, so that others find the changes made."""
-    return sorted(members, key=lambda member: not member.changes_tensors)
-
-
-def _others_have(trainer: Trainer, hook: str) -> bool:
-    """Whether a callback that is not ours implements this hook."""
-    return any(
-        getattr(type(each), hook) is not getattr(Callback, hook) or hook in vars(each)
-        for each in callbacks_of(trainer)
-        if not type(each).__module__.startswith("hookboard.")
-    )

@@ -23,6 +23,9 @@ class NothingToShowError(ValueError):
 class Duties(Callback, ABC, Generic[W]):
     """What a callback selects, when it watches, and what it does at each point of a run."""
 
+    watch_class: type[W]
+    """What it holds of one stage."""
+
     verb = "shows"
     """What the callback does, used in messages: "KernelLogger shows nothing: ..."."""
 
@@ -65,9 +68,8 @@ class Duties(Callback, ABC, Generic[W]):
             ValueError: the configuration does not fit the model.
         """
 
-    @abstractmethod
-    def _watch(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> W:
-        """The same watch with the fields that this callback adds. No hook is attached yet."""
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
+        """Fill the fields that this callback adds to a watch. No hook is attached yet."""
 
     def _reset(self) -> None:
         """Forget the last run."""

@@ -1,6 +1,6 @@
 """When each callback does what, on one page.
 
-    on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _watch and _attach for each stage
+    on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _prepare and _attach for each stage
         on_train_start, on_<loop>_start                    _begin_training, Watch.go_on; _begin_loop
             on_<stage>_batch_start                         _wants; if it does, _begin_batch
                 on_before_backward, on_after_backward      _before_backward, _after_backward
@@ -11,27 +11,57 @@
     on_save_checkpoint, whenever that is                   Watch.parts
 
 `First` and `Last` in `bookends.py` call what stands between the first line and the last two: no callback implements
-those hooks itself. What they have in common stands in `course.py` and `saved.py`. A callback with `sees_every_step` is
+those hooks itself. A callback with `sees_every_step` is
 also asked at each training batch, due or not: _see_batch, _see_loss, _see_gradients, _see_step, _see_batch_end.
+
+A watch is what a callback holds of one stage. Its two ExitStacks undo everything that the callback does: one when the
+batch has ended, one when the watch ends. An error in a callback ends its watch, not the run.
 """
 
+import functools
 import weakref
-from typing import Any
+from collections.abc import Callable, Set
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, ParamSpec, TypeVar
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookboard.clock import timed
+from hookboard.clock import Clock, timed
 from hookboard.loops.bookends import join, leave
-from hookboard.loops.duties import W
-from hookboard.loops.saved import KEY, Saved
+from hookboard.loops.budget import OVERHEAD, Budget, Share, is_due
+from hookboard.loops.decision import Decision, agreed
+from hookboard.loops.duties import Duties, NothingToShowError, W
+from hookboard.loops.saved import KEY, arguments_of, entry_of, go_on, save
 from hookboard.loops.tags import inform_of_many_tags, warn_of_equal_tags
-from hookboard.loops.trainer import is_alone, is_running, running_stage, warn
+from hookboard.loops.trainer import (
+    alert,
+    batch_to_repeat,
+    callbacks_of,
+    inform,
+    is_alone,
+    is_running,
+    let_go_of_model,
+    logged_step,
+    running_stage,
+    warn,
+    without_trainer,
+)
+from hookboard.loops.watch import Selection, Watch, changes, is_same, names_in, said_of_changes
+from hookboard.loops.worker import Patience, Worker, has_own_thread
+from hookboard.messages import warn_switched_off
+from hookboard.ranks import PATIENCE, Ranks, connected, has_process_group
+from hookboard.selection import NothingToSelectError
+from hookboard.writers import Loggers
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _StateKey:
-    """The callback's key in checkpoints. Lightning reads it before each hook, so a class tells here that it is none."""
+    """The callback's key in checkpoints; an object has its own, so a class tells here that it is none."""
 
     def __get__(self, callback: object | None, kind: type) -> str:
         if callback is None:  # no other error: what lists the members of a class goes on after this one
@@ -41,12 +71,38 @@ class _StateKey:
         return kind.__qualname__
 
 
-class Life(Saved[W]):
+class Life(Duties[W]):
     """Base of all callbacks: what they do at each point of a run."""
 
-    # The hooks of Lightning at which it begins and ends.
-
     state_key = _StateKey()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: dict[str, W] = {}
+        self._worker = Worker()
+        self.clock = Clock()
+        self.share = Share()
+        self._budget: Budget | None = None
+        self._may_rest = False
+        self._trainer: weakref.ref[Trainer] | None = None
+        """Whose run is watched, or was last."""
+        self._ranks: Ranks | None = None
+        """Those that merge what they measure, during a run; None if nothing is merged."""
+        self.patience: Patience | None = None
+        """How long it waits for other ranks, shared with the other callbacks of the run."""
+        self._kept: dict[str, Any] | None = None
+        """What the last fit knew when it ended."""
+        self._loaded: Any = None
+        """What the checkpoint of the fit holds that this one continues; None without it."""
+        vars(self)["state_key"] = type(self).__qualname__  # Lightning asks for it before each hook
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The configuration; a copy watches nothing until a run of its own starts."""
+        self._worker.wait()
+        nothing = dict.fromkeys(["_budget", "_trainer", "_ranks", "patience", "_kept", "_loaded"])
+        return without_trainer(self.__dict__) | nothing | {"_live": {}, "clock": Clock(), "share": Share()}
+
+    # The hooks of Lightning at which it begins and ends.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget the fit before, so that nobody saves it as this one."""
@@ -96,7 +152,10 @@ class Life(Saved[W]):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put what is known of the fit into the checkpoint."""
         if trainer.is_global_zero and not self._is_taken(trainer):
-            self._save(trainer, checkpoint)
+            try:
+                save(self._entry(trainer), checkpoint)
+            except Exception as error:
+                alert(f"what {self._name} has seen is not in the checkpoint: {type(error).__name__}: {error}")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep what the checkpoint holds until the training starts: some strategies load it behind `on_fit_start`."""
@@ -133,17 +192,45 @@ class Life(Saved[W]):
             self._do(watch, "at the start of the training", self._begin_training, trainer, watch)
         self._go_on(trainer)
 
+    def _go_on(self, trainer: Trainer) -> None:
+        """Know what the fit knew that this one continues; where that cannot be, say why, and begin anew."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is None or not self._live:
+            return
+        try:
+            must_be_there = self.remembers and bool(trainer.global_step)
+            go_on(loaded, self._name, self._arguments(), self._live, must_be_there)
+        except Exception as error:
+            alert(f"{self._name} begins anew, without what was seen before the checkpoint: {error}.")
+
     @timed
     def begin_batch(
         self, trainer: Trainer, pl_module: LightningModule, stage: str, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """See `_begin_batch`."""
-        self._start_batch(trainer, pl_module, stage, batch, batch_idx, dataloader_idx)
         watch = self._live.get(stage)
-        if watch is not None and stage == "train" and self.sees_every_step:
+        if watch is None:
+            return
+        has_budget = self._budget is not None and stage == "train"
+        if has_budget and is_due(logged_step(trainer), watch.every_n_steps):
+            self._keep_step(watch)
+            if stage not in self._live:  # another rank is lost
+                return
+        watch.is_due = self._wants(trainer, watch, batch_idx, dataloader_idx)
+        if self._budget is not None and has_budget:
+            self._budget.begin_batch(logged_step(trainer))
+            self._budget.is_due = watch.is_due
+        if watch.is_due:
+            watch.is_open = self._may_rest = True
+            self._do(watch, "at the start of a batch", self._open_batch, trainer, pl_module, watch, batch)
+        if self.sees_every_step and stage == "train" and stage in self._live:
             self._do(watch, "at the start of a batch", self._see_batch, trainer, pl_module, watch, batch, batch_idx)
 
-    @timed
+    def _open_batch(self, trainer: Trainer, pl_module: LightningModule, watch: W, batch: Any) -> None:
+        if watch.stage == "train":
+            self._follow(trainer, pl_module, watch)
+        self._begin_batch(trainer, pl_module, watch, batch)
+
     def before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """See `_before_backward`."""
         watch = self._live.get("train")
@@ -152,7 +239,6 @@ class Life(Saved[W]):
         if watch is not None and watch.is_due:
             self._do(watch, "before the backward pass", self._before_backward, watch)
 
-    @timed
     def after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `_after_backward`."""
         watch = self._live.get("train")
@@ -161,7 +247,6 @@ class Life(Saved[W]):
         if watch is not None and watch.is_due:
             self._do(watch, "after the backward pass", self._after_backward, watch)
 
-    @timed
     def before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """See `_before_optimizer_step`."""
         watch = self._live.get("train")
@@ -172,8 +257,9 @@ class Life(Saved[W]):
 
     @property
     def is_observing(self) -> bool:
-        """Whether a batch is being watched."""
-        return any(watch.is_due for watch in self._live.values())
+        """Whether a batch of the training is being watched."""
+        watch = self._live.get("train")
+        return watch is not None and watch.is_due
 
     def observe(self, on: bool) -> None:
         """See `Watch.observe`."""
@@ -184,25 +270,39 @@ class Life(Saved[W]):
     @timed
     def end_batch(self, trainer: Trainer, stage: str) -> None:
         """See `_end_batch`."""
-        if stage == "train":
-            self._see_end(trainer)
-        self._finish_batch(trainer, stage)
-
-    def _see_end(self, trainer: Trainer) -> None:
-        watch = self._live.get("train")
-        if watch is not None and self.sees_every_step:
+        watch = self._live.get(stage)
+        if watch is None:
+            return
+        if self.sees_every_step and stage == "train":
             self._do(watch, "at the end of a batch", self._see_batch_end, trainer, watch)
+        if watch.is_due and stage in self._live:
+            watch.is_due = False
+            if not self.changes_tensors:
+                self._do(watch, "at the end of a batch", watch.until_batch_end.close)
+            if stage in self._live:
+                self._do(watch, "at the end of a batch", self._end_batch, trainer, watch)
+        if self._may_rest and stage == "train":  # by now the model has run once with its hooks
+            self._may_rest = False
+            for each in list(self._live.values()):
+                self._do(each, "at the end of a batch", each.rest)
 
     @timed
     def leave_batch(self) -> None:
-        """Undo what is left of the last batch, before other callbacks hear of what follows."""
-        self._leave_batch()
+        """Undo what an earlier batch has left, before other callbacks hear of what follows; say what the worker has."""
+        self._worker.catch_up()
+        for watch in list(self._live.values()):
+            watch.is_due = False
+            if watch.is_open:
+                watch.is_open = False
+                self._do(watch, "at the end of a batch", watch.until_batch_end.close)
 
     @timed
     def end_epoch(self, trainer: Trainer) -> None:
         """Undo what is left of a batch: if the module ends an epoch early, its last batch has no end hook."""
-        self._leave_batch()
-        self._see_end(trainer)
+        self.leave_batch()
+        watch = self._live.get("train")
+        if watch is not None and self.sees_every_step:
+            self._do(watch, "at the end of a batch", self._see_batch_end, trainer, watch)
 
     @timed
     def end_training(self, trainer: Trainer) -> None:
@@ -230,9 +330,244 @@ class Life(Saved[W]):
     @timed
     def end_loop(self, trainer: Trainer) -> None:
         """See `_end_loop`."""
-        self._leave_batch()
+        self.leave_batch()
         watch = self._live.get(running_stage(trainer))
         if watch is not None:
             self._do(watch, "at the end of an evaluation", self._end_loop, trainer, watch)
         if self._ranks is None:  # other ranks may still be evaluating
             self._worker.settle()
+
+    def _start(self, trainer: Trainer, pl_module: LightningModule, running: Set[str]) -> None:
+        """Begin to watch those of the callback's stages that are to run."""
+        self._end_all()
+        self._reset()
+        selection, decision = self._decide(trainer, pl_module)
+        if decision.reason:
+            inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
+        elif self._takes_part(trainer) and self._is_connected(trainer):
+            in_thread = has_own_thread(pl_module.device) or self._ranks is not None
+            if self._ranks is not None:  # where one callback has waited in vain, the next need not wait as long
+                others = (one.patience for one in self._together(trainer) if one.patience is not None)
+                self.patience = next(others, Patience(PATIENCE))
+            self._worker = Worker(f"hookboard {self._name}", in_thread, self.patience)
+            self.share = Share()
+            self.share.begin(one.clock for one in self._together(trainer))
+            self._budget = None if self.max_overhead is None else Budget(self.max_overhead, self.clock)
+            self._may_rest = True
+            said: set[str] = set()
+            for stage in decision.stages:
+                if stage in running:
+                    loggers, layout = Loggers(trainer.loggers, self._name), dict(pl_module.named_modules())
+                    watch = self.watch_class(stage, decision.every_n_steps, loggers, selection, layout, said)
+                    self._prepare(trainer, pl_module, watch)
+                    self._live[stage] = watch
+                    self._attach(trainer, pl_module, watch)
+
+    def _is_connected(self, trainer: Trainer) -> bool:
+        """Connect the ranks, if they are to merge what they measure; a warning says why they cannot be."""
+        if self._merges(trainer):
+            self._ranks, why_not = connected()
+            if why_not:
+                warn(f"{self._name} {self.verb} nothing: {why_not}.")
+            return not why_not
+        return True
+
+    def _decide(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Selection, Decision]:
+        selection, reason, said, failure = Selection(), None, None, None
+        must_agree = trainer.world_size > 1 and self._is_collective(trainer) and has_process_group()
+        try:
+            selection = self._select(pl_module)
+            reason = self._why_not(trainer, pl_module)
+        except NothingToSelectError as nothing:
+            reason = str(nothing)
+        except ValueError as error:
+            said, failure = f"{self._name} could not start: {error}", ValueError(f"{self._name}: {error}")
+            if not must_agree:
+                raise failure from error
+        mine = Decision(reason, int(self._cadence(trainer)), self._stages(trainer), said)
+        decision = agreed(mine) if must_agree else mine
+        if failure:
+            raise failure
+        return selection, decision
+
+    def _follow(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
+        """If modules of the model were replaced, watch the new ones, and warn once."""
+        layout = dict(pl_module.named_modules())
+        if is_same(layout, watch.layout):
+            return
+        watch.layout = layout
+        old = watch.selection
+        try:
+            watch.selection = self._select(pl_module)
+        except ValueError:  # what the user named is no longer there
+            watch.selection = old.what_is_left(pl_module)
+        changed = changes(old, watch.selection)
+        if changed:
+            watch.until_end.close()
+            self._attach(trainer, pl_module, watch)
+        self._say_changed(watch, changed, pl_module)
+
+    def _say_changed(self, watch: W, changed: dict[str, str], pl_module: LightningModule) -> None:
+        fresh = {name: kind for name, kind in changed.items() if name not in watch.said}
+        watch.said.update(fresh)
+        if fresh:
+            warn(
+                f"{self._name}: the model has changed during the fit and is watched as it is now; "
+                f"{said_of_changes(fresh, names_in(pl_module))}."
+            )
+
+    @property
+    def is_in_training(self) -> bool:
+        """Whether it watches a training now."""
+        return "train" in self._live
+
+    def _overhead(self, trainer: Trainer, watch: W) -> dict[str, float]:
+        """The share of time that all callbacks have taken since the last look of any, by its tag; one of them tells."""
+        if watch.stage != "train":
+            return {}
+        every = self._together(trainer)
+        for one in every:
+            if one.tells_overhead and one.is_in_training:
+                share = one.share.take(logged_step(trainer), [each.clock for each in every])
+                return {} if share is None else {OVERHEAD: share}
+        return {}
+
+    def _together(self, trainer: Trainer) -> "list[Life[Any]]":
+        """All callbacks of the Trainer that have a clock."""
+        every = [callback for callback in callbacks_of(trainer) if isinstance(callback, Life)]
+        return every if self in every else [self]  # a callback of the user's may hold it and call it
+
+    def _keep_step(self, watch: W) -> None:
+        """Take the cadence that all ranks have found at the last look, so that they measure the same steps."""
+        if self._ranks is not None:
+            self._worker.settle()
+            if watch.wanted is not None:
+                self._stretch(watch, watch.wanted)
+
+    def _stretch(self, watch: W, factor: int) -> None:
+        """Take this many times the cadence from now on; said once."""
+        is_first, watch.stretch = watch.stretch == 1 and not watch.is_stretch_said, factor
+        if is_first and factor > 1 and self._budget is not None:
+            watch.is_stretch_said = True
+            idle = f"each step between two looks {1e3 * self._budget.idle:.2g} ms, " if self._budget.idle else ""
+            inform(
+                f"{self._name} measures every {factor * watch.every_n_steps} steps instead of {watch.every_n_steps}: "
+                f"a look takes {1e3 * (self._budget.look or 0):.3g} ms, {idle}a bare step "
+                f"{1e3 * self._budget.step:.3g} ms, and max_overhead is {self._budget.share}. "
+                "It may change with the time they take (this is said once)."
+            )
+
+    def _do(self, watch: W, when: str, duty: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call the duty and time it; an error becomes a warning that ends the watch, unless it may stop the run.
+
+        No context manager, which takes four calls where this is one: each step needs several of them.
+        """
+        clock = self.clock
+        is_first = clock.began is None
+        if is_first:
+            clock.began = perf_counter()
+        try:
+            duty(*args, **kwargs)
+        except Exception as error:
+            if not self._may_go_on(watch, when, error):
+                raise
+        finally:
+            if is_first and clock.began is not None:
+                clock.spent += perf_counter() - clock.began
+                clock.began = None
+
+    def _may_go_on(self, watch: W, when: str, error: Exception) -> bool:
+        """Whether a fault is no fault of the run; then it has been said, and the watch has ended."""
+        if isinstance(error, NothingToShowError):
+            self._drop(watch)
+            warn(f"{self._name} {self.verb} nothing: {error}.")
+            return True
+        if self.may_stop_the_run:
+            return False
+        is_first, watch.has_fault = not watch.has_fault, True
+        self._drop(watch)
+        if is_first:
+            warn_switched_off(f"{self._name} ({when})", error)
+        return True
+
+    def _drop(self, watch: W) -> None:
+        # Where one rank stops, none can merge any longer, in no stage.
+        for each in (ended := [watch] if self._ranks is None else [watch, *self._live.values()]):
+            each.has_fault = True
+        self._worker.settle()
+        for each in ended:
+            if self._live.pop(each.stage, None) is not None:
+                self._leave(each)
+                _undo(each)
+        if self._ranks is not None:
+            self._ranks.leave()
+            self._ranks = self.patience = None
+
+    def _disconnect(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = self.patience = None
+
+    def _at(self, point: str, exchange: Callable[[], T]) -> Callable[[], T]:
+        """What calls `exchange`, with several ranks as `Ranks.at` does; any thread may call it."""
+        return exchange if self._ranks is None else functools.partial(self._ranks.at, point, exchange)
+
+    def _leave_to_worker(self, watch: W, job: Callable[[], None], when: str) -> None:
+        """Do what training need not wait for; if it fails, the same happens as if it had failed here.
+
+        Args:
+            watch: what it is done for.
+            job: reads nothing of the Trainer, the model, or an `experiment` that a logger still has to make.
+            when: said of a fault.
+        """
+
+        def on_fault(error: BaseException) -> None:
+            if not isinstance(error, Exception) or not self._may_go_on(watch, when, error):
+                raise error
+
+        self._worker.do(job, on_fault)
+
+    def _end_all(self) -> None:
+        try:
+            self._worker.close()
+        finally:
+            self._disconnect()
+            live, self._live = self._live, {}
+            for watch in live.values():
+                try:
+                    self._leave(watch)
+                finally:
+                    _undo(watch)
+
+    def _end_run(self, trainer: Trainer) -> None:
+        """End all watches; what they know is kept for a checkpoint that is written after the fit."""
+        self._loaded = None
+        try:
+            with suppress(Exception):  # a fault that has ended the fit may be one here too
+                self._kept = self._entry(trainer)
+            self._end_all()
+        finally:
+            let_go_of_model(self)
+
+    def _entry(self, trainer: Trainer) -> dict[str, Any] | None:
+        """Return what goes into a checkpoint now; None if there is nothing. After the fit, of its end."""
+        if not self._live or is_alone(trainer):
+            return self._kept
+        self._worker.wait()
+        return entry_of(self._name, self._arguments(), self._live, batch_to_repeat(trainer))
+
+    def _arguments(self) -> dict[str, str]:
+        """Return the arguments that decide what it knows of a run, as text, with the cadence that is in force."""
+        return arguments_of(self, next(iter(self._live.values())).every_n_steps)
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+
+def _undo(watch: Watch) -> None:
+    try:
+        with watch.until_end, watch.until_batch_end:
+            watch.is_due = False
+    except Exception as error:
+        warn(f"not all hooks of a callback could be removed: {type(error).__name__}: {error}")

@@ -7,16 +7,12 @@ the Trainer, and one that is given other arguments would never see what there is
 
 import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from lightning.pytorch import Trainer
 
 from hookboard.health import FORMS as OF_HEALTH
-from hookboard.loops.course import Course
-from hookboard.loops.duties import W
-from hookboard.loops.trainer import alert, batch_to_repeat, is_alone, let_go_of_model
+from hookboard.loops.watch import Watch
 from hookboard.plain import Forms, form_of_dataclass, packed, unpacked
 from hookboard.record import LayerFacts
 
@@ -34,69 +30,62 @@ FREE = ("stop_on", "max_overhead", "nonfinite", "sync_dist")
 """The arguments that may be others in a fit that is continued."""
 
 
-class Saved(Course[W]):
-    """Base of all callbacks: a checkpoint has what they know of the fit, and a fit that is continued knows it again."""
+def entry_of(
+    name: str, arguments: Mapping[str, str], watches: Mapping[str, Watch], again: tuple[int, int] | None
+) -> dict[str, Any] | None:
+    """Return what a callback puts into a checkpoint, not yet written; None if it has nothing to keep.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept: dict[str, Any] | None = None  # what the last fit knew when it ended
-        self._loaded: Any = None  # what the checkpoint of the fit holds that this one continues; None without it
+    Args:
+        name: of the callback's class.
+        arguments: of the callback, see `arguments_of`.
+        watches: of its stages.
+        again: see `Watch.parts`.
+    """
+    parts = {stage: found for stage, watch in watches.items() if (found := watch.parts(again))}
+    if not parts:
+        return None
+    return {"version": VERSION, "callback": name, "arguments": arguments, "parts": packed(parts, FORMS)}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The configuration."""
-        return super().__getstate__() | {"_kept": None, "_loaded": None}
 
-    def _entry(self, trainer: Trainer) -> dict[str, Any] | None:
-        """What goes into a checkpoint now, not yet written; None if there is nothing. After the fit, of its end."""
-        if not self._live or is_alone(trainer):
-            return self._kept
-        self._worker.wait()
-        again = batch_to_repeat(trainer)
-        parts = {stage: found for stage, watch in self._live.items() if (found := watch.parts(again))}
-        if not parts:
-            return None
-        what = {"arguments": self._arguments(), "parts": packed(parts, FORMS)}
-        return {"version": VERSION, "callback": self._name, **what}
+def save(entry: Mapping[str, Any] | None, checkpoint: dict[str, Any]) -> None:
+    """Write an entry into a checkpoint, which waits for the device."""
+    if entry is not None:
+        checkpoint.setdefault(KEY, []).append({**entry, "parts": entry["parts"].written()})
 
-    def _save(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-        """Put what is known of the fit into the checkpoint, which waits for the device."""
-        try:
-            entry = self._entry(trainer)
-            if entry is not None:
-                checkpoint.setdefault(KEY, []).append({**entry, "parts": entry["parts"].written()})
-        except Exception as error:
-            alert(f"what {self._name} has seen is not in the checkpoint: {type(error).__name__}: {error}")
 
-    def _arguments(self) -> dict[str, str]:
-        """The arguments that decide what it knows of a run, as text, with the cadence that is in force."""
-        names = inspect.signature(type(self)).parameters
-        kept = {name: _text_of(getattr(self, name)) for name in names if name not in FREE and hasattr(self, name)}
-        return kept | {"every_n_steps": str(next(iter(self._live.values())).every_n_steps)}
+def arguments_of(callback: object, every_n_steps: int) -> dict[str, str]:
+    """Return the arguments that decide what a callback knows of a run, as text.
 
-    def _go_on(self, trainer: Trainer) -> None:
-        """Know what the fit knew that this one continues; where that cannot be, say why, and begin anew."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is None or not self._live:
-            return
-        try:
-            parts = taken_from(loaded, self._name, self._arguments())
-            if parts is None and self.remembers and trainer.global_step:
-                raise ValueError("it holds nothing of this callback")
-            for stage, watch in self._live.items():
-                if parts is not None and stage in parts:
-                    watch.go_on(parts[stage])
-        except Exception as error:
-            alert(f"{self._name} begins anew, without what was seen before the checkpoint: {error}.")
+    Args:
+        callback: has each argument of its class as an attribute.
+        every_n_steps: the cadence in force.
+    """
+    names = inspect.signature(type(callback)).parameters
+    kept = {name: _text_of(getattr(callback, name)) for name in names if name not in FREE and hasattr(callback, name)}
+    return kept | {"every_n_steps": str(every_n_steps)}
 
-    def _end_run(self, trainer: Trainer) -> None:
-        """End all watches; what they know is kept for a checkpoint that is written after the fit."""
-        self._loaded = None
-        try:
-            with suppress(Exception):  # a fault that has ended the fit may be one here too
-                self._kept = self._entry(trainer)
-            self._end_all()
-        finally:
-            let_go_of_model(self)
+
+def go_on(
+    loaded: Any, name: str, arguments: Mapping[str, str], watches: Mapping[str, Watch], must_be_there: bool
+) -> None:
+    """Have watches know what the fit knew that this one continues.
+
+    Args:
+        loaded: what the checkpoint has under `KEY`.
+        name: of the callback's class.
+        arguments: of the callback, see `arguments_of`.
+        watches: of its stages.
+        must_be_there: whether a checkpoint without an entry of this callback is an error.
+
+    Raises:
+        ValueError: the entry is not of this callback, or cannot be read.
+    """
+    parts = taken_from(loaded, name, arguments)
+    if parts is None and must_be_there:
+        raise ValueError("it holds nothing of this callback")
+    for stage, watch in watches.items():
+        if parts is not None and stage in parts:
+            watch.go_on(parts[stage])
 
 
 def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[str, Any] | None:
