@@ -64,51 +64,6 @@ def test_a_view_knows_its_base():
     check("base_of", torch_private.base_of(x.view(4)) is x and torch_private.base_of(x) is None)
 
 
-class Both(torch.autograd.Function):
-    """Returns its input twice as much and three times as much."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x, 3 * x
-
-    @staticmethod
-    def backward(ctx, of_first, of_second):
-        return 2 * of_first + 3 * of_second
-
-
-@pytest.mark.parametrize("second", [lambda x: Both.apply(x)[1], lambda x: torch.frexp(x)[0]], ids=["python", "torch"])
-def test_a_hook_without_a_handle_sees_the_gradient_among_hooks_of_others(second):
-    x, seen = torch.ones(2, requires_grad=True), []
-    y = second(x)
-    first = y.register_hook(lambda grad: seen.append(("first", grad.tolist())))
-    assert torch_private.hook_own_gradient(y, lambda grad: seen.append(("ours", grad.tolist())))
-    last = y.register_hook(lambda grad: seen.append(("last", grad.tolist())))
-    removed = y.register_hook(lambda grad: seen.append("removed"))
-    removed.remove()
-    (5 * y).sum().backward()
-    check("hook_own_gradient", seen == [(who, [5.0, 5.0]) for who in ("first", "ours", "last")])
-    check("hook_own_gradient", first.id < last.id and len(y._backward_hooks) == 3)
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [torch.ones(2), torch.ones(2, requires_grad=True), (2 * torch.ones(2, requires_grad=True))[1:]],
-    ids=["without gradient", "leaf", "view"],
-)
-def test_a_tensor_whose_gradient_is_not_its_own_gets_no_hook_without_a_handle(tensor):
-    assert not torch_private.hook_own_gradient(tensor, print)
-    check("hook_own_gradient", tensor._backward_hooks is None)
-
-
-def test_a_hook_without_a_handle_is_the_first_of_a_tensor_that_has_none():
-    x, seen = torch.ones(2, requires_grad=True), []
-    _, y = Both.apply(x)
-    torch_private.hook_own_gradient(y, seen.append)
-    y.register_hook(lambda grad: 10 * grad)
-    y.sum().backward()
-    check("hook_own_gradient", [grad.tolist() for grad in seen] == [[1.0, 1.0]] and x.grad.tolist() == [30.0, 30.0])
-
-
 def test_the_hooks_and_buffers_of_a_module_are_its_own_dicts():
     module = nn.BatchNorm1d(2)
     after, before = module.register_forward_hook(print), module.register_forward_pre_hook(print)

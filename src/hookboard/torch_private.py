@@ -61,31 +61,6 @@ def explicit_values(tensor: Tensor) -> Tensor:
     return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
 
 
-def hook_own_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> bool:
-    """`Tensor.register_hook` without its handle, which takes most of the time: the hook ends with the graph.
-
-    Args:
-        tensor: a plain one.
-        hook: is called with the gradient.
-
-    Returns:
-        False, and nothing is done, if the tensor needs no gradient, is a leaf or a view: of a leaf the hook would stay,
-        and of a view that is changed in place it would not see the gradient.
-    """
-    if not tensor.requires_grad or tensor._base is not None or tensor.is_leaf:
-        return False
-    if torch._C._len_torch_function_stack():  # a mode of the user's may give copies in place of attributes
-        tensor.register_hook(hook)
-        return True
-    hooks = tensor._backward_hooks
-    if hooks is None:
-        hooks = tensor._backward_hooks = OrderedDict()
-        tensor.grad_fn._register_hook_dict(tensor)  # type: ignore[union-attr]  # it has one
-    hooks[RemovableHandle.next_id] = hook
-    RemovableHandle.next_id += 1
-    return True
-
-
 def forward_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
     """The module's own forward hooks, in the order in which they run."""
     return module._forward_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
@@ -116,28 +91,6 @@ def _refill(hooks: dict[int, Any], before: dict[int, Any]) -> None:
     came = {number: hook for number, hook in hooks.items() if number not in before}
     hooks.clear()
     hooks.update(before | came)
-
-
-def put_back_forward_hook(module: nn.Module, handle: RemovableHandle, hook: Callable[..., Any]) -> bool:
-    """Register a hook with keyword arguments again, after all others, under the handle by which it was removed.
-
-    Returns False if that cannot be: somebody has given the module other dicts for its hooks.
-    """
-    return _put_back(module._forward_hooks, module._forward_hooks_with_kwargs, handle, hook)
-
-
-def put_back_forward_pre_hook(module: nn.Module, handle: RemovableHandle, hook: Callable[..., Any]) -> bool:
-    """The same for a hook before the call."""
-    return _put_back(module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, handle, hook)
-
-
-def _put_back(
-    hooks: dict[int, Any], with_kwargs: dict[int, bool], handle: RemovableHandle, hook: Callable[..., Any]
-) -> bool:
-    if handle.hooks_dict_ref() is not hooks or not any(known() is with_kwargs for known in handle.extra_dict_ref):
-        return False
-    hooks[handle.id], with_kwargs[handle.id] = hook, True
-    return True
 
 
 def renumber(handle: RemovableHandle, number: int) -> None:
@@ -224,10 +177,6 @@ class Detour:
                 self._module._compiled_call_impl = self._hides
 
 
-frame_callback: Callable[[], object] = torch._C._dynamo.eval_frame.get_eval_frame_callback
-"""What torch.compile does with every function that this thread calls now; None for nothing."""
-
-
 def has_compiled_anything() -> bool:
     """Whether torch.compile has made a graph in this process."""
     return bool(counters["stats"])
@@ -236,11 +185,6 @@ def has_compiled_anything() -> bool:
 def is_in_force(stance: Any) -> bool:
     """Whether compiled code does now what this result of `torch.compiler.set_stance` says."""
     return torch._dynamo.eval_frame._stance is stance.stance
-
-
-def may_compile() -> bool:
-    """Whether nobody has told torch.compile not to (`torch.compiler.set_stance`)."""
-    return torch._dynamo.eval_frame._stance.stance == "default"
 
 
 def scale_of(scaler: GradScaler) -> Tensor | None:

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from toys import Toy, batches, fit, hooked, mlp, records, scalars
+from toys import Toy, batches, fit, mlp, records
 
-from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
+from hookboard import ActivationLogger, GradientLogger, ParameterLogger
 from hookboard.measure.statistics import plan
 from hookboard.recording.packet import Packet
 from hookboard.recording.recorder import Recorder
@@ -80,52 +80,3 @@ def test_nothing_is_measured_when_no_step_is_due(tmp_path, monkeypatch):
 
     monkeypatch.setattr("hookboard.recording.meter.Meter._observe", forbidden)
     fit(tmp_path, Toy(mlp()), batches(4, 4), *everything(every_n_steps=100))
-
-
-@pytest.fixture
-def rests(monkeypatch):
-    """Hooks rest at any cadence, as in a process in which nothing was compiled."""
-    monkeypatch.setattr("hookboard.callbacks.site_watch.WORTH_A_REST", 2)
-    monkeypatch.setattr("hookboard.hooks.taps.has_compiled_anything", lambda: False)
-
-
-class CountsHooks(Toy):
-    """Notes in each training step how many modules hold a hook."""
-
-    def training_step(self, batch):
-        self.counts = [*getattr(self, "counts", []), len(hooked(self.net))]
-        return super().training_step(batch)
-
-
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        # Hooked in the first step, in case that it compiles the model; in due ones; and behind a validation.
-        (lambda: ActivationLogger(every_n_steps=4, stages=["train", "validate"]), [3, 0, 0, 3, 0, 0, 3, 3, 0]),
-        (lambda: ActivationLogger(every_n_steps=100), [3] + [0] * 8),
-        (lambda: ActivationLogger(every_n_steps=1, roles="input"), [3] * 9),
-        (lambda: HealthMonitor(every_n_steps=4), [3, 0, 0, 3, 0, 0, 3, 3, 0]),
-    ],
-    ids=["two stages", "never due", "always due", "HealthMonitor"],
-)
-def test_modules_hold_no_hook_while_no_step_is_due(tmp_path, rests, make, expected):
-    model, callback = CountsHooks(mlp()), make()
-    validation = {"limit_val_batches": 2, "val_check_interval": 6, "num_sanity_val_steps": 1}
-    fit(tmp_path, model, batches(*[4] * 9), callback, **validation)
-    assert model.counts == expected
-    assert hooked(model) == []
-
-
-def test_what_is_measured_is_the_same_whether_hooks_stay_or_not(tmp_path, monkeypatch):
-    def written(folder, worth):
-        monkeypatch.setattr("hookboard.callbacks.site_watch.WORTH_A_REST", worth)
-        monkeypatch.setattr("hookboard.hooks.taps.has_compiled_anything", lambda: False)
-        activations = ActivationLogger(every_n_steps=3, stages=["train", "validate"])
-        callbacks = [activations, GradientLogger("net.2", roles=["grad_output", "grad_input"], every_n_steps=3)]
-        validation = {"limit_val_batches": 2, "val_check_interval": 4, "num_sanity_val_steps": 1}
-        fit(folder, Toy(mlp()), batches(*[4] * 12), *callbacks, accumulate_grad_batches=2, **validation)
-        return {tag: points for tag, points in scalars(folder).items() if tag != "hookboard/overhead"}
-
-    found = written(tmp_path / "resting", 2)
-    assert len(found) > 20
-    assert found == written(tmp_path / "staying", 1000)

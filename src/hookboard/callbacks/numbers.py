@@ -15,7 +15,7 @@ from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.site_watch import Gaps, SiteWatch
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.checks import check_share, check_steps, check_switches, chosen, wrong
-from hookboard.hooks import Taps, forget_graphs, forget_graphs_without_hooks
+from hookboard.hooks import Taps, forget_graphs
 from hookboard.loops import Life, Watch, inform, is_accumulating, is_due_now, log_every_n_steps, logged_step, names_in
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, plan
 from hookboard.parameters import Weight, are_still, weights_of
@@ -171,8 +171,6 @@ class SiteLogger(Life[V]):
 
     def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: V, batch: Any) -> None:
         watch.until_batch_end.callback(watch.stop_showing)
-        if watch.taps.are_resting:
-            forget_graphs_without_hooks(pl_module)
         watch.taps.active = True
 
     def _before_backward(self, watch: V) -> None:

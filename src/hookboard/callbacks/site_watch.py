@@ -14,11 +14,6 @@ from hookboard.parameters import Weight, why_silent
 from hookboard.recording import Reading, Recorder
 from hookboard.sites import ROLES, Role
 
-WORTH_A_REST = 10
-"""With fewer steps from one due step to the next, hooks that are idle between them stay: to take them off and put them
-back on takes as long as some steps with them (a choice)."""
-
-
 _KEPT = ("stretch", "is_stretch_said", "last_due", "gaps_are_named")
 
 
@@ -67,11 +62,6 @@ class SiteWatch(Watch):
     def observe(self, on: bool) -> None:
         """Observe nothing while other callbacks run in the middle of a batch, then go on."""
         self.taps.active = on
-
-    def rest(self) -> None:
-        """Take the hooks off until the next due step, if that is far enough."""
-        if self.every_n_steps * self.stretch >= WORTH_A_REST:
-            self.taps.rest()
 
     def follow_weights(self, weights: dict[str, Weight]) -> dict[str, str]:
         """Take these weights; returns the name of each that differs, and `new`, `replaced` or `gone`."""

@@ -3,7 +3,7 @@
 from hookboard.hooks.calls import UNKNOWN
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
-from hookboard.hooks.graphs import forget_graphs, forget_graphs_without_hooks
+from hookboard.hooks.graphs import forget_graphs
 from hookboard.hooks.hook_order import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, sort_hooks
 from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
 from hookboard.hooks.own_call import is_own_call, own_call, spare_of
@@ -22,7 +22,6 @@ __all__ = [
     "Taps",
     "edges_of",
     "forget_graphs",
-    "forget_graphs_without_hooks",
     "fused_layers",
     "is_own_call",
     "own_call",

@@ -75,9 +75,7 @@ def watch_output(
 
 
 class OutputGradient:
-    """The hook of an output that is no view; it serves every call of a module.
-
-    It holds no tensor: one that its own hook holds would outlive the graph.
+    """The hook of an output that is no view. It holds no tensor: one that its own hook holds would outlive the graph.
 
     Args:
         observe: is called with the gradient.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hookboard.hooks.gradients import why_no_gradient
 from hookboard.nested import can_be_filled, map_tensors, named_inputs, tensors_in
 from hookboard.sites import Role
-from hookboard.torch_private import has_compiled_anything, in_transform, is_compiled, may_compile
+from hookboard.torch_private import has_compiled_anything, in_transform, is_compiled
 
 
 def forget_graphs(model: nn.Module) -> None:
@@ -25,16 +25,6 @@ def forget_graphs(model: nn.Module) -> None:
     Which graphs those are cannot be told: functions are compiled, too, and Lightning unwraps compiled modules.
     """
     if has_compiled_anything() or any(is_compiled(module) for module in model.modules()):
-        torch.compiler.reset()
-
-
-def forget_graphs_without_hooks(model: nn.Module) -> None:
-    """The same where a model may have been compiled while its hooks were off, in the midst of a fit.
-
-    Only if a module of the model was compiled itself: all graphs are forgotten, and others are none of our business.
-    And never where torch must not compile anything again.
-    """
-    if has_compiled_anything() and may_compile() and any(is_compiled(module) for module in model.modules()):
         torch.compiler.reset()
 
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from hookboard.clock import Clock, timed
 from hookboard.hooks.calls import Call, Calls
-from hookboard.hooks.gradients import Observer, OutputGradient, Switch, watch_output, why_no_gradient
+from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import GraphEnd
 from hookboard.hooks.input_gradients import InputGradients, edges_of
 from hookboard.hooks.own_call import is_own_call
 from hookboard.messages import warn_switched_off
 from hookboard.nested import named_inputs, tensors_in
 from hookboard.sites import Role, Site
-from hookboard.torch_private import backward_number, hook_own_gradient, in_backward
+from hookboard.torch_private import in_backward
 
 
 class ModuleTap:
@@ -42,11 +42,7 @@ class ModuleTap:
         self._switch = switch
         self.graph_end: GraphEnd | None = None
         self._observers: dict[tuple[str, str], Callable[..., object]] = {}
-        self._of_outputs: dict[str, OutputGradient] = {}
         self._each_call = each_call
-        self.quick: Callable[[Any], bool] | None = None
-        """Does what `leave` does with a plain tensor, in fewer calls, unless it returns False; None if it cannot. It
-        must not be called where torch.compile would compile it, nor in a call of our own."""
         self._calls = Calls() if each_call or "grad_input" in roles else None
         self._input_gradients: list[InputGradients] = []
         self._until_settled = ExitStack()
@@ -93,32 +89,8 @@ class ModuleTap:
                 if "grad_input" in self.roles:
                     self._watch_input_gradients(call, [tensor for _, tensor in outputs])
                 self._calls.leave()
-            if self.quick is None and self._calls is None and not self._is_off and "input" not in self.roles:
-                self.quick = self._quick()
         except Exception as error:
             self._give_up(error)
-
-    def _quick(self) -> Callable[[Tensor], bool] | None:
-        observe, ready = self._observers.get(("output", "")), self._of_outputs.get("")
-        if (observe is None) is ("output" in self.roles) or (ready is None) is ("grad_output" in self.roles):
-            return None  # not yet
-
-        clock = Clock() if self.clock is None else self.clock
-
-        def quick(output: Tensor) -> bool:
-            began = clock.start()
-            try:
-                if ready is not None and not hook_own_gradient(output, ready):
-                    return False
-                if observe is not None and backward_number() == -1:
-                    observe(output)
-            except Exception as error:
-                self._give_up(error)
-            finally:
-                clock.stop(began)
-            return True
-
-        return quick
 
     def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
         """Take a tensor that a running graph shows; see `graphs.Receiver`."""
@@ -160,15 +132,10 @@ class ModuleTap:
         if not tensor.requires_grad:
             self.causes["grad_output"] = _why_no_gradient_of("output", [tensor])
             return
-        ready = self._of_outputs.get(path)
-        if ready is not None and type(tensor) is Tensor and hook_own_gradient(tensor, ready):
-            return
         observer = self._observer("grad_output", path)
         handle = watch_output(tensor, observer, self._switch, self._explain("grad_output"))
         if handle is not None:
             self._until_settled.callback(handle.remove)
-        if not self._each_call:
-            self._of_outputs[path] = OutputGradient(observer, self._switch)
 
     def _watch_input_gradients(self, call: Call, outputs: list[Tensor]) -> None:
         observers = {path: self._observer("grad_input", path) for path in call.edges}
@@ -192,7 +159,7 @@ class ModuleTap:
 
     def _give_up(self, error: Exception) -> None:
         self.causes = dict.fromkeys(self.roles, f"could not be read: {error}")
-        self._is_off, self.quick = True, None
+        self._is_off = True
         warn_switched_off(f"module {self.name!r}", error)
 
 

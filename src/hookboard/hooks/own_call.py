@@ -11,25 +11,24 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-own_calls: list[dict[int, tuple[Any, Any]]] = []
-"""Those that run, the innermost last: id of an original to (original, copy). In a hook, to look here costs a call less
-than `is_own_call`."""
+_own_calls: list[dict[int, tuple[Any, Any]]] = []
+"""Those that run, the innermost last: id of an original to (original, copy)."""
 
 
 @contextmanager
 def own_call() -> Iterator[None]:
     """Mark what runs inside the context as a call of our own. Contexts may be nested."""
     spares: dict[int, tuple[Any, Any]] = {}
-    own_calls.append(spares)
+    _own_calls.append(spares)
     try:
         yield
     finally:
-        own_calls[:] = [other for other in own_calls if other is not spares]
+        _own_calls[:] = [other for other in _own_calls if other is not spares]
 
 
 def is_own_call() -> bool:
     """Whether a call of our own runs."""
-    return bool(own_calls)
+    return bool(_own_calls)
 
 
 def spare_of(original: T, make_copy: Callable[[T], T]) -> T:
@@ -42,7 +41,7 @@ def spare_of(original: T, make_copy: Callable[[T], T]) -> T:
         make_copy: copies the object with its state.
     """
     current = original
-    for spares in own_calls:  # an inner call goes on from the outer call's copy
+    for spares in _own_calls:  # an inner call goes on from the outer call's copy
         if id(current) not in spares:
             spares[id(current)] = current, make_copy(current)
         current = spares[id(current)][1]

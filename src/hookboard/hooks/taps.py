@@ -9,7 +9,7 @@ from hookboard.clock import Clock
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Switch
 from hookboard.hooks.graphs import GraphEnd
-from hookboard.hooks.hook import Hook, Place, hook_of
+from hookboard.hooks.hook import Hook, hook_of
 from hookboard.hooks.module_tap import ModuleTap
 from hookboard.sites import Role, Site
 from hookboard.torch_private import has_compiled_anything, version_of
@@ -50,15 +50,9 @@ class Taps:
         self._modules = dict(modules)
         self._before = each_call or bool({"input", "grad_input"} & set(roles))
         self._hooks: dict[str, Hook] = {}
+        """Those that are on a module, by its name."""
         self._roles = tuple(roles)
         self._old_gradients = {state for module in modules.values() for state in _gradients_of(module)}
-        self._was_compiled = False
-        self.are_resting = False
-        """Whether all hooks are off the modules until the taps are active again."""
-        self._on: set[str] = set()
-        """The names of the modules on which hooks are."""
-        self._places: dict[str, Place] = {}
-        """Where hooks stood that were taken off."""
         self._model = model
         self._layers: list[list[nn.Module]] = []
         self._fused: list[str] = []
@@ -66,9 +60,8 @@ class Taps:
         self._find_fused()
 
     def attach(self) -> None:
-        """Hook every module, after the hooks that are already there."""
-        self._put_on([name for name, each in self._modules.items() if not isinstance(each, torch.jit.ScriptModule)])
-        self._take_off(self._fused)
+        """Hook every module, after the hooks that are already there. Until `detach` an idle hook costs one look."""
+        self._put_on(name for name in self._modules if name not in self._fused)
 
     def _find_fused(self) -> None:
         self._layers = [] if self._model is None else fused_layers(self._model)
@@ -79,28 +72,15 @@ class Taps:
         numbers: dict[str, int] = {}
         for name in names:
             module = self._modules[name]
-            is_hidden = id(module) in hidden
-            hook = self._hooks[name] = hook_of(module, self._before, self._hooks.get(name), is_hidden=is_hidden)
-            hook.hold(module, numbers, self._places.get(name), is_hidden=is_hidden)
-            self._on.add(name)
+            if name not in self._hooks and not isinstance(module, torch.jit.ScriptModule):
+                is_hidden = id(module) in hidden
+                hook = self._hooks[name] = hook_of(module, self._before, is_hidden=is_hidden)
+                hook.hold(module, numbers, is_hidden=is_hidden)
 
     def _take_off(self, names: Iterable[str]) -> None:
-        for name in self._on.intersection(names):
-            hook = self._hooks[name]
-            if not hook.is_hidden:
-                self._places[name] = hook.place(self._modules[name])
-            hook.let_go()
-            self._on.discard(name)
-
-    def rest(self) -> None:
-        """Take the hooks off until the taps are active again: an idle hook costs some microseconds of each call.
-
-        They stay where anything was compiled, because graphs hold them. So the model must have run with its hooks.
-        """
-        self._was_compiled = self._was_compiled or has_compiled_anything()
-        if not (self.active or self.are_resting or self._was_compiled):
-            self._take_off(self._hooks)
-            self.are_resting = True
+        for name in names:
+            if name in self._hooks:
+                self._hooks.pop(name).let_go()
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
@@ -108,23 +88,21 @@ class Taps:
         try:
             self.settle()
         finally:
-            self._take_off(self._hooks)
-            self._hooks, self._places, self.are_resting = {}, {}, False
+            self._take_off(list(self._hooks))
 
     @property
     def active(self) -> bool:
-        """Whether tensors are shown to observers. If not, a call costs one look at a tuple, at rest nothing."""
+        """Whether tensors are shown to observers. If not, a call costs one look at a tuple."""
         return self._switch.on
 
     @active.setter
     def active(self, on: bool) -> None:
         if on is self._switch.on:
             return
-        if on and self._fused:  # some may have been compiled since
-            self._find_fused()
-        if on and len(self._on) < len(self._hooks):
-            self._put_on([name for name in self._hooks if name not in self._on], unhooked(self._layers))
-            self.are_resting = False
+        if on and self._fused:
+            hooked_later = self._fused
+            self._find_fused()  # some may have been compiled since
+            self._put_on(hooked_later, unhooked(self._layers))
         self._switch.on = on
         for name, hook in self._hooks.items():
             mine = self._taps[name]

@@ -83,7 +83,6 @@ class Life(Duties[W]):
         self.clock = Clock()
         self.share = Share()
         self._budget: Budget | None = None
-        self._may_rest = False
         self._trainer: weakref.ref[Trainer] | None = None
         """Whose run is watched, or was last."""
         self._ranks: Ranks | None = None
@@ -221,7 +220,7 @@ class Life(Duties[W]):
             self._budget.begin_batch(logged_step(trainer))
             self._budget.is_due = watch.is_due
         if watch.is_due:
-            watch.is_open = self._may_rest = True
+            watch.is_open = True
             self._do(watch, "at the start of a batch", self._open_batch, trainer, pl_module, watch, batch)
         if self.sees_every_step and stage == "train" and stage in self._live:
             self._do(watch, "at the start of a batch", self._see_batch, trainer, pl_module, watch, batch, batch_idx)
@@ -281,10 +280,6 @@ class Life(Duties[W]):
                 self._do(watch, "at the end of a batch", watch.until_batch_end.close)
             if stage in self._live:
                 self._do(watch, "at the end of a batch", self._end_batch, trainer, watch)
-        if self._may_rest and stage == "train":  # by now the model has run once with its hooks
-            self._may_rest = False
-            for each in list(self._live.values()):
-                self._do(each, "at the end of a batch", each.rest)
 
     @timed
     def leave_batch(self) -> None:
@@ -353,7 +348,6 @@ class Life(Duties[W]):
             self.share = Share()
             self.share.begin(one.clock for one in self._together(trainer))
             self._budget = None if self.max_overhead is None else Budget(self.max_overhead, self.clock)
-            self._may_rest = True
             said: set[str] = set()
             for stage in decision.stages:
                 if stage in running:

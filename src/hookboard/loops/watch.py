@@ -78,9 +78,6 @@ class Watch:
     def observe(self, on: bool) -> None:
         """Observe nothing while other callbacks run in the middle of a batch that is watched, then go on."""
 
-    def rest(self) -> None:
-        """After the first training batch, and after each in which anything was watched: put idle hooks aside."""
-
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """What a fit that is continued from a checkpoint must know, as `hookboard.plain` packs it; nothing by default.
 
