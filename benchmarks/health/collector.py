@@ -35,9 +35,9 @@ class RecordingMonitor(HealthMonitor):
         if watch.judge is not None:
             self.trace.layers = {layer.name: layer for layer in watch.judge.run.layers}
             for name in TOLD:
-                setattr(watch.judge, name, self._kept(name, getattr(watch.judge, name)))
+                setattr(watch.judge, name, self._recorded(name, getattr(watch.judge, name)))
 
-    def _kept(self, name: str, tell: Callable[..., None]) -> Callable[..., None]:
+    def _recorded(self, name: str, tell: Callable[..., None]) -> Callable[..., None]:
         def keep(*given: Any, **named: Any) -> None:
             self.trace.entries.append((name, given, named))
             tell(*given, **named)

@@ -28,7 +28,7 @@ SOURCES = (
     "benchmarks/health/plants/*.py",
     "benchmarks/health/controls/*.py",
     "src/hookboard/callbacks/*.py",
-    "src/hookboard/health/[cln]*.py",
+    "src/hookboard/health/lo*.py",
     "src/hookboard/hooks/*.py",
     "src/hookboard/measure/*.[cp]*",
     "src/hookboard/recording/*.py",

@@ -12,6 +12,7 @@ from benchmarks.health.document import PAGE, page
 from benchmarks.health.halves import half_of
 from benchmarks.health.harm import did_harm
 from benchmarks.health.plants import PLANTS
+from benchmarks.health.runner import train
 from benchmarks.health.trace import Head
 
 from hookboard.health import RULES
@@ -94,3 +95,11 @@ def test_a_case_says_its_name():
 
 def test_the_page_of_thresholds_is_what_the_source_says():
     assert PAGE.read_text() == page(), "python -m benchmarks.health.document writes docs/thresholds.md anew"
+
+
+@pytest.mark.trains
+def test_a_trace_has_what_the_judge_of_its_training_was_told():
+    trace = train(Case("base", "mlp", "mlp", 0))
+    assert trace.failure == ""
+    assert len(trace.looks) == 41  # at the first of 200 steps, and at every fifth
+    assert [name for name, _, _ in trace.entries if name != "see"] == ["see_evaluation"] * len(trace.held_out)

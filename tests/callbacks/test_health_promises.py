@@ -217,7 +217,7 @@ def test_layers_that_are_replaced_added_and_removed_are_judged_as_they_are_now()
 
     def keep(run):
         shapes.append({layer.name: (layer.type, layer.shapes.get("net.4.weight")) for layer in run.layers})
-        sizes.append((run.recent("activation_rms").shape, run.timeline.of("activation_rms").shape))
+        sizes.append((run.recent("activation_rms").shape, run.course("activation_rms").shape))
         return ()
 
     fit(None, Changes(), batches(*[8] * 6), HealthMonitor(rules=[rule, Rule("keep", keep)]))

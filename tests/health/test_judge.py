@@ -490,7 +490,7 @@ def test_a_layer_that_was_replaced_by_another_kind_has_no_history():
     run.see(looks.look(0, [looks.reading(name, "output", [looks.row()]) for name in ("fc", "head")]))
     run.follow(looks.layers(Layer("fc", "BatchNorm1d", "norm"), linear("head")))
     assert np.isnan(run.recent("activation_rms")[:, 0]).tolist() == [True, False]
-    assert np.isnan(run.timeline.of("activation_rms")[:, 0]).tolist() == [True, False]
+    assert np.isnan(run.course("activation_rms")[:, 0]).tolist() == [True, False]
 
 
 def test_a_note_that_was_an_alarm_says_so():

@@ -126,7 +126,7 @@ def test_a_layer_whose_values_are_not_finite_is_not_drawn_as_one_without_a_value
         pixels = drawn[f"health/{quantity}"].pixels
         assert (pixels == NOT_FINITE).sum() > (pixels == NOTHING).sum() == 0
     assert np.isnan(judge.run.recent("activation_rms")[1, -1]), "rules see no number"
-    assert np.isnan(judge.run.timeline.of("activation_rms")[1, -1])
+    assert np.isnan(judge.run.course("activation_rms")[1, -1])
 
 
 def test_layers_that_run_late_keep_what_was_not_finite():
@@ -134,14 +134,14 @@ def test_layers_that_run_late_keep_what_was_not_finite():
     judge.see(look(0, [reading("net.1", "output", [row(nonfinite=9)])]))
     judge.see(look(1, [reading("net.0", "output", [row()]), reading("net.1", "output", [row()])]))
     assert [layer.name for layer in judge.run.layers] == ["net.0", "net.1"], "as it ran the second time"
-    assert judge.run.timeline.is_spoiled("activation_rms").tolist() == [[False, False], [True, False]]
+    assert judge.run.table.is_spoiled("activation_rms").tolist() == [[False, False], [True, False]]
 
 
 def test_a_mask_of_minus_infinity_keeps_its_numbers():
     judge = Judge([], layers(Layer("net.0", "Mask", "other")), 3)
     output = reading("net.0", "output", [row()])
     judge.see(look(0, [replace(output, moments=output.moments._replace(neginf=5.0))]))
-    assert not judge.run.timeline.is_spoiled("activation_rms").any()
+    assert not judge.run.table.is_spoiled("activation_rms").any()
 
 
 def test_the_mark_of_dead_units_stands_beside_the_row_that_shows_them():

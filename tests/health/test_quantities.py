@@ -7,10 +7,7 @@ import torch
 from oracle import normal
 
 from hookboard.health import Look
-from hookboard.health.layer_table import LayerTable
-from hookboard.health.quantities import QUANTITIES, column_of
-from hookboard.health.recent import RECENT, Recent
-from hookboard.health.sheet import Sheet
+from hookboard.health.table import QUANTITIES, RECENT_LOOKS, LayerArrays, LookArrays, RunTable, quantities_of
 from hookboard.layers import Layer
 from hookboard.measure import plan
 from hookboard.recording import Recorder
@@ -24,12 +21,17 @@ LAYERS = [
 ]
 
 
-def sheet_of(tensors):
+def arrays_of(tensors):
     recorder = Recorder(plan(["rms", "zero_fraction"]), torch.device("cpu"), channels=lambda site, tensor: 1)
     for (name, role), tensor in tensors.items():
         recorder.open(Site(name, role))(tensor)
     look = Look(0, 0, {reading.site: reading for reading in recorder.flush()[0].values()})
-    return Sheet(look, LayerTable(LAYERS))
+    return LookArrays(look, LayerArrays(LAYERS))
+
+
+def named(arrays):
+    """Values, and where they are spoiled, by quantity."""
+    return tuple(dict(zip(QUANTITIES, part, strict=True)) for part in quantities_of(arrays))
 
 
 def rms(*tensors):
@@ -46,7 +48,7 @@ def test_quantities_are_those_of_the_raw_tensors():
     tensors |= {("a.bias", role): bias for role in ("parameter", "parameter_before")}
     tensors |= {("a.weight", "parameter_update"): moved, ("a.bias", "parameter_update"): kept}
     tensors |= {("c.weight", "parameter"): weight, ("c.weight", "parameter_before"): weight}  # in no optimizer
-    found = column_of(sheet_of(tensors))
+    found, spoiled = named(arrays_of(tensors))
     within = (
         out.double().var(0, correction=0).sum() / (out.double().var(0, correction=0) + out.double().mean(0) ** 2).sum()
     )
@@ -60,17 +62,16 @@ def test_quantities_are_those_of_the_raw_tensors():
         "dead_fraction": [0.0, 1 / 6, nan, nan],
     }
     for name, values in true.items():
-        np.testing.assert_allclose(found.values[name], values, rtol=1e-9, err_msg=name)
-    np.testing.assert_allclose(found.values["sample_spread"][0], within.sqrt(), rtol=1e-9)
-    assert found.values.keys() == found.spoiled.keys() == QUANTITIES.keys()
-    assert not any(spoiled.any() for spoiled in found.spoiled.values())
+        np.testing.assert_allclose(found[name], values, rtol=1e-9, err_msg=name)
+    np.testing.assert_allclose(found["sample_spread"][0], within.sqrt(), rtol=1e-9)
+    assert not any(where.any() for where in spoiled.values())
 
 
 def test_weights_that_began_at_zero_have_moved_without_bounds():
     tensors = {("c.weight", "parameter_before"): torch.zeros(4, 4), ("c.weight", "parameter_update"): normal(4, 4)}
-    assert column_of(sheet_of(tensors)).values["update_ratio"][2] == math.inf
+    assert named(arrays_of(tensors))[0]["update_ratio"][2] == math.inf
     tensors["c.weight", "parameter_update"] = torch.zeros(4, 4)
-    assert math.isnan(column_of(sheet_of(tensors)).values["update_ratio"][2])
+    assert math.isnan(named(arrays_of(tensors))[0]["update_ratio"][2])
 
 
 def test_what_held_nan_is_spoiled_and_a_mask_of_minus_infinity_is_not():
@@ -78,23 +79,31 @@ def test_what_held_nan_is_spoiled_and_a_mask_of_minus_infinity_is_not():
     bad[2, 2], masked[3, 3] = math.nan, -math.inf
     tensors = {("a", "output"): bad, ("b", "output"): masked, ("c", "output"): torch.full((3, 2), -math.inf)}
     tensors |= {("c.weight", "parameter_before"): normal(2, 2), ("c.weight", "parameter_update"): bad}
-    spoiled = column_of(sheet_of(tensors)).spoiled
+    _, spoiled = named(arrays_of(tensors))
     assert spoiled["activation_rms"].tolist() == [True, False, True, False]
     assert spoiled["update_ratio"].tolist() == [False, False, True, False]
     assert not spoiled["weight_rms"].any()
 
 
+def table_of_two(steps):
+    table = RunTable(LAYERS[:2])
+    for step in steps:
+        values = np.full((len(QUANTITIES), 2), float(step)) * [1.0, -1.0]
+        table.add(step, values, np.zeros_like(values, dtype=bool))
+    return table
+
+
 def test_the_latest_looks_are_kept_in_their_order():
-    recent = Recent()
-    for step in range(5 * RECENT + 3):
-        recent.add({name: np.array([step, -step], dtype=float) for name in QUANTITIES})
-        steps = list(range(max(0, step + 1 - RECENT), step + 1))
-        assert recent.of("weight_rms").tolist() == [steps, [-step for step in steps]]
+    for count in (1, RECENT_LOOKS, RECENT_LOOKS + 1, 2 * RECENT_LOOKS, 2 * RECENT_LOOKS + 1, 5 * RECENT_LOOKS + 3):
+        table = table_of_two(range(count))
+        steps = list(range(max(0, count - RECENT_LOOKS), count))
+        assert table.recent("weight_rms").tolist() == [steps, [-step for step in steps]]
+        assert list(table.recent_steps) == steps
 
 
 def test_layers_in_another_order_keep_their_numbers():
-    recent = Recent()
-    for step in range(3):
-        recent.add({name: np.array([step, 10.0 + step]) for name in QUANTITIES})
-    recent.reorder([1, 2, 0])
-    np.testing.assert_equal(recent.of("gradient_rms"), [[10, 11, 12], [math.nan] * 3, [0, 1, 2]])
+    table = table_of_two(range(3))
+    table.reorder([LAYERS[1], LAYERS[2], LAYERS[0]], [1, 2, 0])
+    for view in (table.recent, table.course):
+        np.testing.assert_equal(view("gradient_rms"), [[0, -1, -2], [math.nan] * 3, [0, 1, 2]])
+    assert not table.is_spoiled("gradient_rms").any()

@@ -8,7 +8,7 @@ import pytest
 from health.looks import layers, look, reading, row
 
 from hookboard.health import Judge, Page, Rule, Symptom, Verdict
-from hookboard.health.quantities import QUANTITIES
+from hookboard.health.table import QUANTITIES
 from hookboard.layers import Layer
 from hookboard.record import HEALTH, health_record
 
@@ -128,7 +128,7 @@ def test_in_a_long_run_the_columns_are_those_of_the_heat_maps():
     for step in range(600):
         see(judge, step)
     (record,) = records(Page(1).last(judge.run, ()))
-    assert record.steps == tuple(judge.run.timeline.steps)
+    assert record.steps == tuple(judge.run.course_steps)
     assert len(record.steps) <= 256
     oracle = np.stack([sizes_at(step) for step in record.steps], axis=1)
     np.testing.assert_array_equal(record.values["activation_rms"], oracle.astype(np.float32))

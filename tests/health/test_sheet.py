@@ -7,19 +7,18 @@ from health.looks import look, reading, row
 from health.runs import linear, noise, outputs, weights, without_weights
 
 from hookboard.health.curves import percentile
-from hookboard.health.layer_table import LayerTable
-from hookboard.health.sheet import Sheet
 from hookboard.health.spikes import medians
+from hookboard.health.table import LayerArrays, LookArrays
 
 LAYERS = [linear("a"), without_weights("relu"), linear("b", takes=4)]
 
 
-def sheet_of(*readings):
-    return Sheet(look(0, readings), LayerTable(LAYERS))
+def arrays_of(*readings):
+    return LookArrays(look(0, readings), LayerArrays(LAYERS))
 
 
 def test_a_layer_that_gave_nothing_has_counts_of_0_and_no_numbers():
-    rows = sheet_of(outputs("b", noise(8))).rows("output")
+    rows = arrays_of(outputs("b", noise(8))).rows("output")
     assert rows.is_there.tolist() == [False, False, True]
     assert rows.count.tolist() == [0, 0, 800]
     assert rows.nonfinite.tolist() == [0, 0, 0]
@@ -27,15 +26,15 @@ def test_a_layer_that_gave_nothing_has_counts_of_0_and_no_numbers():
 
 
 def test_a_look_without_any_reading_has_no_numbers():
-    sheet = sheet_of()
-    assert np.isnan(sheet.rows("output").rms).all()
-    assert sheet.rows("parameter").count.tolist() == [0, 0, 0, 0]
-    assert sheet.rows("output").units.each(np.add, sheet.rows("output").units.column("mean")).tolist() == []
+    arrays = arrays_of()
+    assert np.isnan(arrays.rows("output").rms).all()
+    assert arrays.rows("parameter").count.tolist() == [0, 0, 0, 0]
+    assert arrays.rows("output").units.each(np.add, arrays.rows("output").units.column("mean")).tolist() == []
 
 
 def test_channels_of_all_layers_are_reduced_layer_by_layer():
     wide, narrow = noise(8), noise(3, seed=1)
-    units = sheet_of(outputs("a", wide), outputs("b", narrow)).rows("output").units
+    units = arrays_of(outputs("a", wide), outputs("b", narrow)).rows("output").units
     assert units.places.tolist() == [0, 2]
     np.testing.assert_allclose(units.within, [sum(unit[2] ** 2 for unit in rows) for rows in (wide, narrow)])
 
@@ -43,19 +42,19 @@ def test_channels_of_all_layers_are_reduced_layer_by_layer():
 def test_weights_that_were_0_before_the_first_step_are_known_though_they_have_moved():
     moved, zero = noise(8), [row(deviation=0.0, zeros=100)] * 8
     began = [reading("b.weight", "parameter_before", zero), reading("b.weight", "parameter", moved)]
-    assert sheet_of(*weights("a"), *began).began_at_zero.tolist() == [False, False, True]
+    assert arrays_of(*weights("a"), *began).began_at_zero.tolist() == [False, False, True]
 
 
 def test_a_bias_that_is_not_0_does_not_count_beside_a_matrix_that_is():
     zero, bias = [row(deviation=0.0, zeros=100)] * 8, [row(mean=1.0)]
     began = [reading("b.weight", "parameter_before", zero), reading("b.bias", "parameter_before", bias)]
-    assert sheet_of(*began).began_at_zero.tolist() == [False, False, True]
+    assert arrays_of(*began).began_at_zero.tolist() == [False, False, True]
 
 
 def test_the_first_weight_of_each_layer_is_found_among_those_that_are_meant():
-    table = LayerTable(LAYERS)
-    assert table.weights == ("a.weight", "a.bias", "b.weight", "b.bias")
-    assert table.first_of_each(np.array([False, True, True, True])).tolist() == [1, 2]
+    layers = LayerArrays(LAYERS)
+    assert layers.weights == ("a.weight", "a.bias", "b.weight", "b.bias")
+    assert layers.first_of_each(np.array([False, True, True, True])).tolist() == [1, 2]
 
 
 def test_percentiles_are_those_of_numpy():

@@ -227,7 +227,7 @@ def test_weights_that_have_grown_between_two_columns_of_the_run_have_grown_now()
     usual = {(w, "parameter"): exactly(w, "parameter", 0.1) for w in WEIGHTS}
     made = training(260, lambda step: grown if step == 259 else usual)
     run = seen(made)
-    assert run.timeline.steps[-1] < 259
+    assert run.course_steps[-1] < 259
     assert [s.since for s in TOO_LARGE.judge(run)] == [259]
 
 

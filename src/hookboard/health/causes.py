@@ -180,5 +180,5 @@ def _is_then(run: Run, one: Verdict, other: Verdict, when: When) -> bool:
 
 def _slack(run: Run) -> int:
     """The steps that a window spans."""
-    steps = list(run.steps)[-run.window - 1 :]
+    steps = list(run.table.recent_steps)[-run.window - 1 :]
     return steps[-1] - steps[0] if steps else 0

@@ -3,21 +3,20 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from hookboard.health.comparison import Comparison, Gap
 from hookboard.health.judge import Case, Judge
-from hookboard.health.layer_table import LayerTable
 from hookboard.health.look import Look, Loss, Stepped
 from hookboard.health.losses import LossCurve
 from hookboard.health.nonfinite import Nonfinite
 from hookboard.health.rates import RateJump
-from hookboard.health.recent import Recent
 from hookboard.health.run import Run
 from hookboard.health.running import Running
 from hookboard.health.silence import Silence
 from hookboard.health.spikes import Spike
-from hookboard.health.timeline import Timeline
+from hookboard.health.table import RunTable
 from hookboard.health.verdict import Symptom
 from hookboard.layers import Layer
 from hookboard.plain import Form, Forms, form_of_dataclass, form_of_object
@@ -56,19 +55,39 @@ def _gives_the_same(before: Layer, now: Layer | None) -> bool:
     return now is not None and (before.type, before.shapes) == (now.type, now.shapes)
 
 
+class Recent(SimpleNamespace):
+    """The name under which a checkpoint keeps the latest looks of a `RunTable`."""
+
+
+class Timeline(SimpleNamespace):
+    """The name under which a checkpoint keeps the whole course of a `RunTable`."""
+
+
 def _parts_of_run(run: Run) -> dict[str, Any]:
-    """All of a run; of looks that are not among the latest without the rows of channels, for which nobody asks."""
-    parts = dict(_OF_RUN.take(run))
+    """Return all of a run; of looks that are not among the latest without their channels, which no rule asks for."""
+    table = run.table.parts()
+    blocks = table["values"], table["spoiled"], table["every"], table["since"]
+    timeline = dict(zip(_OF_TIMELINE, (table["steps"], *blocks), strict=True))
+    recent = table["recent"] if table["steps"] else {}
+    parts = dict(_OF_RUN.take(run)) | {
+        "timeline": Timeline(**timeline),
+        "steps": table["recent_steps"],
+        "_recent": Recent(_blocks=recent, _end=len(table["recent_steps"])),
+    }
     for name in ("first", "evaluation", "first_nonfinite"):
         look = parts[name]
         if look is not None and not any(look is other for other in run.looks):
             parts[name] = replace(look, readings=look.table.without_channels())
-    return parts
+    return {name: parts[name] for name in _ORDER}
 
 
 def _made_run(parts: dict[str, Any]) -> Run:
+    recent, timeline, recent_steps = (parts.pop(name) for name in ("_recent", "timeline", "steps"))
     run: Run = _OF_RUN.make(parts)
-    run.table = LayerTable(run.layers)
+    names = ("steps", "values", "spoiled", "every", "since")
+    table = {name: timeline[old] for name, old in zip(names, _OF_TIMELINE, strict=True)}
+    run.table = RunTable.of_parts(run.layers, table | {"recent_steps": recent_steps, "recent": recent["_blocks"]})
+    run.make_arrays()
     return run
 
 
@@ -76,7 +95,12 @@ def _parts_of_look(look: Look) -> dict[str, Any]:
     return {**_OF_LOOK.take(look), "readings": look.table}
 
 
-_OF_RUN = form_of_object(lambda: Run({}, 1), derived=("why_silent", "table", "_sheet", "_first_sheet", "_ordered_by"))
+_OF_TIMELINE = ("steps", "_values", "_spoiled", "_every", "_since")
+_ORDER = ["window", "layers", "looks", "first", "evaluation", "comparisons", "rate_jumps", "losses", "timeline"]
+_ORDER += ["silence", "seen", "peak_rate", "first_move", "first_nonfinite", "_is_masked", "steps", "_recent"]
+_ORDER += ["_ran", "_defined", "_answers"]
+_REMADE = ("why_silent", "table", "now", "latest", "initial", "_ordered_by")
+_OF_RUN = form_of_object(lambda: Run({}, 1), derived=_REMADE)
 _OF_LOOK = form_of_dataclass(Look)
 _OF_SILENCE = form_of_object(lambda: Silence(0))
 _PLAIN = (Case, Comparison, Gap, Layer, Loss, Nonfinite, RateJump, Running, Spike, Stepped, Symptom)
@@ -86,10 +110,10 @@ FORMS: Forms = {
     **{cls: form_of_dataclass(cls) for cls in _PLAIN},
     Look: Form(_parts_of_look, _OF_LOOK.make),
     LossCurve: form_of_object(LossCurve),
-    Recent: form_of_object(Recent),
+    Recent: Form(vars, dict),
     Run: Form(_parts_of_run, _made_run),
     # Once all units had a row, and a silence had no width.
     Silence: Form(_OF_SILENCE.take, lambda parts: _OF_SILENCE.make({"width": len(parts["looks"]), **parts})),
-    Timeline: form_of_object(Timeline),
+    Timeline: Form(vars, dict),
 }
 """Of all that a judge knows."""

@@ -90,7 +90,7 @@ def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
             drawn[f"health/{quantity}"] = heat_map(
                 values[rows],
                 [run.layers[row].name for row in rows],
-                run.timeline.steps,
+                run.course_steps,
                 title=words[0].upper() + words[1:],
                 unit=_UNITS[quantity],
                 marks=marked,

@@ -8,16 +8,12 @@ import numpy as np
 
 from hookboard.health.answers import may_follow_softmax
 from hookboard.health.comparison import Comparison, compared
-from hookboard.health.layer_table import LayerTable
 from hookboard.health.look import Look
 from hookboard.health.losses import LossCurve
-from hookboard.health.quantities import QUANTITIES, column_of
 from hookboard.health.rates import RATE_JUMP, RateJump
-from hookboard.health.recent import RECENT, Recent
-from hookboard.health.sheet import Sheet
 from hookboard.health.silence import Silence, silent_in
 from hookboard.health.spikes import median
-from hookboard.health.timeline import Timeline
+from hookboard.health.table import QUANTITIES, LayerArrays, LookArrays, RunTable, quantities_of
 from hookboard.layers import Layer, with_late_ones
 from hookboard.measure import FIELDS
 from hookboard.messages import unknown
@@ -56,8 +52,6 @@ class Run:
         """The latest steps at which the learning rate rose far above what it had been."""
         self.losses = LossCurve()
         """The loss of every step."""
-        self.timeline = Timeline()
-        """The whole run in at most 256 columns."""
         self.silence: dict[str, Silence] = {}
         """Which units nothing activates, of each layer whose units can be silent, by its name."""
         self.why_silent: Mapping[str, str] = {}
@@ -72,36 +66,18 @@ class Run:
         self.first_nonfinite: Look | None = None
         """The first look with NaN or Inf somewhere, while it lasts; None if all is finite now. A mask hides none."""
         self._is_masked = False  # whether it shows -Inf alone, as masks do
-        self.steps: deque[int] = deque(maxlen=RECENT)
-        """The optimizer steps of the columns of `recent`."""
-        self.table = LayerTable(self.layers)
-        """What depends on the layers alone."""
-        self._sheet: Sheet | None = None
-        self._first_sheet: Sheet | None = None
-        self._recent = Recent()
+        self.table = RunTable(self.layers)
+        """The numbers of all layers over the run."""
+        self.now: Look
+        """The look that is judged."""
+        self.latest: LookArrays
+        """The same as arrays over all layers."""
+        self.initial: LookArrays
+        """The first look as arrays over all layers."""
         self._ran: dict[str, None] = {}
         self._ordered_by: object = None  # of the latest look whose layers are all in order
         self._defined = list(layers)
         self._answers = ""
-
-    @property
-    def now(self) -> Look:
-        """The look that is judged."""
-        return self.looks[-1]
-
-    @property
-    def sheet(self) -> Sheet:
-        """The same as arrays over all layers."""
-        if self._sheet is None:
-            self._sheet = Sheet(self.now, self.table)
-        return self._sheet
-
-    @property
-    def first_sheet(self) -> Sheet:
-        """The first look as arrays over all layers."""
-        if self._first_sheet is None:
-            self._first_sheet = Sheet(self.first or self.now, self.table)
-        return self._first_sheet
 
     def see(self, look: Look) -> None:
         """Add a measured step."""
@@ -110,19 +86,18 @@ class Run:
             self.first = look
         self._put_in_order(look)
         self.looks.append(look)
-        self._sheet = None
+        self.now, self.latest = look, LookArrays(look, self.arrays)
+        if is_first:
+            self.initial = self.latest
         self._look_at_answers(look, is_first)
         self.losses.extend(look.losses)
         self._listen(look)
         self._keep_rates(look)
         if not look.overflowed:
             self._keep_first_nonfinite(look)
-        column = column_of(self.sheet)
-        self.steps.append(look.step)
-        self._recent.add(column.values)
-        self.timeline.add(look.step, column)
+        self.table.add(look.step, *quantities_of(self.latest))
         if is_first:
-            self.first_move = median_of(column.values["update_ratio"][self.table.has_matrix])
+            self.first_move = median_of(self.recent("update_ratio")[self.arrays.has_matrix, -1])
         self.seen += 1
 
     def see_evaluation(self, look: Look) -> None:
@@ -151,11 +126,17 @@ class Run:
         self._reorder(place)
 
     def _reorder(self, place: Sequence[int]) -> None:
-        """Take the rows of all columns in another order; behind the last row stands that of a new layer."""
-        self.table = LayerTable(self.layers)
-        self._sheet = self._first_sheet = self._ordered_by = None
-        self._recent.reorder(place)
-        self.timeline.reorder(place)
+        """Take the layers of the table in another order, see `RunTable.reorder`."""
+        self.table.reorder(self.layers, place)
+        self._ordered_by = None
+        self.make_arrays()
+
+    def make_arrays(self) -> None:
+        """Make `now`, `latest` and `initial` anew from the looks and the layers."""
+        if self.first is not None:
+            self.initial = LookArrays(self.first, self.arrays)
+        if self.looks:
+            self.now, self.latest = self.looks[-1], LookArrays(self.looks[-1], self.arrays)
 
     def recent(self, quantity: str) -> np.ndarray:
         """A quantity of the latest looks, shape (layers, at most 64), float64; NaN where there was nothing.
@@ -167,7 +148,21 @@ class Run:
         """
         if quantity not in QUANTITIES:
             raise unknown("quantity", quantity, QUANTITIES)
-        return self._recent.of(quantity)
+        return self.table.recent(quantity)
+
+    def course(self, quantity: str, first: int | None = None) -> np.ndarray:
+        """A quantity over the whole run, see `RunTable.course`; its columns belong to `course_steps`."""
+        return self.table.course(quantity, first)
+
+    @property
+    def course_steps(self) -> list[int]:
+        """The optimizer steps of the columns of `course`."""
+        return self.table.steps
+
+    @property
+    def arrays(self) -> LayerArrays:
+        """What depends on the layers alone, as arrays."""
+        return self.table.layers
 
     def has_run(self, layer: Layer) -> bool:
         """Whether the layer gave an output at any look."""
@@ -184,7 +179,7 @@ class Run:
 
     def place(self, name: str) -> int:
         """Where a layer stands in the order of execution; behind all if there is no such layer."""
-        return self.table.places.get(name, len(self.layers))
+        return self.arrays.places.get(name, len(self.layers))
 
     @property
     def has_blown_up(self) -> bool:
@@ -192,7 +187,7 @@ class Run:
         begin = max([abs(loss.value) for loss in self.losses.first[:1]], default=0.0)
         if self.losses.largest > GROWN_LOSS * max(begin, abs(self.losses.start), 1.0):
             return True
-        course = self.timeline.of("activation_rms")
+        course = self.course("activation_rms")
         with np.errstate(invalid="ignore", over="ignore"):
             return bool((np.where(np.isfinite(course), course, 0.0).max(axis=1) > GROWN_OUTPUTS * course[:, 0]).any())
 
@@ -263,7 +258,7 @@ class Run:
                 self.losses.first_spread = self.losses.spreads[-1]
 
     def _listen(self, look: Look) -> None:
-        for name, width, samples, is_silent in silent_in(self.sheet):
+        for name, width, samples, is_silent in silent_in(self.latest):
             silence = self.silence.get(name)
             if silence is None or silence.width != width:
                 silence = self.silence[name] = Silence(len(samples), width)

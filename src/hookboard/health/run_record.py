@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 import numpy as np
 
-from hookboard.health.quantities import QUANTITIES
 from hookboard.health.report import headline
 from hookboard.health.run import Run
+from hookboard.health.table import QUANTITIES
 from hookboard.health.verdict import Verdict
 from hookboard.messages import warn_switched_off
 from hookboard.record import HEALTH, HealthRecord
@@ -64,11 +64,11 @@ class RunRecord:
 
 
 def values_of(run: Run, quantity: str) -> np.ndarray:
-    """A quantity over the run as heat maps show it, shape (layers, columns of `run.timeline.steps`), float64.
+    """A quantity over the run as heat maps show it, shape (layers, columns of `run.course_steps`), float64.
 
     NaN where nothing was measured, infinity where what it is taken of was not finite.
     """
-    return np.where(run.timeline.is_spoiled(quantity), np.inf, run.timeline.of(quantity))
+    return np.where(run.table.is_spoiled(quantity), np.inf, run.course(quantity))
 
 
 def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int) -> HealthRecord:
@@ -78,7 +78,7 @@ def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int) -> Hea
         headline(run, verdicts),
         tuple(asdict(verdict) for verdict in verdicts),
         tuple(layer.name for layer in run.layers),
-        tuple(run.timeline.steps),
+        tuple(run.course_steps),
         {quantity: course for quantity, course in values.items() if not np.isnan(course).all()},
     )
 

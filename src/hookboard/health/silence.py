@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hookboard.health.sheet import Sheet
+from hookboard.health.table import LookArrays
 from hookboard.layers import Kind
 
 EXACT: frozenset[Kind] = frozenset({"rectifier", "dropout"})
@@ -80,16 +80,16 @@ class Silence:
         return lasts
 
 
-def silent_in(sheet: Sheet) -> Iterator[tuple[str, int, np.ndarray, np.ndarray | None]]:
+def silent_in(look: LookArrays) -> Iterator[tuple[str, int, np.ndarray, np.ndarray | None]]:
     """Of each layer whose units can be silent: its name and width, and of each unit its values and if all were silent.
 
     Instead of the last there is None where no unit was silent. Layers are left out of which nothing can be told: where
     an output is not finite, its units are neither silent nor active.
     """
-    outputs, table = sheet.rows("output"), sheet.table
+    outputs, layers = look.rows("output"), look.layers
     units = outputs.units
     count, highest, is_zero = units.column("count"), units.column("max"), units.is_zero
-    is_exact, is_negative = (table.of_kind(kinds)[units.places] for kinds in (EXACT, NEGATIVE))
+    is_exact, is_negative = (layers.of_kind(kinds)[units.places] for kinds in (EXACT, NEGATIVE))
     some_zero, some_negative = units.each(np.logical_or, is_zero), units.each(np.minimum, highest) <= 0
     is_known = (is_exact | is_negative) & (outputs.nonfinite[units.places] == 0)
     may_be = (is_exact & some_zero) | (is_negative & some_negative)
@@ -99,7 +99,7 @@ def silent_in(sheet: Sheet) -> Iterator[tuple[str, int, np.ndarray, np.ndarray |
         silent = None
         if some:
             silent = is_zero[part] if only_zero else (highest[part] <= 0) & ~is_zero[part]
-        yield table.names[place], width, count[part], silent
+        yield layers.names[place], width, count[part], silent
 
 
 def onsets(began: np.ndarray, since: int) -> tuple[int, str]:

@@ -50,7 +50,7 @@ def _collapsed(run: Run) -> Iterator[Symptom]:
     if course[-1] < FAINT and course[:-1].max() >= CLEAR:
         yield _at_the_end(run, [run.layers[place] for place in seen], course)
         return
-    at_first = run.timeline.of("sample_spread", 1)[:, 0]
+    at_first = run.course("sample_spread", 1)[:, 0]
     for before, place in pairwise(seen):
         # What is given to a layer may be constant by design, unless it was not so at first.
         is_new = at_first[place] >= DIFFERENT
@@ -93,7 +93,7 @@ def _at_the_end(run: Run, layers: list[Layer], course: np.ndarray) -> Symptom:
 
 def _answer(run: Run) -> np.ndarray:
     """Which layers give enough values to compare, of two channels or more: a single number may lie far from 0."""
-    outputs = run.sheet.rows("output")
+    outputs = run.latest.rows("output")
     channels = np.zeros(len(run.layers))
     channels[outputs.units.places] = outputs.units.widths
     return (channels >= 2) & (outputs.count >= ANSWERS * channels)

@@ -135,7 +135,7 @@ def may_differ(run: Run, gap: Gap) -> bool:
 
 def _batches_alike(run: Run) -> Iterator[Symptom]:
     """Batches whose samples are alike, as those sorted by class: batch norms take their statistics from each."""
-    norms = (run.layers[place] for place in run.table.batch_norms)
+    norms = (run.layers[place] for place in run.arrays.batch_norms)
     norm = next((layer for layer in norms if layer.trainable), None)
     if norm is None or run.seen < BATCHES or run.losses.is_mixed:
         return

@@ -64,7 +64,7 @@ def course_of(run: Run) -> Course | None:
     """
     if run.now.overflowed:
         return None
-    gradients = run.sheet.rows("grad_output")
+    gradients = run.latest.rows("grad_output")
     with np.errstate(over="ignore"):
         norms = gradients.rms * np.sqrt(gradients.count)
     places = np.flatnonzero((norms > 0) & (norms < np.inf) & (gradients.nonfinite == 0))
@@ -98,9 +98,9 @@ def _moves_nothing(run: Run, last: int) -> bool:
         run: the run.
         last: the place of the last of these layers.
     """
-    updates, gradients = run.sheet.rows("parameter_update"), run.sheet.rows("parameter_grad")
-    is_still = (updates.rms == 0) & gradients.reaches & (run.table.owner <= last)
-    weights, stepped = itertools.compress(run.table.weights, is_still), run.now.stepped
+    updates, gradients = run.latest.rows("parameter_update"), run.latest.rows("parameter_grad")
+    is_still = (updates.rms == 0) & gradients.reaches & (run.arrays.owner <= last)
+    weights, stepped = itertools.compress(run.arrays.weights, is_still), run.now.stepped
     return any(stepped[name].rate for name in weights if name in stepped)
 
 

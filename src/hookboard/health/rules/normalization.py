@@ -37,10 +37,10 @@ DROPPED = 0.9
 
 def normalization(run: Run) -> Iterator[Symptom]:
     """Batch norms that do not normalize, and the first dropout that leaves hardly anything."""
-    if run.table.batch_norms:
+    if run.arrays.batch_norms:
         yield from _gains_lost(run)
         yield from _unnormalized(run)
-    dropouts = (_heavy_dropout(run, place) for place in np.flatnonzero(run.table.of_kind(DROPOUTS)).tolist())
+    dropouts = (_heavy_dropout(run, place) for place in np.flatnonzero(run.arrays.of_kind(DROPOUTS)).tolist())
     heavy = [symptom for symptom in dropouts if symptom is not None]
     if len(heavy) > 1:  # what one after the other leaves is their product
         heavy[0] = replace(heavy[0], severity="alarm", evidence=f"{heavy[0].evidence} So do {len(heavy) - 1} others.")
@@ -49,20 +49,20 @@ def normalization(run: Run) -> Iterator[Symptom]:
 
 def _gains_lost(run: Run) -> Iterator[Symptom]:
     """Gains that go towards 0, faster than any usual decay takes them there."""
-    gains = run.timeline.of("weight_rms")[run.table.batch_norms]
+    gains = run.course("weight_rms")[run.arrays.batch_norms]
     is_known = gains[:, 0] > 0
     gains = gains[is_known]
     sizes = gains / gains[:, :1]
     # Where no single one is so low, their median is not.
     if not (sizes < LOST).any():
         return
-    steps = np.array(run.timeline.steps)
+    steps = np.array(run.course_steps)
     left = np.array([median_of(column) for column in sizes.T.tolist()])
     lowest = int(np.nanargmin(left))  # in the first column it is 1
     fell = -math.log(left[lowest]) if left[lowest] else math.inf
     if not left[lowest] < LOST or fell < FAST * (steps[lowest] - steps[0]):
         return
-    now = median_of((run.recent("weight_rms")[run.table.batch_norms, -1][is_known] / gains[:, 0]).tolist())
+    now = median_of((run.recent("weight_rms")[run.arrays.batch_norms, -1][is_known] / gains[:, 0]).tolist())
     evidence = (
         f"the gains of batch norms went down to {left[lowest]:.2g} of what they were, in {steps[lowest] - steps[0]} "
         f"steps, and are at {now:.2g} now: what they give, and the gradient that they pass on, goes down with them"
@@ -70,7 +70,7 @@ def _gains_lost(run: Run) -> Iterator[Symptom]:
     )
     advice = "Look at the weight decay: gains and biases want none."
     start = int(np.argmax(left < 1 / OFF))
-    first = run.layers[run.table.batch_norms[0]]
+    first = run.layers[run.arrays.batch_norms[0]]
     size, since = fell / math.log(10), int(steps[start])
     until = int(steps[left < LOST].max()) if now >= LOST else None
     yield Symptom(first.name, evidence, advice, "alarm", size=size, since=since, until=until)
@@ -90,7 +90,7 @@ def _normalized(run: Run) -> np.ndarray:
 
     It says something of batch norms only.
     """
-    outputs, units, table = run.sheet.rows("output"), run.sheet.rows("output").units, run.table
+    outputs, units, table = run.latest.rows("output"), run.latest.rows("output").units, run.arrays
     deviation = units.column("deviation")
     least = CONSTANT * units.each(np.maximum, deviation)
     is_alive = deviation > np.repeat(least, units.counts)
@@ -98,7 +98,7 @@ def _normalized(run: Run) -> np.ndarray:
     if not is_alive.all():
         alive = units.each(np.add, is_alive, np.intp)
         squares = units.each(np.add, np.where(is_alive, units.squares, 0.0))
-    before, after = run.sheet.rows("parameter_before"), run.sheet.rows("parameter")
+    before, after = run.latest.rows("parameter_before"), run.latest.rows("parameter")
     first = table.first_of_each(np.ones(len(table.weights), dtype=bool))
     gains = np.full(len(table.names), np.nan)
     gains[table.owner[first]] = np.where(before.is_there, before.rms, after.rms)[first]
@@ -111,7 +111,7 @@ def _normalized(run: Run) -> np.ndarray:
 
 def _unnormalized(run: Run) -> Iterator[Symptom]:
     """Batch norms whose outputs are not what the statistics of the batch give."""
-    norms = run.table.batch_norms
+    norms = run.arrays.batch_norms
     shares = _normalized(run)[norms]
     is_known = ~np.isnan(shares)
     off = np.flatnonzero(is_known & ~_is_usual(shares)).tolist()

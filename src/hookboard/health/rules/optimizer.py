@@ -37,8 +37,8 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
     all learning rates are 0 (the first step of a warm-up), weights behind a layer that starts at 0 get none yet.
     """
     look = run.now
-    gradients = run.sheet.rows("parameter_grad")
-    unreached = itertools.compress(run.table.weights, ~gradients.reaches)
+    gradients = run.latest.rows("parameter_grad")
+    unreached = itertools.compress(run.arrays.weights, ~gradients.reaches)
     if look.overflowed or look.stepped.keys().isdisjoint(unreached):
         return
     if not any(stepped.rate for stepped in look.stepped.values()):
@@ -122,7 +122,7 @@ def _comes_back(run: Run, layer: Layer) -> bool:
 def _gone_since(run: Run, layer: Layer) -> int | None:
     """The step of the first look without a gradient behind the last one with it; None if there never was one."""
     reached = np.flatnonzero(run.recent("weight_gradient_rms")[run.place(layer.name)] > 0)
-    return run.steps[int(reached[-1]) + 1] if len(reached) else None
+    return run.table.recent_steps[int(reached[-1]) + 1] if len(reached) else None
 
 
 def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Symptom:
@@ -168,7 +168,7 @@ def not_updated(run: Run) -> Iterator[Symptom]:
         return
     yield from _in_no_optimizer(run, look)
     yield from _frozen_between(run, look)
-    updates = run.sheet.rows("parameter_update")
+    updates = run.latest.rows("parameter_update")
     if not (updates.rms == 0).any():
         return
     stepped = [layer for layer in run.layers if stepped_weights(look, layer)]
@@ -207,7 +207,7 @@ def _without_any_rate(run: Run) -> Iterator[Symptom]:
 
 def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
     """Layers that a gradient reaches and whose weights no optimizer has stepped, and that did not move either."""
-    if run.peak_rate.keys() >= run.table.trainable:
+    if run.peak_rate.keys() >= run.arrays.trainable:
         return
     trained = [layer for layer in run.layers if layer.trainable - look.frozen and _is_reached(look, layer)]
     left = [layer for layer in trained if _is_left_out(run, look, layer)]
@@ -234,7 +234,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
 
 def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
     """A few frozen layers between others of their kind that are trained: a backbone, or what has adapters, is none."""
-    if not (look.frozen or run.table.has_untrainable):
+    if not (look.frozen or run.arrays.has_untrainable):
         return
     main = [layer for layer in run.layers if layer.has_matrix and run.has_run(layer)]
     frozen = [layer for layer in main if _is_frozen(look, layer)]

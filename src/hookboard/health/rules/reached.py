@@ -22,8 +22,8 @@ def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
 def is_done(run: Run, layer: Layer) -> bool:
     """Whether a layer has moved, and hardly any gradient is left of that at first: there is nothing more to learn."""
     place = run.place(layer.name)
-    first, now = run.timeline.of("weight_gradient_rms", 1)[place, 0], run.recent("weight_gradient_rms")[place, -1]
-    return bool(now < DONE * first and (run.timeline.of("update_ratio")[place] > 0).any())
+    first, now = run.course("weight_gradient_rms", 1)[place, 0], run.recent("weight_gradient_rms")[place, -1]
+    return bool(now < DONE * first and (run.course("update_ratio")[place] > 0).any())
 
 
 def stepped_weights(look: Look, layer: Layer) -> list[str]:

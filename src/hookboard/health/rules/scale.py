@@ -136,7 +136,7 @@ def _initialize(run: Run) -> str:
 
 def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
     """Weights that let a signal fade or swell, though biases hide it; nothing normalizes it."""
-    if len(scales.layers) <= LAYERS or run.table.of_kind(NORMS).any():
+    if len(scales.layers) <= LAYERS or run.arrays.of_kind(NORMS).any():
         return
     whole = float(np.nansum(scales.weights))
     each = whole / len(scales.layers)
@@ -152,7 +152,7 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
 
 def _recurrent(run: Run) -> Iterator[Symptom]:
     """Recurrent layers that feed back more than they can hold."""
-    for layer in (run.layers[place] for place in np.flatnonzero(run.table.of_kind(RECURRENTS))):
+    for layer in (run.layers[place] for place in np.flatnonzero(run.arrays.of_kind(RECURRENTS))):
         names = [name for name in layer.weights if "weight_hh" in name]
         norm = max((_norm(run.now, layer, name, "parameter") for name in names), default=0.0)
         if norm < RECURRENT:
@@ -195,12 +195,12 @@ def _norm(look: Look, layer: Layer, name: str, role: Role) -> float:
 
 def _drifted(run: Run) -> Iterator[Symptom]:
     """The first layer that has left its own scale of the first looks."""
-    if len(run.timeline.steps) < 2 * run.window:
+    if len(run.course_steps) < 2 * run.window:
         return
-    history = run.timeline.of("activation_rms", run.window)
+    history = run.course("activation_rms", run.window)
     now = run.recent("activation_rms")[:, -1]
     early = medians(history)
-    known = run.table.of_kind(DRIFTING) & (now > 0) & (early > 0)
+    known = run.arrays.of_kind(DRIFTING) & (now > 0) & (early > 0)
     moved = np.full(len(now), np.nan)
     moved[known] = np.log10(now[known] / early[known])
     places = np.flatnonzero(known)
@@ -231,7 +231,7 @@ def _drifted(run: Run) -> Iterator[Symptom]:
 def _initial(run: Run, layer: Layer) -> str:
     """Whether the scale was there at the first look, as the end of a clause."""
     place = run.place(layer.name)
-    first, now = run.timeline.of("activation_rms", 1)[place, 0], run.recent("activation_rms")[place, -1]
+    first, now = run.course("activation_rms", 1)[place, 0], run.recent("activation_rms")[place, -1]
     if not (first > 0 and now > 0):
         return ""
     change = abs(math.log10(now / first))

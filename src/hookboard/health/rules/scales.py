@@ -43,11 +43,11 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
 
     Layers whose weights began at 0 are left out: they are to grow.
     """
-    rms = run.timeline.of("activation_rms", 1)[:, 0] if at_start else run.recent("activation_rms")[:, -1]
-    used = np.flatnonzero(np.isfinite(rms) & ~run.first_sheet.began_at_zero)
+    rms = run.course("activation_rms", 1)[:, 0] if at_start else run.recent("activation_rms")[:, -1]
+    used = np.flatnonzero(np.isfinite(rms) & ~run.initial.began_at_zero)
     values = rms[used]
     before = np.append(np.nan, values)[:-1]
-    is_main = run.table.of_kind(WEIGHING)[used] & (values > 0)
+    is_main = run.arrays.of_kind(WEIGHING)[used] & (values > 0)
     places, now, before = used[is_main], values[is_main], before[is_main]
     ratios = np.divide(now, before, out=np.full_like(now, np.nan), where=before > 0)
     weights = np.full_like(now, np.nan) if at_start else _weight_gains(run)[places]
@@ -56,7 +56,7 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
 
 def _weight_gains(run: Run) -> np.ndarray:
     """The gain of the first weight of each layer that has one, see `weight_gain`; shape (layers,)."""
-    rms, table = run.sheet.rows("parameter").rms, run.table
+    rms, table = run.latest.rows("parameter").rms, run.arrays
     size = rms * np.sqrt(table.inputs)
     first = table.first_of_each((size > 0) & (rms < np.inf))
     gains = np.full(len(table.names), np.nan)

@@ -83,7 +83,7 @@ def counted(some: int, seen: int, what: str, sample_of: int | None) -> str:
 
 def was_zero(run: Run, layer: Layer) -> bool:
     """Whether all its weights with two or more dimensions, or all it has, were 0 before the first measured step."""
-    return bool(run.first_sheet.began_at_zero[run.place(layer.name)])
+    return bool(run.initial.began_at_zero[run.place(layer.name)])
 
 
 def robust_z(value: float, others: np.ndarray, floor: float) -> float:

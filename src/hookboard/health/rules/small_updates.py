@@ -27,7 +27,7 @@ def update_too_small(run: Run) -> Iterator[Symptom]:
     """Steps too small to learn anything: of the whole model, or of one layer among others."""
     look = run.now
     ratios = run.recent("update_ratio")[:, -1]
-    places = np.flatnonzero(run.table.has_matrix & (ratios > 0) & (ratios < np.inf))
+    places = np.flatnonzero(run.arrays.has_matrix & (ratios > 0) & (ratios < np.inf))
     moved = ratios[places]
     # If no single one is small, their median is not.
     if not (moved < SMALL).any() or (moved.min() >= FAR_BELOW * moved.max() and run.losses.is_learning):
@@ -69,10 +69,10 @@ def _small_model(run: Run, look: Look, usual: float) -> Symptom:
 
 def _small_since(run: Run) -> int:
     """The step since which the whole model has moved by as little: a loss that falls at first hides it."""
-    layers = run.table.with_matrix
-    levels = medians_of(run.timeline.of("update_ratio")[layers])
+    layers = run.arrays.with_matrix
+    levels = medians_of(run.course("update_ratio")[layers])
     since = run.now.step
-    for step, level in zip(reversed(run.timeline.steps), levels[::-1], strict=True):
+    for step, level in zip(reversed(run.course_steps), levels[::-1], strict=True):
         if level >= SMALL:
             break
         since = step if level < SMALL else since  # NaN tells nothing

@@ -11,7 +11,7 @@ from hookboard.health.look import Look
 from hookboard.health.rule import Rule
 from hookboard.health.rules.shared import counted, harm_of, severity_of
 from hookboard.health.run import Run
-from hookboard.health.sheet import Units
+from hookboard.health.table import Units
 from hookboard.health.verdict import Severity, Symptom
 from hookboard.layers import Kind, Layer
 from hookboard.measure import FIELDS
@@ -54,11 +54,11 @@ def _symmetric_units(run: Run) -> Iterator[Symptom]:
 
 def _suspects(run: Run) -> list[int]:
     """The places of all layers whose weights may have twins, or were constant at first: hardly any is looked at."""
-    table, weights = run.table, run.sheet.rows("parameter").units
+    table, weights = run.arrays, run.latest.rows("parameter").units
     is_judged = (table.is_trainable & ~table.of_kind(UNJUDGED)[table.owner])[weights.places]
     is_suspect = np.zeros(len(table.weights), dtype=bool)
     is_suspect[weights.places[_with_close_units(weights, is_judged)]] = True
-    before = run.first_sheet.rows("parameter_before")
+    before = run.initial.rows("parameter_before")
     is_constant = (before.deviation <= ALIKE * np.abs(before.mean)) & (before.mean != 0)
     is_suspect[weights.places] |= is_judged & is_constant[weights.places]
     return sorted(set(table.owner[is_suspect].tolist()))

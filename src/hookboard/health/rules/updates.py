@@ -74,7 +74,7 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
     if jump is not None:
         yield _jumped(run, jump)
         return
-    layers = run.table.with_matrix
+    layers = run.arrays.with_matrix
     # Inf from the logarithm of 0 is not the doing of large steps.
     if not layers or not (run.losses.is_finite or run.has_blown_up):
         return
@@ -112,7 +112,7 @@ def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
         The steps of the looks that show it, shape (looks,), and the update ratios, shape (layers, looks); NaN where
         there is none.
     """
-    ratios, steps = run.timeline.of("update_ratio")[layers], list(run.timeline.steps)
+    ratios, steps = run.course("update_ratio")[layers], list(run.course_steps)
     if steps[-1] != run.now.step:  # of a long run not every look is a column
         ratios = np.hstack([ratios, run.recent("update_ratio")[layers, -1:]])
         steps.append(run.now.step)
@@ -176,14 +176,14 @@ def _rate(run: Run) -> float:
 def _grown_model(run: Run, growth: float) -> Symptom:
     evidence = f"most weights have become {growth:.2g} times as large as at the first look, or more{harm_of(run)}"
     advice = "lower the learning rate, and look at the options of the optimizer"
-    sizes = run.timeline.of("weight_rms")[[i for i, layer in enumerate(run.layers) if _began_full(run, layer)]]
+    sizes = run.course("weight_rms")[[i for i, layer in enumerate(run.layers) if _began_full(run, layer)]]
     grew = medians_of(sizes / sizes[:, :1]) > GREW
     return Symptom("", evidence, advice, "alarm", growth, _first_step(run, grew))
 
 
 def _growth(run: Run) -> float:
     """How many times as large as at the first look the weights are: the median over layers; NaN if none is large."""
-    first, now = run.timeline.of("weight_rms", 1)[:, 0], run.recent("weight_rms")[:, -1]
+    first, now = run.course("weight_rms", 1)[:, 0], run.recent("weight_rms")[:, -1]
     growth = np.divide(now, first, out=np.full_like(now, np.nan), where=first > 0)
     if not (growth > GROWN).any():
         return math.nan
@@ -199,13 +199,13 @@ def _began_full(run: Run, layer: Layer) -> bool:
 
 def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
     """Steps that follow the sum of many gradients, each of them of a usual size."""
-    layers = run.table.with_matrix
+    layers = run.arrays.with_matrix
     if not layers or not run.losses.is_known:
         return
     now, first = (medians_of(part)[0] for part in _ends(run, "weight_gradient_rms", layers))
     if not 0 < grew * first < now or run.losses.is_falling or not (agreement := agreement_of(run)) > same:
         return
-    gradients = medians_of(run.timeline.of("weight_gradient_rms")[layers])
+    gradients = medians_of(run.course("weight_gradient_rms")[layers])
     evidence = (
         f"gradients of neighbouring looks are all but the same (cosine {agreement:.2f}) and {now / first:.2g} times as "
         f"large as at the start: they add up{harm_of(run)}"
@@ -216,12 +216,12 @@ def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
 
 def _first_step(run: Run, is_so: np.ndarray) -> int:
     """The step of the first column where it is so; the latest one if that look is not among the columns."""
-    return run.timeline.steps[int(np.argmax(is_so))] if is_so.any() else run.now.step
+    return run.course_steps[int(np.argmax(is_so))] if is_so.any() else run.now.step
 
 
 def _ends(run: Run, quantity: str, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """A quantity of some layers at the latest look and at the first, shape (layers, 1) each."""
-    return run.recent(quantity)[layers, -1:], run.timeline.of(quantity, 1)[layers]
+    return run.recent(quantity)[layers, -1:], run.course(quantity, 1)[layers]
 
 
 def _leapt(run: Run) -> bool:
