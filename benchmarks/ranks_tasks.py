@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.callbacks.health_selection import layers_in
+from hookboard.callbacks.health_watch import layers_in
 from hookboard.loops.watch import Watch
 from hookboard.ranks import Ranks, connected
 from hookboard.recording import Recorder

@@ -60,7 +60,7 @@ OF_OTHERS = ["torch_private.py", "loops/trainer.py", "writers/tensorboard_privat
 FORBIDDEN = {
     "hooks/": "measure",  # who observes does not know what becomes of a tensor
     **dict.fromkeys(
-        [f"callbacks/{name}" for name in ("activation", "gradient", "parameter", "numbers", "site_watch", "facts")],
+        [f"callbacks/{name}" for name in ("activation", "gradient", "parameter", "numbers", "site_watch", "weights")],
         "health",  # a logger of numbers judges nothing
     ),
 }

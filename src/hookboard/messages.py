@@ -63,9 +63,34 @@ def handing_over(tasks: list[Callable[[], None]]) -> Iterator[None]:
         _thread.tasks = None
 
 
+def rank_zero_warn(text: str) -> None:
+    """Give a warning, see `warn`, in the first process of a run only: for what all processes find."""
+    if _is_rank_zero():
+        warn(text)
+
+
 def inform(text: str) -> None:
-    """Log one line of information that begins with "hookboard:", as Lightning logs its own."""
-    hand_over(functools.partial(logging.getLogger("lightning.pytorch").info, "hookboard: %s", text))
+    """Log one line of information that begins with "hookboard:", as Lightning logs its own, in the first process."""
+    hand_over(functools.partial(_log, logging.INFO, text))
+
+
+def alert(text: str) -> None:
+    """Log the same as a line of warning, for who has silenced Lightning's information."""
+    hand_over(functools.partial(_log, logging.WARNING, text))
+
+
+def _log(level: int, text: str) -> None:
+    if _is_rank_zero():
+        logging.getLogger("lightning.pytorch").log(level, "hookboard: %s", text)
+
+
+def ask_for_rank(is_rank_zero: Callable[[], bool]) -> None:
+    """Have this function tell whether this is the first process of a run; without it, each process is."""
+    global _is_rank_zero
+    _is_rank_zero = is_rank_zero
+
+
+_is_rank_zero: Callable[[], bool] = lambda: True  # noqa: E731  # `ask_for_rank` exchanges it
 
 
 def warn_switched_off(what: str, error: Exception) -> None:

@@ -22,7 +22,8 @@ from hookboard.images import (
     samples_first,
     shown,
 )
-from hookboard.loops import Selection, inform, listed_gaps, names_in, warn
+from hookboard.loops import Selection, listed_gaps, names_in
+from hookboard.messages import inform, rank_zero_warn
 from hookboard.nested import tensors_in
 from hookboard.ranks import whole
 from hookboard.recording import sent_together
@@ -194,7 +195,8 @@ class FeatureMapLogger(PictureLogger):
         is_named = self.modules is not None or self.types is not None
         if gaps and (is_named or not taken.shown):
             count = f"{len(gaps)} out of {len(expected)} modules"
-            warn(f"{self._name}: no picture of {count}:{listed_gaps(gaps, names_in(trainer.lightning_module))}")
+            listed = listed_gaps(gaps, names_in(trainer.lightning_module))
+            rank_zero_warn(f"{self._name}: no picture of {count}:{listed}")
 
 
 @dataclass

@@ -7,8 +7,17 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.callbacks.health_selection import layers_in, say_split, some_units
-from hookboard.callbacks.health_watch import EVALUATED, MEASURED, Finding, HealthWatch, firsts_over_ranks, steps_of
+from hookboard.callbacks.health_watch import (
+    EVALUATED,
+    MEASURED,
+    Finding,
+    HealthWatch,
+    firsts_over_ranks,
+    layers_in,
+    say_split,
+    some_units,
+    steps_of,
+)
 from hookboard.callbacks.numbers import AFTER_LOOK, AT_END, SiteLogger
 from hookboard.checks import check_name, check_whole
 from hookboard.first_nan import BlackBox

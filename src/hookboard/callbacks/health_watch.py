@@ -1,34 +1,300 @@
-"""`HealthWatch`: what `HealthMonitor` holds of one stage."""
+"""What `HealthMonitor` holds of one stage: its layers, the losses of all steps, the judge, its reporter."""
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import Trainer
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 from hookboard.callbacks.layer_news import Facts
-from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks
-from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
+    MOST_VALUES,
+    RULES,
     Judge,
     Look,
+    Loss,
     Nonfinite,
+    Page,
     Stepped,
     Verdict,
+    before_nonfinite,
+    closing,
     ended_by,
+    every_unit,
     first_of,
     go_on,
+    news,
     parts_of,
 )
 from hookboard.layers import Layer
-from hookboard.loops import alert, logged_step
-from hookboard.messages import warn_switched_off
+from hookboard.loops import Selection, logged_step
+from hookboard.measure import needs_host
+from hookboard.messages import alert, inform, listed, warn, warn_switched_off
 from hookboard.parameters import Weight
 from hookboard.ranks import Ranks
 from hookboard.recording import Readings
+from hookboard.selection import NothingToSelectError, select
+from hookboard.writers import Entry, Loggers
+
+MOST_LOSSES = 4096
+"""How many losses of backward passes are kept between two looks; of more, those of the last steps."""
+
+Part = tuple[int, int, float | Tensor]
+"""What one backward pass started from: its optimizer step, the index of its batch, the loss."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses from one look to the next.
+
+    Args:
+        parts: of each backward pass, in order.
+        waiting: those that are on a device, shape (k,); they come to the host with what else is measured.
+    """
+
+    parts: Sequence[Part]
+    waiting: Tensor | None
+
+    def read(self, arrived: Sequence[float]) -> list[Loss]:
+        """The loss of each optimizer step, in order; `arrived` are those of `waiting`, on the host."""
+        on_host, losses = iter(arrived), dict[int, Loss]()
+        for step, batch_idx, loss in self.parts:
+            value = next(on_host) if isinstance(loss, Tensor) else loss
+            before = losses.get(step)
+            if before is None:
+                losses[step] = Loss(step, batch_idx, value)
+            else:
+                backwards = before.backwards + (batch_idx == before.batch_idx)
+                losses[step] = Loss(step, batch_idx, before.value + value, backwards)
+        return list(losses.values())
+
+
+class LossMeter:
+    """Keeps what each backward pass started from, on the device; the parts of one optimizer step are added up."""
+
+    def __init__(self) -> None:
+        self._parts: deque[Part] = deque(maxlen=MOST_LOSSES)
+
+    def add(self, step: int, batch_idx: int, loss: Tensor) -> float | None:
+        """Keep a loss; returns its value, unless the host would have to wait for it, or it is not kept.
+
+        Args:
+            step: the optimizer step it belongs to.
+            batch_idx: the index of its batch.
+            loss: unscaled; with accumulation divided by the number of batches, as Lightning has it. What has several
+                numbers, or a complex one, as manual optimization may start from, is no loss, and is not kept.
+        """
+        if loss.numel() != 1 or loss.is_complex():
+            return None
+        if loss.is_cpu:
+            value: float = loss.item()
+            self._parts.append((step, batch_idx, value))
+            return value
+        # A copy: the loss may be one number of a large tensor, or change later.
+        self._parts.append((step, batch_idx, loss.detach().reshape(()).clone()))
+        return None
+
+    def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
+        """What a fit that is continued from a checkpoint must know: the parts so far.
+
+        Args:
+            again: the step and the index of a batch that is left out; None for none.
+        """
+        kept = [part for part in self._parts if part[:2] != again]
+        on_host = [None if isinstance(loss, Tensor) else loss for _, _, loss in kept]
+        return {"places": [part[:2] for part in kept], "on_host": on_host, "waiting": _together(kept)}
+
+    def go_on(self, parts: Mapping[str, Any]) -> None:
+        """Begin with these parts."""
+        arrived = iter([] if parts["waiting"] is None else parts["waiting"].tolist())
+        losses = [next(arrived) if loss is None else loss for loss in parts["on_host"]]
+        places = parts["places"]
+        self._parts = deque(((*place, loss) for place, loss in zip(places, losses, strict=True)), maxlen=MOST_LOSSES)
+
+    def take(self) -> Losses:
+        """The losses since the last call; nothing here waits for the device."""
+        parts, self._parts = list(self._parts), deque(maxlen=MOST_LOSSES)
+        if len(parts) == MOST_LOSSES:  # of the first step some may be lost: a part of its loss is not its loss
+            parts = [part for part in parts if part[0] != parts[0][0]]
+        return Losses(parts, _together(parts))
+
+
+def _together(parts: Sequence[Part]) -> Tensor | None:
+    """The losses that are on a device, shape (k,); None if there is none."""
+    there = [loss for _, _, loss in parts if isinstance(loss, Tensor)]
+    if not there:
+        return None
+    wide = torch.float32 if needs_host(there[0].device) else torch.float64
+    return torch.stack([loss.to(there[0].device, wide) for loss in there])
+
+
+def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
+    """The loss of each step over the data of all ranks: the mean of theirs, whose gradient all of them follow.
+
+    Every rank must call this.
+
+    Args:
+        ranks: the processes.
+        losses: of this rank, of the steps since the last call.
+    """
+    first = min((loss.step for loss in losses), default=math.inf)
+    last = max((loss.step for loss in losses), default=-math.inf)
+    ends = torch.tensor([[-first], [last]], dtype=torch.float64, device="cpu")
+    first, last = (ranks.merge(ends, lambda parts: parts.amax(0))[:, 0] * torch.tensor([-1, 1], device="cpu")).tolist()
+    if first > last:  # no rank has any
+        return []
+    first, last = max(int(first), int(last) - MOST_LOSSES + 1), int(last)
+    table = torch.zeros(last - first + 1, 4, dtype=torch.float64, device="cpu")
+    for loss in losses:
+        if loss.step >= first:
+            table[loss.step - first] = table.new_tensor([loss.value, 1, loss.batch_idx, loss.backwards])
+    return [
+        Loss(first + place, int(batch_idx), total / count, int(backwards))
+        for place, (total, count, batch_idx, backwards) in enumerate(ranks.merge(table, _summed).tolist())
+        if count
+    ]
+
+
+def _summed(parts: Tensor) -> Tensor:
+    """The sum and the number of losses of several ranks; the rest is that of the first rank that has one."""
+    first = (parts[:, :, 1] > 0).long().argmax(0)
+    rest = parts[first, torch.arange(parts.shape[1], device=parts.device), 2:]
+    return torch.cat([parts[:, :, :2].sum(0), rest], dim=1)
+
+
+BEFORE = "health/before_nonfinite"
+"""The tag of the readings before the first NaN or Inf."""
+
+
+class Reporter:
+    """Tells what a judge says.
+
+    Args:
+        judge: judges the run.
+        loggers: the loggers to write to.
+        every_n_steps: how many steps lie between two looks.
+    """
+
+    def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int) -> None:
+        self._judge = judge
+        self._loggers = loggers
+        self._page = Page(every_n_steps)
+        self.alarms: set[tuple[str, str]] = set()
+        """Rule and module of the alarms that were said."""
+        self._is_closed = False
+
+    def after_look(
+        self, verdicts: tuple[Verdict, ...], records: Mapping[str, Sequence[bytes]], scalars: Mapping[str, float]
+    ) -> None:
+        """Write what is due after a look, and say what is new.
+
+        Args:
+            verdicts: worst first.
+            records: tag to the strings of further records.
+            scalars: tag to value of further scalars.
+        """
+        self._say_new(verdicts)
+        entry = self._page.entry(self._judge.run, verdicts)
+        entry.records.update(records)
+        self._loggers.write(replace(entry, scalars={**entry.scalars, **scalars}))
+
+    def at_event(self, verdicts: tuple[Verdict, ...], step: int, before: Look | None) -> None:
+        """Write the readings before the first NaN or Inf, and say it.
+
+        Args:
+            verdicts: worst first.
+            step: the optimizer step of the event.
+            before: the last look before it; None if there was none.
+        """
+        self._say_new(verdicts)
+        if before is not None:
+            self._loggers.write(Entry(step, texts={BEFORE: before_nonfinite(before)}))
+
+    def close(self, verdicts: tuple[Verdict, ...]) -> None:
+        """Write the last page, and say the verdict; once."""
+        run = self._judge.run
+        if self._is_closed or not run.seen:
+            return
+        self._is_closed = True
+        self._loggers.write(self._page.last(run, verdicts))
+        say = alert if any(verdict.severity == "alarm" for verdict in verdicts) else inform
+        say("\n".join(closing(run, verdicts, self._loggers.places)))
+
+    def _say_new(self, verdicts: tuple[Verdict, ...]) -> None:
+        """A line for each new alarm that no other explains."""
+        for verdict in verdicts:
+            key = verdict.rule, verdict.module
+            if verdict.severity == "alarm" and key not in self.alarms:
+                self.alarms.add(key)
+                alert(news(verdict))
+
+
+def layers_in(
+    model: nn.Module,
+    modules: str | Sequence[str] | None,
+    types: str | type | Sequence[str | type] | None,
+) -> Selection:
+    """What is watched of a model, see `HealthMonitor`.
+
+    Raises:
+        ValueError: the patterns or types match no module.
+    """
+    try:
+        owners = select(model, modules, types, owning="parameters")
+    except NothingToSelectError:
+        owners = {}
+    except ValueError as error:
+        raise ValueError(f"{error}{_rule_among(modules)}") from None
+    selected = select(model, modules, types)
+    if modules is None and types is None:
+        selected |= {name: module for name, module in owners.items() if name}
+    return Selection(selected, owners)
+
+
+def _rule_among(modules: object) -> str:
+    """A hint, where the name of a rule was given for modules; else ""."""
+    given = list(modules) if isinstance(modules, list | tuple) else [modules]
+    rule = next((name for name in RULES if name in given), None)
+    return f" {rule!r} is a rule: give rules={rule!r}." if rule else ""
+
+
+def some_units(weight: Tensor) -> Tensor:
+    """Of a large weight, or its gradient, every k-th unit, whole; of a small one all.
+
+    >>> some_units(torch.zeros(1000, 200)).shape
+    torch.Size([250, 200])
+    """
+    if weight.numel() <= MOST_VALUES:
+        return weight
+    every = every_unit(weight.shape)
+    # A DTensor would have to ask the other ranks for a slice.
+    if every == 1 or weight.dim() < 2 or isinstance(weight, DTensor):
+        return weight
+    if weight.layout is torch.strided:
+        return weight[::every]
+    units = torch.arange(0, len(weight), every, device=weight.device)
+    return weight.index_select(0, units).to_dense()
+
+
+def say_split(weights: Mapping[str, Weight]) -> None:
+    """Warn of weights that are split over processes: what cannot be seen of them."""
+    split = [name for name, weight in weights.items() if any(isinstance(part, DTensor) for part in weight.parameters)]
+    if split:
+        warn(
+            f"HealthMonitor: {len(split)} weights are split over processes ({listed(split, 3)}): their units cannot be "
+            "told apart. symmetric_units does not judge them, and dead_units goes by the outputs of activation modules "
+            "alone. Where outputs are split too (tensor parallelism), a unit counts as dead only if the same unit of "
+            "each part is dead."
+        )
+
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the recorder fill the columns that rules read."""

@@ -10,7 +10,8 @@ from torch import Tensor
 from hookboard.checks import check_name, check_whole, chosen
 from hookboard.eager import run_eagerly
 from hookboard.editing import EditRole, EditRule, Edits, check_rule
-from hookboard.loops import Life, Selection, Watch, callbacks_of, is_alone, logged_step, warn
+from hookboard.loops import Life, Selection, Watch, callbacks_of, is_alone, logged_step
+from hookboard.messages import rank_zero_warn
 from hookboard.selection import NothingToSelectError, check_selection, select
 from hookboard.sites import ROLES, Stage
 from hookboard.writers import Entry
@@ -153,7 +154,7 @@ class Intervention(Life[_EditWatch]):
     def _end_training(self, trainer: Trainer, watch: _EditWatch) -> None:
         watches = list(self._live.values())
         if watch is watches[0] and not any(each.is_checked for each in watches):
-            warn(f"Intervention has changed nothing in this fit: {self._description(watch)}.")
+            rank_zero_warn(f"Intervention has changed nothing in this fit: {self._description(watch)}.")
 
     def written_tags(self) -> list[str]:
         """The tag of the text that says what is changed."""

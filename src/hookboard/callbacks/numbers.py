@@ -9,15 +9,15 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.callbacks.facts import facts_of, say_if_copied
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.scaling import Scaling
-from hookboard.callbacks.site_watch import Gaps, SiteWatch
+from hookboard.callbacks.site_watch import Gaps, SiteWatch, facts_of, say_if_copied
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.checks import check_share, check_steps, check_switches, chosen, wrong
 from hookboard.hooks import Taps, forget_graphs
-from hookboard.loops import Life, Watch, inform, is_accumulating, is_due_now, log_every_n_steps, logged_step, names_in
+from hookboard.loops import Life, Watch, is_accumulating, is_due_now, log_every_n_steps, logged_step, names_in
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, plan
+from hookboard.messages import inform
 from hookboard.parameters import Weight, are_still, weights_of
 from hookboard.recording import Reading, Readings, Recorder, Sent
 from hookboard.selection import check_selection

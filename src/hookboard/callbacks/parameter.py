@@ -22,8 +22,9 @@ from hookboard.callbacks.weights import (
     measure_surprise,
     with_states,
 )
-from hookboard.loops import Selection, inform
+from hookboard.loops import Selection
 from hookboard.measure import FORMULAS, Moments, Plan, Statistic, as_list, plan
+from hookboard.messages import inform
 from hookboard.recording import Readings
 from hookboard.selection import select
 from hookboard.sites import Role

@@ -17,14 +17,13 @@ from hookboard.images import Picture
 from hookboard.loops import (
     Life,
     Watch,
-    inform,
     is_accumulating,
     is_alone,
     is_due,
     log_every_n_steps,
     logged_step,
-    warn,
 )
+from hookboard.messages import inform, rank_zero_warn
 from hookboard.sites import Stage
 from hookboard.writers import Entry
 
@@ -174,7 +173,7 @@ class PictureLogger(Life[PictureWatch]):
         """Warn if the loop ended before the batch that was to be shown."""
         if watch.is_awaited:
             self._drop(watch)
-            warn(
+            rank_zero_warn(
                 f"{self._name} shows batch {self.batch_idx}, and this {watch.stage} loop ended before it: "
                 "there will be no pictures. Set batch_idx to a smaller number."
             )

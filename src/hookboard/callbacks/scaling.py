@@ -12,7 +12,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hookboard.layouts import stored
-from hookboard.loops import warn
+from hookboard.messages import rank_zero_warn
 from hookboard.parameters import Weight
 from hookboard.ranks import local
 from hookboard.recording import Readings, Recorder, Sent
@@ -107,7 +107,7 @@ class Scaling:
         unknown = np.array([_is_of_call(site) for site in readings], bool)
         if len(readings.where(unknown).filled()) and not self._unknown_is_said:
             self._unknown_is_said = True
-            warn(
+            rank_zero_warn(
                 f"{self._owner}: an optimizer stepped without a backward pass of Lightning, under a GradScaler. "
                 "Nothing tells whether your own backward pass carried the scale: grad_output and grad_input are NaN in "
                 "such steps. Call self.manual_backward(loss) to have them."

@@ -1,18 +1,25 @@
-"""`SiteWatch`: what a callback that measures holds of one stage, and the sites of which it had no reading."""
+"""What a callback that measures holds of one stage, what its statistics must know, and the sites without a reading."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookboard.callbacks.facts import without_curves
+import torch
+from torch import nn
+
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.scaling import Scaling
 from hookboard.callbacks.weights import WeightsBefore
 from hookboard.hooks import Taps
-from hookboard.loops import Watch, inform, listed_gaps, warn
-from hookboard.parameters import Weight, why_silent
+from hookboard.layers import DefinedDims, ends_of, layers_of
+from hookboard.loops import Watch, listed_gaps
+from hookboard.measure import Plan, needs_host
+from hookboard.messages import inform, rank_zero_warn
+from hookboard.parameters import Weight, weights_of, why_silent
+from hookboard.patterns import folded
 from hookboard.recording import Reading, Recorder
-from hookboard.sites import ROLES, Role
+from hookboard.selection import named_submodules
+from hookboard.sites import ROLES, Role, Site
 
 _KEPT = ("stretch", "is_stretch_said", "last_due", "gaps_are_named")
 
@@ -118,7 +125,7 @@ class Gaps:
         found = list(self.found(watch.recorder, readings))
         if found:
             where = f"at step {step}" if watch.stage == "train" else f"in the {watch.stage} loop at step {step}"
-            warn(
+            rank_zero_warn(
                 f"{self.owner}: {len(found)} of {len(self.causes)} sites had nothing to measure {where} "
                 f"(this is said once):{listed_gaps(found, self.among)}"
             )
@@ -141,3 +148,56 @@ def _why_silent(watch: SiteWatch, name: str, role: Role) -> str:
     if name in watch.weights and ROLES[role].of_parameter:
         return why_silent(watch.weights[name])
     return watch.taps.why_silent(name, role)
+
+
+def facts_of(model: nn.Module, plan: Plan) -> dict[str, Any]:
+    """What a recorder needs for the statistics of a plan: `channels` and `ends`, where they ask for them."""
+    facts: dict[str, Callable[..., Any]] = {}
+    modules = {"": model, **dict(named_submodules(model))}
+    if "channels" in plan.wanted:
+        weights = {name: weight for name, weight in weights_of(modules).items() if not weight.is_lazy}
+        facts["channels"] = DefinedDims(layers_of(modules, weights))
+    if "saturated_fraction" in plan.names:
+
+        def ends(site: Site) -> tuple[float, float] | None:
+            return ends_of(modules[site.name]) if site.role == "output" and site.name in modules else None
+
+        facts["ends"] = ends
+    return facts
+
+
+def without_curves(
+    names_of: Callable[[Role], Sequence[str]], readings: Sequence[Reading], among: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    """Each statistic that was asked for and that some readings do not have, with the names of their sites in one line.
+
+    That most modules are no bounded activation is not worth a line, unless none is.
+
+    Args:
+        names_of: the statistics that are logged for a role.
+        readings: of all sites that were measured.
+        among: all names of the model.
+    """
+    among, lacking = list(among), dict[str, list[Reading]]()
+    for reading in readings:
+        for name in names_of(reading.site.role):
+            if name not in reading.statistics:
+                lacking.setdefault(name, []).append(reading)
+    for name, without in lacking.items():
+        if name != "saturated_fraction" or len(without) == len(readings):
+            names = folded(dict.fromkeys(reading.site.name for reading in without), among)
+            yield name, names
+
+
+def say_if_copied(owner: str, device: torch.device) -> None:
+    """Say so if what a callback measures is copied to the host.
+
+    Args:
+        owner: the callback's name.
+        device: of the model.
+    """
+    if needs_host(device):
+        inform(
+            f"{owner}: {device.type.upper()} has no float64; what is measured is copied to the host first, which waits "
+            "for the device."
+        )

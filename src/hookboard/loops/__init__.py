@@ -4,14 +4,11 @@ from hookboard.loops.budget import is_due, is_due_now
 from hookboard.loops.duties import NothingToShowError
 from hookboard.loops.life import Life
 from hookboard.loops.trainer import (
-    alert,
     callbacks_of,
-    inform,
     is_accumulating,
     is_alone,
     log_every_n_steps,
     logged_step,
-    warn,
 )
 from hookboard.loops.watch import Selection, Watch, listed_gaps, names_in
 
@@ -20,9 +17,7 @@ __all__ = [
     "NothingToShowError",
     "Selection",
     "Watch",
-    "alert",
     "callbacks_of",
-    "inform",
     "is_accumulating",
     "is_alone",
     "is_due",
@@ -31,5 +26,4 @@ __all__ = [
     "log_every_n_steps",
     "logged_step",
     "names_in",
-    "warn",
 ]

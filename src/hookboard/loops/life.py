@@ -32,26 +32,21 @@ from torch.optim import Optimizer
 from hookboard.clock import Clock, timed
 from hookboard.loops.bookends import join, leave
 from hookboard.loops.budget import OVERHEAD, Budget, Share, is_due
-from hookboard.loops.decision import Decision, agreed
-from hookboard.loops.duties import Duties, NothingToShowError, W
+from hookboard.loops.duties import Duties, NothingToShowError, W, inform_of_many_tags, warn_of_equal_tags
 from hookboard.loops.saved import KEY, arguments_of, entry_of, go_on, save
-from hookboard.loops.tags import inform_of_many_tags, warn_of_equal_tags
 from hookboard.loops.trainer import (
-    alert,
     batch_to_repeat,
     callbacks_of,
-    inform,
     is_alone,
     is_running,
     let_go_of_model,
     logged_step,
     running_stage,
-    warn,
     without_trainer,
 )
-from hookboard.loops.watch import Selection, Watch, changes, is_same, names_in, said_of_changes
+from hookboard.loops.watch import Decision, Selection, Watch, agreed, changes, is_same, names_in, said_of_changes
 from hookboard.loops.worker import Patience, Worker, has_own_thread
-from hookboard.messages import warn_switched_off
+from hookboard.messages import alert, inform, rank_zero_warn, warn_switched_off
 from hookboard.ranks import PATIENCE, Ranks, connected, has_process_group
 from hookboard.selection import NothingToSelectError
 from hookboard.writers import Loggers
@@ -170,7 +165,7 @@ class Life(Duties[W]):
     def _may_take(self, trainer: Trainer) -> bool:
         """Whether no run of another Trainer is being watched; if one is, a warning says that this one will not be."""
         if self._is_taken(trainer):
-            warn(
+            rank_zero_warn(
                 f"{self._name} {self.verb} nothing in this run: it still watches that of another Trainer. "
                 "Give each Trainer a callback of its own."
             )
@@ -362,7 +357,7 @@ class Life(Duties[W]):
         if self._merges(trainer):
             self._ranks, why_not = connected()
             if why_not:
-                warn(f"{self._name} {self.verb} nothing: {why_not}.")
+                rank_zero_warn(f"{self._name} {self.verb} nothing: {why_not}.")
             return not why_not
         return True
 
@@ -405,7 +400,7 @@ class Life(Duties[W]):
         fresh = {name: kind for name, kind in changed.items() if name not in watch.said}
         watch.said.update(fresh)
         if fresh:
-            warn(
+            rank_zero_warn(
                 f"{self._name}: the model has changed during the fit and is watched as it is now; "
                 f"{said_of_changes(fresh, names_in(pl_module))}."
             )
@@ -474,7 +469,7 @@ class Life(Duties[W]):
         """Whether a fault is no fault of the run; then it has been said, and the watch has ended."""
         if isinstance(error, NothingToShowError):
             self._drop(watch)
-            warn(f"{self._name} {self.verb} nothing: {error}.")
+            rank_zero_warn(f"{self._name} {self.verb} nothing: {error}.")
             return True
         if self.may_stop_the_run:
             return False
@@ -564,4 +559,4 @@ def _undo(watch: Watch) -> None:
         with watch.until_end, watch.until_batch_end:
             watch.is_due = False
     except Exception as error:
-        warn(f"not all hooks of a callback could be removed: {type(error).__name__}: {error}")
+        rank_zero_warn(f"not all hooks of a callback could be removed: {type(error).__name__}: {error}")

@@ -1,33 +1,14 @@
 """Everything that callbacks ask of a Trainer, the only file with private names of Lightning."""
 
-import functools
-import logging
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from hookboard import messages
+from hookboard.messages import ask_for_rank
 
-
-@rank_zero_only
-def warn(text: str) -> None:
-    """Give a `HookboardWarning`, on rank 0."""
-    messages.warn(text)
-
-
-def inform(text: str) -> None:
-    """Log one line of information, on rank 0."""
-    messages.hand_over(functools.partial(rank_zero_info, f"hookboard: {text}"))
-
-
-def alert(text: str) -> None:
-    """The same as a line of warning, for who has silenced Lightning's information."""
-    messages.hand_over(functools.partial(_warning, f"hookboard: {text}"))
-
-
-_warning = rank_zero_only(logging.getLogger("lightning.pytorch").warning)
+ask_for_rank(lambda: getattr(rank_zero_only, "rank", 0) == 0)
 
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:

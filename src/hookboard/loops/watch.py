@@ -1,7 +1,7 @@
-"""`Watch`: what a callback holds of one stage. `Selection`: the modules that it has selected."""
+"""What a callback has decided at the start of a run, what it has selected, and what it holds of one stage."""
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +10,7 @@ from torch import nn
 
 from hookboard.parameters import weights_of
 from hookboard.patterns import folded
+from hookboard.ranks import gathered
 from hookboard.selection import named_submodules
 from hookboard.sites import Role, Stage
 from hookboard.writers import Loggers
@@ -134,3 +135,35 @@ def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()
     for name, role, cause in gaps:
         causes.setdefault(f"{role}: {cause}", []).append(name)
     return "".join(f"\n  - {folded(names, among)}: {cause}" for cause, names in causes.items())
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a rank decides at the start of a run.
+
+    Args:
+        reason: why nothing can be watched; None if there is no such reason.
+        every_n_steps: how many optimizer steps there are from one due step to the next.
+        stages: the stages to watch.
+        failure: says that the callback could not start, and why; None if it could.
+    """
+
+    reason: str | None
+    every_n_steps: int
+    stages: Sequence[Stage]
+    failure: str | None = None
+
+
+def agreed(mine: Decision) -> Decision:
+    """The decision of rank 0, which alone writes. Every rank must call this, once for each callback.
+
+    Ranks that decide for themselves wait for each other for ever: often rank 0 alone has a logger.
+
+    Raises:
+        ValueError: the callback could not start on another rank.
+    """
+    everyones = gathered(mine)
+    failures = [f"on rank {rank}, {each.failure}" for rank, each in enumerate(everyones) if each.failure]
+    if failures and not mine.failure:
+        raise ValueError(failures[0])
+    return everyones[0]
