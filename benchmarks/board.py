@@ -27,7 +27,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
 
-from hookboard.board.series import SCALES
+from hookboard.board.logged_run import SCALES
 from hookboard.writers.tensorboard_private import QuickRecordWriter
 
 ONE = b"\x15\x00\x00\x80\x3f"  # how an event stores the scalar 1.0

@@ -314,7 +314,7 @@ BUILT_WRONG = {
         {"sites.py": "import hookboard.images", "images/__init__.py": ""},
     ),
     "an import of the top": (imports_upward, {"sites.py": "from hookboard import Row", "__init__.py": FACE}),
-    "an import inside a function": (imports_upward, {"sites.py": "def f():\n    import hookboard.images.colour"}),
+    "an import inside a function": (imports_upward, {"sites.py": "def f():\n    import hookboard.images.picture"}),
     "a relative import from above": (imports_upward, {"measure/rows.py": "from ..hooks import Taps"}),
     "past the face": (
         imports_past_a_face,

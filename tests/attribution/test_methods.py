@@ -9,7 +9,7 @@ import torchvision
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 
-from hookboard.attribution import METHODS, ClassificationTap, Layer, attribute
+from hookboard.attribution import METHODS, ClassificationTap, TargetLayer, attribute
 from hookboard.attribution.methods import cam, eigen_cam
 
 LAYERS = {"resnet18": "layer4", "vgg11_bn": "features.27", "densenet121": "features.denseblock4"}
@@ -31,7 +31,7 @@ def case(request):
     with torch.inference_mode():
         model(pictures)
     tap.detach()
-    layer = Layer(LAYERS[request.param], model.get_submodule(LAYERS[request.param]))
+    layer = TargetLayer(LAYERS[request.param], model.get_submodule(LAYERS[request.param]))
     seen = attribute(tap.found, layer, lambda scores: torch.tensor(classes), with_gradient=True)
     return model, layer, pictures, classes, seen
 

@@ -5,7 +5,7 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what TensorBoard comes with
-    from hookboard.board.cache import Cache
+    from hookboard.board.board import Cache
 
 
 def filled(cache, key, value, size=10, version=1):

@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what TensorBoard comes with
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from hookboard.board.series import SCALES
+    from hookboard.board.logged_run import SCALES
 
 WIDTHS = [1, 2, 7, 100, 2000]
 

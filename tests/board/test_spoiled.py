@@ -11,7 +11,7 @@ import pytest
 from board import logs, runs
 from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
 
-from hookboard.board import data, layer
+from hookboard.board import board as answers
 from hookboard.record import HEALTH, LAYERS
 
 GOOD = [logs.scalars(0, {"activation_std/net.0": 1.0}), logs.record(0, f"{LAYERS}/Mine", runs.LAYERS_RECORD.strings())]
@@ -139,7 +139,7 @@ def test_a_tag_of_very_many_letters_is_left_out(tmp_path, letters):
 
 
 def test_a_map_of_rows_that_share_no_step_has_fewer_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "MOST_CELLS", 20_000)
+    monkeypatch.setattr(answers, "MAX_CELLS", 20_000)
     logs.write(tmp_path, [logs.scalars(i, {f"activation_std/net.{i}": 1.0}) for i in range(400)])
     with logs.slow(tmp_path) as board:
         _, answer = board.ask("map", run=".", series="train/activation/std")
@@ -156,8 +156,8 @@ def test_a_map_takes_little_more_memory_than_its_curves(tmp_path):
 
 
 def test_a_layer_of_very_many_parameters_has_no_more_bands_than_can_be_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(layer, "ALL_BAND_CELLS", 1_000_000)
-    monkeypatch.setattr(layer, "BAND_CELLS", 1000)
+    monkeypatch.setattr(answers, "MAX_LAYER_BAND_CELLS", 1_000_000)
+    monkeypatch.setattr(answers, "MAX_BAND_CELLS", 1000)
     names = [f"part{i}" for i in range(200)]
     logs.write(tmp_path, [of_layers("P", ("", names))])
     logs.write(tmp_path, [logs.scalars(i, {f"parameter_std/{name}": 1.0 for name in names}) for i in range(20)])

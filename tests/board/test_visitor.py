@@ -6,7 +6,7 @@ import time
 import pytest
 from board import logs
 
-from hookboard.board import expression
+from hookboard.board import selecting
 
 NAMES = [f"encoder.layers.{i}.{'a' * 40}" for i in range(300)]
 
@@ -68,15 +68,15 @@ def test_an_expression_selects_what_it_matches(board):
 
 
 def test_more_expressions_than_may_run_at_once_are_refused(board, monkeypatch):
-    monkeypatch.setattr(expression, "_free", threading.BoundedSemaphore(1))
-    with expression._free:
+    monkeypatch.setattr(selecting, "_free", threading.BoundedSemaphore(1))
+    with selecting._free:
         status, answer, _ = asked(board, modules="re:.*")
     assert (status, "waited in vain" in answer["error"]) == (400, True)
 
 
 @pytest.mark.spawns
 def test_an_expression_that_no_process_can_match_is_refused(board, monkeypatch):
-    monkeypatch.setattr(expression.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(selecting.sys, "executable", "/nowhere/python")
     status, answer, _ = asked(board, modules="re:.*")
     assert (status, "could not be matched" in answer["error"]) == (400, True)
 

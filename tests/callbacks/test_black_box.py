@@ -12,7 +12,7 @@ from boxes import Box, Keeps, assert_undisturbed, events_of, only_event
 from torch import nn
 from toys import Toy, batches, fit, hooked, mlp
 
-from hookboard.first_nan.black_box import ALWAYS, BlackBox
+from hookboard.first_nan.black_box import ALWAYS_SAVED, BlackBox
 from hookboard.replay.step import GENERATORS
 
 
@@ -476,7 +476,7 @@ class KeepsStates(Box):
 
 
 ALL = sorted(GENERATORS.keys() - ({"CUDA"} if not torch.cuda.is_initialized() else set()))
-KEPT = sorted(ALWAYS & set(ALL))
+KEPT = sorted(ALWAYS_SAVED & set(ALL))
 
 
 def test_the_states_of_generators_that_are_slow_to_read_are_kept_where_the_step_draws_from_them():

@@ -136,7 +136,7 @@ def test_optimizers_that_the_step_takes_from_the_trainer_do_not_step_again(durin
 
 
 def test_a_network_that_was_exchanged_in_the_run_is_looked_at(monkeypatch):
-    monkeypatch.setattr("hookboard.first_nan.black_box.CHECKED_EVERY", 1)
+    monkeypatch.setattr("hookboard.first_nan.black_box.CHECK_EVERY_N_BATCHES", 1)
 
     class Exchanges(Tells):
         def on_train_batch_end(self, outputs, batch, batch_idx):

@@ -12,8 +12,8 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from toys import Toy, batches, events, fit, hooked, images, loader, mlp, records, trainer
 
 from hookboard import CAMLogger, FeatureMapLogger, KernelLogger
-from hookboard.images.colour import HEAT
 from hookboard.images.feature_maps import feature_maps, maps_in, shown
+from hookboard.images.picture import HEAT
 
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
 

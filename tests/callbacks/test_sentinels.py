@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.first_nan import sentinels
-from hookboard.first_nan.sentinels import MOST, Sentinels, spoiled_gradients
+from hookboard.first_nan import black_box
+from hookboard.first_nan.black_box import MAX_SENTINELS, Sentinels, nonfinite_gradients
 from hookboard.measure import are_finite
 
 pytestmark = pytest.mark.unit
@@ -47,7 +47,7 @@ def test_half_precision_does_not_overflow():
 def test_no_more_are_read_than_the_most():
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(1000)))
     sentinels = Sentinels(model)
-    assert len(sentinels._whole) <= MOST + 2
+    assert len(sentinels._whole) <= MAX_SENTINELS + 2
 
 
 def test_without_gradients_there_is_nothing_to_say():
@@ -59,9 +59,9 @@ def test_mixed_types_and_sparse_gradients():
     model = with_gradients(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.float64), nn.Embedding(4, 2)]))
     model[2].weight.grad = model[2].weight.grad.to_sparse()
     assert Sentinels(model).total().isfinite()
-    assert spoiled_gradients(model) == {}
+    assert nonfinite_gradients(model) == {}
     model[2].weight.grad = (model[2].weight.grad.to_dense() * math.nan).to_sparse()
-    assert spoiled_gradients(model) == {"2.weight": "2"}
+    assert nonfinite_gradients(model) == {"2.weight": "2"}
 
 
 def embedding(count):
@@ -77,13 +77,13 @@ def test_a_row_of_a_sparse_gradient_alone_is_seen(count, value):
     model = embedding(count)
     sentinels = Sentinels(model)
     assert sentinels.total().isfinite()
-    assert spoiled_gradients(model) == {}
+    assert nonfinite_gradients(model) == {}
     spoiled = torch.ones(count, 64)
     spoiled[7] = value
     model[0].weight.grad = spoiled.to_sparse(1)
     assert not sentinels.are_surely_finite()
     assert not sentinels.total().isfinite()
-    assert spoiled_gradients(model) == {"0.weight": "0"}
+    assert nonfinite_gradients(model) == {"0.weight": "0"}
 
 
 def test_a_sparse_gradient_with_several_numbers_for_one_place_is_seen():
@@ -92,7 +92,7 @@ def test_a_sparse_gradient_with_several_numbers_for_one_place_is_seen():
     values[1, 0] = math.nan
     model[0].weight.grad = torch.sparse_coo_tensor(torch.tensor([[4, 4, 4]]), values, (10, 64), check_invariants=True)
     assert not Sentinels(model).total().isfinite()
-    assert spoiled_gradients(model) == {"0.weight": "0"}
+    assert nonfinite_gradients(model) == {"0.weight": "0"}
 
 
 def test_a_gradient_that_turned_out_to_be_sparse_is_read_too():
@@ -115,7 +115,7 @@ class Shared(torch.Tensor):
 def test_gradients_of_other_kinds_are_not_joined_with_the_plain_ones(monkeypatch):
     model = with_gradients(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
     model[1].bias.grad = torch.ones(2).as_subclass(Shared)
-    monkeypatch.setattr(sentinels, "local", lambda gradient: gradient.as_subclass(torch.Tensor))
+    monkeypatch.setattr(black_box, "local", lambda gradient: gradient.as_subclass(torch.Tensor))
     assert Sentinels(model).total().isfinite()
 
 

@@ -9,7 +9,7 @@ from hookboard.health import Judge, Page, Rule, Symptom, Verdict, closing, news
 from hookboard.health.curves import SHOWN, layout
 from hookboard.health.page import marks_of, pictures
 from hookboard.health.report import COLUMNS, LOOK_AT, MOST_ROWS, headline, table_of
-from hookboard.images.heat_colours import MARKS, NOT_FINITE, NOTHING
+from hookboard.images.heat_map import MARKS, MISSING, NOT_FINITE
 from hookboard.layers import Layer
 
 MOST_TAGS = 24 - 1
@@ -124,7 +124,7 @@ def test_a_layer_whose_values_are_not_finite_is_not_drawn_as_one_without_a_value
     drawn = pictures(judge.run, [])
     for quantity in ("activation_rms", "dead_fraction"):
         pixels = drawn[f"health/{quantity}"].pixels
-        assert (pixels == NOT_FINITE).sum() > (pixels == NOTHING).sum() == 0
+        assert (pixels == NOT_FINITE).sum() > (pixels == MISSING).sum() == 0
     assert np.isnan(judge.run.recent("activation_rms")[1, -1]), "rules see no number"
     assert np.isnan(judge.run.course("activation_rms")[1, -1])
 

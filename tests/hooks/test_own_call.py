@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hookboard import Edit, Noise, Scale, capture
-from hookboard.attribution import ClassificationTap, Layer, attribute
+from hookboard.attribution import ClassificationTap, TargetLayer, attribute
 from hookboard.editing.edits import Edits
 from hookboard.hooks.own_call import is_own_call, own_call
 from hookboard.hooks.taps import Taps
@@ -211,7 +211,7 @@ class Holder(nn.Module):
 
 
 def attributed(model, tap, pictures):
-    return attribute(tap.found, Layer("net.1", model.net[1]), lambda scores: scores.argmax(1), with_gradient=True)
+    return attribute(tap.found, TargetLayer("net.1", model.net[1]), lambda scores: scores.argmax(1), with_gradient=True)
 
 
 @pytest.mark.parametrize("is_edited_first", [True, False])

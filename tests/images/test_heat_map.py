@@ -6,12 +6,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hookboard.images.colour import PAPER
-from hookboard.images.heat_colours import MARKS, NOT_FINITE, NOTHING, PALETTE, SHADES
-from hookboard.images.heat_map import BOTTOM, EDGE, WIDTH, heat_map
-from hookboard.images.heat_scale import Scale, log_scale
-from hookboard.images.letters import FONT_SIZE
-from hookboard.images.row_labels import LINE, labels_of
+from hookboard.images.heat_map import (
+    AXIS_HEIGHT,
+    FONT_SIZE,
+    LABEL_HEIGHT,
+    MAP_WIDTH,
+    MARK_WIDTH,
+    MARKS,
+    MISSING,
+    NOT_FINITE,
+    PALETTE,
+    SHADES,
+    ColourScale,
+    heat_map,
+    labels_of,
+    log_scale,
+)
+from hookboard.images.picture import PAPER
 
 NAMES = ["embed", *(f"layers.{block}.{part}" for block in range(33) for part in "abcdef"), "head"]
 TIME_SERIES = 215
@@ -28,13 +39,13 @@ def seen(picture):
     """What is seen in the coded file: RGB of the part below the caption."""
     data, width, _ = picture.encode()
     image = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    assert width == WIDTH
+    assert width == MAP_WIDTH
     return image[-len(picture.pixels) :].astype(int)
 
 
 def bar_of(pixels):
     """The colours of the bar from left to right, and the columns of the picture that it takes."""
-    line = pixels[len(pixels) - BOTTOM + 22]
+    line = pixels[len(pixels) - AXIS_HEIGHT + 22]
     columns = np.flatnonzero((line != 255).any(axis=1))
     columns = columns[np.flatnonzero(np.diff(columns, prepend=-2) > 1)[-1] :]  # the unit stands left of it
     return line[columns], columns
@@ -43,13 +54,13 @@ def bar_of(pixels):
 def cell(picture, pixels, row, column, shape):
     """The colour in the middle of a cell, where all rows are equally high."""
     rows, columns = shape
-    height = len(pixels) - BOTTOM
+    height = len(pixels) - AXIS_HEIGHT
     _, at = bar_of(pixels)
     x = at[0] + min(int((column + 0.5) * len(at) / columns), len(at) - 1)
     return pixels[int((row + 0.5) * height / rows), x]
 
 
-@pytest.mark.parametrize("scale", [None, Scale(0.0, 1.0, is_log=False)])
+@pytest.mark.parametrize("scale", [None, ColourScale(0.0, 1.0, is_log=False)])
 def test_the_colour_of_a_cell_is_found_on_the_bar_at_its_value(scale):
     values = np.random.default_rng(0).uniform(0.01, 1.0, (5, 12))
     picture = drawn(values, scale=scale)
@@ -96,12 +107,12 @@ def test_values_that_hardly_differ_are_not_drawn_as_if_they_did():
 def test_no_value_and_what_is_not_finite_have_colours_of_their_own():
     picture = drawn([[np.nan, 1.0], [np.inf, 2.0]])
     pixels = seen(picture)
-    assert cell(picture, pixels, 0, 0, (2, 2)).tolist() == PALETTE[NOTHING].tolist()
+    assert cell(picture, pixels, 0, 0, (2, 2)).tolist() == PALETTE[MISSING].tolist()
     assert cell(picture, pixels, 1, 0, (2, 2)).tolist() == PALETTE[NOT_FINITE].tolist()
     values = PALETTE[:SHADES].astype(int)
-    for own in (NOTHING, NOT_FINITE):
+    for own in (MISSING, NOT_FINITE):
         assert np.abs(values - PALETTE[own].astype(int)).sum(axis=1).min() > 60
-        legend = picture.pixels[-BOTTOM:, : WIDTH // 4]
+        legend = picture.pixels[-AXIS_HEIGHT:, : MAP_WIDTH // 4]
         assert (legend == own).sum() == 64, "a square of the legend"
 
 
@@ -109,14 +120,14 @@ def test_a_single_value_that_is_not_finite_is_seen_among_more_columns_than_pixel
     for column in range(100, 110):
         values = np.ones((3, 256))
         values[1, column] = np.inf
-        assert (drawn(values, ["a" * 40, "b", "c"]).pixels[:-BOTTOM] == NOT_FINITE).any()
+        assert (drawn(values, ["a" * 40, "b", "c"]).pixels[:-AXIS_HEIGHT] == NOT_FINITE).any()
 
 
 @pytest.mark.parametrize("columns", [1, 2, 256])
 def test_the_last_column_reaches_the_end_of_the_axis(columns):
     values = np.full((2, columns), 0.1)
     values[:, -1] = 1.0
-    picture = drawn(values, scale=Scale(0.1, 1.0, is_log=True))
+    picture = drawn(values, scale=ColourScale(0.1, 1.0, is_log=True))
     pixels = seen(picture)
     assert (cell(picture, pixels, 0, columns - 1, values.shape) == bar_of(pixels)[0][-1]).all()
 
@@ -128,10 +139,13 @@ def test_a_sick_row_is_marked_at_both_ends_and_beside_its_name(mark):
     row = NAMES.index("layers.7.c")
     full = picture.pixels == MARKS[mark]
     _, at = bar_of(seen(picture))
-    left, right = full[:, at[0] - EDGE : at[0]].all(axis=1), full[:, at[-1] + 1 : at[-1] + 1 + EDGE].all(axis=1)
+    left, right = (
+        full[:, at[0] - MARK_WIDTH : at[0]].all(axis=1),
+        full[:, at[-1] + 1 : at[-1] + 1 + MARK_WIDTH].all(axis=1),
+    )
     assert (left == right).all()
     assert np.flatnonzero(left).tolist() == list(range(row + 1, row + 6)), "a row of one pixel is drawn in five"
-    assert full[:, : at[0] - EDGE].any(), "the triangle beside the name"
+    assert full[:, : at[0] - MARK_WIDTH].any(), "the triangle beside the name"
     assert picture.caption.endswith(f", marked: 1 by {mark}s")
 
 
@@ -144,7 +158,7 @@ def test_rows_that_are_well_carry_no_mark():
 def test_a_picture_is_shown_pixel_by_pixel_on_a_card_of_either_tab(count):
     marks = {NAMES[count // 2]: "alarm"}
     image = drawn(np.full((count, 30), 0.3), NAMES[:count], marks=marks).image()
-    assert image.width == WIDTH
+    assert image.width == MAP_WIDTH
     assert image.height <= TIME_SERIES
 
 
@@ -158,7 +172,7 @@ def edges(count, height=1):
 
 
 def test_every_row_with_room_is_named():
-    assert [label.text for label in labels_of(["a", "b.c", "b.d"], edges(3, LINE), [])] == ["a", "b.c", "b.d"]
+    assert [label.text for label in labels_of(["a", "b.c", "b.d"], edges(3, LABEL_HEIGHT), [])] == ["a", "b.c", "b.d"]
 
 
 def test_of_200_layers_blocks_are_named_and_all_sick_ones():
@@ -170,9 +184,9 @@ def test_of_200_layers_blocks_are_named_and_all_sick_ones():
     assert len(texts) >= 10
     assert all(text.startswith("layers.") for text in texts if text not in ("embed", "head"))
     for above, below in itertools.pairwise(labels):
-        assert below.at - above.at >= LINE
-    assert labels[0].at >= LINE / 2 - 1
-    assert labels[-1].at <= len(NAMES) - LINE / 2 + 1
+        assert below.at - above.at >= LABEL_HEIGHT
+    assert labels[0].at >= LABEL_HEIGHT / 2 - 1
+    assert labels[-1].at <= len(NAMES) - LABEL_HEIGHT / 2 + 1
 
 
 def test_of_more_sick_rows_than_there_is_room_for_those_that_matter_most_are_named():

@@ -8,12 +8,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookboard.images import tiles
-from hookboard.images.colour import HEAT, LEVELS, NO_VALUE, PAPER, indices
 from hookboard.images.feature_maps import feature_maps, maps_in, samples_first, shown
-from hookboard.images.kernels import kernel_picture, part_shown
+from hookboard.images.kernels import kernel_picture, selected_kernels
 from hookboard.images.overlay import overlays, unnormalized
-from hookboard.images.picture import Picture
+from hookboard.images.picture import CARD_WIDTH, HEAT, LEVELS, NOT_FINITE, PAPER, TILE_GAP, Picture, indices
 
 RELU, CONV1D = nn.ReLU(), nn.Conv1d(1, 1, 1)
 
@@ -27,8 +25,8 @@ def picture_of(tensor, *, module=RELU, aspect=1.0, channels=16, order="channel",
 def tile(picture, sample, channel, of, size=40):
     """The palette indices of one tile of a square with `of` of them, one for each pixel of the map."""
     columns = math.ceil(math.sqrt(of))
-    step = size + tiles.GAP
-    square = columns * step + 3 * tiles.GAP
+    step = size + TILE_GAP
+    square = columns * step + 3 * TILE_GAP
     top, left = channel // columns * step, channel % columns * step + sample * square
     return picture.pixels[top : top + size, left : left + size]
 
@@ -85,13 +83,13 @@ def test_what_is_not_finite_is_drawn_in_a_colour_of_its_own_and_counted():
     tensor = torch.rand(1, 2, 4, 4)
     tensor[0, 0, 0, 0], tensor[0, 1, 1, 1] = torch.nan, torch.inf
     picture = picture_of(tensor)
-    assert tile(picture, 0, 0, of=2)[0, 0] == tile(picture, 0, 1, of=2)[10, 10] == NO_VALUE
-    assert (picture.pixels == NO_VALUE).sum() == 2 * 10 * 10
+    assert tile(picture, 0, 0, of=2)[0, 0] == tile(picture, 0, 1, of=2)[10, 10] == NOT_FINITE
+    assert (picture.pixels == NOT_FINITE).sum() == 2 * 10 * 10
     assert "cyan: NaN or infinite (2 pixels)" in picture.caption
 
 
 def test_a_map_of_nothing_but_nan_is_drawn_whole():
-    assert (tile(picture_of(torch.full((1, 2, 4, 4), torch.nan)), 0, 1, of=2) == NO_VALUE).all()
+    assert (tile(picture_of(torch.full((1, 2, 4, 4), torch.nan)), 0, 1, of=2) == NOT_FINITE).all()
 
 
 @pytest.mark.parametrize(("value", "level"), [(0.0, 0.0), (3.0, 0.5), (-3.0, 0.5)])
@@ -105,7 +103,7 @@ def test_a_map_of_one_pixel_is_large_enough_to_be_seen():
 
 def test_of_many_channels_some_are_shown_and_the_caption_says_so():
     picture = picture_of(torch.rand(1, 2048, 2, 2))
-    assert picture.image().size[0] == tiles.CARD
+    assert picture.image().size[0] == CARD_WIDTH
     assert "channels 0 to 15 of 2048" in picture.caption
 
 
@@ -191,8 +189,8 @@ def test_what_is_shown_does_not_change_with_the_tensor():
 def kernels(*shape, change=0.0, size=24):
     torch.manual_seed(0)
     weight = torch.randn(shape)
-    before = part_shown(weight, kernels=16, channels=8)
-    now = part_shown(weight + change, kernels=16, channels=8)
+    before = selected_kernels(weight, kernels=16, channels=8)
+    now = selected_kernels(weight + change, kernels=16, channels=8)
     return now, kernel_picture(now, before, "conv", weight.shape, size=size)
 
 
@@ -200,7 +198,7 @@ def test_kernels_of_three_channels_are_in_colour():
     now, picture = kernels(4, 3, 2, 2)
     most = now.abs().max()
     expected = (0.5 + 0.5 * now[1, :, 0, 1] / most) * 255
-    assert picture.pixels[2, 24 + tiles.GAP + 14].tolist() == pytest.approx(expected.tolist(), abs=0.6)
+    assert picture.pixels[2, 24 + TILE_GAP + 14].tolist() == pytest.approx(expected.tolist(), abs=0.6)
     assert "in colour" in picture.caption
 
 
@@ -237,7 +235,7 @@ def test_kernels_of_any_shape_have_a_picture(shape):
 def test_a_kernel_of_nan_is_drawn():
     weight = torch.full((2, 2, 3, 3), torch.nan)
     picture = kernel_picture(weight, weight, "conv", weight.shape, size=24)
-    assert picture.pixels[5, 5] == NO_VALUE
+    assert picture.pixels[5, 5] == NOT_FINITE
     assert "cyan" in picture.caption
 
 

@@ -4,20 +4,27 @@
 model, and `attribute.py` calls it once more to read the layer.
 """
 
-from hookboard.attribution.attribute import Attribution, attribute
-from hookboard.attribution.classification import MOST_CHANNELS, Classification, ClassificationTap
-from hookboard.attribution.layers import Layer, last_layer, named_layer
+from hookboard.attribution.attribute import (
+    MAX_PICTURE_CHANNELS,
+    Attribution,
+    Classification,
+    ClassificationTap,
+    TargetLayer,
+    attribute,
+    default_layer,
+    named_layer,
+)
 from hookboard.attribution.methods import METHODS, Method
 
 __all__ = [
+    "MAX_PICTURE_CHANNELS",
     "METHODS",
-    "MOST_CHANNELS",
     "Attribution",
     "Classification",
     "ClassificationTap",
-    "Layer",
     "Method",
+    "TargetLayer",
     "attribute",
-    "last_layer",
+    "default_layer",
     "named_layer",
 ]

@@ -1,7 +1,10 @@
-"""A layer's output for a few samples, and the gradient of a class's score with respect to it."""
+"""Finds a model's classifier call and its target layer, and reads the layer's output and gradient."""
 
+import functools
 import itertools
-from collections.abc import Callable
+import math
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +13,298 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.attribution.classification import Classification, scores_in
-from hookboard.attribution.layers import Layer
+from hookboard.hooks import READS_BEFORE_EDITS, fused_layers, is_own_call
+from hookboard.layouts import shape_of
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.ranks import whole
 from hookboard.replay import undisturbed
+from hookboard.selection import named_submodules
+from hookboard.torch_private import Detour
+
+Shape = tuple[int, ...]
+
+MAX_PICTURE_CHANNELS = 16
+"""The most channels that a picture may have, spectral bands included; a tensor with more is a feature map."""
+
+
+@dataclass(frozen=True)
+class InnerCall:
+    """One call of a module.
+
+    Args:
+        name: the module's dotted name.
+        module: the module itself.
+        given: the shape of the first tensor among its arguments; () if it took none.
+        returned: the shape of the first tensor that it returned; () if it returned none.
+    """
+
+    name: str
+    module: nn.Module
+    given: Shape
+    returned: Shape
+
+
+@dataclass(frozen=True)
+class Classification:
+    """A call that turned pictures of shape (n, channels, height, width) into class scores.
+
+    Args:
+        module: the module that was called.
+        args: its positional arguments, copied, for the first samples alone.
+        kwargs: its keyword arguments, in the same way.
+        calls: the calls of the modules inside it, in the order in which they ended.
+        count: the number of samples in `args` and `kwargs`.
+        of: the number of samples in the batch.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    calls: Sequence[InnerCall]
+    count: int
+    of: int
+
+    @property
+    def pictures(self) -> Tensor:
+        """Shape (n, channels, height, width)."""
+        pictures = _pictures_in((self.args, self.kwargs))
+        assert pictures is not None
+        return pictures
+
+
+class ClassificationTap:
+    """Hooks on all modules of a model that look for the outermost call that turns pictures into class scores.
+
+    They ignore calls of our own. The arguments are kept as they were before any edit, because a repeated call is edited
+    again. An error in the hooks never reaches the model: it is kept in `error`, and the hooks then do nothing. If the
+    model is copied or saved meanwhile, the hooks of the copy do nothing.
+
+    Args:
+        model: the model to watch.
+        samples: how many samples of the call's arguments are kept.
+    """
+
+    place_among_hooks = READS_BEFORE_EDITS
+
+    def __init__(self, model: nn.Module, samples: int) -> None:
+        self.found: Classification | None = None
+        self.error: Exception | None = None
+        self._model = model
+        self._samples = samples
+        self._hooks = ExitStack()
+        self._running = _ThreadCalls()
+        self._depth_of_found = 0
+        self._is_on = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ClassificationTap, (nn.Module(), self._samples)
+
+    def attach(self) -> None:
+        """Hook every module."""
+        self._is_on = True
+        inside_fused = {id(module) for layer in fused_layers(self._model) for module in layer}
+        for name, module in [("", self._model), *named_submodules(self._model)]:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            if id(module) in inside_fused:  # where a hook would change what torch computes
+                self._hooks.callback(Detour(module, _ignore, functools.partial(self._note, name)).end)
+                continue
+            before = module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
+            after = module.register_forward_hook(
+                functools.partial(self._after, name), with_kwargs=True, always_call=True
+            )
+            self._hooks.enter_context(before)
+            self._hooks.enter_context(after)
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        self._is_on = False
+        self._hooks.close()
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_watching():
+            try:
+                pictures = _pictures_in((args, kwargs))
+                count = 0 if pictures is None else len(pictures)
+                given = self._first_samples((args, kwargs), count) if count else None
+                entered = _Entered(len(self._running.calls), count, given, module.__dict__.get("forward"))
+                self._running.entered.append(entered)
+            except Exception as error:
+                self.error = error
+
+    def _first_samples(self, given: Any, count: int) -> Any:
+        def first(tensor: Tensor) -> Tensor:
+            return tensor[: self._samples].clone() if tensor.ndim and len(tensor) == count else tensor
+
+        # What is made under inference_mode could not be saved for a gradient.
+        with torch.inference_mode(False):
+            return map_tensors(first, given)
+
+    def _after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
+        if self._is_watching():
+            try:
+                self._leave(name, module, (args, kwargs), output)
+            except Exception as error:
+                self.error = error
+
+    def _note(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
+        """Note a call of a module that is no classifier of pictures, because it is inside a transformer's layer."""
+        if self._is_watching():
+            self._append(name, module, (args, kwargs), output)
+
+    def _append(self, name: str, module: nn.Module, given: Any, output: object) -> None:
+        self._running.calls.append(InnerCall(name, module, _first_shape(given), _first_shape(output)))
+
+    def _is_watching(self) -> bool:
+        return self._is_on and self.error is None and not is_own_call()
+
+    def _leave(self, name: str, module: nn.Module, given: Any, output: object) -> None:
+        running = self._running
+        entered = running.entered.pop()
+        self._append(name, module, given, output)
+        depth, count = len(running.entered), entered.count
+        is_outer = self.found is None or depth < self._depth_of_found
+        # Under DDP Lightning calls the module with another `forward`, which puts the old one back and runs the step.
+        is_redirected = module.__dict__.get("forward") is not entered.forward
+        if count and is_outer and not is_redirected and scores_in(output, count) is not None:
+            self._depth_of_found = depth
+            args, kwargs = entered.first_samples
+            kept, calls = min(count, self._samples), running.calls[entered.start :]
+            self.found = Classification(module, args, kwargs, calls, kept, count)
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class _Entered:
+    """A call that runs.
+
+    Args:
+        start: how many calls had ended before it.
+        count: the number of pictures in its arguments; 0 if there are none.
+        first_samples: its positional and keyword arguments for the first samples; None if there are no pictures.
+        forward: what the module itself, not its class, had as `forward`.
+    """
+
+    start: int
+    count: int
+    first_samples: Any
+    forward: object
+
+
+class _ThreadCalls(threading.local):
+    """The calls that run in this thread, the innermost last, and those that have ended."""
+
+    def __init__(self) -> None:
+        self.entered: list[_Entered] = []
+        self.calls: list[InnerCall] = []
+
+
+def _pictures_in(given: object) -> Tensor | None:
+    """The first tensor of shape (n, channels, height, width) with at most MAX_PICTURE_CHANNELS channels."""
+    return next(
+        (t for _, t in tensors_in(given) if not t.is_nested and t.ndim == 4 and t.shape[1] <= MAX_PICTURE_CHANNELS),
+        None,
+    )
+
+
+def _first_shape(value: object) -> Shape:
+    return next((shape_of(tensor) or () for _, tensor in tensors_in(value)), ())
+
+
+def scores_in(output: object, count: int) -> Tensor | None:
+    """The class scores in what a model returned: the tensor of shape (count, classes) named so, or the first one.
+
+    Args:
+        output: what the model returned.
+        count: the number of samples.
+
+    Returns:
+        Shape (count, classes), or None if there are none. A model with one score per sample has two classes: class 1
+        has the score, class 0 its negative.
+    """
+    found = {
+        path: t
+        for path, t in tensors_in(output)
+        if not t.is_nested and t.ndim == 2 and len(t) == count and t.is_floating_point()
+    }
+    named = [t for path, t in found.items() if path.rpartition("/")[2] in ("logits", "scores")]
+    scores = next(iter([*named, *found.values()]), None)
+    return torch.cat([-scores, scores], dim=1) if scores is not None and scores.shape[1] == 1 else scores
+
+
+@dataclass(frozen=True)
+class TargetLayer:
+    """The module whose output (with `is_input`: first input) is explained.
+
+    Args:
+        name: the module's dotted name.
+        module: the module itself.
+        number: which call of the module, counted from 0.
+        is_input: whether its first input is explained, not its output.
+    """
+
+    name: str
+    module: nn.Module
+    number: int = 0
+    is_input: bool = False
+
+
+def default_layer(calls: Sequence[InnerCall]) -> TargetLayer:
+    """The layer that is explained if the user names none: the last one whose output still has positions.
+
+    In a convolutional network it is the last layer whose output has the height and width of the last convolution's
+    output, so that normalization and ReLU after that convolution are included. In a transformer it is the input of the
+    last attention, or of the last `nn.TransformerEncoderLayer`: after it the scores may depend only on the class token.
+
+    Args:
+        calls: the calls inside the classifier, in the order in which they ended.
+
+    Raises:
+        ValueError: no module of the model returned maps.
+    """
+    convolutions = [
+        k for k, call in enumerate(calls) if isinstance(call.module, nn.Conv2d) and math.prod(call.returned[2:]) > 1
+    ]
+    attentions = [
+        k
+        for k, call in enumerate(calls)
+        if (isinstance(call.module, nn.TransformerEncoderLayer) or "attention" in type(call.module).__name__.lower())
+        and len(call.given) in (3, 4)
+    ]
+    last = -1
+    if convolutions:
+        size = calls[convolutions[-1]].returned[2:]
+        last = max(k for k, call in enumerate(calls) if len(call.returned) == 4 and call.returned[2:] == size)
+    if attentions and attentions[-1] > last:
+        call = calls[attentions[-1]]
+        return TargetLayer(call.name, call.module, _number(calls, attentions[-1]), is_input=True)
+    if last < 0:
+        raise ValueError("no module returned maps larger than one pixel: name a layer with `modules`")
+    return TargetLayer(calls[last].name, calls[last].module, _number(calls, last))
+
+
+def named_layer(calls: Sequence[InnerCall], name: str) -> TargetLayer:
+    """The output of the module `name` in the last of its calls that returned maps.
+
+    Args:
+        calls: the calls inside the classifier, in the order in which they ended.
+        name: a dotted module name.
+
+    Raises:
+        ValueError: no call of this module returned maps.
+    """
+    for k, call in reversed(list(enumerate(calls))):
+        if call.name == name and len(call.returned) in (3, 4):
+            return TargetLayer(name, call.module, _number(calls, k))
+    raise ValueError(f"module {name!r} returned no maps of shape (n, channels, height, width), and no tokens")
+
+
+def _number(calls: Sequence[InnerCall], k: int) -> int:
+    """Which of its module's calls the k-th call is."""
+    return sum(call.module is calls[k].module for call in calls[:k])
 
 
 @dataclass(frozen=True)
@@ -41,9 +331,9 @@ class Attribution:
 
 
 def attribute(
-    call: Classification, layer: Layer, choose: Callable[[Tensor], Tensor], *, with_gradient: bool
+    call: Classification, layer: TargetLayer, choose: Callable[[Tensor], Tensor], *, with_gradient: bool
 ) -> Attribution:
-    """Call the model once more on the few samples and read a layer's output, and its gradient if asked.
+    """InnerCall the model once more on the few samples and read a layer's output, and its gradient if asked.
 
     The modes of the modules (training or evaluation) are not changed. Attached edits apply. The call leaves no trace,
     see `undisturbed`.
@@ -62,7 +352,7 @@ def attribute(
     pooled: list[Tensor] = []
     with undisturbed(call.module):
         with ExitStack() as hooks:
-            hooks.enter_context(_hold(layer, held))
+            hooks.enter_context(_cut_graph(layer, held))
             if linear:
                 keep = linear[-1].register_forward_pre_hook(lambda _, args: pooled.append(args[0].detach()))
                 hooks.enter_context(keep)
@@ -88,7 +378,7 @@ def _gradient(scores: Tensor, classes: Tensor, held: Tensor, name: str) -> Tenso
     return gradient
 
 
-def _hold(layer: Layer, held: dict[int, Tensor]) -> RemovableHandle:
+def _cut_graph(layer: TargetLayer, held: dict[int, Tensor]) -> RemovableHandle:
     """Cut the graph at the layer: the model continues with a copy, which may be changed in place, and has gradients."""
     calls = itertools.count()
 
@@ -97,12 +387,12 @@ def _hold(layer: Layer, held: dict[int, Tensor]) -> RemovableHandle:
         if next(calls) != layer.number or first is None:
             return None
         held[layer.number] = first.detach().requires_grad_()
-        return _exchange(value, first, held[layer.number].clone())
+        return _replaced(value, first, held[layer.number].clone())
 
     if layer.is_input:
         return layer.module.register_forward_pre_hook(lambda _, args, kwargs: cut((args, kwargs)), with_kwargs=True)
     return layer.module.register_forward_hook(lambda _, args, output: cut(output))
 
 
-def _exchange(value: Any, old: Tensor, new: Tensor) -> Any:
+def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
     return map_tensors(lambda tensor: new if tensor is old else tensor, value)

@@ -14,23 +14,22 @@ from tensorboard.plugins import base_plugin
 from tensorboard.util import tb_logging
 from werkzeug import Request, Response
 
-from hookboard.board.data import Answer, Board, packed
-from hookboard.board.refusal import RefusalError
-from hookboard.board.run import is_of_hookboard
-from hookboard.board.source import Source
+from hookboard.board.board import Answer, Board, packed_json
+from hookboard.board.logged_run import is_of_hookboard
+from hookboard.board.source import RefusalError, Source
 from hookboard.record import PLUGIN
 
 STATIC = Path(__file__).parent / "static"
 
-TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+FILE_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 """The files that are served, by the end of their name."""
 
-PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+PICTURE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 """The pictures that are served, by their first bytes."""
 
-DAY = 24 * 3600
+DAY_SECONDS = 24 * 3600
 
-MOST_COLUMNS = 2000
+MAX_COLUMNS = 2000
 
 
 class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard has no types
@@ -58,7 +57,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         apps = {"/map": self._app(self._map), "/picture": self._app(_picture)} | {
             path: self._app(_json(answer)) for path, answer in asked.items()
         }
-        apps |= {f"/{path.name}": self._app(_file(path)) for path in STATIC.iterdir() if path.suffix in TYPES}
+        apps |= {f"/{path.name}": self._app(_file(path)) for path in STATIC.iterdir() if path.suffix in FILE_TYPES}
         return apps | {"/plotly.js": self._app(_plotly)}
 
     def is_active(self) -> bool:
@@ -126,13 +125,13 @@ def _given(request: Request, name: str) -> str:
 
 def _columns(request: Request) -> int:
     given = request.args.get("columns", "400")
-    if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= MOST_COLUMNS):
-        raise RefusalError(f"columns={given!r}: give a whole number from 1 to {MOST_COLUMNS}.")
+    if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= MAX_COLUMNS):
+        raise RefusalError(f"columns={given!r}: give a whole number from 1 to {MAX_COLUMNS}.")
     return int(given)
 
 
 def _json(answer: Callable[[Source, Request], Answer]) -> Callable[[Source, Request], Response]:
-    return lambda source, request: _packed(request, packed(answer(source, request)))
+    return lambda source, request: _packed(request, packed_json(answer(source, request)))
 
 
 def _packed(request: Request, content: bytes) -> Response:
@@ -146,7 +145,7 @@ def _fault(request: Request, text: str, code: int) -> Response:
 def _picture(source: Source, request: Request) -> Response:
     key = _given(request, "key")
     picture = source.picture(key)
-    mime = next((mime for start, mime in PICTURES.items() if picture.startswith(start)), None)
+    mime = next((mime for start, mime in PICTURE_TYPES.items() if picture.startswith(start)), None)
     if mime is None:
         raise RefusalError(f"key={key!r} is no PNG or JPEG picture.")
     return _response(request, picture, mime)
@@ -154,7 +153,7 @@ def _picture(source: Source, request: Request) -> Response:
 
 def _file(path: Path) -> Callable[[Source, Request], Response]:
     def respond(source: Source, request: Request) -> Response:
-        return _response(request, path.read_bytes(), TYPES[path.suffix])
+        return _response(request, path.read_bytes(), FILE_TYPES[path.suffix])
 
     return respond
 
@@ -166,7 +165,7 @@ def _response(request: Request, content: str | bytes, mime: str, **options: Any)
 
 
 def _plotly(source: Source, request: Request) -> Response:
-    return _response(request, _packed_plotly(), "text/javascript", expires=DAY, content_encoding="gzip")
+    return _response(request, _packed_plotly(), "text/javascript", expires=DAY_SECONDS, content_encoding="gzip")
 
 
 @cache

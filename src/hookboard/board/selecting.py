@@ -1,18 +1,84 @@
-"""Layers by hookboard's own patterns and types, as its callbacks select modules, but from a record."""
+"""Selects layers of a logged run by patterns and types, as hookboard's callbacks select modules."""
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import BoundedSemaphore
 
-from hookboard.board.expression import matched_by_expression
-from hookboard.board.refusal import RefusalError
+from hookboard import patterns
+from hookboard.board.source import RefusalError
 from hookboard.messages import closest, listed
 from hookboard.patterns import EXPRESSION, matched
 from hookboard.record import LayerFacts
 
-SECONDS = 1.0
+MAX_PROCESSES = 4
+"""So many such processes run at the same time; further requests wait."""
+
+MAX_PROCESS_BYTES = 512 << 20
+"""Bytes of memory for each of them, where the system can limit it."""
+
+SCRIPT = f"""
+import json, sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, ({MAX_PROCESS_BYTES}, {MAX_PROCESS_BYTES}))
+except (ImportError, ValueError, OSError):
+    pass
+sys.path.insert(0, sys.argv[1])
+from hookboard.patterns import matched
+try:
+    answer = {{"names": matched(*json.load(sys.stdin))}}
+except ValueError as error:
+    answer = {{"error": str(error)}}
+print(json.dumps(answer))
+"""
+
+_free = BoundedSemaphore(MAX_PROCESSES)
+
+
+def matched_by_expression(pattern: str, names: Sequence[str], until: float) -> list[str]:
+    """The same as `hookboard.patterns.matched`, for a regular expression that may be a bad one.
+
+    Args:
+        pattern: it begins with `re:`.
+        names: dotted names.
+        until: when to give up, by `time.monotonic()`.
+
+    Raises:
+        RefusalError: it is no regular expression, or takes longer than that.
+    """
+    advice = "write it without repetitions of repetitions such as (a+)+, or as a pattern with * and **"
+    too_slow = RefusalError(f"layers: {pattern!r} takes too long to match: {advice}.")
+    if not _free.acquire(timeout=max(until - time.monotonic(), 0)):
+        raise RefusalError(f"layers: {pattern!r} waited in vain for other expressions to be matched: try it again.")
+    try:
+        done = subprocess.run(
+            [sys.executable or "python", "-I", "-S", "-c", SCRIPT, str(Path(patterns.__file__).parents[1])],
+            input=json.dumps([pattern, list(names)]).encode(),
+            capture_output=True,
+            timeout=max(until - time.monotonic(), 0),
+            check=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise too_slow from error
+    except (subprocess.CalledProcessError, OSError) as error:  # out of memory, for one
+        raise RefusalError(f"layers: {pattern!r} could not be matched ({error!r}): {advice}.") from error
+    finally:
+        _free.release()
+    answer = json.loads(done.stdout)
+    if "error" in answer:
+        raise RefusalError(f"layers: {answer['error']}")
+    found: list[str] = answer["names"]
+    return found
+
+
+MAX_MATCH_SECONDS = 1.0
 """How long the matching of all patterns and types of a request may take."""
 
-LONGEST = 1000
+MAX_PATTERN_CHARS = 1000
 """How many characters a pattern or type may have."""
 
 
@@ -27,13 +93,15 @@ def selected(layers: Mapping[str, LayerFacts], modules: Sequence[str], types: Se
     Raises:
         RefusalError: a pattern or type matches nothing, is too long, or all of them take too long to match.
     """
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + MAX_MATCH_SECONDS
     chosen = set(layers)
     for field, given, names_of in (("layers", modules, _names_matching), ("types", types, _names_of_type)):
         for one in given:
-            if len(one) > LONGEST:
+            if len(one) > MAX_PATTERN_CHARS:
                 start = f"{one[:40]}..."
-                raise RefusalError(f"{field}: {start!r} has {len(one)} characters; up to {LONGEST} are matched.")
+                raise RefusalError(
+                    f"{field}: {start!r} has {len(one)} characters; up to {MAX_PATTERN_CHARS} are matched."
+                )
         wanted = [names_of(layers, one, until) for one in given if not one.startswith("!")]
         dropped = [names_of(layers, one[1:], until) for one in given if one.startswith("!")]
         chosen = (chosen.intersection(set().union(*wanted)) if wanted else chosen).difference(*dropped)

@@ -1,6 +1,7 @@
-"""`Source`: what TensorBoard's data provider has, as plain columns; the same from its fast loader and its slow one."""
+"""`Source`: what TensorBoard's data provider holds, as curves and tensors."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,22 +9,182 @@ import numpy as np
 from tensorboard.data.provider import RunTagFilter
 from tensorboard.errors import PublicError
 
-from hookboard.board.curves import Curve, curve_of
-from hookboard.board.refusal import RefusalError
-from hookboard.messages import listed
+from hookboard.messages import listed, unknown
 from hookboard.record import LONGEST_NAME, PLUGIN
+
+
+class RefusalError(ValueError):
+    """The request is wrong; the text says what was given and what is valid.
+
+    Args:
+        text: one sentence.
+        code: the HTTP status.
+    """
+
+    def __init__(self, text: str, code: int = 400) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def no_such(kind: str, given: str, valid: Iterable[str]) -> RefusalError:
+    """The refusal of a name that does not exist.
+
+    >>> no_such("run", "lightnin_logs", ["lightning_logs"])
+    RefusalError("unknown run 'lightnin_logs'; did you mean 'lightning_logs'? Valid: lightning_logs.")
+    """
+    return RefusalError(str(unknown(kind, given, valid)), 404)
+
+
+CURVES_AT_ONCE = 1000
+"""The steps of so many curves are in memory a second time when columns are chosen."""
+
+
+class Curve(NamedTuple):
+    """One number over steps.
+
+    Args:
+        steps: increasing, shape (points,), int64.
+        values: shape (points,), float64; not finite where what was measured was not.
+    """
+
+    steps: np.ndarray
+    values: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory."""
+        return self.steps.nbytes + self.values.nbytes
+
+
+def curve_of(steps: Iterable[int], values: Iterable[float]) -> Curve:
+    """The curve of points in the order in which they were written.
+
+    A run that was taken up again writes steps a second time. As TensorBoard's fast loader does, a point counts only
+    if no later one has the same step or a smaller one.
+
+    >>> curve_of([0, 10, 20, 10], [1.0, 2.0, 3.0, 4.0]).values.tolist()
+    [1.0, 4.0]
+    """
+    at, of = np.fromiter(steps, np.int64), np.fromiter(values, np.float64)
+    is_last = np.ones(len(at), dtype=bool)
+    is_last[:-1] = at[:-1] < np.minimum.accumulate(at[::-1])[::-1][1:]
+    return Curve(at[is_last], of[is_last])
+
+
+class CurvesOfRows(Mapping[str, Curve]):
+    """The curves of the rows of a matrix, each made when it is asked for: all of them take four times its memory.
+
+    Args:
+        names: of the rows.
+        steps: of the columns.
+        values: shape (rows, columns); NaN where there is no value.
+    """
+
+    def __init__(self, names: Sequence[str], steps: Sequence[int], values: np.ndarray) -> None:
+        self._rows = {name: row for row, name in enumerate(names)}
+        self._steps = np.asarray(steps, np.int64)
+        self._values = values
+
+    def __getitem__(self, name: str) -> Curve:
+        row = self._values[self._rows[name]]
+        is_there = ~np.isnan(row)
+        return curve_of(self._steps[is_there], row[is_there])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def columns_for(curves: Iterable[Curve], most: int) -> np.ndarray:
+    """The steps of the columns of a view: evenly chosen from all steps, with the first and the last.
+
+    A column stands for the steps since the column before it.
+
+    Args:
+        curves: what is shown.
+        most: how many columns there may be; a single one is the last step.
+
+    Returns:
+        Increasing steps, shape (columns,).
+    """
+    steps, rest = np.zeros(0, np.int64), iter(curves)
+    while some := [curve.steps for curve in itertools.islice(rest, CURVES_AT_ONCE)]:
+        steps = np.unique(np.concatenate([steps, *some]))
+    if len(steps) <= most:
+        return steps
+    chosen = np.linspace(len(steps) - 1, 0, most).round().astype(np.intp)[::-1]  # of a single column, the last
+    return np.asarray(steps[chosen])
+
+
+class Cells(NamedTuple):
+    """A curve in the columns of a view.
+
+    Args:
+        values: shape (columns,).
+        is_there: whether there is a value, shape (columns,).
+    """
+
+    values: np.ndarray
+    is_there: np.ndarray
+
+
+def cells_of(curve: Curve, columns: np.ndarray) -> Cells:
+    """The last value of the steps of each column; one that is not finite goes before all others: it must be seen.
+
+    Args:
+        curve: the curve.
+        columns: increasing steps, see `columns_for`. Later points of the curve are left out.
+    """
+    values, is_there = np.full(len(columns), np.nan), np.zeros(len(columns), dtype=bool)
+    at = np.searchsorted(columns, curve.steps)
+    seen, at = curve.values[at < len(columns)], at[at < len(columns)]
+    values[at] = seen  # of several values of a column, NumPy keeps the last
+    is_there[at] = True
+    is_bad = ~np.isfinite(seen)
+    values[at[is_bad]] = seen[is_bad]
+    return Cells(values, is_there)
+
+
+def held_cells_of(curve: Curve, columns: np.ndarray) -> Cells:
+    """The same, and in a column without a value the last value before it."""
+    values, is_there = cells_of(curve, columns)
+    before = np.searchsorted(curve.steps, columns, side="right") - 1
+    is_held = ~is_there & (before >= 0)
+    values[is_held] = curve.values[before[is_held]]
+    return Cells(values, is_there | is_held)
+
+
+def json_cells(cells: Cells) -> list[float | str | None]:
+    """Numbers for JSON: None where there is no value, a string where it is not finite.
+
+    >>> json_cells(Cells(np.array([0.5, np.nan, -np.inf, 0.0]), np.array([True, True, True, False])))
+    [0.5, 'nan', '-inf', None]
+    """
+    numbers: list[float | str | None] = cells.values.tolist()
+    for i in np.flatnonzero(~(np.isfinite(cells.values) & cells.is_there)).tolist():
+        numbers[i] = str(numbers[i]) if cells.is_there[i] else None
+    return numbers
+
+
+def json_numbers(values: Sequence[float] | np.ndarray) -> list[float | str | None]:
+    """The same for numbers that are all there."""
+    array = np.asarray(values, np.float64)
+    return json_cells(Cells(array, np.ones(len(array), dtype=bool)))
+
 
 SCALARS, HISTOGRAMS, IMAGES = "scalars", "histograms", "images"
 """TensorBoard's own plugins whose data the tab reads."""
 
-ALL = 1_000_000
+MAX_POINTS = 1_000_000
 """More points than TensorBoard keeps of a tag: it is to choose none away, as it would not know which must be seen."""
 
 TAGS_AT_ONCE = 1000
 """The fast loader takes no request above 4 MB, and names may have hundreds of letters."""
 
 
-class Last(NamedTuple):
+class LastPoint(NamedTuple):
     """The last point of a tag.
 
     Args:
@@ -53,22 +214,22 @@ class Source:
         """The names of all runs."""
         return [run.run_name for run in self._ask("list_runs") or ()]
 
-    def last_scalars(self, run: str | None = None) -> dict[str, dict[str, Last]]:
-        """Run to tag to its last point, of one run or of all.
+    def last_scalars(self, run: str | None = None) -> dict[str, dict[str, LastPoint]]:
+        """LoggedRun to tag to its last point, of one run or of all.
 
         To list the tags would be the natural way, but the slow loader then goes through every point of them.
         """
         found = self._of_plugin("read_last_scalars", SCALARS, _filter(run))
         return {
-            name: {tag: Last(point.step, point.wall_time) for tag, point in tags.items()}
+            name: {tag: LastPoint(point.step, point.wall_time) for tag, point in tags.items()}
             for name, tags in found.items()
         }
 
-    def last_tensors(self, plugin: str = PLUGIN, run: str | None = None) -> dict[str, dict[str, Last]]:
+    def last_tensors(self, plugin: str = PLUGIN, run: str | None = None) -> dict[str, dict[str, LastPoint]]:
         """The same for the tensors of a plugin: records or histograms."""
         found = self._of_plugin("list_tensors", plugin, _filter(run))
         return {
-            name: {tag: Last(series.max_step or 0, series.max_wall_time or 0.0) for tag, series in tags.items()}
+            name: {tag: LastPoint(series.max_step or 0, series.max_wall_time or 0.0) for tag, series in tags.items()}
             for name, tags in found.items()
         }
 
@@ -76,7 +237,7 @@ class Source:
         """Tag to its curve. Tags that are not there are left out."""
         curves = {}
         for some in _portions(sorted(tags)):
-            found = self._of_plugin("read_scalars", SCALARS, _filter(run, some), ALL)
+            found = self._of_plugin("read_scalars", SCALARS, _filter(run, some), MAX_POINTS)
             for tag, points in found.get(run, {}).items():
                 curves[tag] = curve_of([p.step for p in points], [p.value for p in points])
         return curves
@@ -109,7 +270,7 @@ class Source:
 
     def picture_keys(self, run: str, tags: Collection[str]) -> dict[str, list[tuple[int, list[str]]]]:
         """Tag to steps with the keys of their pictures."""
-        found = self._of_plugin("read_blob_sequences", IMAGES, _filter(run, tags), ALL) if tags else {}
+        found = self._of_plugin("read_blob_sequences", IMAGES, _filter(run, tags), MAX_POINTS) if tags else {}
         # The first two are the width and the height.
         return {
             tag: [(p.step, [value.blob_key for value in p.values[2:]]) for p in points]

@@ -11,15 +11,15 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 
 from hookboard.attribution import (
+    MAX_PICTURE_CHANNELS,
     METHODS,
-    MOST_CHANNELS,
     Attribution,
     Classification,
     ClassificationTap,
-    Layer,
     Method,
+    TargetLayer,
     attribute,
-    last_layer,
+    default_layer,
     named_layer,
 )
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
@@ -132,14 +132,14 @@ class CAMLogger(PictureLogger):
         call = taken.tap.found
         if call is None:
             raise taken.tap.error or NothingToShowError(
-                f"no module was called with pictures (n, up to {MOST_CHANNELS} channels, height, width) and returned "
-                "class scores (n, classes). If your model classifies pictures, call it as one module, as in "
-                "self(images)"
+                f"no module was called with pictures (n, up to {MAX_PICTURE_CHANNELS} channels, height, width) "
+                "and returned class scores (n, classes). If your model classifies pictures, call it as one module, "
+                "as in self(images)"
             )
         labels = _labels_in(taken.batch, call)
         names = list(watch.selection.modules)
         try:
-            layers = [named_layer(call.calls, name) for name in names] if names else [last_layer(call.calls)]
+            layers = [named_layer(call.calls, name) for name in names] if names else [default_layer(call.calls)]
         except ValueError as nothing:
             raise NothingToShowError(str(nothing)) from nothing
         seen, method = [], METHODS[self.method]
@@ -191,7 +191,7 @@ class CAMLogger(PictureLogger):
         if self.target == "label" and labels is not None and not torch.equal(labels, labels.clamp(0, last)):
             raise _no_such_class(self.target, labels.tolist(), last)
 
-    def _maps(self, layer: Layer, seen: Attribution, aspect: float | None) -> Tensor:
+    def _maps(self, layer: TargetLayer, seen: Attribution, aspect: float | None) -> Tensor:
         activation, method = _as_maps(seen.activation, layer, aspect), METHODS[self.method]
         if seen.gradient is not None:
             return method.map(activation, _as_maps(seen.gradient, layer, aspect))
@@ -259,7 +259,7 @@ def _labels_in(batch: Any, call: Classification) -> Tensor | None:
     return None
 
 
-def _as_maps(tensor: Tensor, layer: Layer, aspect: float | None) -> Tensor:
+def _as_maps(tensor: Tensor, layer: TargetLayer, aspect: float | None) -> Tensor:
     """In float32, shape (n, channels, height, width)."""
     maps = maps_in(samples_first(tensor.float(), layer.module), layer.module, aspect=aspect)
     if tensor.ndim == 3 and maps.values.shape[1] == 1:

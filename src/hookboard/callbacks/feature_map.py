@@ -14,7 +14,7 @@ from hookboard.images import (
     CONVOLUTIONS,
     Order,
     Picture,
-    Shown,
+    SelectedMaps,
     aspect_of,
     dense,
     feature_maps,
@@ -204,7 +204,7 @@ class _Taken:
     """What the hooks have kept of one batch: tensors to show, and the reasons why others cannot be shown."""
 
     aspect: float | None
-    shown: dict[Site, Shown] = field(default_factory=dict)
+    shown: dict[Site, SelectedMaps] = field(default_factory=dict)
     refused: dict[Site, str] = field(default_factory=dict)
 
 

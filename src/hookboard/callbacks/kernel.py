@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
-from hookboard.images import CONVOLUTIONS, Picture, kernel_picture, part_shown
+from hookboard.images import CONVOLUTIONS, Picture, kernel_picture, selected_kernels
 from hookboard.loops import Selection
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import weight_in_use
@@ -113,7 +113,7 @@ class KernelLogger(PictureLogger):
         return draw if shapes else None
 
     def _part(self, weight: Tensor) -> Tensor:
-        return part_shown(whole(weight), kernels=self.kernels, channels=self.channels)
+        return selected_kernels(whole(weight), kernels=self.kernels, channels=self.channels)
 
 
 def _weight_in_use(watch: PictureWatch, name: str, module: nn.Module) -> Tensor | None:

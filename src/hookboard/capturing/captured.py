@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookboard.capturing.module import Call, CapturedModule, Keeper
 from hookboard.checks import check_text, wrong
-from hookboard.editing import Rule, apply_rule, check_rule, edited_gradient
+from hookboard.editing import EditFunction, apply_rule, check_rule, edited_gradient
 from hookboard.hooks import (
     NO_GRADIENT,
     UNKNOWN,
@@ -83,7 +83,7 @@ class Captured(Mapping[str, CapturedModule]):
     def __len__(self) -> int:
         return len(self._found)
 
-    def watch(self, tensor: Tensor, name: str, edit_grad: Rule | None = None) -> Tensor:
+    def watch(self, tensor: Tensor, name: str, edit_grad: EditFunction | None = None) -> Tensor:
         """Keep a tensor that no module returns as the `output` of `name`, and its gradient as `grad_output`.
 
         Args:

@@ -1,18 +1,32 @@
 """Edits: rules that change tensors on their way through modules."""
 
-from hookboard.editing.edits import Edit, EditRole, Edits, edited_gradient
-from hookboard.editing.rules import Clamp, ClipNorm, EditRule, Noise, Replace, Rule, Scale, Zero, apply_rule, check_rule
+from hookboard.editing.edits import (
+    Clamp,
+    ClipNorm,
+    Edit,
+    EditFunction,
+    EditRole,
+    EditRule,
+    Edits,
+    Noise,
+    Replace,
+    Scale,
+    Zero,
+    apply_rule,
+    check_rule,
+    edited_gradient,
+)
 
 __all__ = [
     "Clamp",
     "ClipNorm",
     "Edit",
+    "EditFunction",
     "EditRole",
     "EditRule",
     "Edits",
     "Noise",
     "Replace",
-    "Rule",
     "Scale",
     "Zero",
     "apply_rule",

@@ -1,39 +1,242 @@
-"""`BlackBox`: notices the first NaN or Inf of a training in its very step, and finds the module that gave it."""
+"""`BlackBox`: notices the first NaN or Inf of a training in the step it appears in, and finds its module."""
 
 import functools
+import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 
-from hookboard.first_nan import events as said
-from hookboard.first_nan.late_flag import LateFlag, Noted
+from hookboard.first_nan.explain import backward_event, forward_event, parameter_event, unlocated_event
 from hookboard.first_nan.search import Search
-from hookboard.first_nan.sentinels import Sentinels, spoiled_gradients
 from hookboard.health import Nonfinite
 from hookboard.layouts import stored
-from hookboard.measure import measuring_device
+from hookboard.measure import are_finite, measuring_device, needs_host
 from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
+from hookboard.ranks import local
 from hookboard.replay import GENERATORS, CannotRunAgainError, RandomState, step_again
+from hookboard.selection import named_submodules
 from hookboard.torch_private import version_of
 
-MOST_EVENTS = 3
+
+@dataclass(frozen=True)
+class Noted:
+    """What a step has noted.
+
+    Args:
+        step: the optimizer step.
+        batch_idx: the index of the batch.
+        is_backward: whether it is of the gradients, not of the loss.
+    """
+
+    step: int
+    batch_idx: int
+    is_backward: bool
+
+
+NEVER = 2**31
+"""The flag of a run in which everything was finite so far."""
+
+
+class LateFlag:
+    """Keeps on the device the number of the first note that was not finite.
+
+    The host copies the number after each step, and reads the copy when it has arrived: in the next step, or in a later
+    one if the host is far ahead of the device. It never waits, and the number stays exact.
+    """
+
+    def __init__(self) -> None:
+        self._first: Tensor | None = None
+        self._numbers = itertools.count()
+        self._notes: deque[tuple[int, Noted]] = deque(maxlen=4096)
+        self._copy: Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
+        self._is_said = False
+
+    def note(self, value: Tensor, noted: Noted) -> None:
+        """Note one number, shape (), of a step."""
+        number = next(self._numbers)
+        self._notes.append((number, noted))
+        with torch.no_grad():
+            value = value.detach()
+            if self._first is None:
+                self._first = torch.full((), NEVER, dtype=torch.int64, device=value.device)
+            bad = torch.where(torch.isfinite(value).all(), NEVER, number).to(self._first.device)
+            self._first = torch.minimum(self._first, bad)
+
+    def read(self) -> Noted | None:
+        """What was not finite first, once, as soon as the host knows; None otherwise."""
+        if self._first is None or self._is_said:
+            return None
+        found = self._read_copy()
+        if self._copy is None:
+            self._send_copy(self._first)
+        if found is None or found == NEVER:
+            return None
+        self._is_said = True
+        return next((noted for number, noted in self._notes if number == found), None)
+
+    def parts(self) -> dict[str, Any]:
+        """What a fit that is continued from a checkpoint must know."""
+        notes = [(number, noted.step, noted.batch_idx, noted.is_backward) for number, noted in self._notes]
+        return {"first": self._first, "is_said": self._is_said, "notes": np.array(notes, np.int64).reshape(-1, 4)}
+
+    def go_on(self, parts: Mapping[str, Any]) -> Noted | None:
+        """Know it; returns what was not finite first, if `read` had not yet said so."""
+        found = [note for note in parts["notes"].tolist() if note[0] == parts["first"] and not parts["is_said"]]
+        self._is_said = parts["is_said"] or bool(found)
+        return Noted(found[0][1], found[0][2], bool(found[0][3])) if found else None
+
+    def _read_copy(self) -> int | None:
+        if self._copy is None or (self._arrived is not None and not self._arrived.query()):
+            return None
+        copy, self._copy = self._copy, None
+        return int(copy)
+
+    def _send_copy(self, first: Tensor) -> None:
+        if not first.is_cuda:
+            self._copy = first
+            return
+        self._copy = torch.empty((), dtype=torch.int64, pin_memory=True)
+        self._copy.copy_(first, non_blocking=True)
+        self._arrived = torch.cuda.Event()
+        self._arrived.record()
+
+
+MAX_WHOLE_ELEMENTS = 4096
+"""Parameters of at most so many elements are read whole."""
+
+MAX_FIRST_MODULE_ELEMENTS = 65_536
+"""The first module's own parameters are read whole up to so many elements."""
+
+MAX_SENTINELS = 64
+"""So many gradients are read at most."""
+
+MIN_SMALL_PARAMETERS = 8
+"""With fewer small parameters than this, columns of larger ones are read too."""
+
+
+class Sentinels:
+    """The gradients that are read after every backward pass.
+
+    What is not finite spreads on its way back through a model: every module before it gets it. So it is enough to read
+    the smallest parameter of each module, such as a bias or the weight of a norm, and everything of the first module.
+    In models that have few small ones, one column is read of larger weights: it has one element for each unit.
+
+    A sparse gradient, as embeddings have it, is always read: it comes last, and nothing may stand behind it. Of a large
+    one it is the first column again.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = [
+            (module, [p for p in module.parameters(recurse=False) if not is_lazy(p)]) for module in model.modules()
+        ]
+        sparse = {id(p): p for module, own in modules for p in own if _is_sparse(module, p)}
+        self._sparse = list(sparse.values())
+        own = [[p for p in own if id(p) not in sparse and not p.is_nested] for _, own in modules]
+        owned = [parameters for parameters in own if parameters]
+        smallest = list({id(p): p for p in (min(some, key=torch.numel) for some in owned)}.values())
+        small = [p for p in smallest if p.numel() <= MAX_WHOLE_ELEMENTS]
+        large = [p for p in smallest if p.numel() > MAX_WHOLE_ELEMENTS and p.ndim > 1 and len(p) <= MAX_WHOLE_ELEMENTS]
+        first = [p for p in (owned[0] if owned else []) if p.numel() <= MAX_FIRST_MODULE_ELEMENTS]
+        self._whole = list({id(p): p for p in [*first, *_spread(small)]}.values())
+        self._columns = _spread(large) if len(small) < MIN_SMALL_PARAMETERS else []
+
+    def are_surely_finite(self) -> bool:
+        """Whether the host sees at once that they are all finite; False says nothing: `total` does.
+
+        It runs after every backward pass, which leaves nothing of it in the caches: what counts is to do few different
+        things, in this thread alone.
+        """
+        whole, columns = self._gradients()
+        return bool(whole or columns) and are_finite(whole, columns)
+
+    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Those that are read whole, and those of which a column is read."""
+        whole = [grad for p in self._whole if (grad := p.grad) is not None]
+        columns = [grad for p in self._columns if (grad := p.grad) is not None]
+        for parameter in self._sparse:
+            if parameter.grad is not None:
+                held = stored(parameter.grad)
+                (columns if held.ndim > 1 and held.numel() > MAX_FIRST_MODULE_ELEMENTS else whole).append(held)
+        return whole, columns
+
+    def total(self) -> Tensor | None:
+        """A number that is not finite if one of them is not, such as their sum, shape (). None if there is no gradient.
+
+        Nothing waits for the device.
+        """
+        whole, columns = self._gradients()
+        parts = [gradient.flatten() for gradient in _plain(whole)]
+        parts += [gradient.flatten(1).select(1, 0) for gradient in _plain(columns) if gradient.numel()]
+        if not parts:
+            return None
+        device = parts[0].device
+        try:
+            joined = torch.cat(parts)  # one operation on small tensors costs less than one for each of them
+        except RuntimeError:  # they lie on several devices
+            joined = torch.cat([part.to(device) for part in parts])
+        if needs_host(device):  # a sum in float32 could overflow; x - x is 0 or NaN
+            return joined.sub(joined).sum()
+        return joined.sum(dtype=torch.float64)
+
+
+def _spread(parameters: list[Parameter]) -> list[Parameter]:
+    """At most MAX_SENTINELS of them, evenly over the model."""
+    return parameters[:: -(-len(parameters) // MAX_SENTINELS) or 1]
+
+
+def _is_sparse(module: nn.Module, parameter: Parameter) -> bool:
+    """Whether the gradient of a module's parameter is sparse, as far as can be told before the first one."""
+    grad = parameter.grad
+    return vars(module).get("sparse") is True or (grad is not None and grad.layout is not torch.strided)
+
+
+def _plain(gradients: list[Tensor]) -> Iterator[Tensor]:
+    for gradient in gradients:
+        if gradient.layout is torch.strided:
+            held = local(gradient)
+            yield torch.view_as_real(held) if held.is_complex() else held
+
+
+def nonfinite_gradients(model: nn.Module) -> dict[str, str]:
+    """All parameters whose gradient is not finite: dotted name to the name of the module that owns it."""
+    found = {}
+    for owner, module in {"": model, **dict(named_submodules(model))}.items():
+        for name, parameter in module.named_parameters(recurse=False):
+            grad = parameter.grad
+            if grad is not None:
+                held = local(stored(grad))
+                if not bool(torch.isfinite(held).all()):
+                    found[f"{owner}.{name}".lstrip(".")] = owner
+    return found
+
+
+MAX_EVENTS = 3
 """How many events are explained in one fit."""
 
-MOST_SEARCHES = 10
+MAX_SEARCHES = 10
 """How many batches are run again in one fit: under a GradScaler, some only to see that nothing is wrong."""
 
-CHECKED_EVERY = 100
+CHECK_EVERY_N_BATCHES = 100
 """At the first batch, and after so many more, the parameters are listed, for models that change; and it is looked from
 which other random generators the step draws. From then on the states of these are kept: they take long to read."""
 
 
-ALWAYS = {"torch", "CUDA"}
+ALWAYS_SAVED = {"torch", "CUDA"}
 """The generators whose states are kept at each batch: a step may draw from them now and then. CUDA's is left out where
 the model is on the CPU."""
 
@@ -67,7 +270,7 @@ class BlackBox:
 
     To find the module, the batch is run again after the backward pass, before the weights are changed. It leaves no
     trace, see `step_again`. Only the first event is searched, and the first after a batch that was finite again, at
-    most MOST_EVENTS times; others are counted.
+    most MAX_EVENTS times; others are counted.
 
     Args:
         trainer: the Trainer.
@@ -79,7 +282,7 @@ class BlackBox:
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, *, exact: bool, is_scaled: bool = False) -> None:
         self.events: list[Nonfinite] = []
-        """What has happened, at most MOST_EVENTS."""
+        """What has happened, at most MAX_EVENTS."""
         self.count = 0
         """In how many batches the loss or a gradient was not finite."""
         self.is_off = False
@@ -92,7 +295,7 @@ class BlackBox:
         self._searches = 0
         self._batches = 0
         self._is_checked = False
-        self._drawn = set(ALWAYS) if any(p.is_cuda for p in pl_module.parameters()) else ALWAYS - {"CUDA"}
+        self._drawn = set(ALWAYS_SAVED) if any(p.is_cuda for p in pl_module.parameters()) else ALWAYS_SAVED - {"CUDA"}
         self._was_bad = self._is_bad = False
         self._here: tuple[int, int] = (0, 0)
         self._batch: Any = None
@@ -124,8 +327,8 @@ class BlackBox:
         """
         self._here, self._backwards = (step, batch_idx), 0
         self._was_bad, self._is_bad = self._is_bad, False
-        self._is_checked = self._batches % CHECKED_EVERY == 0
-        if self._batches % CHECKED_EVERY in (0, 1):  # lazy layers have their parameters from the first batch on
+        self._is_checked = self._batches % CHECK_EVERY_N_BATCHES == 0
+        if self._batches % CHECK_EVERY_N_BATCHES in (0, 1):  # lazy layers have their parameters from the first batch on
             self._sentinels = Sentinels(self._model)
         self._batches += 1
         if not self.is_exact:
@@ -179,7 +382,7 @@ class BlackBox:
         if not self.is_exact:
             self._flag.note(total, Noted(*self._here, is_backward=True))
         elif not math.isfinite(float(total)):
-            spoiled = spoiled_gradients(self._model)
+            spoiled = nonfinite_gradients(self._model)
             if spoiled:  # otherwise the sum has overflowed
                 self._happened(lambda: self._search_backward(spoiled))
 
@@ -199,7 +402,7 @@ class BlackBox:
 
     @property
     def _may_search(self) -> bool:
-        return len(self.events) < MOST_EVENTS and self._searches < MOST_SEARCHES
+        return len(self.events) < MAX_EVENTS and self._searches < MAX_SEARCHES
 
     def _search_forward(self) -> Nonfinite | None:
         search = Search(self._model, self._batch)
@@ -208,17 +411,17 @@ class BlackBox:
                 loss = run()
                 is_again, fault = not bool(torch.isfinite(loss).all()), search.forward_fault()
         except Exception as error:
-            return said.of_unknown_place(False, *self._here, _why(error), loss=self._loss)
+            return unlocated_event(False, *self._here, _why(error), loss=self._loss)
         if not is_again:
             if self._is_scaled:  # the scale, not the loss, was too large
                 return None
             why = "run again, the batch gives a finite loss, so its state or its random numbers were others"
-            return said.of_unknown_place(False, *self._here, why, loss=self._loss)
+            return unlocated_event(False, *self._here, why, loss=self._loss)
         if fault.kind == "parameter":
-            return said.of_parameter(fault, *self._here, self._stepped)
+            return parameter_event(fault, *self._here, self._stepped)
         last_loss = math.nan if self._stepped is None else self._stepped[2]
         was_changed = self._versions != _versions_in(self._batch)
-        return said.of_forward(
+        return forward_event(
             fault, *self._here, self._loss, batch=self._batch, last_loss=last_loss, was_changed=was_changed
         )
 
@@ -231,13 +434,13 @@ class BlackBox:
                 is_again = not all(bool(torch.isfinite(stored(g)).all()) for g in gradients if g is not None)
                 fault = search.backward_fault(set(spoiled.values()))
         except Exception as error:
-            return said.of_unknown_place(True, *self._here, _why(error), names)
+            return unlocated_event(True, *self._here, _why(error), names)
         if not is_again:
             elsewhere = self._trainer.world_size > 1
             why = "run again on this rank alone, the batch gives finite gradients"
             why += ", so they come from another rank" if elsewhere else ", so its state or random numbers were others"
-            return said.of_unknown_place(True, *self._here, why, [] if elsewhere else names)
-        return said.of_backward(fault, *self._here, names)
+            return unlocated_event(True, *self._here, why, [] if elsewhere else names)
+        return backward_event(fault, *self._here, names)
 
     @contextmanager
     def _again(self) -> Iterator[Callable[[], Tensor]]:
@@ -265,7 +468,7 @@ class BlackBox:
         if noted is not None:
             self.count += 1
             why = "on this device it is looked at a step later; nonfinite='exact' finds the module in the step itself"
-            self.events.append(said.of_unknown_place(noted.is_backward, noted.step, noted.batch_idx, why))
+            self.events.append(unlocated_event(noted.is_backward, noted.step, noted.batch_idx, why))
 
 
 def _value_of(loss: Tensor) -> float:

@@ -1,29 +1,179 @@
-"""Finds the module that gives the first NaN or Inf in a call of a model, forward or backward."""
+"""Finds the module that produces the first NaN or Inf in a call of a model, in the forward or the backward pass."""
 
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from hookboard.first_nan.call_tree import (
-    MODEL,
-    Call,
-    Fault,
-    Kind,
-    Values,
-    backward_fault,
-    floats_in,
-    values_of,
-)
-from hookboard.hooks import InputGradients, Switch, edges_of, fused_layers, is_own_call, unhooked, watch_output
+from hookboard.hooks import Edges, InputGradients, Switch, edges_of, fused_layers, is_own_call, unhooked, watch_output
+from hookboard.measure import Moments, measure, plan
 from hookboard.nested import named_inputs, tensors_in
+from hookboard.ranks import local
 from hookboard.selection import PARAMETRIZATIONS, named_submodules
 from hookboard.torch_private import Detour, in_backward, sequence_number
+
+FaultKind = Literal["module", "between", "batch", "parameter"]
+
+_PLAN = plan("nan_count")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSummary:
+    """What is said of the values of one tensor.
+
+    Args:
+        count: how many there are.
+        nan: how many are NaN.
+        inf: how many are infinite.
+        largest: the largest absolute value of the finite ones; 0 if there is none.
+        is_mask: whether the only non-finite values are -Inf, and no gradient flows, as in an attention mask.
+    """
+
+    count: int
+    nan: int
+    inf: int
+    largest: float
+    is_mask: bool = False
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all values are finite."""
+        return not (self.nan or self.inf)
+
+
+def summarized(tensor: Tensor) -> ValueSummary:
+    """Look at a tensor. One whose values cannot be read counts as empty. This waits for the device."""
+    try:
+        row = measure(local(tensor.detach()), _PLAN)
+    except (TypeError, RuntimeError):
+        return ValueSummary(0, 0, 0, 0.0)
+    found = Moments(*(row.tolist() if isinstance(row, Tensor) else row))
+    largest = max(abs(found.min), abs(found.max)) if found.count else 0.0
+    is_mask = bool(found.neginf) and not (found.nan or found.posinf or tensor.requires_grad)
+    inf = int(found.posinf + found.neginf)
+    return ValueSummary(int(found.count + found.nonfinite), int(found.nan), inf, largest, is_mask)
+
+
+def floats_in(value: object) -> list[Tensor]:
+    """The floating-point and complex tensors in a structure."""
+    return [tensor for _, tensor in tensors_in(value) if tensor.is_floating_point() or tensor.is_complex()]
+
+
+@dataclass(eq=False)
+class CallNode:
+    """One call of a module while it is searched.
+
+    Args:
+        name: the dotted name of the module; "" for the model itself, and for the step around all calls.
+        module: the module.
+        parent: the call that it runs in; None for the step.
+        inputs: the values of its floating-point inputs.
+        outputs: the values of its floating-point outputs.
+        arrived: the gradients that arrived at its outputs, each with the number of its arrival.
+        passed: the gradients that it passed back to its inputs, likewise.
+        children: the calls that it made itself.
+        taken: identifies the inputs that are not finite.
+        is_clean: whether what it took is finite, masks aside.
+    """
+
+    name: str
+    module: nn.Module
+    parent: "CallNode | None" = None
+    inputs: list[ValueSummary] = field(default_factory=list)
+    outputs: list[ValueSummary] = field(default_factory=list)
+    arrived: list[tuple[int, ValueSummary]] = field(default_factory=list)
+    passed: list[tuple[int, ValueSummary]] = field(default_factory=list)
+    children: list["CallNode"] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)
+    is_clean: bool = True
+    edges: Edges = field(default_factory=dict)
+    since: int = 0
+
+    def is_inside(self, other: "CallNode") -> bool:
+        """Whether it runs in the other, or is the other."""
+        return self is other or (self.parent is not None and self.parent.is_inside(other))
+
+    @property
+    def first_bad_gradient(self) -> int | None:
+        """The number of the first gradient in it that is not finite; None if there is none."""
+        own = [number for number, values in [*self.arrived, *self.passed] if not values.is_finite]
+        inside = [number for child in self.children if (number := child.first_bad_gradient) is not None]
+        return min([*own, *inside], default=None)
+
+
+MODEL = "the model itself"
+"""In place of a name that would be empty."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where the first non-finite values come from.
+
+    Args:
+        kind: `module`: the module gives them itself. `between`: code in the forward of the module does, around the
+            modules that it calls. `batch`: they came in with the batch, and the module takes them first. `parameter`:
+            a parameter of the module holds them.
+        name: the dotted name of the module.
+        near: of `between`: the module that takes them first (MODEL: the model takes them itself), or, backward, the one
+            that they arrive at first. Of `parameter`: the dotted name of the parameter.
+        is_in_step: whether the code stands in `training_step`, outside of all modules.
+        went_in: what the module took, or the loss; backward, the gradients that arrived at its outputs.
+        came_out: what it gave; backward, the gradients that it passed on. Of `batch` and `parameter`: their values.
+    """
+
+    kind: FaultKind
+    name: str
+    near: str = ""
+    is_in_step: bool = False
+    went_in: tuple[ValueSummary, ...] = ()
+    came_out: tuple[ValueSummary, ...] = ()
+
+
+def backward_fault(step: CallNode, spoiled: Collection[str]) -> Fault:
+    """Where the first non-finite gradient of a backward pass comes from.
+
+    It is the innermost call at whose outputs only finite gradients arrived, and in which others appear. If no gradient
+    of an activation is bad, it is the last module that gave its own parameters a bad one.
+
+    Args:
+        step: the step around all calls.
+        spoiled: the names of the modules whose own parameters got a non-finite gradient.
+    """
+    if step.first_bad_gradient is None:
+        last = next((call for call in _latest_first(step) if call.name in spoiled), step)
+        return _fault_in(last, "module" if last is not step else "between", step)
+    call = step
+    while True:
+        inside = [(number, c) for c in call.children if (number := _first_of_its_own(c)) is not None]
+        if not inside:
+            return _fault_in(call, "between" if call.children or call is step else "module", step)
+        call = min(inside, key=lambda pair: pair[0])[1]
+
+
+def _first_of_its_own(call: CallNode) -> int | None:
+    """The number of the first bad gradient in a call that got none; None if it has none, or got one."""
+    if not call.arrived or not all(values.is_finite for _, values in call.arrived):
+        return None
+    return call.first_bad_gradient
+
+
+def _fault_in(call: CallNode, kind: FaultKind, step: CallNode) -> Fault:
+    bad = [(number, child) for child in call.children if (number := child.first_bad_gradient) is not None]
+    near = min(bad, key=lambda pair: pair[0])[1].name if bad else ""
+    arrived, passed = (tuple(values for _, values in group) for group in (call.arrived, call.passed))
+    return Fault(kind, call.name, near, call is step, arrived, tuple(v for v in passed if not v.is_finite))
+
+
+def _latest_first(call: CallNode) -> list[CallNode]:
+    found = [call]
+    for child in call.children:
+        found = [*_latest_first(child), *found]
+    return found
 
 
 @dataclass(eq=False)
@@ -39,11 +189,11 @@ class _Suspect:
         is_healed: whether a module has turned them into finite ones since, as softmax does with -Inf.
     """
 
-    kind: Kind
-    call: Call
+    kind: FaultKind
+    call: CallNode
     gives: set[int]
-    taker: Call | None = None
-    came_out: tuple[Values, ...] = ()
+    taker: CallNode | None = None
+    came_out: tuple[ValueSummary, ...] = ()
     is_healed: bool = False
 
 
@@ -59,7 +209,7 @@ class Search:
     def __init__(self, model: nn.Module, batch: object, *, with_gradients: bool = False) -> None:
         self._with_gradients = with_gradients
         self._modules = {"": model, **dict(named_submodules(model))}
-        self.step = Call("", model)
+        self.step = CallNode("", model)
         self._running = [self.step]
         self._suspects: list[_Suspect] = []
         self._kept: list[Tensor] = []  # so that no other tensor gets the same id
@@ -108,7 +258,7 @@ class Search:
             return
         inputs = list(tensors_in(named_inputs(args, kwargs)))
         floats = [tensor for _, tensor in inputs if tensor.is_floating_point() or tensor.is_complex()]
-        call = Call(name, module, self._running[-1], self._look_at(floats))
+        call = CallNode(name, module, self._running[-1], self._look_at(floats))
         if self._with_gradients:
             call.edges, call.since = edges_of(inputs), sequence_number()
         call.taken = self._bad(floats, call.inputs)
@@ -119,7 +269,7 @@ class Search:
             self._trace_back(call)
         self._running.append(call)
 
-    def _trace_back(self, call: Call) -> None:
+    def _trace_back(self, call: CallNode) -> None:
         """A call takes non-finite values: whose are they?"""
         for suspect in self._suspects:
             if suspect.gives & call.taken:
@@ -148,7 +298,7 @@ class Search:
         if self._with_gradients:
             self._watch_gradients(call, [tensor for tensor in floats if tensor.requires_grad], hooks)
 
-    def _judge(self, call: Call, bad: set[int]) -> None:
+    def _judge(self, call: CallNode, bad: set[int]) -> None:
         if not bad:
             for suspect in self._suspects:
                 is_inside = suspect.kind != "batch" and suspect.call.is_inside(call)
@@ -159,24 +309,24 @@ class Search:
                 suspect.gives |= bad
         explained = any(suspect.kind != "batch" and suspect.call.is_inside(call) for suspect in self._alive())
         if call.is_clean and not explained:
-            kind: Kind = "between" if call.children else "module"
+            kind: FaultKind = "between" if call.children else "module"
             self._suspects.append(_Suspect(kind, call, bad, came_out=tuple(call.outputs)))
 
     def _alive(self) -> list[_Suspect]:
         return [suspect for suspect in self._suspects if not suspect.is_healed]
 
-    def _look_at(self, tensors: list[Tensor]) -> list[Values]:
-        return [values_of(tensor) for tensor in tensors]
+    def _look_at(self, tensors: list[Tensor]) -> list[ValueSummary]:
+        return [summarized(tensor) for tensor in tensors]
 
-    def _bad(self, tensors: list[Tensor], values: list[Values]) -> set[int]:
+    def _bad(self, tensors: list[Tensor], values: list[ValueSummary]) -> set[int]:
         bad = [tensor for tensor, value in zip(tensors, values, strict=True) if not value.is_finite]
         self._kept.extend(bad)
         return {id(tensor) for tensor in bad}
 
-    def _watch_gradients(self, call: Call, outputs: list[Tensor], hooks: ExitStack) -> None:
-        def arrives(at: list[tuple[int, Values]], grad: Tensor) -> None:
+    def _watch_gradients(self, call: CallNode, outputs: list[Tensor], hooks: ExitStack) -> None:
+        def arrives(at: list[tuple[int, ValueSummary]], grad: Tensor) -> None:
             self._number += 1
-            at.append((self._number, values_of(grad)))
+            at.append((self._number, summarized(grad)))
 
         for tensor in outputs:
             handle = watch_output(tensor, partial(arrives, call.arrived), self._switch)
@@ -212,7 +362,7 @@ class Search:
             is_within = not within or name == within or name.startswith(f"{within}.")
             for own, parameter in module.named_parameters(recurse=False):
                 if is_within or parameter.grad is not None:
-                    values = values_of(parameter)
+                    values = summarized(parameter)
                     if not values.is_finite and not values.is_mask:
                         owner = name.partition(f".{PARAMETRIZATIONS}")[0]
                         fault = Fault("parameter", owner, f"{name}.{own}".lstrip("."), came_out=(values,))

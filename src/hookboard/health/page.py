@@ -9,7 +9,7 @@ from hookboard.health.report import table_of
 from hookboard.health.run import Run
 from hookboard.health.run_record import RunRecord, key_of, values_of
 from hookboard.health.verdict import Verdict
-from hookboard.images import Mark, Picture, Scale, heat_map
+from hookboard.images import ColourScale, Mark, Picture, heat_map
 from hookboard.writers import Entry
 
 VERDICT = "health/verdict"
@@ -95,7 +95,7 @@ def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
                 unit=_UNITS[quantity],
                 marks=marked,
                 of=len(run.layers),
-                scale=Scale(0.0, 1.0, is_log=False) if quantity == "dead_fraction" else None,
+                scale=ColourScale(0.0, 1.0, is_log=False) if quantity == "dead_fraction" else None,
             )
     return drawn
 

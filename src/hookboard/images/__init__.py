@@ -3,7 +3,7 @@
 from hookboard.images.feature_maps import (
     CONVOLUTIONS,
     Order,
-    Shown,
+    SelectedMaps,
     aspect_of,
     dense,
     feature_maps,
@@ -11,19 +11,18 @@ from hookboard.images.feature_maps import (
     samples_first,
     shown,
 )
-from hookboard.images.heat_map import Mark, heat_map
-from hookboard.images.heat_scale import Scale
-from hookboard.images.kernels import kernel_picture, part_shown
+from hookboard.images.heat_map import ColourScale, Mark, heat_map
+from hookboard.images.kernels import kernel_picture, selected_kernels
 from hookboard.images.overlay import overlays, unnormalized
 from hookboard.images.picture import Picture
 
 __all__ = [
     "CONVOLUTIONS",
+    "ColourScale",
     "Mark",
     "Order",
     "Picture",
-    "Scale",
-    "Shown",
+    "SelectedMaps",
     "aspect_of",
     "dense",
     "feature_maps",
@@ -31,8 +30,8 @@ __all__ = [
     "kernel_picture",
     "maps_in",
     "overlays",
-    "part_shown",
     "samples_first",
+    "selected_kernels",
     "shown",
     "unnormalized",
 ]

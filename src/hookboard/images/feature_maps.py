@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.masked import MaskedTensor
 
-from hookboard.images import tiles
-from hookboard.images.colour import indices
-from hookboard.images.picture import Picture
+from hookboard.images.picture import Normalize, Picture, enlarge, indices, scaled, shrink, squares
 
 Order = Literal["channel", "strongest"]
 
@@ -35,13 +33,13 @@ CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
 )
 """Modules whose output has shape (n, channels, ...)."""
 
-EXTRA_TOKENS = (0, 1, 2, 5)
+EXTRA_TOKEN_COUNTS = (0, 1, 2, 5)
 """How many tokens may come before the patches: none, a class token, also a distillation token, also registers."""
 
-MOST_LIKELY_A_GRID = 4
+MIN_GRID_PATCHES = 4
 """The smallest number of patches that is taken for a grid."""
 
-SAME_ASPECT = 0.2
+MAX_LOG_ASPECT_DIFFERENCE = 0.2
 """How much the logarithms of two equal aspects may differ: strides round the sizes."""
 
 
@@ -130,11 +128,11 @@ def _is_channels_last(tensor: Tensor, module: nn.Module, aspect: float | None) -
     if isinstance(module, nn.Linear):
         return True
     last, first = (abs(math.log(h / w / (aspect or 1.0))) for h, w in ((one, two), (two, three)))
-    return last < SAME_ASPECT and last < first
+    return last < MAX_LOG_ASPECT_DIFFERENCE and last < first
 
 
 def _of_tokens(tensor: Tensor, aspect: float | None) -> Maps:
-    for extra in EXTRA_TOKENS if aspect is not None else ():
+    for extra in EXTRA_TOKEN_COUNTS if aspect is not None else ():
         grid = _grid_of(tensor.shape[1] - extra, aspect or 1.0)
         if grid is not None:
             patches = tensor[:, extra:].unflatten(1, grid).movedim(-1, 1)
@@ -146,14 +144,14 @@ def _of_tokens(tensor: Tensor, aspect: float | None) -> Maps:
 def _grid_of(count: int, aspect: float) -> tuple[int, int] | None:
     """Height and width of a grid of so many patches with this aspect."""
     height = round(math.sqrt(max(count, 0) * aspect))
-    if height < 1 or count % height or count < MOST_LIKELY_A_GRID:
+    if height < 1 or count % height or count < MIN_GRID_PATCHES:
         return None
     width = count // height
-    return (height, width) if abs(math.log(height / width / aspect)) < SAME_ASPECT else None
+    return (height, width) if abs(math.log(height / width / aspect)) < MAX_LOG_ASPECT_DIFFERENCE else None
 
 
 @dataclass(frozen=True)
-class Shown:
+class SelectedMaps:
     """The part of some maps that a picture shows, still on the device.
 
     Args:
@@ -169,7 +167,7 @@ class Shown:
     words: str
 
 
-def shown(maps: Maps, *, channels: int, order: Order, size: int) -> Shown:
+def shown(maps: Maps, *, channels: int, order: Order, size: int) -> SelectedMaps:
     """The part of the maps that is shown: the first or the strongest channels, shrunk to `size`.
 
     Nothing here makes the host wait for the device.
@@ -184,17 +182,17 @@ def shown(maps: Maps, *, channels: int, order: Order, size: int) -> Shown:
     else:
         which = torch.arange(count)
         values = values[:, :count]
-    small = tiles.shrink(values.float(), size if of > 1 else 4 * size)
+    small = shrink(values.float(), size if of > 1 else 4 * size)
     # A view would keep the whole tensor alive, and change with it.
     small = small.clone() if small.untyped_storage().data_ptr() == maps.values.untyped_storage().data_ptr() else small
     words = ", ".join(filter(None, [f"{height}x{width}", maps.words]))
-    return Shown(small, which, of, words)
+    return SelectedMaps(small, which, of, words)
 
 
-def feature_maps(shown: Shown, name: str, *, normalize: tiles.Normalize, size: int) -> Picture:
+def feature_maps(shown: SelectedMaps, name: str, *, normalize: Normalize, size: int) -> Picture:
     """The picture of the shown maps, with `name` in its caption."""
-    values, range_in_words = tiles.scaled(shown.values.cpu().numpy(), normalize)
-    pixels = tiles.squares(tiles.enlarge(indices(values), size))
+    values, range_in_words = scaled(shown.values.cpu().numpy(), normalize)
+    pixels = squares(enlarge(indices(values), size))
     which = shown.channels.tolist()
     if shown.of == 1:
         channels = "one map"

@@ -1,43 +1,313 @@
-"""The heat map of a run: a row for each layer, a column for each step, readable on a card of TensorBoard."""
+"""The heat map of a run: a row for each layer, a column for each step, legible on a card of TensorBoard."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal, NamedTuple
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
-from hookboard.images.colour import INK, PAPER, Pixels
-from hookboard.images.heat_colours import MARKS, NOT_FINITE, NOTHING, PALETTE, SHADES, Mark
-from hookboard.images.heat_scale import Scale, log_scale
-from hookboard.images.letters import Letters, Side, length
-from hookboard.images.picture import Picture
-from hookboard.images.row_labels import LINE, Label, common_start, labels_of, shortened
+from hookboard.images.picture import HEAT, INK, LEVELS, NOT_FINITE, PAPER, Picture, Pixels
 
-EDGE = 4
+Mark = Literal["alarm", "note"]
+
+SHADES = 200
+"""How many colours stand for values; they are the palette's first ones."""
+
+MARKS: dict[Mark, int] = {"alarm": SHADES, "note": SHADES + 8}
+"""The palette index of the full colour of each mark; seven paler shades follow, for the edges of letters."""
+
+MISSING = SHADES + 16
+"""The palette index of cells without a value."""
+
+_RED, _AMBER, _PALE = (205, 20, 30), (190, 110, 0), (222, 226, 232)
+
+
+def _palette() -> Pixels:
+    palette: Pixels = HEAT.copy()
+    palette[:SHADES] = HEAT[np.rint(np.linspace(0, LEVELS - 1, SHADES)).astype(int)]
+    paler = np.linspace(0, 1, 8, endpoint=False)[:, None]
+    for first, colour in ((MARKS["alarm"], _RED), (MARKS["note"], _AMBER)):
+        palette[first : first + 8] = np.rint(np.array(colour) * (1 - paler) + 255 * paler)
+    palette[MISSING] = _PALE
+    return palette
+
+
+PALETTE = _palette()
+
+
+MAX_DECADES_BEYOND_BULK = 2.0
+"""How many decades the scale goes beyond the bulk of the values, which lie between its 5th and 95th percentile."""
+
+
+@dataclass(frozen=True)
+class ColourScale:
+    """The range of values that the colours span.
+
+    Args:
+        low: the value of the first colour.
+        high: the value of the last colour.
+        is_log: whether the logarithm of the value is drawn.
+        is_cut: whether smaller, and whether greater values are drawn in the first and last colour.
+    """
+
+    low: float
+    high: float
+    is_log: bool
+    is_cut: tuple[bool, bool] = (False, False)
+
+    def shares(self, values: np.ndarray) -> np.ndarray:
+        """Where values lie between the ends: from 0 to 1, and NaN where they are not finite."""
+        finite = np.where(np.isfinite(values), values, np.nan)
+        if self.is_log:
+            with np.errstate(divide="ignore"):
+                finite = np.log10(np.maximum(finite, 0.0))
+            low, high = math.log10(self.low), math.log10(self.high)
+        else:
+            low, high = self.low, self.high
+        return np.clip((finite - low) / (high - low), 0.0, 1.0)
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The values of both ends in words."""
+        low, high = f"{self.low:.2g}", f"{self.high:.2g}"
+        return ("<" if self.is_cut[0] else "") + low, (">" if self.is_cut[1] else "") + high
+
+    def decades(self) -> list[float]:
+        """The powers of ten within a logarithmic scale."""
+        if not self.is_log:
+            return []
+        first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+        return [10.0**exponent for exponent in range(first, last + 1)]
+
+
+def log_scale(values: np.ndarray) -> ColourScale:
+    """The scale on which all values can be told apart; far outliers are cut off.
+
+    It is at least a decade wide. A value of 0 gets a colour that no other value has.
+    """
+    positive = values[np.isfinite(values) & (values > 0)]
+    has_zero = bool((values == 0).any())
+    if not len(positive):
+        return ColourScale(0.1, 1.0, True, (has_zero, False))
+    logs = np.log10(positive)
+    least, greatest = float(logs.min()), float(logs.max())
+    bottom, top = np.percentile(logs, [5, 95]).tolist()
+    low, high = (
+        max(least, bottom - max(MAX_DECADES_BEYOND_BULK, top - bottom)),
+        min(greatest, top + max(MAX_DECADES_BEYOND_BULK, top - bottom)),
+    )
+    narrow = max(0.0, 1.0 - (high - low)) / 2
+    low, high = low - narrow - (0.5 if has_zero else 0.0), high + narrow
+    return ColourScale(10.0**low, 10.0**high, True, (has_zero or low > least, high < greatest))
+
+
+FONT_SIZE = 12
+
+TEXT_PADDING = 2
+"""Pixels around a text, since letters may begin before its position."""
+
+Side = Literal["left", "middle", "right"]
+"""Which end of a text a position is that of."""
+
+
+class Letters:
+    """Texts that are drawn all at once, each in black or in the colour of a mark."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self._size = (width, height)
+        self._drawn: dict[Mark | None, Image.Image] = {}
+
+    def write(self, text: str, x: float, y: float, side: Side, mark: Mark | None = None) -> int:
+        """Write a text whose line begins at height `y`, and return its width."""
+        width = round(text_width(text))
+        left = round(x - {"left": 0, "middle": width / 2, "right": width}[side])
+        if mark not in self._drawn:
+            self._drawn[mark] = Image.new("L", self._size, 0)
+        self._drawn[mark].paste(255, (left - TEXT_PADDING, round(y) - 2 - TEXT_PADDING), _written(text))
+        return width
+
+    def stamp(self, pixels: Pixels) -> None:
+        """Put the texts on the pixels."""
+        for mark, image in self._drawn.items():
+            drawn = np.asarray(image)
+            inked = drawn > 16
+            darkness = drawn[inked] / 255
+            if mark is None:
+                pixels[inked] = np.rint(PAPER + darkness * (INK - PAPER)).astype(np.uint8)
+            else:
+                pixels[inked] = (MARKS[mark] + np.clip(np.rint((1 - darkness) * 8), 0, 7)).astype(np.uint8)
+
+
+@functools.lru_cache(maxsize=4096)
+def text_width(text: str) -> float:
+    """The width of a text in pixels."""
+    return _font().getlength(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _written(text: str) -> Image.Image:
+    """The text by itself, with room around it; names of layers are written again in each picture."""
+    _, _, right, bottom = _font().getbbox(text)
+    image = Image.new("L", (round(right) + 2 * TEXT_PADDING, round(bottom) + 2 * TEXT_PADDING), 0)
+    ImageDraw.Draw(image).text((TEXT_PADDING, TEXT_PADDING), text, fill=255, font=_font())
+    return image
+
+
+@functools.cache
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(FONT_SIZE)
+
+
+LABEL_HEIGHT = 12
+"""The height of a line of text, in pixels."""
+
+MIN_SPLIT_HEIGHT = 3 * LABEL_HEIGHT
+"""A block with this much room is not named itself, but its parts are."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """The name of one row, or of a block of rows that begin with the same words.
+
+    Args:
+        text: the name.
+        first: its first row.
+        last: its last row.
+        at: the middle of its line, in pixels from the top of the rows.
+    """
+
+    text: str
+    first: int
+    last: int
+    at: float
+
+
+def common_start(names: Sequence[str]) -> str:
+    """The words that all dotted names begin with, with a dot behind them; "" if there are none.
+
+    >>> common_start(["net.encoder.0", "net.encoder.1.norm"])
+    'net.encoder.'
+    """
+    parts = [name.split(".")[:-1] for name in names]
+    same = 0
+    while parts and all(len(part) > same and part[same] == parts[0][same] for part in parts):
+        same += 1
+    return "".join(f"{word}." for word in parts[0][:same]) if parts else ""
+
+
+def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int]) -> list[Label]:
+    """The labels of rows, from top to bottom, none over another.
+
+    A marked row is always named, as long as there is room for all of them: its label moves aside if it has to. Of the
+    others those that take much room are named first.
+
+    Args:
+        names: the dotted name of each row.
+        edges: where each row begins, in pixels, and where the last one ends; text_width rows + 1.
+        marked: the indices of marked rows, those that matter most first.
+    """
+    height = edges[-1]
+    placed = _spread([_label(names[row], row, row, edges) for row in sorted(marked[: height // LABEL_HEIGHT])], height)
+    others = [
+        label
+        for label in _blocks(names, edges, 0, len(names), 0)
+        if label.first != label.last or label.first not in marked
+    ]
+    for label in sorted(others, key=lambda label: edges[label.first] - edges[label.last + 1]):
+        if abs(label.at - height / 2) <= (height - LABEL_HEIGHT) / 2 + 1 and all(
+            abs(label.at - other.at) >= LABEL_HEIGHT for other in placed
+        ):
+            placed.append(label)
+    return sorted(placed, key=lambda label: label.at)
+
+
+def shortened(text: str, width: int, text_width: Callable[[str], float]) -> str:
+    """The text, with its middle left out where it is too long.
+
+    Args:
+        text: a name.
+        width: the room for it, in pixels.
+        text_width: gives the text_width of a text in pixels.
+
+    >>> shortened("encoder.layers.7.linear1", 14, len)
+    'enco…7.linear1'
+    """
+    if text_width(text) <= width:
+        return text
+    for kept in range(len(text) - 1, 1, -1):
+        head = kept // 3
+        short = f"{text[:head]}…{text[len(text) - kept + head :]}"
+        if text_width(short) <= width:
+            return short
+    return text[-1:]
+
+
+def _blocks(names: Sequence[str], edges: Sequence[int], first: int, end: int, depth: int) -> list[Label]:
+    """A label for each row from `first` to `end` that has room for it, and else for small blocks."""
+    labels: list[Label] = []
+
+    def word(row: int) -> tuple[str, ...]:
+        return tuple(names[row].split(".")[: depth + 1])
+
+    for words, group in groupby(range(first, end), key=word):
+        rows = list(group)
+        start, stop = rows[0], rows[-1] + 1
+        room = edges[stop] - edges[start]
+        if len(rows) == 1:
+            labels.append(_label(names[start], start, start, edges))
+        elif room >= min(LABEL_HEIGHT * len(rows), MIN_SPLIT_HEIGHT) and any(
+            names[row].count(".") > depth for row in rows
+        ):
+            labels += _blocks(names, edges, start, stop, depth + 1)
+        else:
+            labels.append(_label(".".join(words), start, stop - 1, edges))
+    return labels
+
+
+def _label(text: str, first: int, last: int, edges: Sequence[int]) -> Label:
+    return Label(text, first, last, (edges[first] + edges[last + 1]) / 2)
+
+
+def _spread(labels: Sequence[Label], height: int) -> list[Label]:
+    """The same labels in the same order, moved apart and into the picture."""
+    at = [label.at for label in labels]
+    for i in range(len(at)):
+        at[i] = max(at[i], at[i - 1] + LABEL_HEIGHT if i else LABEL_HEIGHT / 2)
+    for i in reversed(range(len(at))):
+        at[i] = min(at[i], at[i + 1] - LABEL_HEIGHT if i + 1 < len(at) else height - LABEL_HEIGHT / 2)
+    return [Label(label.text, label.first, label.last, y) for label, y in zip(labels, at, strict=True)]
+
+
+MARK_WIDTH = 4
 """The width of the marks beside the rows."""
 
-TICK = 8
+LABEL_GAP = 8
 """The room between names and rows."""
 
-NAMES = (66, 140)
+NAME_WIDTHS = (66, 140)
 """The least and the most room for names; below them stand the unit and the colours of missing values."""
 
-WIDTH = 350
+MAP_WIDTH = 350
 """The width of a picture: that of a card of the Images tab, where it is then shown pixel by pixel."""
 
-TALL = 153
+MAX_ROWS_HEIGHT = 153
 """How high the rows are all together, if each can be a pixel high. With the caption and the axis that is what a card
 of the Time Series tab has room for; a taller picture is shrunk there."""
 
-MARKED = 7
+MIN_MARKED_HEIGHT = 7
 """The least height of a marked row, as long as there are few of them; a line of paper above and below sets it off."""
 
-FEW = 16
+MAX_ENLARGED_MARKS = 16
 
-BOTTOM = 38
+AXIS_HEIGHT = 38
 """The room for the axis and the bar."""
 
 
-class Place(NamedTuple):
+class HeatMapLayout(NamedTuple):
     """Where the parts of a heat map stand, in pixels.
 
     Args:
@@ -59,7 +329,7 @@ def heat_map(
     title: str,
     unit: str,
     marks: Mapping[str, Mark] | None = None,
-    scale: Scale | None = None,
+    scale: ColourScale | None = None,
     of: int | None = None,
 ) -> Picture:
     """A heat map of a quantity of many layers over a run.
@@ -83,16 +353,16 @@ def heat_map(
     edges = _edges(len(names), kinds)
     labels = labels_of(short, edges, sorted(kinds, key=lambda row: kinds[row] != "alarm"))
     unit = f"{unit}, log" if scale.is_log else unit
-    longest = max(length(text) for text in (unit, *(label.text for label in labels)))
-    left = round(np.clip(longest, *NAMES)) + 10 + TICK + EDGE
-    place = Place(left, WIDTH - left - EDGE - 4, edges)
-    letters = Letters(WIDTH, edges[-1] + BOTTOM)
-    pixels = np.full((edges[-1] + BOTTOM, WIDTH), PAPER, np.uint8)
-    _draw_cells(pixels, values, scale, place, kinds)
+    longest = max(text_width(text) for text in (unit, *(label.text for label in labels)))
+    left = round(np.clip(longest, *NAME_WIDTHS)) + 10 + LABEL_GAP + MARK_WIDTH
+    layout = HeatMapLayout(left, MAP_WIDTH - left - MARK_WIDTH - 4, edges)
+    letters = Letters(MAP_WIDTH, edges[-1] + AXIS_HEIGHT)
+    pixels = np.full((edges[-1] + AXIS_HEIGHT, MAP_WIDTH), PAPER, np.uint8)
+    _draw_cells(pixels, values, scale, layout, kinds)
     for label in labels:
-        _draw_label(pixels, letters, label, place, kinds.get(label.first) if label.first == label.last else None)
-    _draw_steps(pixels, letters, steps, place)
-    _draw_bar(pixels, letters, values, scale, unit, place)
+        _draw_label(pixels, letters, label, layout, kinds.get(label.first) if label.first == label.last else None)
+    _draw_steps(pixels, letters, steps, layout)
+    _draw_bar(pixels, letters, values, scale, unit, layout)
     letters.stamp(pixels)
     where = f" in {start[:-1]}" if start else ""
     counts = [(list(kinds.values()).count(kind), kind) for kind in MARKS]
@@ -104,46 +374,50 @@ def heat_map(
 
 def _edges(rows: int, kinds: Mapping[int, Mark]) -> list[int]:
     """Where each row begins, and where the last one ends."""
-    each = min(14.0, max(1.0, TALL / max(rows, 1))) if rows <= 720 else 720 / rows
+    each = min(14.0, max(1.0, MAX_ROWS_HEIGHT / max(rows, 1))) if rows <= 720 else 720 / rows
     heights = np.full(rows, each)
-    if len(kinds) <= FEW and each < MARKED:
+    if len(kinds) <= MAX_ENLARGED_MARKS and each < MIN_MARKED_HEIGHT:
         if each > 1:  # the others make room
-            heights[:] = max(1.0, (TALL - MARKED * len(kinds)) / max(rows - len(kinds), 1))
-        heights[list(kinds)] = MARKED
+            heights[:] = max(1.0, (MAX_ROWS_HEIGHT - MIN_MARKED_HEIGHT * len(kinds)) / max(rows - len(kinds), 1))
+        heights[list(kinds)] = MIN_MARKED_HEIGHT
     return [0, *np.rint(np.cumsum(heights)).astype(int).tolist()]
 
 
-def _draw_cells(pixels: Pixels, values: np.ndarray, scale: Scale, place: Place, kinds: Mapping[int, Mark]) -> None:
+def _draw_cells(
+    pixels: Pixels, values: np.ndarray, scale: ColourScale, layout: HeatMapLayout, kinds: Mapping[int, Mark]
+) -> None:
     columns = values.shape[1]
-    drawn = np.full(values.shape, NOTHING, np.uint8)
+    drawn = np.full(values.shape, MISSING, np.uint8)
     shares = scale.shares(values)
     has_value = np.isfinite(shares)
     drawn[has_value] = np.rint(shares[has_value] * (SHADES - 1)).astype(np.uint8)
     drawn[np.isinf(values)] = NOT_FINITE
-    if columns <= place.width:
-        wide = drawn[:, np.arange(place.width) * columns // place.width]
+    if columns <= layout.width:
+        wide = drawn[:, np.arange(layout.width) * columns // layout.width]
     else:
-        wide = drawn[:, np.rint(np.linspace(0, columns - 1, place.width)).astype(int)]
+        wide = drawn[:, np.rint(np.linspace(0, columns - 1, layout.width)).astype(int)]
         # A column that is left out may hold the only value that is not finite.
         row, column = np.nonzero(drawn == NOT_FINITE)
-        wide[row, column * place.width // columns] = NOT_FINITE
-    heights = np.diff(place.edges)
-    pixels[: place.edges[-1], place.left : place.left + place.width] = np.repeat(wide, heights, axis=0)
+        wide[row, column * layout.width // columns] = NOT_FINITE
+    heights = np.diff(layout.edges)
+    pixels[: layout.edges[-1], layout.left : layout.left + layout.width] = np.repeat(wide, heights, axis=0)
     for marked, mark in kinds.items():
-        top, bottom = place.edges[marked], max(place.edges[marked + 1], place.edges[marked] + 1)
-        if len(kinds) <= FEW:
-            pixels[[top, bottom - 1], place.left : place.left + place.width] = PAPER
+        top, bottom = layout.edges[marked], max(layout.edges[marked + 1], layout.edges[marked] + 1)
+        if len(kinds) <= MAX_ENLARGED_MARKS:
+            pixels[[top, bottom - 1], layout.left : layout.left + layout.width] = PAPER
             top, bottom = top + 1, bottom - 1
-        pixels[top:bottom, place.left - EDGE : place.left] = MARKS[mark]
-        pixels[top:bottom, place.left + place.width : place.left + place.width + EDGE] = MARKS[mark]
+        pixels[top:bottom, layout.left - MARK_WIDTH : layout.left] = MARKS[mark]
+        pixels[top:bottom, layout.left + layout.width : layout.left + layout.width + MARK_WIDTH] = MARKS[mark]
 
 
-def _draw_label(pixels: Pixels, letters: Letters, label: Label, place: Place, mark: Mark | None) -> None:
-    right = place.left - EDGE - TICK
-    width = letters.write(shortened(label.text, right - 9, length), right, label.at - LINE / 2, "right", mark)
-    top, bottom = place.edges[label.first], place.edges[label.last + 1]
+def _draw_label(pixels: Pixels, letters: Letters, label: Label, layout: HeatMapLayout, mark: Mark | None) -> None:
+    right = layout.left - MARK_WIDTH - LABEL_GAP
+    width = letters.write(
+        shortened(label.text, right - 9, text_width), right, label.at - LABEL_HEIGHT / 2, "right", mark
+    )
+    top, bottom = layout.edges[label.first], layout.edges[label.last + 1]
     row = min((top + bottom) // 2, len(pixels) - 1)
-    at, ink = min(round(label.at), place.edges[-1] - 1), (INK + 8 if mark is None else MARKS[mark])
+    at, ink = min(round(label.at), layout.edges[-1] - 1), (INK + 8 if mark is None else MARKS[mark])
     if mark is not None:
         for i in range(6):  # a triangle that points at the name
             pixels[max(at - 3 + i // 2, 0) : at + 4 - i // 2, right - width - 8 + i] = ink
@@ -153,37 +427,39 @@ def _draw_label(pixels: Pixels, letters: Letters, label: Label, place: Place, ma
     else:
         pixels[at, right + 2 : right + 5] = ink
         pixels[min(at, row) : max(at, row) + 1, right + 5] = ink
-        pixels[row, right + 5 : right + TICK] = ink
+        pixels[row, right + 5 : right + LABEL_GAP] = ink
 
 
-def _draw_steps(pixels: Pixels, letters: Letters, steps: Sequence[int], place: Place) -> None:
+def _draw_steps(pixels: Pixels, letters: Letters, steps: Sequence[int], layout: HeatMapLayout) -> None:
     """The axis of steps: the first and the last, and those between that have room."""
-    bottom, columns = place.edges[-1], len(steps)
-    letters.write("step", place.left - EDGE - 2, bottom + 3, "right")
+    bottom, columns = layout.edges[-1], len(steps)
+    letters.write("step", layout.left - MARK_WIDTH - 2, bottom + 3, "right")
     taken: list[tuple[float, float]] = []
     for column in dict.fromkeys([0, columns - 1, *(columns * k // 4 for k in (2, 1, 3))] if columns else []):
-        x = place.left + round((column + 0.5) * place.width / columns)
+        x = layout.left + round((column + 0.5) * layout.width / columns)
         text = str(steps[column])
-        half = length(text) / 2
-        middle = min(max(x, place.left + half), place.left + place.width + EDGE - half)
+        half = text_width(text) / 2
+        middle = min(max(x, layout.left + half), layout.left + layout.width + MARK_WIDTH - half)
         if all(middle + half + 8 < low or middle - half - 8 > high for low, high in taken):
             taken.append((middle - half, middle + half))
             letters.write(text, middle, bottom + 3, "middle")
-            pixels[bottom : bottom + 3, min(x, WIDTH - 1)] = INK
+            pixels[bottom : bottom + 3, min(x, MAP_WIDTH - 1)] = INK
 
 
-def _draw_bar(pixels: Pixels, letters: Letters, values: np.ndarray, scale: Scale, unit: str, place: Place) -> None:
+def _draw_bar(
+    pixels: Pixels, letters: Letters, values: np.ndarray, scale: ColourScale, unit: str, layout: HeatMapLayout
+) -> None:
     """The colours with the values that they stand for, and those of missing values if there are any."""
-    top = place.edges[-1] + 18
-    shades = np.arange(place.width) * (SHADES - 1) // max(place.width - 1, 1)
-    pixels[top : top + 8, place.left : place.left + place.width] = shades
-    letters.write(unit, place.left - EDGE - 2, top - 3, "right")
+    top = layout.edges[-1] + 18
+    shades = np.arange(layout.width) * (SHADES - 1) // max(layout.width - 1, 1)
+    pixels[top : top + 8, layout.left : layout.left + layout.width] = shades
+    letters.write(unit, layout.left - MARK_WIDTH - 2, top - 3, "right")
     low, high = scale.ends
-    ends: list[tuple[str, float, Side]] = [(low, place.left, "left"), (high, place.left + place.width, "right")]
-    taken = [(place.left, place.left + length(low)), (place.left + place.width - length(high), WIDTH)]
+    ends: list[tuple[str, float, Side]] = [(low, layout.left, "left"), (high, layout.left + layout.width, "right")]
+    taken = [(layout.left, layout.left + text_width(low)), (layout.left + layout.width - text_width(high), MAP_WIDTH)]
     for value in scale.decades():
-        x = place.left + float(scale.shares(np.array([value]))[0]) * (place.width - 1)
-        text, half = f"{value:.2g}", length(f"{value:.2g}") / 2
+        x = layout.left + float(scale.shares(np.array([value]))[0]) * (layout.width - 1)
+        text, half = f"{value:.2g}", text_width(f"{value:.2g}") / 2
         pixels[top + 8 : top + 10, round(x)] = INK
         if all(x + half + 5 < a or x - half - 5 > b for a, b in taken):
             taken.append((x - half, x + half))
@@ -192,10 +468,10 @@ def _draw_bar(pixels: Pixels, letters: Letters, values: np.ndarray, scale: Scale
         letters.write(text, x, top + 9, side)
     x = 4
     for text, index, is_there in (
-        ("none", NOTHING, np.isnan(values).any()),
+        ("none", MISSING, np.isnan(values).any()),
         ("NaN", NOT_FINITE, np.isinf(values).any()),  # there is no room for "NaN or infinite"
     ):
-        if is_there and x + 11 + length(text) < place.left:
+        if is_there and x + 11 + text_width(text) < layout.left:
             pixels[top + 11 : top + 19, x : x + 8] = index
             letters.write(text, x + 11, top + 9, "left")
-            x += 17 + round(length(text))
+            x += 17 + round(text_width(text))

@@ -6,12 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.images import tiles
-from hookboard.images.colour import GREY, PAPER, Pixels, indices
-from hookboard.images.picture import Picture
+from hookboard.images.picture import GREY, PAPER, TILE_GAP, Picture, Pixels, enlarge, grid, indices, squares
 
 
-def part_shown(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
+def selected_kernels(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
     """A copy of the part of a convolution's weight that a picture shows.
 
     Kernels of one or three channels are drawn in one tile each, so `kernels * channels` of them are shown.
@@ -43,7 +41,7 @@ def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *,
     one matrix.
 
     Args:
-        now: shape (kernels, channels, height, width), as `part_shown` gives it.
+        now: shape (kernels, channels, height, width), as `selected_kernels` gives it.
         before: the same at the start of the fit.
         name: the module's name, for the caption.
         shape: the shape of the whole weight.
@@ -52,7 +50,7 @@ def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *,
     weights, change = now.cpu().numpy(), (now - before).cpu().numpy()
     is_colour = shape[1] == 3
     left, right = (_drawn(values, is_colour, size) for values in (weights, change))
-    between = np.full((len(left), 6 * tiles.GAP, *left.shape[2:]), PAPER, np.uint8)
+    between = np.full((len(left), 6 * TILE_GAP, *left.shape[2:]), PAPER, np.uint8)
     pixels = np.concatenate([left, between, right], axis=1)
     kernels, channels = now.shape[:2]
     how = "in colour" if is_colour else "a tile each" if channels == 1 else "rows: kernels, columns: channels"
@@ -79,9 +77,9 @@ def _drawn(values: np.ndarray, is_colour: bool, size: int) -> Pixels:
         blank = np.ones((side * math.ceil(len(scaled) / side), *scaled.shape[1:]))
         blank[: len(scaled)] = np.nan_to_num(scaled, nan=0.5, posinf=1, neginf=0)
         rgb = np.rint(blank * 255).astype(np.uint8).reshape(-1, side, *blank.shape[1:])
-        return tiles.grid(tiles.enlarge(rgb, size).transpose(0, 1, 3, 4, 2))
+        return grid(enlarge(rgb, size).transpose(0, 1, 3, 4, 2))
     if scaled.shape[1] == 1:
-        return tiles.squares(tiles.enlarge(indices(scaled), size).swapaxes(0, 1))
+        return squares(enlarge(indices(scaled), size).swapaxes(0, 1))
     if scaled.shape[2:] == (1, 1):
         scaled, size = scaled.reshape(1, 1, *scaled.shape[:2]), 4 * size
-    return tiles.grid(tiles.enlarge(indices(scaled), size))
+    return grid(enlarge(indices(scaled), size))

@@ -6,9 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.images import tiles
-from hookboard.images.colour import HEAT, Pixels, rgb
-from hookboard.images.picture import Picture, text_block
+from hookboard.images.picture import CARD_WIDTH, HEAT, Picture, Pixels, enlarge, grid, rgb, shrink, text_block
 
 
 def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
@@ -51,13 +49,13 @@ def overlays(inputs: Pixels, maps: Tensor, texts: Sequence[str], caption: str, *
         maps.detach().float().cpu().clamp(min=0)[:, None], size=inputs.shape[1:3], mode="bilinear", align_corners=False
     )
     heat = heat / heat.amax(dim=(1, 2, 3), keepdim=True).where(heat.amax(dim=(1, 2, 3), keepdim=True) > 0, 1)
-    small = tiles.shrink(torch.cat([photos, heat], dim=1), size).numpy()
+    small = shrink(torch.cat([photos, heat], dim=1), size).numpy()
     picture, heat_map = small[:, :3].transpose(0, 2, 3, 1) * 255, rgb(small[:, 3])
     columns = np.stack([picture, heat_map, 0.5 * picture + 0.5 * heat_map], axis=1)
     drawn = np.rint(columns).astype(np.uint8).transpose(0, 1, 4, 2, 3)
-    big = tiles.enlarge(drawn, size)
-    rows = [tiles.grid(row[None].transpose(0, 1, 3, 4, 2)) for row in big]
-    lines = [HEAT[text_block(text, max(tiles.CARD, rows[0].shape[1]))] for text in texts]
+    big = enlarge(drawn, size)
+    rows = [grid(row[None].transpose(0, 1, 3, 4, 2)) for row in big]
+    lines = [HEAT[text_block(text, max(CARD_WIDTH, rows[0].shape[1]))] for text in texts]
     pixels = np.full((sum(map(len, [*lines, *rows])), lines[0].shape[1], 3), 255, np.uint8)
     top = 0
     for part in (part for pair in zip(lines, rows, strict=True) for part in pair):

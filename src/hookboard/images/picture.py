@@ -1,22 +1,169 @@
-"""A picture that is ready to be logged: pixels, with a caption above them that says what they show."""
+"""A picture that is ready to be logged, and what all pictures are drawn with: colours, tiles and captions."""
 
 import functools
 import io
 import math
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
-from hookboard.images.colour import HEAT, INK, PAPER, Pixels
-from hookboard.images.tiles import CARD
+Pixels = npt.NDArray[np.uint8]
+
+# Inferno, by Nathaniel Smith and Stefan van der Walt (matplotlib, CC0): equal steps of value look equally large, and
+# lightness alone carries it, so that it survives print and colour blindness. Every 16th of its 256 colours.
+_INFERNO = (
+    "000004 0b0724 210c4a 3d0965 57106e 71196e 8a226a a32c61 bc3754 "
+    "d04545 e35933 f1711f f98c0a fcaa0f f9c932 f2e865 fcffa4"
+)
+_NOT_FINITE_COLOUR = (0, 200, 220)
+"""Cyan, which the map does not hold: NaN and infinities."""
+
+LEVELS = 238
+NOT_FINITE = LEVELS
+INK = LEVELS + 1
+PAPER = 255
+"""Indices of the palette: values below LEVELS, then what has no value, then greys from ink to paper."""
+
+
+def _palette(values: npt.ArrayLike) -> Pixels:
+    """Colours from 0 to 1 at even distances, what has no value, and greys from ink to paper; shape (256, 3)."""
+    anchors = np.asarray(values, dtype=float)
+    at = np.linspace(0, len(anchors) - 1, LEVELS)
+    colours = np.stack([np.interp(at, np.arange(len(anchors)), channel) for channel in anchors.T], axis=1)
+    greys = np.repeat(np.linspace(30, 255, PAPER - INK + 1)[:, None], 3, axis=1)
+    palette: Pixels = np.rint(np.concatenate([colours, [_NOT_FINITE_COLOUR], greys])).astype(np.uint8)
+    return palette
+
+
+HEAT = _palette([[int(code[i : i + 2], 16) for i in (0, 2, 4)] for code in _INFERNO.split()])
+GREY = _palette([[0, 0, 0], [255, 255, 255]])
+
+
+def indices(values: np.ndarray) -> Pixels:
+    """The palette index of each value; values outside of 0 to 1 are clipped.
+
+    >>> indices(np.array([0.0, 1.0, 7.0, np.nan])).tolist()
+    [0, 237, 237, 238]
+    """
+    finite = np.isfinite(values)
+    clipped = np.clip(np.where(finite, values, 0), 0, 1)
+    return np.where(finite, np.rint(clipped * (LEVELS - 1)), NOT_FINITE).astype(np.uint8)
+
+
+def rgb(values: np.ndarray) -> Pixels:
+    """Values of shape (...) in the colours of heat: shape (..., 3)."""
+    return HEAT[indices(values)]
+
+
+Normalize = Literal["map", "layer"] | tuple[float, float]
+"""The range of values that the colours span: that of each map, that of all maps of the layer, or a fixed one."""
+
+TILE_GAP = 2
+"""Pixels between two tiles."""
+
+CARD_WIDTH = 344
+"""The width of a card of TensorBoard, in pixels. It shrinks wider pictures, and their captions become unreadable."""
+
+
+def shrink(maps: Tensor, size: int) -> Tensor:
+    """Maps of shape (n, channels, height, width) with at most `size` pixels a side, by averaging over areas."""
+    height, width = maps.shape[-2:]
+    factor = max(height, width) / size
+    if factor <= 1:
+        return maps
+    to = (max(1, round(height / factor)), max(1, round(width / factor)))
+    return torch.nn.functional.interpolate(maps, size=to, mode="area")
+
+
+def enlarge(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """Pixels of shape (..., height, width), repeated as often as fits into `size` pixels a side."""
+    times = max(1, size // max(pixels.shape[-2:]))
+    return pixels.repeat(times, axis=-2).repeat(times, axis=-1)
+
+
+def scaled(maps: np.ndarray, normalize: Normalize) -> tuple[np.ndarray, str]:
+    """Maps of shape (n, channels, height, width) with their values from 0 to 1, and the range in words.
+
+    Non-finite values become NaN and do not count for the range. If all values of a map are equal, it is drawn as 0 if
+    they are 0 (a dead channel), otherwise as 0.5.
+    """
+    finite = np.where(np.isfinite(maps), maps, np.nan)
+    if normalize == "map":
+        low, high = _range(finite, axis=(-2, -1))
+        words = "each map's least to its greatest"
+    elif normalize == "layer":
+        low, high = _range(finite, axis=None)
+        words = f"from {low.item():.3g} to {high.item():.3g}"
+    else:
+        low, high = (np.full((1,) * maps.ndim, bound) for bound in normalize)
+        words = f"from {normalize[0]:g} to {normalize[1]:g}, cut off there"
+    flat = np.where(low == 0, 0.0, 0.5)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = np.where(high > low, (maps - low) / (high - low), flat)
+    return np.where(np.isfinite(maps), values, np.nan), words
+
+
+def _range(finite: np.ndarray, axis: tuple[int, ...] | None) -> tuple[np.ndarray, np.ndarray]:
+    # Where a map has no finite value there is nothing to draw, and any range will do.
+    nothing = np.isnan(finite).all(axis=axis, keepdims=True)
+    low = np.where(np.isnan(finite), np.inf, finite).min(axis=axis, keepdims=True)
+    high = np.where(np.isnan(finite), -np.inf, finite).max(axis=axis, keepdims=True)
+    return np.where(nothing, 0.0, low), np.where(nothing, 1.0, high)
+
+
+def grid(tiles: Pixels) -> Pixels:
+    """Tiles in rows and columns as one picture, with white gaps between them.
+
+    Args:
+        tiles: shape (rows, columns, height, width) or (rows, columns, height, width, 3), uint8.
+
+    Returns:
+        Shape (height, width) or (height, width, 3).
+    """
+    rows, columns, height, width, *colours = tiles.shape
+    framed: Pixels = np.full((rows, columns, height + TILE_GAP, width + TILE_GAP, *colours), PAPER, dtype=np.uint8)
+    framed[:, :, :height, :width] = tiles
+    order = (0, 2, 1, 3, *range(4, tiles.ndim))
+    pixels: Pixels = framed.transpose(order).reshape(rows * (height + TILE_GAP), columns * (width + TILE_GAP), *colours)
+    return pixels
+
+
+def squares(tiles: Pixels) -> Pixels:
+    """The tiles of each sample as a square, and as many squares side by side as fit into a card of TensorBoard.
+
+    Args:
+        tiles: shape (samples, tiles, height, width), uint8.
+
+    Returns:
+        Shape (height, width).
+    """
+    samples, count, *shape = tiles.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    each = _filled(tiles.swapaxes(0, 1), rows * columns).swapaxes(0, 1)
+    drawn = np.stack([grid(one.reshape(rows, columns, *shape)) for one in each])
+    framed = np.pad(drawn, ((0, 0), (0, 2 * TILE_GAP), (0, 2 * TILE_GAP)), constant_values=PAPER)
+    across = min(samples, max(1, CARD_WIDTH // framed.shape[2]))
+    lines = math.ceil(samples / across)
+    return grid(_filled(framed, lines * across).reshape(lines, across, *framed.shape[1:]))
+
+
+def _filled(tiles: Pixels, count: int) -> Pixels:
+    """The tiles and paper behind them, `count` in all."""
+    return np.concatenate([tiles, np.full((count - len(tiles), *tiles.shape[1:]), PAPER, np.uint8)])
+
 
 FONT_SIZE = 12
 LINE_HEIGHT = FONT_SIZE + 4
 MARGIN = 4
 SPACE = 4
 
-COMPRESSION = 3
+PNG_COMPRESSION = 3
 """Of zlib: more takes longer than the bytes that it saves take to be written."""
 
 
@@ -39,7 +186,7 @@ class Picture:
     def image(self) -> Image.Image:
         """The pixels with the caption above them."""
         height, width = self.pixels.shape[:2]
-        text = _text(self.caption, max(width, CARD))
+        text = _text(self.caption, max(width, CARD_WIDTH))
         canvas = np.full((len(text) + height, text.shape[1], *self.pixels.shape[2:]), PAPER, np.uint8)
         canvas[: len(text)] = text if self.pixels.ndim == 2 else self.palette[text]
         canvas[len(text) :, :width] = self.pixels
@@ -54,7 +201,7 @@ class Picture:
         if self.is_photo:
             image.save(file, "JPEG", quality=90)
         else:
-            image.save(file, "PNG", compress_level=COMPRESSION)
+            image.save(file, "PNG", compress_level=PNG_COMPRESSION)
         return file.getvalue(), image.width, image.height
 
 

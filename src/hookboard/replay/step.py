@@ -1,4 +1,4 @@
-"""Runs `training_step` once more on the same batch, without a trace, to see where its values went wrong."""
+"""Calls a module, or runs `training_step`, once more without leaving a trace."""
 
 import pickle
 import random
@@ -11,10 +11,32 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor
+from torch import Tensor, nn
 
-from hookboard.replay.call import undisturbed
+from hookboard.eager import run_eagerly
+from hookboard.hooks import own_call
+from hookboard.state import State, same_random_state
 from hookboard.torch_private import NoCollectives
+
+
+@contextmanager
+def undisturbed(module: nn.Module, *given: object) -> Iterator[None]:
+    """Make a call of our own of `module` inside the context, with gradients.
+
+    Inside, compiled code runs uncompiled, taps observe nothing, and edits use copies of their rules. Afterwards the
+    random state (of Python, NumPy, torch's CPU and CUDA generators) and what all modules hold are as they were, see
+    `State`. Parameters are not saved: a call does not change them.
+
+    Args:
+        module: the module.
+        given: what it is called with, if the call may change it; it is put back too.
+    """
+    with torch.inference_mode(False), torch.enable_grad(), run_eagerly(), own_call(), same_random_state():
+        state = State(module, *given)
+        try:
+            yield
+        finally:
+            state.restore()
 
 
 class CannotRunAgainError(RuntimeError):

@@ -1,4 +1,4 @@
-"""What is said of the first NaN or Inf: from what a search has found to an event in plain sentences."""
+"""Writes what a search has found as a `Nonfinite` event in plain sentences."""
 
 import math
 from collections.abc import Sequence
@@ -6,21 +6,21 @@ from typing import Any
 
 import torch
 
-from hookboard.first_nan.call_tree import MODEL, Fault, Values
+from hookboard.first_nan.search import MODEL, Fault, ValueSummary
 from hookboard.health import Nonfinite, Pass
 from hookboard.messages import listed
 from hookboard.nested import tensors_in
 
-HUGE = 1e6
-"""Values beyond this have grown; an overflow is then no fault of the code."""
+GROWN_ABOVE = 1e6
+"""ValueSummary beyond this have grown; an overflow is then no fault of the code."""
 
-MOST_NAMED = 5
+MAX_NAMED_ROWS = 5
 """At most this many rows of a batch are named."""
 
 _CODE = "look for a division by 0, the logarithm or the root of 0, or an overflow there; add an epsilon or clamp"
 
 
-def of_forward(
+def forward_event(
     fault: Fault,
     step: int,
     batch_idx: int,
@@ -42,7 +42,7 @@ def of_forward(
         was_changed: whether `training_step` has changed the batch in place.
     """
     if fault.kind == "batch":
-        return _of_batch(fault, step, batch_idx, loss, rows_in(batch), was_changed)
+        return _batch_event(fault, step, batch_idx, loss, rows_in(batch), was_changed)
     went_in = _said(fault.went_in)
     if fault.is_in_step and not fault.near:
         evidence = (
@@ -55,7 +55,7 @@ def of_forward(
             f"{batch_idx}; what went in was finite ({went_in})."
         )
     largest = max([last_loss, *(values.largest for values in fault.went_in)])
-    if largest > HUGE:
+    if largest > GROWN_ABOVE:
         advice = f"Values had grown to {largest:.3g} before: lower the learning rate, warm it up, or clip gradients."
     else:
         advice = f"In {_where(fault)} {_CODE}."
@@ -71,12 +71,12 @@ def rows_in(batch: Any) -> str:
         rows = (~torch.isfinite(tensor)).flatten(1).any(1) if tensor.dim() > 1 else ~torch.isfinite(tensor)
         bad = [str(row) for row in rows.nonzero().flatten().tolist()]
         if bad:
-            which = f"{'row' if len(bad) == 1 else 'rows'} {listed(bad, MOST_NAMED)}"
+            which = f"{'row' if len(bad) == 1 else 'rows'} {listed(bad, MAX_NAMED_ROWS)}"
             found.append(f"{which} of tensor {path}" if path else which)
     return f" in {'; '.join(found)}" if found else ""
 
 
-def _of_batch(fault: Fault, step: int, batch_idx: int, loss: float, rows: str, was_changed: bool) -> Nonfinite:
+def _batch_event(fault: Fault, step: int, batch_idx: int, loss: float, rows: str, was_changed: bool) -> Nonfinite:
     held = _said(fault.came_out) + rows
     met = "the loss takes it directly" if fault.is_in_step else f"{_named(fault.name)} is the first that takes it"
     evidence = f"The batch {batch_idx} of step {step} holds {held}; {met}, and the loss is {loss}."
@@ -86,7 +86,7 @@ def _of_batch(fault: Fault, step: int, batch_idx: int, loss: float, rows: str, w
     return Nonfinite(fault.name, "batch", step, batch_idx, held, evidence, advice)
 
 
-def of_backward(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[str]) -> Nonfinite:
+def backward_event(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[str]) -> Nonfinite:
     """The event of gradients that are not finite while the loss is."""
     where, went_in = _place(fault, "behind"), _said(fault.went_in)
     arrived = f"; what arrived at its output was finite ({went_in})" if went_in else ""
@@ -102,7 +102,7 @@ def of_backward(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[str])
     return Nonfinite(fault.name, "backward", step, batch_idx, went_in, evidence, advice)
 
 
-def of_parameter(fault: Fault, step: int, batch_idx: int, stepped: tuple[int, int, float] | None) -> Nonfinite:
+def parameter_event(fault: Fault, step: int, batch_idx: int, stepped: tuple[int, int, float] | None) -> Nonfinite:
     """The event of weights that are not finite before the forward pass.
 
     Args:
@@ -127,7 +127,7 @@ def of_parameter(fault: Fault, step: int, batch_idx: int, stepped: tuple[int, in
     return Nonfinite(fault.name, "optimizer", at, its_batch, "", evidence, advice, parameter=fault.near)
 
 
-def of_unknown_place(
+def unlocated_event(
     is_backward: bool, step: int, batch_idx: int, why: str, spoiled: Sequence[str] = (), loss: float | None = None
 ) -> Nonfinite:
     """The event without a place; `why` ends a sentence. A spoiled gradient's module is the best guess."""
@@ -160,7 +160,7 @@ def _place(fault: Fault, side: str) -> str:
     return f"{outside or f'Code in the forward of {_named(fault.name)}, outside of the modules in it'}{near},"
 
 
-def _said(group: Sequence[Values]) -> str:
+def _said(group: Sequence[ValueSummary]) -> str:
     """A few words on one or several tensors: "3 NaN in 128 values", or "96 values up to 2.5"."""
     if not group:
         return ""

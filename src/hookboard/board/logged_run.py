@@ -1,15 +1,14 @@
-"""`Run`: what a run holds for the tab: its series, its layers in order, its verdicts; without the numbers."""
+"""`LoggedRun`: which series, layers and verdicts the event files of a run hold."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from hookboard.board.names import merged, natural
-from hookboard.board.series import Series, is_built_in, read_tags, series_of, series_of_health
-from hookboard.board.source import Last, Source
+from hookboard.board.source import LastPoint, Source
 from hookboard.messages import listed
 from hookboard.record import (
     HEALTH,
@@ -22,13 +21,194 @@ from hookboard.record import (
     layers_record,
     whole,
 )
+from hookboard.sites import ROLES, Stage, Tag, read_scalar_tag
 
-MOST_RECORDS = 100
+Natural = tuple[tuple[bool, int, str], ...]
+
+
+def natural_key(name: str) -> tuple[Natural, str]:
+    """The sort key that takes numbers within names as numbers.
+
+    >>> sorted(["layers.10", "layers.9", "head"], key=natural_key)
+    ['head', 'layers.9', 'layers.10']
+    """
+    parts = re.split(r"([0-9]+)", name)
+    # Python reads no number of more than 4,300 digits.
+    return tuple((True, int(p), "") if i % 2 and len(p) < 4000 else (False, 0, p) for i, p in enumerate(parts)), name
+
+
+def merged_order(orders: Iterable[Sequence[str]]) -> list[str]:
+    """All names of several lists; a name that only a later list has follows the one before it there.
+
+    >>> merged_order([["a", "b", "e"], ["b", "c", "d"], ["z"]])
+    ['a', 'b', 'c', 'd', 'e', 'z']
+    """
+    result: list[str] = []
+    for order in orders:
+        places = {name: i for i, name in enumerate(result)}
+        last, behind = len(result) - 1 if not set(order) & set(places) else -1, dict[int, list[str]]()
+        for name in dict.fromkeys(order):
+            if name in places:
+                last = places[name]
+            else:
+                behind.setdefault(last, []).append(name)
+        result = [*behind.get(-1, []), *(n for i, name in enumerate(result) for n in (name, *behind.get(i, [])))]
+    return result
+
+
+AxisScale = Literal["log", "linear"]
+
+SCALES: dict[str, AxisScale] = {
+    "std": "log",
+    "rms": "log",
+    "mean": "linear",
+    "abs_max": "log",
+    "abs_mean": "log",
+    "zero_fraction": "linear",
+    "nonfinite_count": "linear",
+    "nan_count": "linear",
+    "inf_count": "linear",
+    "var": "log",
+    "min": "linear",
+    "max": "linear",
+    "l1": "log",
+    "l2": "log",
+    "kurtosis": "log",
+    "p01": "linear",
+    "p50": "linear",
+    "p99": "linear",
+    "dead_fraction": "linear",
+    "saturated_fraction": "linear",
+    "underflow_fraction": "linear",
+    "fp16_underflow_fraction": "linear",
+    "headroom": "linear",
+    "effective_rank": "linear",
+    "update_norm": "log",
+    "update_ratio": "log",
+    "unchanged_fraction": "linear",
+    "exp_avg_rms": "log",
+    "exp_avg_sq_rms": "log",
+    "momentum_buffer_rms": "log",
+    "rms_t": "log",
+}
+"""Every built-in statistic, in the order in which the tab lists them, and how its values spread."""
+
+QUANTITY_SCALES: dict[str, AxisScale] = {"dead_fraction": "linear", "sample_spread": "linear"}
+"""Of the quantities of a `HealthRecord`, those that are shares; all others spread over magnitudes."""
+
+DEFAULT_SERIES = ("health/activation_rms", "train/activation/std", "train/activation/rms")
+"""What is shown first: the first of these that there is, otherwise the first series."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One statistic of many layers.
+
+    Args:
+        id: its name in addresses.
+        label: its name for people.
+        stage: the stage.
+        kind: the kind of tensor, see `RoleTraits.kind`; of a health record "health".
+        statistic: the name of the statistic or quantity.
+        scale: how its values spread.
+        tags: of scalars, the tag of each row; empty for a health record.
+    """
+
+    id: str
+    label: str
+    stage: Stage
+    kind: str
+    statistic: str
+    scale: AxisScale
+    tags: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def of_parameters(self) -> bool:
+        """Whether its rows are parameters, not modules."""
+        return is_of_parameter(self.kind)
+
+
+def is_of_parameter(kind: str) -> bool:
+    """Whether tags of this kind name a parameter, not a module.
+
+    >>> is_of_parameter("parameter_gradient")
+    True
+    """
+    return kind in _KINDS_OF_PARAMETERS
+
+
+def is_built_in(tag: str) -> bool:
+    """Whether a tag is that of a built-in statistic.
+
+    >>> is_built_in("activation_std/head"), is_built_in("input_size/train")
+    (True, False)
+    """
+    said = read_scalar_tag(tag)
+    return said is not None and said.statistic in SCALES
+
+
+def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]:
+    """Those tags of scalars that hookboard wrote, with what they say.
+
+    Somebody's `input_size/train` looks like one of ours. So a statistic that is not built in counts only if some
+    row of its name has a built-in one, or if it is that of a layer of hookboard's own record.
+
+    Args:
+        tags: the tags of a run.
+        layers: the names of the layers in its records.
+    """
+    read = {tag: said for tag in tags if (said := read_scalar_tag(tag)) is not None}
+    known = {said.path for said in read.values() if said.statistic in SCALES} | set(layers)
+    return {tag: said for tag, said in read.items() if said.statistic in SCALES or said.path in known}
+
+
+def series_of(read: Mapping[str, Tag]) -> dict[str, Series]:
+    """The series of tags, by id, in the order of stages, kinds and statistics."""
+    found: dict[tuple[str, str, str], Series] = {}
+    for tag, said in read.items():
+        key = (said.stage, said.kind, said.statistic)
+        if key not in found:
+            label = f"{said.kind} {said.statistic}".replace("_", " ")
+            label = label if said.stage == "train" else f"{label} ({said.stage})"
+            scale = SCALES.get(said.statistic, "linear")
+            found[key] = Series("/".join(key), label, said.stage, said.kind, said.statistic, scale)
+        found[key].tags[said.path] = tag
+    return {one.id: one for one in sorted(found.values(), key=_order)}
+
+
+def series_of_health(quantities: Iterable[str]) -> dict[str, Series]:
+    """The series of a health record, by id."""
+    return {
+        (id := f"health/{quantity}"): Series(
+            id, quantity.replace("_", " "), "train", "health", quantity, QUANTITY_SCALES.get(quantity, "log")
+        )
+        for quantity in quantities
+    }
+
+
+def default_of(series: Iterable[str]) -> str:
+    """The id of the series that is shown first; "" if there is none."""
+    ids = list(series)
+    return next((id for id in DEFAULT_SERIES if id in ids), ids[0] if ids else "")
+
+
+_KINDS = list(dict.fromkeys(traits.kind for traits in ROLES.values()))
+
+_KINDS_OF_PARAMETERS = {traits.kind for traits in ROLES.values() if traits.of_parameter}
+
+
+def _order(one: Series) -> tuple[int, int, int, str]:
+    names = list(SCALES)
+    place = names.index(one.statistic) if one.statistic in SCALES else len(names)
+    return get_args(Stage).index(one.stage), _KINDS.index(one.kind), place, one.statistic
+
+
+MAX_RECORDS = 100
 """How many records a run may have: each callback that logs numbers writes one."""
 
 
 @dataclass(frozen=True)
-class Run:
+class LoggedRun:
     """What a run holds for the tab.
 
     Args:
@@ -70,7 +250,7 @@ class Run:
         parameters = {name: i for layer in self.layers.values() for i, name in enumerate(layer.parameters)}
 
         def place(row: str, one: Series) -> tuple[int, int, Any]:
-            return places[self.layer_of(row, one)], parameters.get(row, len(parameters)), natural(row)
+            return places[self.layer_of(row, one)], parameters.get(row, len(parameters)), natural_key(row)
 
         return {
             one.id: sorted(one.tags, key=lambda row: place(row, one)) if one.tags else self._of_health(one.statistic)
@@ -95,7 +275,7 @@ class Run:
         return rows + columns + 2000 * len(self.layers) + 400 * len(self.owners)
 
 
-def token_of(scalars: Mapping[str, Last], records: Mapping[str, Last]) -> str:
+def token_of(scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]) -> str:
     """What changes with every new point of a run.
 
     All tags count: of those of one step, TensorBoard may have loaded only some when it is asked.
@@ -104,7 +284,9 @@ def token_of(scalars: Mapping[str, Last], records: Mapping[str, Last]) -> str:
     return f"{len(lasts)}-{sum(last.step for last in lasts)}-{sum(int(last.wall_time * 1e6) for last in lasts)}"
 
 
-def read_run(source: Source, name: str, scalars: Mapping[str, Last], records: Mapping[str, Last]) -> Run:
+def read_run(
+    source: Source, name: str, scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]
+) -> LoggedRun:
     """Read what a run holds.
 
     Args:
@@ -115,7 +297,7 @@ def read_run(source: Source, name: str, scalars: Mapping[str, Last], records: Ma
     """
     layers_records, health, warnings = _records(source, name, records)
     orders = [*([health.layers] if health else []), *([f.name for f in r.layers] for r in layers_records)]
-    facts = {layer: LayerFacts(layer) for layer in merged(orders)}
+    facts = {layer: LayerFacts(layer) for layer in merged_order(orders)}
     for record in layers_records:
         for layer in record.layers:
             facts[layer.name] = _joined(facts[layer.name], layer)
@@ -123,12 +305,12 @@ def read_run(source: Source, name: str, scalars: Mapping[str, Last], records: Ma
     read = read_tags(scalars, facts)
     series = series_of_health(health.values if health else ()) | series_of(read)
     rest = {_layer_of(row, one.of_parameters, facts, owners): None for one in series.values() for row in one.tags}
-    facts |= {name: LayerFacts(name) for name in sorted(rest.keys() - facts.keys(), key=natural)}
+    facts |= {name: LayerFacts(name) for name in sorted(rest.keys() - facts.keys(), key=natural_key)}
     steps = [scalars[tag].step for tag in read] + [last.step for last in records.values()]
     cadence = {record.callback: record.every_n_steps for record in layers_records}
     if health:
         cadence["HealthMonitor"] = health.every_n_steps
-    return Run(
+    return LoggedRun(
         name,
         token_of(scalars, records),
         max(steps, default=0),
@@ -152,12 +334,12 @@ def _records(
 ) -> tuple[list[LayersRecord], HealthRecord | None, list[str]]:
     """All records of a run that can be read, and a warning for each that cannot."""
     wanted = sorted(tag for tag in tags if _is_record(tag))
-    found = _tensors(source, run, wanted[:MOST_RECORDS])
+    found = _tensors(source, run, wanted[:MAX_RECORDS])
     layers: list[LayersRecord] = []
     health, warnings = None, []
-    if rest := wanted[MOST_RECORDS:]:
-        warnings.append(f"Only {MOST_RECORDS} of {len(wanted)} records are read; not read: {listed(rest, 3)}.")
-    for tag in wanted[:MOST_RECORDS]:
+    if rest := wanted[MAX_RECORDS:]:
+        warnings.append(f"Only {MAX_RECORDS} of {len(wanted)} records are read; not read: {listed(rest, 3)}.")
+    for tag in wanted[:MAX_RECORDS]:
         record = _record(tag, found[tag])
         if isinstance(record, LayersRecord):
             layers.append(record)

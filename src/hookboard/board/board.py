@@ -1,0 +1,487 @@
+"""`Board`: answers the page's requests from the data that TensorBoard has loaded."""
+
+import gzip
+import io
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from threading import Lock
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hookboard.board.logged_run import (
+    LoggedRun,
+    Series,
+    default_of,
+    is_of_hookboard,
+    is_of_parameter,
+    natural_key,
+    read_run,
+    token_of,
+)
+from hookboard.board.selecting import selected
+from hookboard.board.source import (
+    HISTOGRAMS,
+    Cells,
+    Curve,
+    CurvesOfRows,
+    RefusalError,
+    Source,
+    cells_of,
+    columns_for,
+    curve_of,
+    held_cells_of,
+    json_cells,
+    json_numbers,
+    no_such,
+)
+from hookboard.record import LayerFacts
+from hookboard.sites import read_histogram_tag
+
+Value = TypeVar("Value")
+
+
+class Cache:
+    """The values that were asked for last, each in its last version.
+
+    Several threads may ask at once: a value is then made by one of them, while the others wait for it.
+
+    Args:
+        most_bytes: how much is kept. What alone is larger is made anew each time.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.bytes = 0
+        self._kept: OrderedDict[Hashable, tuple[Hashable, Any, int]] = OrderedDict()
+        self._lock = Lock()
+        self._making: dict[Hashable, Lock] = {}
+
+    def get(
+        self, key: Hashable, version: Hashable, make: Callable[[], Value], size_of: Callable[[Value], int]
+    ) -> Value:
+        """The value of a key, made only if it is not there in this version.
+
+        Args:
+            key: what is asked for.
+            version: its version; a value of another version is dropped.
+            make: makes the value.
+            size_of: its size, in bytes.
+        """
+        with self._lock:
+            if (found := self._found(key, version)) is not None:
+                return found[1]  # type: ignore[no-any-return]  # entries are of all types
+            making = self._making.setdefault(key, Lock())
+        with making:
+            with self._lock:
+                if (found := self._found(key, version)) is not None:
+                    return found[1]  # type: ignore[no-any-return]  # entries are of all types
+            try:
+                value = make()
+                self._keep(key, version, value, size_of(value))
+                return value
+            finally:
+                with self._lock:
+                    self._making.pop(key, None)
+
+    def _found(self, key: Hashable, version: Hashable) -> tuple[Hashable, Any, int] | None:
+        found = self._kept.get(key)
+        if found is None or found[0] != version:
+            return None
+        self._kept.move_to_end(key)
+        return found
+
+    def _keep(self, key: Hashable, version: Hashable, value: object, size: int) -> None:
+        with self._lock:
+            self._drop(key)
+            if size > self.most_bytes:
+                return
+            self._kept[key] = (version, value, size)
+            self.bytes += size
+            while self.bytes > self.most_bytes:
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: Hashable) -> None:
+        if key in self._kept:
+            self.bytes -= self._kept.pop(key)[2]
+
+
+CurvesOf = Callable[[Series], Mapping[str, Curve]]
+
+BAND = {"low": 0.1, "median": 0.5, "high": 0.9}
+"""The shares of rows below the band's lower edge, its middle and its upper edge."""
+
+MIN_BAND_ROWS = 3
+"""So many rows make a band: of fewer, all rows of the series are taken."""
+
+MAX_BAND_CELLS, MAX_LAYER_BAND_CELLS = 2_000_000, 40_000_000
+"""How many values a band may be made of, else it has fewer steps; and all bands of a layer, else some are left out."""
+
+MIN_BAND_COST = 200
+"""A curve takes as long as so many values, however short it is."""
+
+MAX_HISTOGRAMS = 100
+
+
+def rows_of_layer(run: LoggedRun, layer: str) -> dict[str, list[str]]:
+    """The rows of a layer, by the id of their series."""
+    own = {id: [row for row in rows if run.layer_of(row, run.series[id]) == layer] for id, rows in run.rows.items()}
+    return {id: rows for id, rows in own.items() if rows}
+
+
+def curves_of_layer(
+    run: LoggedRun, own: Mapping[str, Sequence[str]], columns: int, has_band: bool, curves_of: CurvesOf
+) -> Iterator[dict[str, Any]]:
+    """The curves of a layer's rows, with the band of all rows of their kind.
+
+    Args:
+        run: the run.
+        own: the rows of the layer, see `rows_of_layer`.
+        columns: how many steps there may be of each.
+        has_band: whether the band is wanted.
+        curves_of: reads a series, row to curve; without the band, only the own rows are needed.
+    """
+    left = MAX_LAYER_BAND_CELLS
+    for id, rows in own.items():
+        one = run.series[id]
+        curves = curves_of(one)
+        kinds = _kinds(run, one, curves) if has_band else {}
+        for row in rows:
+            if row in curves and len(curves[row].steps):
+                peers = kinds.get(_kind(run, one, row), [])
+                steps = columns_for([curves[row]], max(min(columns, MAX_BAND_CELLS // max(len(peers), 1)), 1))
+                left -= len(peers) * max(len(steps), MIN_BAND_COST)
+                peers = peers if left >= 0 else []
+                yield {
+                    "id": one.id,
+                    "label": one.label,
+                    "scale": one.scale,
+                    "row": row,
+                    "steps": steps.tolist(),
+                    "values": json_cells(cells_of(curves[row], steps)),
+                    **_band([curves[peer] for peer in peers], steps),
+                    "of": len(peers),
+                }
+
+
+def histograms_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, str]]:
+    """The histograms of a layer's tensors."""
+    found = []
+    for tag in sorted(source.last_tensors(HISTOGRAMS, run.name).get(run.name, {}), key=natural_key):
+        said = read_histogram_tag(tag)
+        if said is not None and run.layer_at(said.path, is_of_parameter(said.kind)) == layer:
+            found.append({"tag": tag, "stage": said.stage, "kind": said.kind, "row": said.path})
+    return found
+
+
+def pictures_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, Any]]:
+    """The pictures of a layer, in tags such as `feature_maps/<layer>` and `cam/<layer>/<method>`."""
+    tags = {}
+    for tag in sorted(source.picture_tags(run.name), key=natural_key):
+        head, _, path = tag.partition("/")
+        if path and run.layer_at(path, is_parameter=False) == layer:
+            tags[tag] = f"{head} {path.removeprefix(layer).strip('/')}".replace("_", " ").strip()
+    keys = source.picture_keys(run.name, list(tags))
+    return [
+        {"tag": tag, "label": label, "steps": [step for step, _ in at], "keys": [some[0] for _, some in at]}
+        for tag, label in tags.items()
+        if (at := [(step, some) for step, some in keys.get(tag, []) if some])
+    ]
+
+
+def verdicts_of(run: LoggedRun, layer: str) -> list[Mapping[str, Any]]:
+    """The verdicts on a layer and on the blocks that it is part of, but for those on the run."""
+    verdicts = run.health.verdicts if run.health else ()
+    return [
+        one
+        for one in verdicts
+        if one["module"] == layer or (one["module"] and f"{layer}.".startswith(f"{one['module']}."))
+    ]
+
+
+def histogram_over_steps(source: Source, run: str, tag: str) -> dict[str, Any]:
+    """The edges and counts of a histogram over steps.
+
+    Raises:
+        RefusalError: there is no such histogram, or it is none.
+    """
+    points = source.tensors(run, [tag], HISTOGRAMS, MAX_HISTOGRAMS).get(tag)
+    if points is None:
+        raise no_such("histogram", tag, source.last_tensors(HISTOGRAMS, run).get(run, {}))
+    if not all(tensor.ndim == 2 and tensor.shape[1] == 3 and tensor.dtype.kind == "f" for _, tensor in points):
+        raise RefusalError(f"tag={tag!r} is no histogram: rows of left edge, right edge and count are expected.")
+    last = curve_of([step for step, _ in points], range(len(points)))
+    tensors = [points[int(i)][1] for i in last.values]
+    columns = {name: [json_numbers(t[:, i]) for t in tensors] for i, name in enumerate(("left", "right", "counts"))}
+    return {"tag": tag, "steps": last.steps.tolist(), **columns}
+
+
+def _kinds(run: LoggedRun, one: Series, curves: Mapping[str, Curve]) -> dict[tuple[str, str], list[str]]:
+    """The rows of each kind; of a kind with few rows, all rows of the series."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for row in curves:
+        kinds.setdefault(_kind(run, one, row), []).append(row)
+    every = list(curves)
+    return {kind: rows if len(rows) >= MIN_BAND_ROWS else every for kind, rows in kinds.items()}
+
+
+def _kind(run: LoggedRun, one: Series, row: str) -> tuple[str, str]:
+    """The type of a row's layer, and which of its tensors the row is."""
+    layer = run.layer_of(row, one)
+    types = run.layers[layer].types
+    return types[0] if types else "", row.removeprefix(layer)
+
+
+def _band(curves: Sequence[Curve], steps: np.ndarray) -> dict[str, list[float | str | None]]:
+    """The quantiles of the finite values of some rows at each step; None where there are none."""
+    values = np.full((len(curves) + 1, len(steps)), np.nan)  # one row more, so that there always is one
+    for row, curve in zip(values, curves, strict=False):
+        row[:] = cells_of(curve, steps).values
+    values[~np.isfinite(values)] = np.nan
+    ranked = np.sort(values, axis=0)  # NaN comes last
+    last = np.isfinite(ranked).sum(axis=0) - 1
+    columns = np.arange(len(steps))
+    found = {}
+    for name, share in BAND.items():
+        place = share * np.maximum(last, 0)
+        below, above = np.floor(place).astype(np.intp), np.ceil(place).astype(np.intp)
+        low, high = ranked[below, columns], ranked[above, columns]
+        found[name] = json_cells(Cells(low + (place - below) * (high - low), last >= 0))
+    return found
+
+
+MAX_CACHED_BYTES = 256 << 20
+
+MAX_CELLS = 4_000_000
+"""How many cells a map may have: rows that share no step have many more than there are values."""
+
+NO_RUNS_HINT = (
+    "The log directory holds no runs yet. Train with hookboard's callbacks and a TensorBoardLogger, for example "
+    "Trainer(callbacks=[HealthMonitor()]), and start TensorBoard with --logdir on the directory of its logs."
+)
+NO_DATA_HINT = (
+    "No run in the log directory has numbers of layers by hookboard. Add a callback of it to the Trainer, for example "
+    "Trainer(callbacks=[HealthMonitor()]), and train with a TensorBoardLogger."
+)
+
+Answer = dict[str, Any]
+
+
+class Board:
+    """Answers what the page asks, with what is slow to read kept in memory.
+
+    Args:
+        most_bytes: how much memory it may keep.
+    """
+
+    def __init__(self, most_bytes: int = MAX_CACHED_BYTES) -> None:
+        self.cache = Cache(most_bytes)
+
+    def runs(self, source: Source) -> Answer:
+        """All runs that have data of hookboard, and what to do if there is none."""
+        scalars, records = source.last_scalars(), source.last_tensors()
+        found = []
+        for name in sorted(scalars.keys() | records.keys(), key=natural_key):
+            ours, kept = scalars.get(name, {}), records.get(name, {})
+            if is_of_hookboard(ours, kept):
+                run = self._read(source, name, ours, kept)
+                found.append(
+                    {
+                        "name": name,
+                        "last_step": run.last_step,
+                        "series": len(run.series),
+                        "is_judged": run.health is not None,
+                    }
+                )
+        hint = "" if found else NO_DATA_HINT if source.runs() else NO_RUNS_HINT
+        return {"runs": found, "hint": hint}
+
+    def run(self, source: Source, name: str) -> Answer:
+        """What a run holds: layers, series, verdicts."""
+        run = self._run(source, name)
+        first = default_of(run.series)
+        return {
+            "run": name,
+            "last_step": run.last_step,
+            "token": run.token,
+            "is_ordered": run.is_ordered,
+            "every_n_steps": run.every_n_steps,
+            "layers": [layer_answer(layer) for layer in run.layers.values()],
+            "series": [
+                {
+                    "id": one.id,
+                    "label": one.label,
+                    "stage": one.stage,
+                    "kind": one.kind,
+                    "statistic": one.statistic,
+                    "source": "scalars" if one.tags else "health",
+                    "rows": len(run.rows[one.id]),
+                    "scale": one.scale,
+                    "is_default": one.id == first,
+                }
+                for one in run.series.values()
+            ],
+            "headline": run.health.headline if run.health else "",
+            "verdicts": list(run.health.verdicts) if run.health else [],
+            "warnings": run.warnings,
+        }
+
+    def map(self, source: Source, name: str, series: str, columns: int, against: str | None = None) -> Answer:
+        """The values of a series, rows by steps; with another run, also what that one has at the same place."""
+        run = self._run(source, name)
+        one = _series(run, series)
+        curves = self._curves(source, run, one)
+        rows = [row for row in run.rows[one.id] if row in curves]
+        answer: Answer = {"run": name, "series": series, "token": run.token}
+        if against is not None:
+            other = self._run(source, against)
+            theirs = self._curves(source, other, _series(other, series))
+            answer |= {"against": against, "against_token": other.token}
+            others = [row for row in other.rows[one.id] if row in theirs]
+            missed = _missed(rows, curves, others, theirs)
+            answer["unmatched"] = [*missed, *_missed(others, theirs, rows, curves)]
+            rows = [row for row in rows if row not in missed]
+        steps = columns_for((curves[row] for row in rows), max(min(columns, MAX_CELLS // max(len(rows), 1)), 1))
+        answer["rows"] = rows
+        answer["modules"] = [run.layer_of(row, one) for row in rows]
+        answer["steps"] = steps.tolist()
+        answer["values"] = (json_cells(cells_of(curves[row], steps)) for row in rows)
+        if against is not None:
+            answer["against_values"] = (json_cells(held_cells_of(theirs[row], steps)) for row in rows)
+        return answer
+
+    def packed_map(self, source: Source, name: str, series: str, columns: int, against: str | None = None) -> bytes:
+        """The same as packed JSON, kept as long as nothing new has come."""
+        version = [self._run(source, one).token for one in (name, against) if one is not None]
+        return self.cache.get(
+            (source.experiment, "map", name, series, columns, against),
+            tuple(version),
+            lambda: packed_json(self.map(source, name, series, columns, against)),
+            len,
+        )
+
+    def layer(self, source: Source, name: str, layer: str, columns: int, has_band: bool) -> Answer:
+        """What there is of one layer; the band of its kind takes the time to read all other layers too."""
+        run = self._run(source, name)
+        if layer not in run.layers:
+            raise no_such("layer", layer, run.layers)
+        own = rows_of_layer(run, layer)
+        if has_band:
+            curves_of: CurvesOf = partial(self._curves, source, run)
+        else:
+            # At once: the fast loader goes through all tags for each request.
+            found = source.scalars(
+                name, [run.series[id].tags[row] for id in own for row in own[id] if run.series[id].tags]
+            )
+            curves_of = partial(_curves_among, run, found)
+        return {
+            "run": name,
+            "token": run.token,
+            "layer": layer_answer(run.layers[layer]),
+            "series": list(curves_of_layer(run, own, columns, has_band, curves_of)),
+            "histograms": histograms_of(source, run, layer),
+            "pictures": pictures_of(source, run, layer),
+            "verdicts": verdicts_of(run, layer),
+        }
+
+    def histogram(self, source: Source, name: str, tag: str) -> Answer:
+        """A histogram over steps."""
+        return histogram_over_steps(source, self._run(source, name).name, tag)
+
+    def select(self, source: Source, name: str, modules: Sequence[str], types: Sequence[str]) -> Answer:
+        """The layers that patterns and types name."""
+        return {"names": selected(self._run(source, name).layers, modules, types)}
+
+    def _run(self, source: Source, name: str) -> LoggedRun:
+        """The run of this name.
+
+        Raises:
+            RefusalError: there is none with data of hookboard.
+        """
+        scalars, records = source.last_scalars(name).get(name, {}), source.last_tensors(run=name).get(name, {})
+        if not is_of_hookboard(scalars, records):
+            if scalars or records or name in source.runs():
+                raise RefusalError(f"run {name!r} has no data of hookboard.", 404)
+            raise no_such("run", name, source.runs())
+        return self._read(source, name, scalars, records)
+
+    def _read(self, source: Source, name: str, scalars: Mapping[str, Any], records: Mapping[str, Any]) -> LoggedRun:
+        return self.cache.get(
+            (source.experiment, name),
+            token_of(scalars, records),
+            lambda: read_run(source, name, scalars, records),
+            lambda run: run.nbytes,
+        )
+
+    def _curves(self, source: Source, run: LoggedRun, one: Series) -> Mapping[str, Curve]:
+        """Row to curve."""
+        if not one.tags:
+            return _curves_among(run, {}, one)
+        return self.cache.get(
+            (source.experiment, run.name, one.id),
+            run.token,
+            lambda: _curves_among(run, source.scalars(run.name, one.tags.values()), one),
+            lambda curves: sum(curve.nbytes + 400 + len(row) for row, curve in curves.items()),
+        )
+
+
+def packed_json(answer: Answer) -> bytes:
+    """JSON, packed as browsers take it; the level is that of TensorBoard, as more of it takes far longer.
+
+    What an iterator gives is a list in the JSON, written one by one: a whole map takes ten times its curves' memory.
+    """
+    content = io.BytesIO()
+    with gzip.GzipFile(fileobj=content, mode="wb", compresslevel=3, mtime=0) as file:
+        for piece in _pieces(answer):
+            file.write(piece.encode())
+    return content.getvalue()
+
+
+def _pieces(answer: Answer) -> Iterator[str]:
+    written = partial(json.dumps, allow_nan=False, separators=(",", ":"))
+    for start, (name, value) in zip("{" + "," * len(answer), answer.items(), strict=False):
+        yield f"{start}{written(name)}:"
+        if isinstance(value, Iterator):
+            yield "["
+            yield from (f"{',' if i else ''}{written(one)}" for i, one in enumerate(value))
+            yield "]"
+        else:
+            yield written(value)
+    yield "}"
+
+
+def layer_answer(layer: LayerFacts) -> Answer:
+    """What is known of a layer, for JSON."""
+    return {
+        "name": layer.name,
+        "type": layer.types[0].rpartition(".")[2] if layer.types else "",
+        "types": list(layer.types),
+        "output": None if layer.output is None else list(layer.output),
+        "parameters": {name: list(shape) for name, shape in layer.parameters.items()},
+        "count": sum(int(np.prod(shape, dtype=object)) for shape in layer.parameters.values()),
+    }
+
+
+def _series(run: LoggedRun, id: str) -> Series:
+    if id not in run.series:
+        raise no_such("series", id, run.series)
+    return run.series[id]
+
+
+def _missed(
+    rows: Sequence[str], curves: Mapping[str, Curve], others: Iterable[str], theirs: Mapping[str, Curve]
+) -> dict[str, None]:
+    """The rows of a run that another one lacks; a health record also holds layers without a value, which none lacks."""
+    there = set(others)
+    lacking = (row for row in rows if row not in there and (row not in theirs or len(curves[row].steps)))
+    return dict.fromkeys(lacking)
+
+
+def _curves_among(run: LoggedRun, scalars: Mapping[str, Curve], one: Series) -> Mapping[str, Curve]:
+    """Row to curve, from the curves of tags, or from the run's health record."""
+    if one.tags:
+        return {row: scalars[tag] for row, tag in one.tags.items() if tag in scalars}
+    assert run.health is not None
+    return CurvesOfRows(run.health.layers, run.health.steps, run.health.values[one.statistic])
