@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from oracle import rows_of_channels
 from torch import nn
-from toys import ALWAYS_SAVED, Toy, batches, events, fit, hooked, mlp, trainer
+from toys import ALWAYS, Toy, batches, events, fit, hooked, mlp, trainer
 
 from hookboard import HealthMonitor, HookboardWarning, Rule, health
 from hookboard.callbacks import health_watch
@@ -126,7 +126,7 @@ def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch):
 
     calls = []
     monkeypatch.setattr(LossMeter, "take", broken)
-    monitor = HealthMonitor(rules=ALWAYS_SAVED, window=1)
+    monitor = HealthMonitor(rules=ALWAYS, window=1)
     with pytest.warns(HookboardWarning, match="broken on purpose"):
         fit(None, Messy(), batches(*[8] * 6), monitor)
     assert len(monitor.verdicts) == 1
@@ -147,7 +147,7 @@ def test_nothing_is_left_behind(end):
     stops = {"error": UserError("by the user"), "interrupt": KeyboardInterrupt()}.get(end)
     model = CutShort() if end == "cut short" else Messy(stops)
     data = batches(*[8] * 6)
-    monitor = HealthMonitor(rules=ALWAYS_SAVED, window=2, stop_on="alarm" if end == "stop_on" else None)
+    monitor = HealthMonitor(rules=ALWAYS, window=2, stop_on="alarm" if end == "stop_on" else None)
     run = trainer(None, monitor)
     try:
         run.fit(model, *loaders(data))
@@ -173,7 +173,7 @@ def test_a_copy_made_while_it_is_attached_watches_nothing():
         def on_train_batch_end(self, *args):
             copies.extend([copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))])
 
-    monitor = HealthMonitor(rules="toys.ALWAYS_SAVED", window=1)
+    monitor = HealthMonitor(rules="toys.ALWAYS", window=1)
     fit(None, Copies(), batches(8, 8), monitor)
     assert all(each.verdicts for each in copies)
     fit(None, Messy(), batches(8, 8, 8), copies[-1])
@@ -182,7 +182,7 @@ def test_a_copy_made_while_it_is_attached_watches_nothing():
 
 def test_a_second_fit_is_judged_by_itself():
     rule, looks, _ = recording()
-    monitor = HealthMonitor(rules=[rule, ALWAYS_SAVED], window=2)
+    monitor = HealthMonitor(rules=[rule, ALWAYS], window=2)
     fit(None, Messy(), batches(8, 8, 8), monitor)
     assert len(monitor.verdicts) == 1
     fit(None, Messy(), batches(8), monitor)
