@@ -20,8 +20,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.callbacks.health_watch import layers_in
-from hookboard.loops.watch import Watch
+from hookboard.callbacks.health_state import layers_in
+from hookboard.loops.stage_state import Watch
 from hookboard.ranks import Ranks, connected
 from hookboard.recording import Recorder
 from hookboard.sites import Site

@@ -60,7 +60,10 @@ OF_OTHERS = ["torch_private.py", "loops/trainer.py", "writers/tensorboard_privat
 FORBIDDEN = {
     "hooks/": "measure",  # who observes does not know what becomes of a tensor
     **dict.fromkeys(
-        [f"callbacks/{name}" for name in ("activation", "gradient", "parameter", "numbers", "site_watch", "weights")],
+        [
+            f"callbacks/{name}"
+            for name in ("activation", "gradient", "parameter", "numbers", "measurement_state", "weights")
+        ],
         "health",  # a logger of numbers judges nothing
     ),
 }
@@ -272,7 +275,34 @@ def private_uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
                     yield argument.value, node.lineno
 
 
+SAME_NAMES = {"Call", "Form", "Place", "gradients.py", "table.py"}
+"""Names of classes and files that are still there more than once."""
+
+
+def equal_names(sources: Sources) -> list[str]:
+    """Classes, and files, of one name: a reader cannot tell which one is meant."""
+    places: dict[str, list[str]] = {}
+    for path, text in sources.items():
+        if (name := path.rpartition("/")[2]) != "__init__.py":
+            places.setdefault(name, []).append(path)
+        for node in ast.walk(parsed(text)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    return [
+        f"{name} is in {' and '.join(several)}"
+        for name, several in places.items()
+        if len(several) > 1 and name not in SAME_NAMES
+    ]
+
+
+def test_names_that_may_be_there_twice_are():
+    names = [name for path in in_the_house() for name in [path.rpartition("/")[2]]]
+    names += [n.name for text in in_the_house().values() for n in ast.walk(parsed(text)) if isinstance(n, ast.ClassDef)]
+    assert {name for name in SAME_NAMES if names.count(name) < 2} == set()
+
+
 RULES = [
+    equal_names,
     unknown_rooms,
     imports_upward,
     forbidden_imports,
@@ -301,6 +331,11 @@ FACE = "from hookboard.measure.rows import Row"
 
 BUILT_WRONG = {
     "a folder that is no room": (unknown_rooms, {"cellar/wine.py": ""}),
+    "two classes of one name": (
+        equal_names,
+        {"hooks/taps.py": "class Row: ...", "measure/rows.py": "class Row: ..."},
+    ),
+    "two files of one name": (equal_names, {"hooks/taps.py": "", "editing/taps.py": ""}),
     "an import from above": (
         imports_upward,
         {"measure/rows.py": "from hookboard.hooks import Taps", "hooks/__init__.py": ""},

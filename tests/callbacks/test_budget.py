@@ -12,7 +12,7 @@ from toys import Toy, batches, events, fit, mlp, scalars
 from hookboard import ActivationLogger, FeatureMapLogger, GradientLogger, HealthMonitor
 from hookboard.clock import Clock, timed
 from hookboard.hooks import Taps
-from hookboard.loops.budget import OVERHEAD, Budget, Share, is_due_now
+from hookboard.loops.budget import OVERHEAD, Budget, OverheadShare, is_due_now
 
 
 @pytest.mark.parametrize("given", [0, -0.1, 1.5, "2%", True])
@@ -91,7 +91,7 @@ class Slow(ActivationLogger):
 
 def test_the_cadence_stretches_and_it_is_said_once(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr("hookboard.loops.life.inform", said.append)
+    monkeypatch.setattr("hookboard.loops.callback.inform", said.append)
     fit(tmp_path, Toy(mlp()), batches(*[4] * 30), Slow("net.0", every_n_steps=2, max_overhead=0.05))
     steps = list(scalars(tmp_path)["activation_mean/net.0"])
     assert steps[:2] == [1, 3]
@@ -105,7 +105,7 @@ def test_the_cadence_stretches_and_it_is_said_once(tmp_path, monkeypatch):
 
 def test_where_every_step_is_due_nothing_is_said_of_steps_between(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr("hookboard.loops.life.inform", said.append)
+    monkeypatch.setattr("hookboard.loops.callback.inform", said.append)
     fit(tmp_path, Toy(mlp()), batches(*[4] * 6), Slow("net.0", every_n_steps=1, max_overhead=0.05))
     assert len(said) == 1
     assert "each step between two looks" not in said[0]
@@ -143,7 +143,7 @@ def test_the_monitor_takes_its_first_looks_as_given(tmp_path):
 
 
 def test_the_time_in_the_running_hook_counts_at_once(monkeypatch):
-    now, share = [0.0], Share()
+    now, share = [0.0], OverheadShare()
     for file in ("clock", "loops.budget"):
         monkeypatch.setattr(f"hookboard.{file}.perf_counter", lambda: now[0])
     found = []
@@ -178,7 +178,7 @@ def test_a_callback_that_another_one_calls_tells_its_own(tmp_path):
 
 
 def test_the_first_share_is_that_since_the_start_of_the_fit(monkeypatch):
-    now, share, clock = [0.0], Share(), Clock()
+    now, share, clock = [0.0], OverheadShare(), Clock()
     for file in ("clock", "loops.budget"):
         monkeypatch.setattr(f"hookboard.{file}.perf_counter", lambda: now[0])
     clock.spent = 5.0  # in an earlier fit

@@ -15,7 +15,8 @@ from toys import ALWAYS, Toy, batches, events, loader, scalars, trainer
 
 from hookboard import ActivationLogger, HealthMonitor, Intervention, KernelLogger, ParameterLogger, Rule, Scale, Symptom
 from hookboard.health.silence import Silence
-from hookboard.loops import life, saved
+from hookboard.loops import callback as base
+from hookboard.loops import saved
 from hookboard.loops.saved import KEY
 from hookboard.plain import Form
 from hookboard.recording import Readings
@@ -79,7 +80,7 @@ def sinces(callback):
 def said(monkeypatch):
     """What is said about checkpoints."""
     lines = []
-    monkeypatch.setattr(life, "alert", lines.append)
+    monkeypatch.setattr(base, "alert", lines.append)
     return lines
 
 

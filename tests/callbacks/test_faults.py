@@ -42,7 +42,7 @@ def test_a_statistic_that_raises_switches_its_site_off(tmp_path):
     ids=["in a forward hook", "in a gradient hook", "in the worker"],
 )
 def test_training_goes_on_where_a_filter_makes_errors_of_warnings(tmp_path, monkeypatch, in_thread, watching, said):
-    monkeypatch.setattr("hookboard.loops.life.has_own_thread", lambda device: in_thread)
+    monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device: in_thread)
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("error", HookboardWarning)
         run = fit(tmp_path, Toy(mlp()), batches(4, 4, 4), watching)

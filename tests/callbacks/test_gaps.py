@@ -177,7 +177,7 @@ def test_what_a_module_returns_beside_floats_is_measured_too(tmp_path):
 def test_without_a_log_nothing_is_measured_and_one_line_says_so(tmp_path, kind, caplog, monkeypatch):
     callback = ActivationLogger(every_n_steps=1)
     lines = []
-    monkeypatch.setattr("hookboard.loops.life.inform", lines.append)
+    monkeypatch.setattr("hookboard.loops.callback.inform", lines.append)
     options = {"fast_dev_run": True} if kind == "fast_dev_run" else {}
     fit(tmp_path if options else None, Toy(mlp()), batches(4), callback, **options)
     assert callback.readings == ()

@@ -17,8 +17,8 @@ from torch import nn
 from toys import ALWAYS, Toy, batches, events, fit, hooked, mlp, trainer
 
 from hookboard import HealthMonitor, HookboardWarning, Rule, health
-from hookboard.callbacks import health_watch
-from hookboard.callbacks.health_watch import LossMeter
+from hookboard.callbacks import health_state
+from hookboard.callbacks.health_state import LossMeter
 from hookboard.first_nan.black_box import BlackBox, Sentinels
 from hookboard.health import Judge, Loss, Page
 from hookboard.measure import FIELDS
@@ -116,7 +116,7 @@ def test_a_fault_of_ours_is_one_warning_and_leaves_the_run(tmp_path, monkeypatch
 def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch):
     lines, take = [], LossMeter.take
     for name in ("alert", "inform"):
-        monkeypatch.setattr(f"hookboard.callbacks.health_watch.{name}", lines.append)
+        monkeypatch.setattr(f"hookboard.callbacks.health_state.{name}", lines.append)
 
     def broken(meter):
         calls.append(meter)
@@ -442,7 +442,7 @@ def test_after_ten_thousand_steps_the_last_verdict_is_complete(tmp_path):
 
 
 def test_of_more_losses_than_are_kept_no_part_of_one_is_taken_for_the_whole(monkeypatch):
-    monkeypatch.setattr(health_watch, "MOST_LOSSES", 5)
+    monkeypatch.setattr(health_state, "MOST_LOSSES", 5)
     meter = LossMeter()
     for part in range(9):  # three backward passes in each step
         meter.add(part // 3, part // 3, torch.tensor(1.0))

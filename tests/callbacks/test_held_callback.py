@@ -104,7 +104,7 @@ def run(folder, callback, how):
 @pytest.mark.parametrize("how", ["a fit", "a fit that fails", "a validation"])
 @pytest.mark.parametrize("name", MAKE)
 def test_a_callback_that_is_held_after_a_run_keeps_nothing_of_it(name, how, has_thread, tmp_path, monkeypatch):
-    monkeypatch.setattr("hookboard.loops.life.has_own_thread", lambda device: has_thread)
+    monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device: has_thread)
     callback = MAKE[name]()
     held = run(tmp_path, callback, how)
     gc.collect()

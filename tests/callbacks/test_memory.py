@@ -60,7 +60,7 @@ def small_histories(monkeypatch):
 
 @pytest.mark.usefixtures("small_histories")
 def test_nothing_is_kept_of_a_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("hookboard.loops.life.has_own_thread", lambda device: True)
+    monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device: True)
     options = {"every_n_steps": 2, "histogram": True}
     watching = [ActivationLogger(**options), GradientLogger(**options), ParameterLogger(**options)]
     watching.append(HealthMonitor(every_n_steps=2))

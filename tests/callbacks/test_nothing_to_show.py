@@ -47,7 +47,7 @@ class Bare(LightningModule):
 @pytest.fixture
 def lines(monkeypatch):
     said = []
-    monkeypatch.setattr("hookboard.loops.life.inform", said.append)
+    monkeypatch.setattr("hookboard.loops.callback.inform", said.append)
     return said
 
 

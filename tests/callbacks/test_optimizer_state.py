@@ -162,7 +162,7 @@ def test_the_unchanged_share_is_that_of_equal_elements_before_and_after(tmp_path
 
 def test_what_the_optimizer_does_not_keep_is_said_in_one_line_and_has_no_curve(tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr("hookboard.callbacks.site_watch.inform", lines.append)
+    monkeypatch.setattr("hookboard.callbacks.measurement_state.inform", lines.append)
     logger = ParameterLogger(statistics=[*MOMENTS, "rms_t", "mean"])
     fit(tmp_path, Toy(mlp()), batches(4, 4), logger)
     assert len(lines) == 3

@@ -55,7 +55,7 @@ def measured(*others, position="before", stages=("train", "validate"), **options
 @pytest.fixture(autouse=True)
 def _a_logger_that_swallows(monkeypatch):
     # Without a logger nothing is measured, and the numbers are read from the callbacks.
-    monkeypatch.setattr("hookboard.loops.duties.Duties.needs_logger", False)
+    monkeypatch.setattr("hookboard.loops.callback_methods.CallbackMethods.needs_logger", False)
 
 
 @pytest.mark.parametrize("position", ["before", "after"])

@@ -345,7 +345,7 @@ def loggers(**options):
 @pytest.fixture(params=["on the CPU", "with a thread"])
 def two_runs(request, tmp_path, monkeypatch):
     """The folders of a fit, and of the same fit in two parts, with a validation at each sixth step."""
-    monkeypatch.setattr("hookboard.loops.life.has_own_thread", lambda device: request.param == "with a thread")
+    monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device: request.param == "with a thread")
     options = {"limit_val_batches": 1, "val_check_interval": 6}
     trainer(tmp_path / "whole", *loggers(), **options).fit(Pictured(), Loader(), validation())
     path = tmp_path / "middle.ckpt"

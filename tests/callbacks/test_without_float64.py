@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor, ParameterLogger
-from hookboard.callbacks.health_watch import LossMeter
+from hookboard.callbacks.health_state import LossMeter
 from hookboard.callbacks.weights import measure_surprise
 from hookboard.first_nan.black_box import Sentinels
 from hookboard.measure import plan

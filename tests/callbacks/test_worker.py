@@ -23,7 +23,7 @@ STEPS = MOST_WAITING + 4
 
 @pytest.fixture(autouse=True)
 def threads_that_end(monkeypatch):
-    monkeypatch.setattr("hookboard.loops.life.has_own_thread", lambda device: True)
+    monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device: True)
     yield
     assert workers() == []
 
@@ -229,7 +229,7 @@ def test_a_copy_made_amid_the_fit_has_the_readings_and_a_worker_of_its_own(tmp_p
 def test_the_monitor_says_and_ends_what_it_does_without_a_worker(tmp_path, monkeypatch):
     found = []
     for has_thread in (True, False):
-        monkeypatch.setattr("hookboard.loops.life.has_own_thread", lambda device, has=has_thread: has)
+        monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device, has=has_thread: has)
         torch.manual_seed(0)
         model = Toy(mlp(), loss=lambda y: y.square().mean() * 1e6)
         monitor = HealthMonitor(every_n_steps=1, window=1, stop_on="alarm")

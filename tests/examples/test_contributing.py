@@ -15,10 +15,10 @@ from torch import Tensor
 from toys import Toy, batches, fit, images, mlp
 
 from hookboard import ActivationLogger, Edit, HealthMonitor, Rule, Run, Symptom, capture
-from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
+from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.editing import EditRule
 from hookboard.images import Picture
-from hookboard.loops.watch import Selection
+from hookboard.loops.stage_state import Selection
 from hookboard.measure import FORMULAS
 from hookboard.measure.statistics import _formula
 from hookboard.recording import sent_together
@@ -35,7 +35,7 @@ IMPORTED = {
     "Iterator": Iterator,
     "LightningModule": LightningModule,
     "PictureLogger": PictureLogger,
-    "PictureWatch": PictureWatch,
+    "PictureState": PictureState,
     "Rule": Rule,
     "Run": Run,
     "Selection": Selection,

@@ -1,7 +1,8 @@
 """The callbacks that a Trainer is given, one file each.
 
-`life.py` has the hooks of Lightning and calls each callback at the right points; `duties.py` lists the methods that a
-callback may override. `numbers.py` is the base of callbacks that log numbers, `pictures.py` of those that log pictures.
+`loops/callback.py` has the hooks of Lightning and calls each callback at the right points; `loops/callback_methods.py`
+lists the methods that a callback may override. `numbers.py` is the base of callbacks that log numbers, `pictures.py` of
+those that log pictures.
 """
 
 from hookboard.callbacks.activation import ActivationLogger

@@ -5,8 +5,8 @@ from typing import Literal, get_args
 
 from lightning.pytorch import LightningModule
 
+from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.checks import chosen
 from hookboard.loops import Selection
 from hookboard.measure import DEFAULT, Statistic
@@ -16,7 +16,7 @@ from hookboard.sites import Stage
 ActivationRole = Literal["output", "input"]
 
 
-class ActivationLogger(SiteLogger[SiteWatch]):
+class ActivationLogger(SiteLogger[MeasurementState]):
     """Logs statistics, and optionally histograms, of the outputs and inputs of the selected modules.
 
     All tensors that a module returns during one optimizer step count as one set of numbers: all elements, calls and

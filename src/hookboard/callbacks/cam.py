@@ -22,7 +22,7 @@ from hookboard.attribution import (
     default_layer,
     named_layer,
 )
-from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
+from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.checks import check_list, check_name, check_normalization, is_whole, wrong
 from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_first, unnormalized
 from hookboard.loops import NothingToShowError, Selection
@@ -121,14 +121,14 @@ class CAMLogger(PictureLogger):
         names = ["<layer>"] if self.modules is None else [n for w in self._live.values() for n in w.selection.modules]
         return [f"cam/{name}/{self.method}" for name in names] if self._live else []
 
-    def _take(self, pl_module: LightningModule, batch: Any, watch: PictureWatch) -> "_Taken":
+    def _take(self, pl_module: LightningModule, batch: Any, state: PictureState) -> "_ShownBatch":
         tap = ClassificationTap(pl_module, self.samples)
-        watch.until_batch_end.callback(tap.detach)
+        state.until_batch_end.callback(tap.detach)
         tap.attach()
-        return _Taken(tap, batch)
+        return _ShownBatch(tap, batch)
 
-    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> Draw | None:
-        taken: _Taken = watch.taken
+    def _pictures(self, trainer: Trainer, state: PictureState) -> Draw | None:
+        taken: _ShownBatch = state.taken
         call = taken.tap.found
         if call is None:
             raise taken.tap.error or NothingToShowError(
@@ -137,7 +137,7 @@ class CAMLogger(PictureLogger):
                 "as in self(images)"
             )
         labels = _labels_in(taken.batch, call)
-        names = list(watch.selection.modules)
+        names = list(state.selection.modules)
         try:
             layers = [named_layer(call.calls, name) for name in names] if names else [default_layer(call.calls)]
         except ValueError as nothing:
@@ -149,7 +149,7 @@ class CAMLogger(PictureLogger):
                 with_gradient = method.needs == "gradient"
                 seen.append(attribute(call, layer, self._chooser(labels), with_gradient=with_gradient))
         sent = _sent([{"pictures": call.pictures, "labels": labels}, *map(vars, seen)])
-        aspect, source = aspect_of([("", call.pictures)]), self._source(watch)
+        aspect, source = aspect_of([("", call.pictures)]), self._source(state)
 
         def draw() -> dict[str, Picture]:
             given, *parts = sent()
@@ -227,7 +227,7 @@ class CAMLogger(PictureLogger):
 
 
 @dataclass
-class _Taken:
+class _ShownBatch:
     """The batch that is shown, and the tap that looks for the classifier in it."""
 
     tap: ClassificationTap

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
+from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.checks import check_list, check_name, is_finite, wrong
 from hookboard.hooks import Observer, Taps
 from hookboard.images import (
@@ -130,11 +130,11 @@ class FeatureMapLogger(PictureLogger):
 
     def written_tags(self) -> list[str]:
         """The tags that it writes."""
-        return [f"feature_maps/{name}" for watch in self._live.values() for name in watch.selection.modules]
+        return [f"feature_maps/{name}" for state in self._live.values() for name in state.selection.modules]
 
-    def _take(self, pl_module: LightningModule, batch: Any, watch: PictureWatch) -> "_Taken":
-        modules = watch.selection.modules
-        taken = _Taken(aspect_of(tensors_in(batch)))
+    def _take(self, pl_module: LightningModule, batch: Any, state: PictureState) -> "_ShownTensors":
+        modules = state.selection.modules
+        taken = _ShownTensors(aspect_of(tensors_in(batch)))
 
         def open_site(site: Site) -> Observer:
             module = modules[site.name]
@@ -145,13 +145,13 @@ class FeatureMapLogger(PictureLogger):
 
             return keep_first
 
-        watch.taps = Taps(modules, ["output"], open_site, model=pl_module, clock=self.clock)
-        watch.until_batch_end.callback(watch.taps.detach)
-        watch.taps.attach()
-        watch.taps.active = True
+        state.taps = Taps(modules, ["output"], open_site, model=pl_module, clock=self.clock)
+        state.until_batch_end.callback(state.taps.detach)
+        state.taps.attach()
+        state.taps.active = True
         return taken
 
-    def _keep(self, taken: "_Taken", site: Site, tensor: Tensor, module: nn.Module) -> None:
+    def _keep(self, taken: "_ShownTensors", site: Site, tensor: Tensor, module: nn.Module) -> None:
         try:
             tensor = samples_first(dense(whole(tensor.detach())), module, site.index)
             maps = maps_in(tensor[: self.samples], module, aspect=taken.aspect, index=site.index)
@@ -160,13 +160,13 @@ class FeatureMapLogger(PictureLogger):
             return
         taken.shown[site] = shown(maps, channels=self.channels, order=self.order, size=self.size)
 
-    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> Draw | None:
-        taken: _Taken = watch.taken
-        if watch.is_first:
-            self._name_gaps(trainer, watch, taken)
+    def _pictures(self, trainer: Trainer, state: PictureState) -> Draw | None:
+        taken: _ShownTensors = state.taken
+        if state.is_first:
+            self._name_gaps(trainer, state, taken)
         kept = {site: part for site, part in taken.shown.items() if part.values.numel()}
         arrived = sent_together([part for each in kept.values() for part in (each.values, each.channels)])
-        source = self._source(watch)
+        source = self._source(state)
 
         def draw() -> dict[str, Picture]:
             hosts = iter(arrived())
@@ -181,13 +181,13 @@ class FeatureMapLogger(PictureLogger):
 
         return draw if kept else None
 
-    def _name_gaps(self, trainer: Trainer, watch: PictureWatch, taken: "_Taken") -> None:
-        assert watch.taps is not None
-        expected = list(watch.taps.expected())
+    def _name_gaps(self, trainer: Trainer, state: PictureState, taken: "_ShownTensors") -> None:
+        assert state.taps is not None
+        expected = list(state.taps.expected())
         seen = {site.name for site in taken.shown}
         refused = {site.name: cause for site, cause in taken.refused.items()}
         gaps = [
-            (name, role, refused.get(name) or watch.taps.why_silent(name, role))
+            (name, role, refused.get(name) or state.taps.why_silent(name, role))
             for name, role in expected
             if name not in seen
         ]
@@ -200,7 +200,7 @@ class FeatureMapLogger(PictureLogger):
 
 
 @dataclass
-class _Taken:
+class _ShownTensors:
     """What the hooks have kept of one batch: tensors to show, and the reasons why others cannot be shown."""
 
     aspect: float | None

@@ -6,8 +6,8 @@ from typing import Literal, get_args
 from lightning.pytorch import LightningModule
 from torch import nn
 
+from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.checks import chosen
 from hookboard.loops import Selection
 from hookboard.measure import DEFAULT, Statistic
@@ -17,7 +17,7 @@ from hookboard.selection import NothingToSelectError, select
 GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
 
 
-class GradientLogger(SiteLogger[SiteWatch]):
+class GradientLogger(SiteLogger[MeasurementState]):
     """Logs statistics, and optionally histograms, of gradients at the selected modules.
 
     They are gradients of the loss that Lightning back-propagates: with `accumulate_grad_batches=k` it has been divided

@@ -7,11 +7,11 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.callbacks.health_watch import (
+from hookboard.callbacks.health_state import (
     EVALUATED,
     MEASURED,
     Finding,
-    HealthWatch,
+    HealthState,
     firsts_over_ranks,
     layers_in,
     say_split,
@@ -34,13 +34,13 @@ from hookboard.health import (
     rules_of,
 )
 from hookboard.layers import ChannelDims, Layer, layers_of
-from hookboard.loops import Selection, Watch, is_alone, is_due_now, logged_step
+from hookboard.loops import Selection, StageState, is_alone, is_due_now, logged_step
 from hookboard.nested import tensors_in
 from hookboard.recording import Recorder
 from hookboard.sites import Role, Site, Stage
 
 
-class HealthMonitor(SiteLogger[HealthWatch]):
+class HealthMonitor(SiteLogger[HealthState]):
     """Says which layer of a training is sick, since when, why, and what to try first.
 
     It needs no other callback: at the first optimizer step and then at every `every_n_steps` it measures the outputs of
@@ -85,7 +85,7 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         ()
     """
 
-    watch_class = HealthWatch
+    state_class = HealthState
     verb = "judges"
     needs_logger = False  # there are still the verdicts and the terminal
     sees_every_step = True
@@ -149,21 +149,21 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         super()._reset()
         self._verdicts = ()
 
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch) -> None:
-        super()._prepare(trainer, pl_module, watch)
-        if watch.stage == "train":
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule, state: HealthState) -> None:
+        super()._prepare(trainer, pl_module, state)
+        if state.stage == "train":
             if trainer.is_global_zero:
-                say_split(self._weights(watch.selection.owners))
-                watch.begin_judging(Judge(self._rules(), self._known["train"], int(self.window)))
+                say_split(self._weights(state.selection.owners))
+                state.begin_judging(Judge(self._rules(), self._known["train"], int(self.window)))
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
-                watch.black_box = BlackBox(trainer, pl_module, exact=is_exact, is_scaled=watch.scaling is not None)
+                state.black_box = BlackBox(trainer, pl_module, exact=is_exact, is_scaled=state.loss_scale is not None)
 
     def _go_on(self, trainer: Trainer) -> None:
         super()._go_on(trainer)
-        watch = self._live.get("train")
-        if watch is not None and watch.judge is not None:
-            self._verdicts = watch.judge.verdicts
+        state = self._live.get("train")
+        if state is not None and state.judge is not None:
+            self._verdicts = state.judge.verdicts
 
     def _layers(self, selection: Selection) -> dict[str, Layer]:
         modules: dict[str, nn.Module] = {**selection.modules, **selection.owners}
@@ -171,101 +171,101 @@ class HealthMonitor(SiteLogger[HealthWatch]):
         self._has_lazy = any(weight.is_lazy for weight in weights.values())
         return layers_of(modules, {name: weight for name, weight in weights.items() if not weight.is_lazy})
 
-    def _recorder(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> Recorder:
-        layers = self._known[watch.stage] = self._layers(watch.selection)
+    def _recorder(self, trainer: Trainer, pl_module: LightningModule, state: StageState) -> Recorder:
+        layers = self._known[state.stage] = self._layers(state.selection)
         return Recorder(
             self._plan(),
             pl_module.device,
-            stage=watch.stage,
+            stage=state.stage,
             **self._of_every_recorder(trainer),
             channels=ChannelDims(layers),
             histogram=NeedsHistogram(layers),
         )
 
-    def _follow(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch) -> None:
-        before = watch.selection
-        super()._follow(trainer, pl_module, watch)
-        if watch.selection is not before:
+    def _follow(self, trainer: Trainer, pl_module: LightningModule, state: HealthState) -> None:
+        before = state.selection
+        super()._follow(trainer, pl_module, state)
+        if state.selection is not before:
             self._worker.settle()  # it may be judging
-            watch.follow(self._known[watch.stage], self._layers(watch.selection))
+            state.follow(self._known[state.stage], self._layers(state.selection))
 
     # What it does at each step.
 
-    def _wants(self, trainer: Trainer, watch: HealthWatch, batch_idx: int, dataloader_idx: int) -> bool:
-        if watch.stage != "train":
+    def _wants(self, trainer: Trainer, state: HealthState, batch_idx: int, dataloader_idx: int) -> bool:
+        if state.stage != "train":
             return batch_idx < EVALUATED
         step = logged_step(trainer)
-        watch.first_step = step if watch.first_step is None else watch.first_step
-        return watch.every_n_steps > 0 and (step == watch.first_step or is_due_now(watch, step))
+        state.first_step = step if state.first_step is None else state.first_step
+        return state.every_n_steps > 0 and (step == state.first_step or is_due_now(state, step))
 
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, batch: Any) -> None:
-        super()._begin_batch(trainer, pl_module, watch, batch)
-        if watch.stage == "train":
+    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: HealthState, batch: Any) -> None:
+        super()._begin_batch(trainer, pl_module, state, batch)
+        if state.stage == "train":
             for path, tensor in tensors_in(batch):
                 if tensor.dtype.is_floating_point:
-                    watch.recorder.open(Site("", "input", path))(tensor)
+                    state.recorder.open(Site("", "input", path))(tensor)
 
     def _see_batch(
-        self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, state: HealthState, batch: Any, batch_idx: int
     ) -> None:
-        watch.batch_idx = batch_idx
-        if watch.black_box is not None:
-            watch.black_box.begin_batch(batch, batch_idx, logged_step(trainer))
-            self._tell_events(trainer, watch)
+        state.batch_idx = batch_idx
+        if state.black_box is not None:
+            state.black_box.begin_batch(batch, batch_idx, logged_step(trainer))
+            self._tell_events(trainer, state)
 
-    def _see_loss(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, loss: Tensor) -> None:
-        scale = None if watch.scaling is None else watch.scaling.in_force()
+    def _see_loss(self, trainer: Trainer, pl_module: LightningModule, state: HealthState, loss: Tensor) -> None:
+        scale = None if state.loss_scale is None else state.loss_scale.in_force()
         unscaled = loss if scale is None else loss.detach() / scale
-        value = watch.losses.add(logged_step(trainer), watch.batch_idx, unscaled)
-        if watch.black_box is not None:
-            watch.black_box.before_backward(loss, value if scale is None else None)
+        value = state.losses.add(logged_step(trainer), state.batch_idx, unscaled)
+        if state.black_box is not None:
+            state.black_box.before_backward(loss, value if scale is None else None)
 
-    def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch) -> None:
-        if watch.black_box is not None:
-            watch.black_box.after_backward()
-            self._tell_events(trainer, watch)
+    def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, state: HealthState) -> None:
+        if state.black_box is not None:
+            state.black_box.after_backward()
+            self._tell_events(trainer, state)
 
-    def _see_step(self, trainer: Trainer, pl_module: LightningModule, watch: HealthWatch, optimizer: Optimizer) -> None:
-        if watch.black_box is not None:
-            watch.black_box.before_optimizer_step()
-            self._tell_events(trainer, watch)
+    def _see_step(self, trainer: Trainer, pl_module: LightningModule, state: HealthState, optimizer: Optimizer) -> None:
+        if state.black_box is not None:
+            state.black_box.before_optimizer_step()
+            self._tell_events(trainer, state)
 
-    def _see_batch_end(self, trainer: Trainer, watch: HealthWatch) -> None:
-        if watch.black_box is not None:
-            watch.black_box.end_batch()
+    def _see_batch_end(self, trainer: Trainer, state: HealthState) -> None:
+        if state.black_box is not None:
+            state.black_box.end_batch()
 
-    def _tell_events(self, trainer: Trainer, watch: HealthWatch) -> None:
+    def _tell_events(self, trainer: Trainer, state: HealthState) -> None:
         """Tell what the black box has found; several ranks do that together, at the next look."""
-        if watch.has_news and self._ranks is None and (events := watch.new_events()):
+        if state.has_news and self._ranks is None and (events := state.new_events()):
             self._worker.settle()  # it may be judging
-            self._tell(watch, events)
-            self._end_if_asked(trainer, watch)
+            self._tell(state, events)
+            self._end_if_asked(trainer, state)
 
-    def _tell(self, watch: HealthWatch, events: Sequence[Nonfinite]) -> None:
-        if events and watch.judge is not None:
-            self._verdicts = watch.tell(events)
+    def _tell(self, state: HealthState, events: Sequence[Nonfinite]) -> None:
+        if events and state.judge is not None:
+            self._verdicts = state.tell(events)
 
-    def _before_optimizer_step(self, pl_module: LightningModule, watch: HealthWatch, optimizer: Optimizer) -> None:
-        super()._before_optimizer_step(pl_module, watch, optimizer)
+    def _before_optimizer_step(self, pl_module: LightningModule, state: HealthState, optimizer: Optimizer) -> None:
+        super()._before_optimizer_step(pl_module, state, optimizer)
         if self._has_lazy:  # by now they have their shapes
             self._worker.settle()
-            watch.follow(self._known[watch.stage], self._layers(watch.selection))
+            state.follow(self._known[state.stage], self._layers(state.selection))
         for each in pl_module.trainer.optimizers:
-            watch.stepped |= steps_of(each, watch.weights)
+            state.stepped |= steps_of(each, state.weights)
 
-    def _may_stretch(self, watch: HealthWatch) -> bool:
-        return watch.looks >= ASKED_AT_FIRST * self.window
+    def _may_stretch(self, state: HealthState) -> bool:
+        return state.looks >= ASKED_AT_FIRST * self.window
 
-    def _log(self, trainer: Trainer, watch: HealthWatch) -> None:
-        training, step, losses, ranks = self._live.get("train"), logged_step(trainer), watch.losses.take(), self._ranks
-        sent = self._send(trainer, watch, losses.waiting)
-        watch.note_gaps()
+    def _log(self, trainer: Trainer, state: HealthState) -> None:
+        training, step, losses, ranks = self._live.get("train"), logged_step(trainer), state.losses.take(), self._ranks
+        sent = self._send(trainer, state, losses.waiting)
+        state.note_gaps()
         judged = None if training is None else training.evaluation(step)
-        if watch.stage == "train":
-            facts, scalars = watch.news.facts(trainer.lightning_module, watch.selection), self._overhead(trainer, watch)
-            judged = watch.look(step, facts, losses, ranks, scalars)
+        if state.stage == "train":
+            facts, scalars = state.news.facts(trainer.lightning_module, state.selection), self._overhead(trainer, state)
+            judged = state.look(step, facts, losses, ranks, scalars)
             if trainer.is_global_zero:
-                watch.loggers.prepare()
+                state.loggers.prepare()
 
         def take() -> None:
             found, _, along = sent()
@@ -273,33 +273,33 @@ class HealthMonitor(SiteLogger[HealthWatch]):
             self._readings = readings.values()
             verdicts = None if judged is None else judged(readings, along)
             self._verdicts = self._verdicts if verdicts is None else verdicts
-            if ranks is not None and watch is training and self.stop_on is not None:
-                watch.is_asked_to_end = ranks.is_any(watch.guilty(self.stop_on, self._verdicts) is not None)
+            if ranks is not None and state is training and self.stop_on is not None:
+                state.is_asked_to_end = ranks.is_any(state.guilty(self.stop_on, self._verdicts) is not None)
 
-        self._leave_to_worker(watch, self._at(f"{watch.stage} {step}", take), AFTER_LOOK[watch.stage])
-        if watch.stage == "train":
-            self._end_if_asked(trainer, watch)
+        self._leave_to_worker(state, self._at(f"{state.stage} {step}", take), AFTER_LOOK[state.stage])
+        if state.stage == "train":
+            self._end_if_asked(trainer, state)
 
-    def _end_if_asked(self, trainer: Trainer, watch: HealthWatch) -> None:
-        if self.stop_on is not None and not watch.is_ending:
+    def _end_if_asked(self, trainer: Trainer, state: HealthState) -> None:
+        if self.stop_on is not None and not state.is_ending:
             self._worker.settle()
-            watch.end_if_asked(trainer, self.stop_on, self._verdicts, self._merges(trainer))
+            state.end_if_asked(trainer, self.stop_on, self._verdicts, self._merges(trainer))
 
     def written_tags(self) -> Iterator[str]:
         """The one by which two monitors are told to write the same."""
         return iter([VERDICT] if "train" in self._live else [])
 
-    def _end_training(self, trainer: Trainer, watch: HealthWatch) -> None:
-        if watch.stage == "train":
+    def _end_training(self, trainer: Trainer, state: HealthState) -> None:
+        if state.stage == "train":
             if (ranks := self._ranks) is not None:  # which tell at looks only what has happened
-                events = watch.new_events()
+                events = state.new_events()
                 firsts = self._at("end", lambda: firsts_over_ranks(ranks, events))
-                self._leave_to_worker(watch, lambda: self._tell(watch, firsts()), AT_END)
+                self._leave_to_worker(state, lambda: self._tell(state, firsts()), AT_END)
                 self._worker.settle()
-                if watch.stage not in self._live:
+                if state.stage not in self._live:
                     return
-            watch.close()
-            super()._end_training(trainer, watch)
+            state.close()
+            super()._end_training(trainer, state)
 
-    def _leave(self, watch: HealthWatch) -> None:
-        watch.close()  # after an exception too, what has been seen is told
+    def _leave(self, state: HealthState) -> None:
+        state.close()  # after an exception too, what has been seen is told

@@ -10,7 +10,7 @@ from torch import Tensor
 from hookboard.checks import check_name, check_whole, chosen
 from hookboard.eager import run_eagerly
 from hookboard.editing import EditRole, EditRule, Edits, check_rule
-from hookboard.loops import Life, Selection, Watch, callbacks_of, is_alone, logged_step
+from hookboard.loops import HookboardCallback, Selection, StageState, callbacks_of, is_alone, logged_step
 from hookboard.messages import rank_zero_warn
 from hookboard.selection import NothingToSelectError, check_selection, select
 from hookboard.sites import ROLES, Stage
@@ -18,7 +18,7 @@ from hookboard.writers import Entry
 
 
 @dataclass
-class _EditWatch(Watch):
+class _EditState(StageState):
     """What an Intervention holds of one stage.
 
     Args:
@@ -32,7 +32,7 @@ class _EditWatch(Watch):
     is_checked: bool = field(default=False, kw_only=True)
 
 
-class Intervention(Life[_EditWatch]):
+class Intervention(HookboardCallback[_EditState]):
     """Changes inputs, outputs or gradients of the selected modules by a rule, never in place.
 
     The change holds from the start of a batch until all callbacks have seen its end. Loggers in the same Trainer read
@@ -69,7 +69,7 @@ class Intervention(Life[_EditWatch]):
     """
 
     verb = "changes"
-    watch_class = _EditWatch
+    state_class = _EditState
     changes_tensors = True
     may_stop_the_run = True
 
@@ -128,37 +128,37 @@ class Intervention(Life[_EditWatch]):
     def _takes_part(self, trainer: Trainer) -> bool:
         return True  # each rank changes its own batches
 
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule, watch: _EditWatch) -> None:
-        watch.tag = self._tag(trainer)
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule, state: _EditState) -> None:
+        state.tag = self._tag(trainer)
 
-    def _wants(self, trainer: Trainer, watch: _EditWatch, batch_idx: int, dataloader_idx: int) -> bool:
+    def _wants(self, trainer: Trainer, state: _EditState, batch_idx: int, dataloader_idx: int) -> bool:
         step = logged_step(trainer)
         is_within = self.first_step <= step and (self.last_step is None or step <= self.last_step)
         return is_within or is_alone(trainer)
 
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: _EditWatch, batch: Any) -> None:
-        watch.edits = Edits(watch.selection.modules, self.role, self.rule)
-        watch.until_batch_end.enter_context(run_eagerly())
-        watch.until_batch_end.callback(watch.edits.detach)
-        watch.edits.attach()
+    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: _EditState, batch: Any) -> None:
+        state.edits = Edits(state.selection.modules, self.role, self.rule)
+        state.until_batch_end.enter_context(run_eagerly())
+        state.until_batch_end.callback(state.edits.detach)
+        state.edits.attach()
         if not self._is_told and trainer.is_global_zero:
             self._is_told = True
-            watch.loggers.write(Entry(logged_step(trainer), texts={watch.tag: self._description(watch)}))
+            state.loggers.write(Entry(logged_step(trainer), texts={state.tag: self._description(state)}))
 
-    def _end_batch(self, trainer: Trainer, watch: _EditWatch) -> None:
-        if not watch.is_checked:
-            watch.is_checked = True
-            assert watch.edits is not None
-            watch.edits.check_made()
+    def _end_batch(self, trainer: Trainer, state: _EditState) -> None:
+        if not state.is_checked:
+            state.is_checked = True
+            assert state.edits is not None
+            state.edits.check_made()
 
-    def _end_training(self, trainer: Trainer, watch: _EditWatch) -> None:
-        watches = list(self._live.values())
-        if watch is watches[0] and not any(each.is_checked for each in watches):
-            rank_zero_warn(f"Intervention has changed nothing in this fit: {self._description(watch)}.")
+    def _end_training(self, trainer: Trainer, state: _EditState) -> None:
+        states = list(self._live.values())
+        if state is states[0] and not any(each.is_checked for each in states):
+            rank_zero_warn(f"Intervention has changed nothing in this fit: {self._description(state)}.")
 
     def written_tags(self) -> list[str]:
         """The tag of the text that says what is changed."""
-        return [watch.tag for watch in self._live.values()][:1]
+        return [state.tag for state in self._live.values()][:1]
 
     def _tag(self, trainer: Trainer) -> str:
         """The tag of the text: of several interventions with the same role, all but the first have a number."""
@@ -166,9 +166,9 @@ class Intervention(Life[_EditWatch]):
         number = next(i for i, callback in enumerate(alike, 1) if callback is self)
         return f"interventions/{self.role}" + (f"/{number}" if number > 1 else "")
 
-    def _description(self, watch: Watch) -> str:
+    def _description(self, state: StageState) -> str:
         last = "the last" if self.last_step is None else self.last_step
         stages = ", ".join(chosen("stages", self.stages, get_args(Stage)))
-        names = ", ".join(f"`{name}`" for name in watch.selection.modules)
+        names = ", ".join(f"`{name}`" for name in state.selection.modules)
         name = getattr(self.rule, "__qualname__", None) or repr(self.rule)
         return f"`{name}` on the {self.role} of {names}; {stages}; steps {self.first_step} to {last}"

@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from hookboard.callbacks.pictures import Draw, PictureLogger, PictureWatch
+from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.images import CONVOLUTIONS, Picture, kernel_picture, selected_kernels
 from hookboard.loops import Selection
 from hookboard.messages import warn_switched_off
@@ -81,24 +81,24 @@ class KernelLogger(PictureLogger):
 
     def written_tags(self) -> list[str]:
         """The tags that it writes."""
-        return [f"kernels/{name}" for watch in self._live.values() for name in watch.selection.modules]
+        return [f"kernels/{name}" for state in self._live.values() for name in state.selection.modules]
 
-    def _begin_training(self, trainer: Trainer, watch: PictureWatch) -> None:
+    def _begin_training(self, trainer: Trainer, state: PictureState) -> None:
         """Keep the kernels with which the fit starts."""
-        for name, module in watch.selection.modules.items():
-            weight = _weight_in_use(watch, name, module)
+        for name, module in state.selection.modules.items():
+            weight = _weight_in_use(state, name, module)
             if weight is not None:
-                watch.memory[module] = self._part(weight)
+                state.memory[module] = self._part(weight)
 
-    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> Draw | None:
+    def _pictures(self, trainer: Trainer, state: PictureState) -> Draw | None:
         shapes: dict[str, torch.Size] = {}
         parts: list[Tensor] = []
-        for name, module in watch.selection.modules.items():
-            weight = _weight_in_use(watch, name, module)
+        for name, module in state.selection.modules.items():
+            weight = _weight_in_use(state, name, module)
             if weight is None:
                 continue
             now = self._part(weight)
-            before = watch.memory.setdefault(module, now)  # one that came during the fit starts here
+            before = state.memory.setdefault(module, now)  # one that came during the fit starts here
             parts += [now, now if before is None else before]
             shapes[name] = weight.shape
         arrived = sent_together(parts)
@@ -116,13 +116,13 @@ class KernelLogger(PictureLogger):
         return selected_kernels(whole(weight), kernels=self.kernels, channels=self.channels)
 
 
-def _weight_in_use(watch: PictureWatch, name: str, module: nn.Module) -> Tensor | None:
+def _weight_in_use(state: PictureState, name: str, module: nn.Module) -> Tensor | None:
     """The weight in use; None, which is said once, if the user's code that computes it has failed."""
-    if watch.memory.get(module, module) is None:
+    if state.memory.get(module, module) is None:
         return None
     try:
         return weight_in_use(module)
     except Exception as error:
-        watch.memory[module] = None
+        state.memory[module] = None
         warn_switched_off(f"the picture of {name!r}", error)
         return None

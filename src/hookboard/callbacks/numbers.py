@@ -10,12 +10,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.callbacks.layer_news import LayerNews
-from hookboard.callbacks.scaling import Scaling
-from hookboard.callbacks.site_watch import Gaps, SiteWatch, facts_of, say_if_copied
+from hookboard.callbacks.loss_scale import LossScale
+from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, facts_of, say_if_copied
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.checks import check_share, check_steps, check_switches, chosen, wrong
 from hookboard.hooks import Taps, forget_graphs
-from hookboard.loops import Life, Watch, is_accumulating, is_due_now, log_every_n_steps, logged_step, names_in
+from hookboard.loops import (
+    HookboardCallback,
+    StageState,
+    is_accumulating,
+    is_due_now,
+    log_every_n_steps,
+    logged_step,
+    names_in,
+)
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, plan
 from hookboard.messages import inform
 from hookboard.parameters import Weight, are_still, weights_of
@@ -24,18 +32,18 @@ from hookboard.selection import check_selection
 from hookboard.sites import ROLES, Role, Site, Stage
 from hookboard.writers import entry_of
 
-V = TypeVar("V", bound=SiteWatch)
+V = TypeVar("V", bound=MeasurementState)
 
 AT_END = "at the end of the training"
 AFTER_LOOK = dict.fromkeys(get_args(Stage), "at the end of an evaluation") | {"train": "at the end of a batch"}
 """When the job of a look was given, by stage."""
 
 
-class SiteLogger(Life[V]):
+class SiteLogger(HookboardCallback[V]):
     """Base of callbacks that log readings: one flush of the recorder for each due step and each evaluation loop."""
 
     verb = "measures"
-    watch_class: type[V] = SiteWatch  # type: ignore[assignment]  # who has a V of his own sets it
+    state_class: type[V] = MeasurementState  # type: ignore[assignment]  # who has a V of his own sets it
     tells_overhead = True
 
     _part: Part | None = None
@@ -127,24 +135,24 @@ class SiteLogger(Life[V]):
     def _cadence(self, trainer: Trainer) -> int:
         return log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
 
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule, watch: V) -> None:
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule, state: V) -> None:
         if not self._live:
             say_if_copied(self._name, pl_module.device)
-        watch.roles = self._roles()
-        watch.recorder = self._recorder(trainer, pl_module, watch)
-        watch.taps = Taps({}, (), watch.recorder.open)
-        watch.news = next((other.news for other in self._live.values()), LayerNews(self._name))
-        if any(ROLES[role].is_gradient for role in watch.roles):
+        state.roles = self._roles()
+        state.recorder = self._recorder(trainer, pl_module, state)
+        state.taps = Taps({}, (), state.recorder.open)
+        state.news = next((other.news for other in self._live.values()), LayerNews(self._name))
+        if any(ROLES[role].is_gradient for role in state.roles):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
-            watch.scaling = Scaling(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
+            state.loss_scale = LossScale(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
 
-    def _recorder(self, trainer: Trainer, pl_module: LightningModule, watch: Watch) -> Recorder:
+    def _recorder(self, trainer: Trainer, pl_module: LightningModule, state: StageState) -> Recorder:
         """What measures the tensors of one stage."""
         resolved = self._plan()
         return Recorder(
             resolved,
             pl_module.device,
-            stage=watch.stage,
+            stage=state.stage,
             histogram=self.histogram,
             **facts_of(pl_module, resolved),
             **self._of_every_recorder(trainer),
@@ -153,118 +161,118 @@ class SiteLogger(Life[V]):
     def _of_every_recorder(self, trainer: Trainer) -> dict[str, Any]:
         return {"ranks": self._ranks, "clock": self.clock}
 
-    def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: V) -> None:
+    def _attach(self, trainer: Trainer, pl_module: LightningModule, state: V) -> None:
         forget_graphs(pl_module)
-        roles = [role for role in watch.roles if not ROLES[role].of_parameter]
-        modules, observer = watch.selection.modules, watch.recorder.open
-        watch.taps = Taps(modules, roles, observer, in_graphs=True, model=pl_module, clock=self.clock)
-        watch.until_end.callback(forget_scratch)
-        watch.until_end.callback(watch.taps.detach)
-        watch.taps.attach()
-        watch.weights = self._weights(watch.selection.owners)
-        watch.before.forget()
-        watch.recorder.forget_shapes()
-        watch.news.look_again()
+        roles = [role for role in state.roles if not ROLES[role].of_parameter]
+        modules, observer = state.selection.modules, state.recorder.open
+        state.taps = Taps(modules, roles, observer, in_graphs=True, model=pl_module, clock=self.clock)
+        state.until_end.callback(forget_scratch)
+        state.until_end.callback(state.taps.detach)
+        state.taps.attach()
+        state.weights = self._weights(state.selection.owners)
+        state.before.forget()
+        state.recorder.forget_shapes()
+        state.news.look_again()
 
-    def _wants(self, trainer: Trainer, watch: V, batch_idx: int, dataloader_idx: int) -> bool:
-        return watch.stage != "train" or is_due_now(watch, logged_step(trainer))
+    def _wants(self, trainer: Trainer, state: V, batch_idx: int, dataloader_idx: int) -> bool:
+        return state.stage != "train" or is_due_now(state, logged_step(trainer))
 
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: V, batch: Any) -> None:
-        watch.until_batch_end.callback(watch.stop_showing)
-        watch.taps.active = True
+    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: V, batch: Any) -> None:
+        state.until_batch_end.callback(state.stop_showing)
+        state.taps.active = True
 
-    def _before_backward(self, watch: V) -> None:
+    def _before_backward(self, state: V) -> None:
         """Note the scale that this backward pass carries."""
-        if watch.scaling is not None:
-            watch.taps.show_pending()
-            watch.recorder.scale = watch.scaling.before_backward()
+        if state.loss_scale is not None:
+            state.taps.show_pending()
+            state.recorder.scale = state.loss_scale.before_backward()
 
-    def _after_backward(self, watch: V) -> None:
+    def _after_backward(self, state: V) -> None:
         """Gradients that come from now on carry no scale."""
-        if watch.scaling is not None:
-            watch.taps.show_pending()
-            watch.recorder.scale = None
+        if state.loss_scale is not None:
+            state.taps.show_pending()
+            state.recorder.scale = None
 
-    def _before_optimizer_step(self, pl_module: LightningModule, watch: V, optimizer: Optimizer) -> None:
-        self._follow_weights(pl_module, watch)
-        if watch.scaling is not None:
-            watch.recorder.scale = watch.scaling.before_step(optimizer)
-        if "parameter_grad" in watch.roles:
-            measure_gradients(watch.recorder, optimizer, watch.weights, self._part)
-        if watch.scaling is not None:
-            watch.recorder.scale = None
-        if "parameter_update" in watch.roles:
-            watch.before.keep(watch.recorder, optimizer, watch.weights, self._part)
+    def _before_optimizer_step(self, pl_module: LightningModule, state: V, optimizer: Optimizer) -> None:
+        self._follow_weights(pl_module, state)
+        if state.loss_scale is not None:
+            state.recorder.scale = state.loss_scale.before_step(optimizer)
+        if "parameter_grad" in state.roles:
+            measure_gradients(state.recorder, optimizer, state.weights, self._part)
+        if state.loss_scale is not None:
+            state.recorder.scale = None
+        if "parameter_update" in state.roles:
+            state.before.keep(state.recorder, optimizer, state.weights, self._part)
 
-    def _end_batch(self, trainer: Trainer, watch: V) -> None:
-        if watch.stage == "train" and not is_accumulating(trainer):
-            self._do(watch, "after the optimizer step", self._measure_after_step, trainer, watch)
-            watch.before.clear()
-            if watch.stage in self._live:
-                self._log(trainer, watch)
+    def _end_batch(self, trainer: Trainer, state: V) -> None:
+        if state.stage == "train" and not is_accumulating(trainer):
+            self._do(state, "after the optimizer step", self._measure_after_step, trainer, state)
+            state.before.clear()
+            if state.stage in self._live:
+                self._log(trainer, state)
 
-    def _measure_after_step(self, trainer: Trainer, watch: V) -> None:
+    def _measure_after_step(self, trainer: Trainer, state: V) -> None:
         """Measure what can be seen of weights once all optimizers of the batch have stepped."""
-        measure_weights(watch.recorder, watch.weights, watch.before.copies, watch.roles, self._part)
+        measure_weights(state.recorder, state.weights, state.before.copies, state.roles, self._part)
 
-    def _end_loop(self, trainer: Trainer, watch: V) -> None:
-        self._log(trainer, watch)
+    def _end_loop(self, trainer: Trainer, state: V) -> None:
+        self._log(trainer, state)
 
-    def _end_training(self, trainer: Trainer, watch: V) -> None:
+    def _end_training(self, trainer: Trainer, state: V) -> None:
         """Say so if nothing was measured."""
-        if watch.gaps_are_named:
+        if state.gaps_are_named:
             return
-        if watch.stage == "train":
+        if state.stage == "train":
             steps = logged_step(trainer)
-            why = f"the fit made {steps} steps, and every_n_steps is {watch.every_n_steps}"
+            why = f"the fit made {steps} steps, and every_n_steps is {state.every_n_steps}"
         else:
-            why = f"the fit had no {watch.stage} loop after its start"
-        inform(f"{self._name} has measured nothing in {watch.stage}: {why}.")
+            why = f"the fit had no {state.stage} loop after its start"
+        inform(f"{self._name} has measured nothing in {state.stage}: {why}.")
 
-    def _follow_weights(self, pl_module: LightningModule, watch: V) -> None:
+    def _follow_weights(self, pl_module: LightningModule, state: V) -> None:
         """If modules have new parameters, watch these, and warn once.
 
         It is called before the optimizer steps: sharded modules have other parameters during forward and backward.
         """
-        if are_still(watch.weights, watch.selection.owners):
+        if are_still(state.weights, state.selection.owners):
             return
-        changed = watch.follow_weights(self._weights(watch.selection.owners))
+        changed = state.follow_weights(self._weights(state.selection.owners))
         if changed:
-            watch.news.look_again()
-        self._say_changed(watch, changed, pl_module)
+            state.news.look_again()
+        self._say_changed(state, changed, pl_module)
 
-    def _send(self, trainer: Trainer, watch: V, along: Tensor | None = None) -> Sent:
+    def _send(self, trainer: Trainer, state: V, along: Tensor | None = None) -> Sent:
         """Send what was measured in the step or loop, see `Recorder.send`."""
         wanted = shared = None
-        if self._budget is not None and watch.stage == "train" and self._may_stretch(watch):
-            wanted = self._budget.wanted(watch.every_n_steps, watch.stretch)
+        if self._budget is not None and state.stage == "train" and self._may_stretch(state):
+            wanted = self._budget.wanted(state.every_n_steps, state.stretch)
             if self._ranks is not None:  # which must all measure the same steps
                 shared = torch.tensor([wanted], dtype=torch.float64, device="cpu")
-        if watch.scaling is None:
-            sent = watch.recorder.send(shared, along)
+        if state.loss_scale is None:
+            sent = state.recorder.send(shared, along)
         else:
             model, optimizers = trainer.lightning_module, trainer.optimizers
-            sent = watch.scaling.send(watch.recorder, model, optimizers, watch.weights, shared, along)
+            sent = state.loss_scale.send(state.recorder, model, optimizers, state.weights, shared, along)
         if wanted is not None and shared is None:
-            self._stretch(watch, wanted)
+            self._stretch(state, wanted)
 
         def arrived() -> tuple[Readings, list[float], list[float]]:
             readings, flags, numbers = sent()
             if shared is not None:
-                watch.wanted = int(flags[-1])
+                state.wanted = int(flags[-1])
             return readings, flags, numbers
 
         return arrived
 
-    def _log(self, trainer: Trainer, watch: V) -> None:
+    def _log(self, trainer: Trainer, state: V) -> None:
         model, step, writes = trainer.lightning_module, logged_step(trainer), trainer.is_global_zero
-        sent = self._at(f"{watch.stage} {step}", self._send(trainer, watch))
-        facts = watch.news.facts(model, watch.selection)
-        say_gaps, watch.gaps_are_named = not watch.gaps_are_named, True
-        gaps = Gaps.of(self._name, watch, self._expected(watch), names_in(model)) if say_gaps else None
-        overhead = self._overhead(trainer, watch)
+        sent = self._at(f"{state.stage} {step}", self._send(trainer, state))
+        facts = state.news.facts(model, state.selection)
+        say_gaps, state.gaps_are_named = not state.gaps_are_named, True
+        gaps = MissingSites.of(self._name, state, self._expected(state), names_in(model)) if say_gaps else None
+        overhead = self._overhead(trainer, state)
         if writes:
-            watch.loggers.prepare()
+            state.loggers.prepare()
 
         def write() -> None:
             found, _, _ = sent()
@@ -273,23 +281,23 @@ class SiteLogger(Life[V]):
             self._readings = filled.values()
             if writes:
                 entry = entry_of(filled, step, overhead)
-                entry.records.update(watch.news.after_step(found, facts, watch.recorder, watch.every_n_steps))
-                watch.loggers.write(entry)
+                entry.records.update(state.news.after_step(found, facts, state.recorder, state.every_n_steps))
+                state.loggers.write(entry)
             if gaps is not None:
-                gaps.say(watch, step, list(readings.values()), self._names, self._why_not_there)
+                gaps.say(state, step, list(readings.values()), self._names, self._why_not_there)
 
-        self._leave_to_worker(watch, write, AFTER_LOOK[watch.stage])
+        self._leave_to_worker(state, write, AFTER_LOOK[state.stage])
 
-    def _expected(self, watch: V) -> list[tuple[str, Role]]:
+    def _expected(self, state: V) -> list[tuple[str, Role]]:
         """Names and roles of which at least one tensor should be measured in due steps."""
-        of_weights = [role for role in watch.roles if ROLES[role].of_parameter]
-        return [*watch.taps.expected(), *((name, role) for role in of_weights for name in watch.weights)]
+        of_weights = [role for role in state.roles if ROLES[role].of_parameter]
+        return [*state.taps.expected(), *((name, role) for role in of_weights for name in state.weights)]
 
     def written_tags(self) -> Iterator[str]:
         """The tags that it writes in the run that has started, as far as they are known before the first batch."""
-        for watch in self._live.values():
-            for name, role in self._expected(watch):
+        for state in self._live.values():
+            for name, role in self._expected(state):
                 site = Site(name, role)
-                yield from (site.scalar_tag(statistic, watch.stage) for statistic in self._names(role))
+                yield from (site.scalar_tag(statistic, state.stage) for statistic in self._names(role))
                 if self.histogram and not ROLES[role].moments_only:
-                    yield site.histogram_tag(watch.stage)
+                    yield site.histogram_tag(state.stage)

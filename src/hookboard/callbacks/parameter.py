@@ -9,8 +9,8 @@ import numpy as np
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
+from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.callbacks.site_watch import SiteWatch
 from hookboard.callbacks.weights import (
     NEEDS,
     STATES,
@@ -37,7 +37,7 @@ FURTHER = (*UPDATES, *STATES, SURPRISE)
 """The statistics that only parameters have."""
 
 
-class ParameterLogger(SiteLogger[SiteWatch]):
+class ParameterLogger(SiteLogger[MeasurementState]):
     """Logs statistics, and optionally histograms, of parameters, and how far the optimizer moved them.
 
     Statistics are taken of the parameter after the optimizer step. `update_norm` is the L2 norm of its change in that
@@ -128,26 +128,26 @@ class ParameterLogger(SiteLogger[SiteWatch]):
     def _roles(self) -> list[Role]:
         return ["parameter", "parameter_update"] if self._asked(UPDATES) else ["parameter"]
 
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule, watch: SiteWatch) -> None:
-        super()._prepare(trainer, pl_module, watch)
-        watch.before.turns = Turns()
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule, state: MeasurementState) -> None:
+        super()._prepare(trainer, pl_module, state)
+        state.before.turns = Turns()
 
-    def _before_optimizer_step(self, pl_module: LightningModule, watch: SiteWatch, optimizer: Optimizer) -> None:
-        super()._before_optimizer_step(pl_module, watch, optimizer)
+    def _before_optimizer_step(self, pl_module: LightningModule, state: MeasurementState, optimizer: Optimizer) -> None:
+        super()._before_optimizer_step(pl_module, state, optimizer)
         if self._asked([SURPRISE]):
-            of_step = watch.recorder, optimizer, watch.weights
-            measure = functools.partial(self._do, watch, "after the optimizer step", measure_surprise, *of_step)
+            of_step = state.recorder, optimizer, state.weights
+            measure = functools.partial(self._do, state, "after the optimizer step", measure_surprise, *of_step)
             # At the end of the batch the gradients may be gone.
-            watch.until_batch_end.callback(after_next_step(optimizer, measure))
+            state.until_batch_end.callback(after_next_step(optimizer, measure))
 
-    def _measure_after_step(self, trainer: Trainer, watch: SiteWatch) -> None:
-        super()._measure_after_step(trainer, watch)
+    def _measure_after_step(self, trainer: Trainer, state: MeasurementState) -> None:
+        super()._measure_after_step(trainer, state)
         if asked := self._asked(STATES):
-            measure_states(watch.recorder, trainer.optimizers, watch.weights, asked)
+            measure_states(state.recorder, trainer.optimizers, state.weights, asked)
 
-    def _log(self, trainer: Trainer, watch: SiteWatch) -> None:
-        super()._log(trainer, watch)
-        if watch.before.turns is not None and (said := watch.before.turns.said_once()):
+    def _log(self, trainer: Trainer, state: MeasurementState) -> None:
+        super()._log(trainer, state)
+        if state.before.turns is not None and (said := state.before.turns.said_once()):
             inform(f"{self._name}: {said} (this is said once).")
 
     def _select(self, pl_module: LightningModule) -> Selection:

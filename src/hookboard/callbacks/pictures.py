@@ -15,8 +15,8 @@ from hookboard.eager import run_eagerly
 from hookboard.hooks import Taps
 from hookboard.images import Picture
 from hookboard.loops import (
-    Life,
-    Watch,
+    HookboardCallback,
+    StageState,
     is_accumulating,
     is_alone,
     is_due,
@@ -35,7 +35,7 @@ Draw = Callable[[], dict[str, Picture]]
 
 
 @dataclass
-class PictureWatch(Watch):
+class PictureState(StageState):
     """What a callback that shows pictures holds of one stage.
 
     Args:
@@ -77,14 +77,14 @@ class PictureWatch(Watch):
             self.taps.active = on
 
 
-class PictureLogger(Life[PictureWatch]):
+class PictureLogger(HookboardCallback[PictureState]):
     """Base of the callbacks that log pictures.
 
     A subclass selects the modules to show (`_select`), hooks them for one batch (`_take`), and makes the pictures when
     the batch has ended (`_pictures`). Hooks are attached only during that batch.
     """
 
-    watch_class = PictureWatch
+    state_class = PictureState
 
     needs_weights = True
     """Whether the callback reads weights or calls modules, which needs whole weights on this rank."""
@@ -101,11 +101,11 @@ class PictureLogger(Life[PictureWatch]):
 
     # What a callback that shows pictures has of its own.
 
-    def _take(self, pl_module: LightningModule, batch: Any, watch: PictureWatch) -> Any:
-        """Attach hooks for one batch, and return the object that they fill; `watch.until_batch_end` removes them."""
+    def _take(self, pl_module: LightningModule, batch: Any, state: PictureState) -> Any:
+        """Attach hooks for one batch, and return the object that they fill; `state.until_batch_end` removes them."""
 
     @abstractmethod
-    def _pictures(self, trainer: Trainer, watch: PictureWatch) -> Draw | None:
+    def _pictures(self, trainer: Trainer, state: PictureState) -> Draw | None:
         """What draws the pictures of the batch; None if there is nothing to draw."""
 
     # Its life.
@@ -135,58 +135,58 @@ class PictureLogger(Life[PictureWatch]):
             return 1
         return STEPS_PER_LOG * log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
 
-    def _begin_loop(self, trainer: Trainer, watch: PictureWatch) -> None:
+    def _begin_loop(self, trainer: Trainer, state: PictureState) -> None:
         """Decide whether this loop gives pictures."""
         step = logged_step(trainer)
-        if watch.every_n_steps:
-            watch.is_awaited = watch.last is None or step - watch.last >= watch.every_n_steps
-            watch.last = step if watch.is_awaited else watch.last
+        if state.every_n_steps:
+            state.is_awaited = state.last is None or step - state.last >= state.every_n_steps
+            state.last = step if state.is_awaited else state.last
 
-    def _wants(self, trainer: Trainer, watch: PictureWatch, batch_idx: int, dataloader_idx: int) -> bool:
-        if watch.stage == "train":
-            return is_due(logged_step(trainer), watch.every_n_steps)
-        return watch.is_awaited and (batch_idx, dataloader_idx) == (self.batch_idx, 0)
+    def _wants(self, trainer: Trainer, state: PictureState, batch_idx: int, dataloader_idx: int) -> bool:
+        if state.stage == "train":
+            return is_due(logged_step(trainer), state.every_n_steps)
+        return state.is_awaited and (batch_idx, dataloader_idx) == (self.batch_idx, 0)
 
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: PictureWatch, batch: Any) -> None:
-        watch.is_awaited = False
-        if watch.stage != "train":
+    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: PictureState, batch: Any) -> None:
+        state.is_awaited = False
+        if state.stage != "train":
             # Compiled code would not see hooks that come after it. In training it has to stay: its numbers differ.
-            watch.until_batch_end.enter_context(run_eagerly())
-        watch.taken = self._take(pl_module, batch, watch)
+            state.until_batch_end.enter_context(run_eagerly())
+        state.taken = self._take(pl_module, batch, state)
 
-    def _end_batch(self, trainer: Trainer, watch: PictureWatch) -> None:
+    def _end_batch(self, trainer: Trainer, state: PictureState) -> None:
         """Make and write the pictures; in training, of the last batch before the optimizer step."""
-        if watch.stage == "train" and is_accumulating(trainer):
+        if state.stage == "train" and is_accumulating(trainer):
             return
-        draw, step = self._pictures(trainer, watch), logged_step(trainer)
-        watch.is_first, watch.taken = False, None
+        draw, step = self._pictures(trainer, state), logged_step(trainer)
+        state.is_first, state.taken = False, None
         if draw is None or not trainer.is_global_zero:
             return
-        watch.loggers.prepare()
+        state.loggers.prepare()
 
         def write() -> None:
-            watch.loggers.write(Entry(step, pictures=draw()))
+            state.loggers.write(Entry(step, pictures=draw()))
 
-        self._leave_to_worker(watch, write, "at the end of a batch")
+        self._leave_to_worker(state, write, "at the end of a batch")
 
-    def _end_loop(self, trainer: Trainer, watch: PictureWatch) -> None:
+    def _end_loop(self, trainer: Trainer, state: PictureState) -> None:
         """Warn if the loop ended before the batch that was to be shown."""
-        if watch.is_awaited:
-            self._drop(watch)
+        if state.is_awaited:
+            self._drop(state)
             rank_zero_warn(
-                f"{self._name} shows batch {self.batch_idx}, and this {watch.stage} loop ended before it: "
+                f"{self._name} shows batch {self.batch_idx}, and this {state.stage} loop ended before it: "
                 "there will be no pictures. Set batch_idx to a smaller number."
             )
 
-    def _end_training(self, trainer: Trainer, watch: PictureWatch) -> None:
+    def _end_training(self, trainer: Trainer, state: PictureState) -> None:
         """Say so where the fit was too short for a picture."""
-        if watch.stage == "train" and watch.is_first:
+        if state.stage == "train" and state.is_first:
             inform(
                 f"{self._name} has shown nothing: the fit made {logged_step(trainer)} steps, and "
-                f"every_n_steps is {watch.every_n_steps}."
+                f"every_n_steps is {state.every_n_steps}."
             )
 
-    def _source(self, watch: PictureWatch) -> str:
+    def _source(self, state: PictureState) -> str:
         """Which samples a picture shows."""
         nouns = {"validate": "validation", "test": "test", "predict": "prediction"}
-        return f"{nouns[watch.stage]} batch {self.batch_idx}" if watch.stage in nouns else "training batch"
+        return f"{nouns[state.stage]} batch {self.batch_idx}" if state.stage in nouns else "training batch"

@@ -1,8 +1,9 @@
 """Who calls a callback at which point of a run, and what stands between it and the run: shield, worker, budget."""
 
 from hookboard.loops.budget import is_due, is_due_now
-from hookboard.loops.duties import NothingToShowError
-from hookboard.loops.life import Life
+from hookboard.loops.callback import HookboardCallback
+from hookboard.loops.callback_methods import NothingToShowError
+from hookboard.loops.stage_state import Selection, StageState, listed_gaps, names_in
 from hookboard.loops.trainer import (
     callbacks_of,
     is_accumulating,
@@ -10,13 +11,12 @@ from hookboard.loops.trainer import (
     log_every_n_steps,
     logged_step,
 )
-from hookboard.loops.watch import Selection, Watch, listed_gaps, names_in
 
 __all__ = [
-    "Life",
+    "HookboardCallback",
     "NothingToShowError",
     "Selection",
-    "Watch",
+    "StageState",
     "callbacks_of",
     "is_accumulating",
     "is_alone",

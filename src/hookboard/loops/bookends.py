@@ -1,4 +1,4 @@
-"""`First` and `Last`: two callbacks around all others of a Trainer, which call ours at each point of a run.
+"""Two callbacks around all others of a Trainer, `FirstCallback` and `LastCallback`: they call ours during a run.
 
 What other callbacks do is no part of a step. One that runs the model when a batch ends, or before it begins, must not
 be measured with it, wherever it stands in the list. So ours begin a batch after all others, and end it before them.
@@ -17,7 +17,7 @@ IN_THE_MIDDLE = ("on_before_backward", "on_after_backward", "on_before_optimizer
 
 
 class Members(list[Any]):
-    """The callbacks of hookboard that take part in a run (of the class `Life`, whose file imports this one)."""
+    """The callbacks of hookboard that take part in a run; their class is in `callback.py`, which imports this file."""
 
     heard: frozenset[str] = frozenset()
     """The hooks in the middle of a batch that other callbacks implement, while a batch is watched."""
@@ -49,7 +49,7 @@ class Members(list[Any]):
             member.observe(on)
 
 
-class First(Callback):
+class FirstCallback(Callback):
     """Stands before all other callbacks: a step ends, and so does the run, before any of them hears of it.
 
     If a callback raises in `on_exception` or `teardown`, Lightning does not call those after it, and nothing else of
@@ -60,7 +60,7 @@ class First(Callback):
         last: stands after all other callbacks.
     """
 
-    def __init__(self, members: Members, last: "Last") -> None:
+    def __init__(self, members: Members, last: "LastCallback") -> None:
         self.members = members
         self.last = last
 
@@ -156,14 +156,14 @@ class First(Callback):
             member.teardown(trainer, pl_module, stage)
 
     def _stay_first(self, trainer: Trainer) -> None:
-        """Move to the front, and `Last` to the end, if callbacks were added. This holds from the next hook on."""
+        """Move to the front, and `last` to the end, if callbacks were added. This holds from the next hook on."""
         given = callbacks_of(trainer)
         if given[0] is not self or given[-1] is not self.last:
             others = [each for each in given if each is not self and each is not self.last]
             trainer.callbacks = [self, *others, self.last]  # type: ignore[attr-defined]  # set outside its __init__
 
 
-class Last(Callback):
+class LastCallback(Callback):
     """Stands after all other callbacks: a step begins when each of them has been called.
 
     Args:
@@ -188,7 +188,7 @@ class Last(Callback):
     on_after_backward = on_before_optimizer_step = on_before_zero_grad = on_before_backward
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin an evaluation within a fit; one by itself is begun by the callbacks, see `Life`."""
+        """Begin an evaluation within a fit; one by itself is begun by the callbacks, see `HookboardCallback`."""
         for member in self.members:
             member.begin_loop(trainer, pl_module)
 
@@ -204,10 +204,10 @@ class Last(Callback):
 def join(trainer: Trainer, callback: Callback) -> None:
     """Have a callback called at each point of the Trainer's run."""
     given = callbacks_of(trainer)
-    first = next((each for each in given if isinstance(each, First)), None)
+    first = next((each for each in given if isinstance(each, FirstCallback)), None)
     if first is None:
-        last = Last(Members())
-        first = First(last.members, last)
+        last = LastCallback(Members())
+        first = FirstCallback(last.members, last)
         # A new list: Lightning walks through the old one.
         trainer.callbacks = [first, *given, last]  # type: ignore[attr-defined]  # set outside its __init__
     if not any(member is callback for member in first.members):
@@ -215,10 +215,10 @@ def join(trainer: Trainer, callback: Callback) -> None:
 
 
 def leave(trainer: Trainer, callback: Callback) -> None:
-    """Have it called no more. With the last one `First` and `Last` leave the Trainer."""
+    """Have it called no more. With the last one `FirstCallback` and `LastCallback` leave the Trainer."""
     given = callbacks_of(trainer)
     for first in given:
-        if isinstance(first, First):
+        if isinstance(first, FirstCallback):
             first.members[:] = [member for member in first.members if member is not callback]
             if not first.members:
-                trainer.callbacks = [each for each in given if not isinstance(each, First | Last)]  # type: ignore[attr-defined]  # as above
+                trainer.callbacks = [each for each in given if not isinstance(each, FirstCallback | LastCallback)]  # type: ignore[attr-defined]  # as above

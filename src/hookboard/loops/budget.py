@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from time import perf_counter
 
 from hookboard.clock import Clock
-from hookboard.loops.watch import Watch
+from hookboard.loops.stage_state import StageState
 
 OVERHEAD = "hookboard/overhead"
 """The tag of the share of time that all callbacks took since the last look, or since the start of the fit."""
@@ -23,22 +23,22 @@ def is_due(step: int, every_n_steps: int) -> bool:
     return every_n_steps > 0 and (step + 1) % every_n_steps == 0
 
 
-def is_due_now(watch: Watch, step: int) -> bool:
+def is_due_now(state: StageState, step: int) -> bool:
     """Whether this optimizer step of the training is due, at a cadence that may be stretched.
 
     Then so many steps lie between two due ones, wherever the factor has changed: a multiple of the new cadence may
     come right behind one of the old.
     """
-    if not is_due(step, watch.every_n_steps):
+    if not is_due(step, state.every_n_steps):
         return False
-    last, stretched = watch.last_due, watch.every_n_steps * watch.stretch
-    if watch.stretch > 1 and last is not None and last != step and step - last < stretched:
+    last, stretched = state.last_due, state.every_n_steps * state.stretch
+    if state.stretch > 1 and last is not None and last != step and step - last < stretched:
         return False
-    watch.last_due = step
+    state.last_due = step
     return True
 
 
-class Share:
+class OverheadShare:
     """The share of time that several clocks have counted since the last look."""
 
     def __init__(self) -> None:

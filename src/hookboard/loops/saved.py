@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hookboard.health import FORMS as OF_HEALTH
-from hookboard.loops.watch import Watch
+from hookboard.loops.stage_state import StageState
 from hookboard.plain import Forms, form_of_dataclass, packed, unpacked
 from hookboard.record import LayerFacts
 
@@ -31,17 +31,17 @@ FREE = ("stop_on", "max_overhead", "nonfinite", "sync_dist")
 
 
 def entry_of(
-    name: str, arguments: Mapping[str, str], watches: Mapping[str, Watch], again: tuple[int, int] | None
+    name: str, arguments: Mapping[str, str], states: Mapping[str, StageState], again: tuple[int, int] | None
 ) -> dict[str, Any] | None:
     """Return what a callback puts into a checkpoint, not yet written; None if it has nothing to keep.
 
     Args:
         name: of the callback's class.
         arguments: of the callback, see `arguments_of`.
-        watches: of its stages.
-        again: see `Watch.parts`.
+        states: of its stages.
+        again: see `StageState.parts`.
     """
-    parts = {stage: found for stage, watch in watches.items() if (found := watch.parts(again))}
+    parts = {stage: found for stage, state in states.items() if (found := state.parts(again))}
     if not parts:
         return None
     return {"version": VERSION, "callback": name, "arguments": arguments, "parts": packed(parts, FORMS)}
@@ -66,7 +66,7 @@ def arguments_of(callback: object, every_n_steps: int) -> dict[str, str]:
 
 
 def go_on(
-    loaded: Any, name: str, arguments: Mapping[str, str], watches: Mapping[str, Watch], must_be_there: bool
+    loaded: Any, name: str, arguments: Mapping[str, str], states: Mapping[str, StageState], must_be_there: bool
 ) -> None:
     """Have watches know what the fit knew that this one continues.
 
@@ -74,7 +74,7 @@ def go_on(
         loaded: what the checkpoint has under `KEY`.
         name: of the callback's class.
         arguments: of the callback, see `arguments_of`.
-        watches: of its stages.
+        states: of its stages.
         must_be_there: whether a checkpoint without an entry of this callback is an error.
 
     Raises:
@@ -83,9 +83,9 @@ def go_on(
     parts = taken_from(loaded, name, arguments)
     if parts is None and must_be_there:
         raise ValueError("it holds nothing of this callback")
-    for stage, watch in watches.items():
+    for stage, state in states.items():
         if parts is not None and stage in parts:
-            watch.go_on(parts[stage])
+            state.go_on(parts[stage])
 
 
 def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[str, Any] | None:

@@ -34,8 +34,17 @@ from hookboard.measure.reader import Reader
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
 from hookboard.measure.sampling import MOST_CHANNELS, MOST_ROW_BYTES, every_of, looked_at
 from hookboard.measure.scratch import forget_scratch
-from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, as_list, empty_row, plan, width_of
-from hookboard.measure.table import StatisticColumns
+from hookboard.measure.statistics import (
+    DEFAULT,
+    FORMULAS,
+    Plan,
+    Statistic,
+    StatisticColumns,
+    as_list,
+    empty_row,
+    plan,
+    width_of,
+)
 from hookboard.measure.values import single_at_least
 
 __all__ = [

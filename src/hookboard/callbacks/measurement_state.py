@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from hookboard.callbacks.layer_news import LayerNews
-from hookboard.callbacks.scaling import Scaling
+from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.weights import WeightsBefore
 from hookboard.hooks import Taps
 from hookboard.layers import DefinedDims, ends_of, layers_of
-from hookboard.loops import Watch, listed_gaps
+from hookboard.loops import StageState, listed_gaps
 from hookboard.measure import Plan, needs_host
 from hookboard.messages import inform, rank_zero_warn
 from hookboard.parameters import Weight, weights_of, why_silent
@@ -25,7 +25,7 @@ _KEPT = ("stretch", "is_stretch_said", "last_due", "gaps_are_named")
 
 
 @dataclass
-class SiteWatch(Watch):
+class MeasurementState(StageState):
     """What a callback that measures holds of one stage.
 
     Args:
@@ -35,7 +35,7 @@ class SiteWatch(Watch):
         weights: the watched weights by name.
         before: during a due step, copies of the weights before the optimizers stepped.
         gaps_are_named: whether the warning about sites without a reading has been given.
-        scaling: the scale of the GradScaler; None without one.
+        loss_scale: the scale of the GradScaler; None without one.
         news: makes the record of the layers; all stages of a callback share it.
     """
 
@@ -45,7 +45,7 @@ class SiteWatch(Watch):
     weights: dict[str, Weight] = field(default_factory=dict, kw_only=True)
     before: WeightsBefore = field(default_factory=WeightsBefore, kw_only=True)
     gaps_are_named: bool = field(default=False, kw_only=True)
-    scaling: Scaling | None = field(default=None, kw_only=True)
+    loss_scale: LossScale | None = field(default=None, kw_only=True)
     news: LayerNews = field(init=False)
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class SiteWatch(Watch):
 
 
 @dataclass(frozen=True)
-class Gaps:
+class MissingSites:
     """What to say of the sites without a reading, taken at one step: the model may change afterwards.
 
     Args:
@@ -98,16 +98,18 @@ class Gaps:
     among: Sequence[str]
 
     @staticmethod
-    def of(owner: str, watch: SiteWatch, expected: Iterable[tuple[str, Role]], among: Sequence[str]) -> "Gaps":
+    def of(
+        owner: str, state: MeasurementState, expected: Iterable[tuple[str, Role]], among: Sequence[str]
+    ) -> "MissingSites":
         """The gaps at this step. A weight whose turn comes later is none."""
-        turns = watch.before.turns
+        turns = state.before.turns
         waiting = frozenset[str]() if turns is None else turns.waiting
         named = [each for each in expected if each[1] != "parameter_update" or each[0] not in waiting]
-        return Gaps(owner, {(name, role): _why_silent(watch, name, role) for name, role in named}, among)
+        return MissingSites(owner, {(name, role): _why_silent(state, name, role) for name, role in named}, among)
 
     def say(
         self,
-        watch: SiteWatch,
+        state: MeasurementState,
         step: int,
         readings: Sequence[Reading],
         names_of: Callable[[Role], Sequence[str]],
@@ -116,15 +118,15 @@ class Gaps:
         """Give one warning that names all sites without a reading, grouped by cause, and say what statistics lack.
 
         Args:
-            watch: of the stage.
+            state: of the stage.
             step: the optimizer step.
             readings: of what was measured.
             names_of: the statistics that are logged for a role.
             why_not_there: says why some sites may not have a statistic.
         """
-        found = list(self.found(watch.recorder, readings))
+        found = list(self.found(state.recorder, readings))
         if found:
-            where = f"at step {step}" if watch.stage == "train" else f"in the {watch.stage} loop at step {step}"
+            where = f"at step {step}" if state.stage == "train" else f"in the {state.stage} loop at step {step}"
             rank_zero_warn(
                 f"{self.owner}: {len(found)} of {len(self.causes)} sites had nothing to measure {where} "
                 f"(this is said once):{listed_gaps(found, self.among)}"
@@ -144,10 +146,10 @@ class Gaps:
                 yield name, role, "every tensor was empty"
 
 
-def _why_silent(watch: SiteWatch, name: str, role: Role) -> str:
-    if name in watch.weights and ROLES[role].of_parameter:
-        return why_silent(watch.weights[name])
-    return watch.taps.why_silent(name, role)
+def _why_silent(state: MeasurementState, name: str, role: Role) -> str:
+    if name in state.weights and ROLES[role].of_parameter:
+        return why_silent(state.weights[name])
+    return state.taps.why_silent(name, role)
 
 
 def facts_of(model: nn.Module, plan: Plan) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from hookboard.sites import ROLES, Site
 from hookboard.torch_private import has_unscaled, scale_of
 
 
-class Scaling:
+class LossScale:
     """The scale during one fit, and the overflows in one step.
 
     An optimizer has overflowed if one of its gradients is not finite before its step; the scaler then skips the step.

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 from hookboard.callbacks.layer_news import Facts
-from hookboard.callbacks.site_watch import SiteWatch
+from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
     MOST_VALUES,
@@ -310,7 +310,7 @@ _KEPT = ("first_step", "looks", "told")
 
 
 @dataclass
-class HealthWatch(SiteWatch):
+class HealthState(MeasurementState):
     """What the monitor holds of one stage.
 
     Args:
@@ -395,7 +395,7 @@ class HealthWatch(SiteWatch):
         self.looks += 1
         events: list[Nonfinite] = [] if ranks is None else self.new_events()
         frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
-        is_scaled, batch_idx = self.scaling is not None, self.batch_idx
+        is_scaled, batch_idx = self.loss_scale is not None, self.batch_idx
         stepped, self.stepped = self.stepped, {}
         why_silent = self.why_silent or {}
 

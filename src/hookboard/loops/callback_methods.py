@@ -1,4 +1,4 @@
-"""The methods that a callback overrides, see `life.py` for when they are called; and what is said of its tags."""
+"""The methods that a callback overrides, see `callback.py` for when they are called; and what is said of its tags."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -8,23 +8,23 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hookboard.loops.stage_state import Selection, StageState
 from hookboard.loops.trainer import callbacks_of, is_fast_dev_run, log_every_n_steps
-from hookboard.loops.watch import Selection, Watch
 from hookboard.messages import inform, rank_zero_warn
 from hookboard.ranks import has_process_group
 from hookboard.sites import Stage
 
-W = TypeVar("W", bound=Watch)
+W = TypeVar("W", bound=StageState)
 
 
 class NothingToShowError(ValueError):
     """The model or its data have nothing that the callback could show. This is no fault: one warning, and it stops."""
 
 
-class Duties(Callback, ABC, Generic[W]):
+class CallbackMethods(Callback, ABC, Generic[W]):
     """What a callback selects, when it watches, and what it does at each point of a run."""
 
-    watch_class: type[W]
+    state_class: type[W]
     """What it holds of one stage."""
 
     verb = "shows"
@@ -69,8 +69,8 @@ class Duties(Callback, ABC, Generic[W]):
             ValueError: the configuration does not fit the model.
         """
 
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
-        """Fill the fields that this callback adds to a watch. No hook is attached yet."""
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule, state: W) -> None:
+        """Fill the fields that this callback adds to the state of a stage. No hook is attached yet."""
 
     def _reset(self) -> None:
         """Forget the last run."""
@@ -104,7 +104,7 @@ class Duties(Callback, ABC, Generic[W]):
         """How many optimizer steps there are from one due step to the next."""
         return log_every_n_steps(trainer)
 
-    def _may_stretch(self, watch: W) -> bool:
+    def _may_stretch(self, state: W) -> bool:
         """Whether the cadence may stretch yet; all ranks say the same."""
         return True
 
@@ -114,65 +114,65 @@ class Duties(Callback, ABC, Generic[W]):
 
     # What it does at each point of its life.
 
-    def _attach(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
-        """Attach the hooks that stay during the whole watch; called again when the selection has changed."""
+    def _attach(self, trainer: Trainer, pl_module: LightningModule, state: W) -> None:
+        """Attach the hooks that stay during the whole stage; called again when the selection has changed."""
 
-    def _begin_training(self, trainer: Trainer, watch: W) -> None:
+    def _begin_training(self, trainer: Trainer, state: W) -> None:
         """Before the first batch of a fit, when a checkpoint has been loaded."""
 
-    def _begin_loop(self, trainer: Trainer, watch: W) -> None:
+    def _begin_loop(self, trainer: Trainer, state: W) -> None:
         """Before the first batch of an evaluation."""
 
     @abstractmethod
-    def _wants(self, trainer: Trainer, watch: W, batch_idx: int, dataloader_idx: int) -> bool:
+    def _wants(self, trainer: Trainer, state: W, batch_idx: int, dataloader_idx: int) -> bool:
         """Whether this batch is watched."""
 
     @abstractmethod
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, watch: W, batch: Any) -> None:
+    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: W, batch: Any) -> None:
         """Before a batch that is watched."""
 
-    def _before_backward(self, watch: W) -> None:
+    def _before_backward(self, state: W) -> None:
         """Before the backward pass of a batch that is watched."""
 
-    def _after_backward(self, watch: W) -> None:
+    def _after_backward(self, state: W) -> None:
         """After the backward pass of a batch that is watched."""
 
-    def _before_optimizer_step(self, pl_module: LightningModule, watch: W, optimizer: Optimizer) -> None:
+    def _before_optimizer_step(self, pl_module: LightningModule, state: W, optimizer: Optimizer) -> None:
         """Before a step of this optimizer, in a batch that is watched."""
 
-    def _see_batch(self, trainer: Trainer, pl_module: LightningModule, watch: W, batch: Any, batch_idx: int) -> None:
+    def _see_batch(self, trainer: Trainer, pl_module: LightningModule, state: W, batch: Any, batch_idx: int) -> None:
         """Before each training batch, due or not."""
 
-    def _see_loss(self, trainer: Trainer, pl_module: LightningModule, watch: W, loss: Tensor) -> None:
+    def _see_loss(self, trainer: Trainer, pl_module: LightningModule, state: W, loss: Tensor) -> None:
         """Before each backward pass in training, due or not.
 
         Args:
             trainer: the Trainer.
             pl_module: the model.
-            watch: that of the training.
+            state: that of the training.
             loss: shape (): what the backward pass starts from, scaled if there is a GradScaler.
         """
 
-    def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
+    def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, state: W) -> None:
         """After each backward pass in training, due or not."""
 
-    def _see_step(self, trainer: Trainer, pl_module: LightningModule, watch: W, optimizer: Optimizer) -> None:
+    def _see_step(self, trainer: Trainer, pl_module: LightningModule, state: W, optimizer: Optimizer) -> None:
         """Before each optimizer step, due or not."""
 
-    def _see_batch_end(self, trainer: Trainer, watch: W) -> None:
+    def _see_batch_end(self, trainer: Trainer, state: W) -> None:
         """After each training batch, due or not, before `_end_batch`; once more where an epoch ends."""
 
-    def _end_batch(self, trainer: Trainer, watch: W) -> None:
+    def _end_batch(self, trainer: Trainer, state: W) -> None:
         """After a batch that was watched; in training the optimizer has stepped, unless it accumulates."""
 
-    def _end_loop(self, trainer: Trainer, watch: W) -> None:
+    def _end_loop(self, trainer: Trainer, state: W) -> None:
         """After the last batch of an evaluation."""
 
-    def _end_training(self, trainer: Trainer, watch: W) -> None:
+    def _end_training(self, trainer: Trainer, state: W) -> None:
         """After the last batch of a fit."""
 
-    def _leave(self, watch: W) -> None:
-        """Before a watch ends, after an exception too; what was left to the worker is done. It must not raise."""
+    def _leave(self, state: W) -> None:
+        """Before a stage ends, after an exception too; what was left to the worker is done. It must not raise."""
 
 
 MANY = 2000
@@ -189,7 +189,7 @@ def warn_of_equal_tags(last: object, trainer: Trainer) -> None:
         trainer: holds all callbacks.
     """
     # One that is given twice is called once at each point of the run.
-    callbacks = list({id(c): c for c in callbacks_of(trainer) if isinstance(c, Duties)}.values())
+    callbacks = list({id(c): c for c in callbacks_of(trainer) if isinstance(c, CallbackMethods)}.values())
     if len(callbacks) < 2 or callbacks[-1] is not last or not trainer.loggers:
         return
     writers: dict[str, list[int]] = {}
@@ -208,7 +208,7 @@ def warn_of_equal_tags(last: object, trainer: Trainer) -> None:
     )
 
 
-def inform_of_many_tags(callback: Duties[Any]) -> None:
+def inform_of_many_tags(callback: CallbackMethods[Any]) -> None:
     """Say so if a callback is going to write more than MANY tags, and how to narrow it."""
     count = sum(1 for _ in callback.written_tags())
     if count > MANY:

@@ -39,7 +39,7 @@ class Selection:
 
 
 @dataclass
-class Watch:
+class StageState:
     """What a callback holds of one stage, from its start to its end.
 
     Args:
@@ -56,7 +56,7 @@ class Watch:
         last_due: the last step that was due; None before.
         wanted: the factor that the slowest rank wants from the next due step on; None before it is known.
         has_fault: whether a fault of ours has ended it.
-        until_end: undoes, when the watch ends, what was done for it.
+        until_end: undoes, when the stage ends, what was done for it.
         until_batch_end: undoes, when a watched batch has ended, what was done for it.
     """
 
@@ -88,7 +88,7 @@ class Watch:
         return {}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Know what `parts` gave, before the first batch. If this raises, the watch is left as it is."""
+        """Know what `parts` gave, before the first batch. If this raises, the state is left as it is."""
 
 
 def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:

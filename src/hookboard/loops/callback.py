@@ -1,21 +1,21 @@
 """When each callback does what, on one page.
 
     on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _prepare and _attach for each stage
-        on_train_start, on_<loop>_start                    _begin_training, Watch.go_on; _begin_loop
+        on_train_start, on_<loop>_start                    _begin_training, StageState.go_on; _begin_loop
             on_<stage>_batch_start                         _wants; if it does, _begin_batch
                 on_before_backward, on_after_backward      _before_backward, _after_backward
                 on_before_optimizer_step                   _before_optimizer_step
             on_<stage>_batch_end                           _end_batch
         on_<loop>_end, on_train_end                        _end_loop, _end_training
     teardown or on_exception                               everything left is undone
-    on_save_checkpoint, whenever that is                   Watch.parts
+    on_save_checkpoint, whenever that is                   StageState.parts
 
-`First` and `Last` in `bookends.py` call what stands between the first line and the last two: no callback implements
-those hooks itself. A callback with `sees_every_step` is
-also asked at each training batch, due or not: _see_batch, _see_loss, _see_gradients, _see_step, _see_batch_end.
+`FirstCallback` and `LastCallback` in `bookends.py` call what stands between the first line and the last two: no
+callback implements those hooks itself. A callback with `sees_every_step` is also asked at each training batch, due or
+not: _see_batch, _see_loss, _see_gradients, _see_step, _see_batch_end.
 
-A watch is what a callback holds of one stage. Its two ExitStacks undo everything that the callback does: one when the
-batch has ended, one when the watch ends. An error in a callback ends its watch, not the run.
+A `StageState` is what a callback holds of one stage. Its two ExitStacks undo everything that the callback does: one
+when the batch has ended, one when the stage ends. An error in a callback ends its stage, not the run.
 """
 
 import functools
@@ -31,9 +31,25 @@ from torch.optim import Optimizer
 
 from hookboard.clock import Clock, timed
 from hookboard.loops.bookends import join, leave
-from hookboard.loops.budget import OVERHEAD, Budget, Share, is_due
-from hookboard.loops.duties import Duties, NothingToShowError, W, inform_of_many_tags, warn_of_equal_tags
+from hookboard.loops.budget import OVERHEAD, Budget, OverheadShare, is_due
+from hookboard.loops.callback_methods import (
+    CallbackMethods,
+    NothingToShowError,
+    W,
+    inform_of_many_tags,
+    warn_of_equal_tags,
+)
 from hookboard.loops.saved import KEY, arguments_of, entry_of, go_on, save
+from hookboard.loops.stage_state import (
+    Decision,
+    Selection,
+    StageState,
+    agreed,
+    changes,
+    is_same,
+    names_in,
+    said_of_changes,
+)
 from hookboard.loops.trainer import (
     batch_to_repeat,
     callbacks_of,
@@ -44,7 +60,6 @@ from hookboard.loops.trainer import (
     running_stage,
     without_trainer,
 )
-from hookboard.loops.watch import Decision, Selection, Watch, agreed, changes, is_same, names_in, said_of_changes
 from hookboard.loops.worker import Patience, Worker, has_own_thread
 from hookboard.messages import alert, inform, rank_zero_warn, warn_switched_off
 from hookboard.ranks import PATIENCE, Ranks, connected, has_process_group
@@ -66,7 +81,7 @@ class _StateKey:
         return kind.__qualname__
 
 
-class Life(Duties[W]):
+class HookboardCallback(CallbackMethods[W]):
     """Base of all callbacks: what they do at each point of a run."""
 
     state_key = _StateKey()
@@ -76,7 +91,7 @@ class Life(Duties[W]):
         self._live: dict[str, W] = {}
         self._worker = Worker()
         self.clock = Clock()
-        self.share = Share()
+        self.share = OverheadShare()
         self._budget: Budget | None = None
         self._trainer: weakref.ref[Trainer] | None = None
         """Whose run is watched, or was last."""
@@ -94,7 +109,7 @@ class Life(Duties[W]):
         """The configuration; a copy watches nothing until a run of its own starts."""
         self._worker.wait()
         nothing = dict.fromkeys(["_budget", "_trainer", "_ranks", "patience", "_kept", "_loaded"])
-        return without_trainer(self.__dict__) | nothing | {"_live": {}, "clock": Clock(), "share": Share()}
+        return without_trainer(self.__dict__) | nothing | {"_live": {}, "clock": Clock(), "share": OverheadShare()}
 
     # The hooks of Lightning at which it begins and ends.
 
@@ -176,14 +191,14 @@ class Life(Duties[W]):
         self._trainer = weakref.ref(trainer)
         return True
 
-    # What `First` and `Last` call.
+    # What `FirstCallback` and `LastCallback` call.
 
     @timed
     def begin_training(self, trainer: Trainer) -> None:
         """See `_begin_training`."""
-        watch = self._live.get("train")
-        if watch is not None:
-            self._do(watch, "at the start of the training", self._begin_training, trainer, watch)
+        state = self._live.get("train")
+        if state is not None:
+            self._do(state, "at the start of the training", self._begin_training, trainer, state)
         self._go_on(trainer)
 
     def _go_on(self, trainer: Trainer) -> None:
@@ -202,104 +217,104 @@ class Life(Duties[W]):
         self, trainer: Trainer, pl_module: LightningModule, stage: str, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """See `_begin_batch`."""
-        watch = self._live.get(stage)
-        if watch is None:
+        state = self._live.get(stage)
+        if state is None:
             return
         has_budget = self._budget is not None and stage == "train"
-        if has_budget and is_due(logged_step(trainer), watch.every_n_steps):
-            self._keep_step(watch)
+        if has_budget and is_due(logged_step(trainer), state.every_n_steps):
+            self._keep_step(state)
             if stage not in self._live:  # another rank is lost
                 return
-        watch.is_due = self._wants(trainer, watch, batch_idx, dataloader_idx)
+        state.is_due = self._wants(trainer, state, batch_idx, dataloader_idx)
         if self._budget is not None and has_budget:
             self._budget.begin_batch(logged_step(trainer))
-            self._budget.is_due = watch.is_due
-        if watch.is_due:
-            watch.is_open = True
-            self._do(watch, "at the start of a batch", self._open_batch, trainer, pl_module, watch, batch)
+            self._budget.is_due = state.is_due
+        if state.is_due:
+            state.is_open = True
+            self._do(state, "at the start of a batch", self._open_batch, trainer, pl_module, state, batch)
         if self.sees_every_step and stage == "train" and stage in self._live:
-            self._do(watch, "at the start of a batch", self._see_batch, trainer, pl_module, watch, batch, batch_idx)
+            self._do(state, "at the start of a batch", self._see_batch, trainer, pl_module, state, batch, batch_idx)
 
-    def _open_batch(self, trainer: Trainer, pl_module: LightningModule, watch: W, batch: Any) -> None:
-        if watch.stage == "train":
-            self._follow(trainer, pl_module, watch)
-        self._begin_batch(trainer, pl_module, watch, batch)
+    def _open_batch(self, trainer: Trainer, pl_module: LightningModule, state: W, batch: Any) -> None:
+        if state.stage == "train":
+            self._follow(trainer, pl_module, state)
+        self._begin_batch(trainer, pl_module, state, batch)
 
     def before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """See `_before_backward`."""
-        watch = self._live.get("train")
-        if watch is not None and self.sees_every_step:
-            self._do(watch, "before the backward pass", self._see_loss, trainer, pl_module, watch, loss)
-        if watch is not None and watch.is_due:
-            self._do(watch, "before the backward pass", self._before_backward, watch)
+        state = self._live.get("train")
+        if state is not None and self.sees_every_step:
+            self._do(state, "before the backward pass", self._see_loss, trainer, pl_module, state, loss)
+        if state is not None and state.is_due:
+            self._do(state, "before the backward pass", self._before_backward, state)
 
     def after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `_after_backward`."""
-        watch = self._live.get("train")
-        if watch is not None and self.sees_every_step:
-            self._do(watch, "after the backward pass", self._see_gradients, trainer, pl_module, watch)
-        if watch is not None and watch.is_due:
-            self._do(watch, "after the backward pass", self._after_backward, watch)
+        state = self._live.get("train")
+        if state is not None and self.sees_every_step:
+            self._do(state, "after the backward pass", self._see_gradients, trainer, pl_module, state)
+        if state is not None and state.is_due:
+            self._do(state, "after the backward pass", self._after_backward, state)
 
     def before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """See `_before_optimizer_step`."""
-        watch = self._live.get("train")
-        if watch is not None and self.sees_every_step:
-            self._do(watch, "before the optimizer step", self._see_step, trainer, pl_module, watch, optimizer)
-        if watch is not None and watch.is_due:
-            self._do(watch, "before the optimizer step", self._before_optimizer_step, pl_module, watch, optimizer)
+        state = self._live.get("train")
+        if state is not None and self.sees_every_step:
+            self._do(state, "before the optimizer step", self._see_step, trainer, pl_module, state, optimizer)
+        if state is not None and state.is_due:
+            self._do(state, "before the optimizer step", self._before_optimizer_step, pl_module, state, optimizer)
 
     @property
     def is_observing(self) -> bool:
         """Whether a batch of the training is being watched."""
-        watch = self._live.get("train")
-        return watch is not None and watch.is_due
+        state = self._live.get("train")
+        return state is not None and state.is_due
 
     def observe(self, on: bool) -> None:
-        """See `Watch.observe`."""
-        for watch in list(self._live.values()):
-            if watch.is_due:
-                self._do(watch, "in the middle of a batch", watch.observe, on)
+        """See `StageState.observe`."""
+        for state in list(self._live.values()):
+            if state.is_due:
+                self._do(state, "in the middle of a batch", state.observe, on)
 
     @timed
     def end_batch(self, trainer: Trainer, stage: str) -> None:
         """See `_end_batch`."""
-        watch = self._live.get(stage)
-        if watch is None:
+        state = self._live.get(stage)
+        if state is None:
             return
         if self.sees_every_step and stage == "train":
-            self._do(watch, "at the end of a batch", self._see_batch_end, trainer, watch)
-        if watch.is_due and stage in self._live:
-            watch.is_due = False
+            self._do(state, "at the end of a batch", self._see_batch_end, trainer, state)
+        if state.is_due and stage in self._live:
+            state.is_due = False
             if not self.changes_tensors:
-                self._do(watch, "at the end of a batch", watch.until_batch_end.close)
+                self._do(state, "at the end of a batch", state.until_batch_end.close)
             if stage in self._live:
-                self._do(watch, "at the end of a batch", self._end_batch, trainer, watch)
+                self._do(state, "at the end of a batch", self._end_batch, trainer, state)
 
     @timed
     def leave_batch(self) -> None:
         """Undo what an earlier batch has left, before other callbacks hear of what follows; say what the worker has."""
         self._worker.catch_up()
-        for watch in list(self._live.values()):
-            watch.is_due = False
-            if watch.is_open:
-                watch.is_open = False
-                self._do(watch, "at the end of a batch", watch.until_batch_end.close)
+        for state in list(self._live.values()):
+            state.is_due = False
+            if state.is_open:
+                state.is_open = False
+                self._do(state, "at the end of a batch", state.until_batch_end.close)
 
     @timed
     def end_epoch(self, trainer: Trainer) -> None:
         """Undo what is left of a batch: if the module ends an epoch early, its last batch has no end hook."""
         self.leave_batch()
-        watch = self._live.get("train")
-        if watch is not None and self.sees_every_step:
-            self._do(watch, "at the end of a batch", self._see_batch_end, trainer, watch)
+        state = self._live.get("train")
+        if state is not None and self.sees_every_step:
+            self._do(state, "at the end of a batch", self._see_batch_end, trainer, state)
 
     @timed
     def end_training(self, trainer: Trainer) -> None:
         """See `_end_training`."""
         self._worker.settle()
-        for watch in list(self._live.values()):
-            self._do(watch, "at the end of the training", self._end_training, trainer, watch)
+        for state in list(self._live.values()):
+            self._do(state, "at the end of the training", self._end_training, trainer, state)
 
     @timed
     def begin_loop(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -309,26 +324,26 @@ class Life(Duties[W]):
         self._start_loop(trainer, pl_module)
 
     def _start_loop(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        watch = self._live.get(running_stage(trainer))
-        if watch is not None:
-            self._do(watch, "at the start of an evaluation", self._open_loop, trainer, pl_module, watch)
+        state = self._live.get(running_stage(trainer))
+        if state is not None:
+            self._do(state, "at the start of an evaluation", self._open_loop, trainer, pl_module, state)
 
-    def _open_loop(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
-        self._follow(trainer, pl_module, watch)
-        self._begin_loop(trainer, watch)
+    def _open_loop(self, trainer: Trainer, pl_module: LightningModule, state: W) -> None:
+        self._follow(trainer, pl_module, state)
+        self._begin_loop(trainer, state)
 
     @timed
     def end_loop(self, trainer: Trainer) -> None:
         """See `_end_loop`."""
         self.leave_batch()
-        watch = self._live.get(running_stage(trainer))
-        if watch is not None:
-            self._do(watch, "at the end of an evaluation", self._end_loop, trainer, watch)
+        state = self._live.get(running_stage(trainer))
+        if state is not None:
+            self._do(state, "at the end of an evaluation", self._end_loop, trainer, state)
         if self._ranks is None:  # other ranks may still be evaluating
             self._worker.settle()
 
     def _start(self, trainer: Trainer, pl_module: LightningModule, running: Set[str]) -> None:
-        """Begin to watch those of the callback's stages that are to run."""
+        """Begin those of the callback's stages that are to run."""
         self._end_all()
         self._reset()
         selection, decision = self._decide(trainer, pl_module)
@@ -340,17 +355,17 @@ class Life(Duties[W]):
                 others = (one.patience for one in self._together(trainer) if one.patience is not None)
                 self.patience = next(others, Patience(PATIENCE))
             self._worker = Worker(f"hookboard {self._name}", in_thread, self.patience)
-            self.share = Share()
+            self.share = OverheadShare()
             self.share.begin(one.clock for one in self._together(trainer))
             self._budget = None if self.max_overhead is None else Budget(self.max_overhead, self.clock)
             said: set[str] = set()
             for stage in decision.stages:
                 if stage in running:
                     loggers, layout = Loggers(trainer.loggers, self._name), dict(pl_module.named_modules())
-                    watch = self.watch_class(stage, decision.every_n_steps, loggers, selection, layout, said)
-                    self._prepare(trainer, pl_module, watch)
-                    self._live[stage] = watch
-                    self._attach(trainer, pl_module, watch)
+                    state = self.state_class(stage, decision.every_n_steps, loggers, selection, layout, said)
+                    self._prepare(trainer, pl_module, state)
+                    self._live[stage] = state
+                    self._attach(trainer, pl_module, state)
 
     def _is_connected(self, trainer: Trainer) -> bool:
         """Connect the ranks, if they are to merge what they measure; a warning says why they cannot be."""
@@ -379,26 +394,26 @@ class Life(Duties[W]):
             raise failure
         return selection, decision
 
-    def _follow(self, trainer: Trainer, pl_module: LightningModule, watch: W) -> None:
+    def _follow(self, trainer: Trainer, pl_module: LightningModule, state: W) -> None:
         """If modules of the model were replaced, watch the new ones, and warn once."""
         layout = dict(pl_module.named_modules())
-        if is_same(layout, watch.layout):
+        if is_same(layout, state.layout):
             return
-        watch.layout = layout
-        old = watch.selection
+        state.layout = layout
+        old = state.selection
         try:
-            watch.selection = self._select(pl_module)
+            state.selection = self._select(pl_module)
         except ValueError:  # what the user named is no longer there
-            watch.selection = old.what_is_left(pl_module)
-        changed = changes(old, watch.selection)
+            state.selection = old.what_is_left(pl_module)
+        changed = changes(old, state.selection)
         if changed:
-            watch.until_end.close()
-            self._attach(trainer, pl_module, watch)
-        self._say_changed(watch, changed, pl_module)
+            state.until_end.close()
+            self._attach(trainer, pl_module, state)
+        self._say_changed(state, changed, pl_module)
 
-    def _say_changed(self, watch: W, changed: dict[str, str], pl_module: LightningModule) -> None:
-        fresh = {name: kind for name, kind in changed.items() if name not in watch.said}
-        watch.said.update(fresh)
+    def _say_changed(self, state: W, changed: dict[str, str], pl_module: LightningModule) -> None:
+        fresh = {name: kind for name, kind in changed.items() if name not in state.said}
+        state.said.update(fresh)
         if fresh:
             rank_zero_warn(
                 f"{self._name}: the model has changed during the fit and is watched as it is now; "
@@ -410,9 +425,9 @@ class Life(Duties[W]):
         """Whether it watches a training now."""
         return "train" in self._live
 
-    def _overhead(self, trainer: Trainer, watch: W) -> dict[str, float]:
+    def _overhead(self, trainer: Trainer, state: W) -> dict[str, float]:
         """The share of time that all callbacks have taken since the last look of any, by its tag; one of them tells."""
-        if watch.stage != "train":
+        if state.stage != "train":
             return {}
         every = self._together(trainer)
         for one in every:
@@ -421,33 +436,33 @@ class Life(Duties[W]):
                 return {} if share is None else {OVERHEAD: share}
         return {}
 
-    def _together(self, trainer: Trainer) -> "list[Life[Any]]":
+    def _together(self, trainer: Trainer) -> "list[HookboardCallback[Any]]":
         """All callbacks of the Trainer that have a clock."""
-        every = [callback for callback in callbacks_of(trainer) if isinstance(callback, Life)]
+        every = [callback for callback in callbacks_of(trainer) if isinstance(callback, HookboardCallback)]
         return every if self in every else [self]  # a callback of the user's may hold it and call it
 
-    def _keep_step(self, watch: W) -> None:
+    def _keep_step(self, state: W) -> None:
         """Take the cadence that all ranks have found at the last look, so that they measure the same steps."""
         if self._ranks is not None:
             self._worker.settle()
-            if watch.wanted is not None:
-                self._stretch(watch, watch.wanted)
+            if state.wanted is not None:
+                self._stretch(state, state.wanted)
 
-    def _stretch(self, watch: W, factor: int) -> None:
+    def _stretch(self, state: W, factor: int) -> None:
         """Take this many times the cadence from now on; said once."""
-        is_first, watch.stretch = watch.stretch == 1 and not watch.is_stretch_said, factor
+        is_first, state.stretch = state.stretch == 1 and not state.is_stretch_said, factor
         if is_first and factor > 1 and self._budget is not None:
-            watch.is_stretch_said = True
+            state.is_stretch_said = True
             idle = f"each step between two looks {1e3 * self._budget.idle:.2g} ms, " if self._budget.idle else ""
             inform(
-                f"{self._name} measures every {factor * watch.every_n_steps} steps instead of {watch.every_n_steps}: "
+                f"{self._name} measures every {factor * state.every_n_steps} steps instead of {state.every_n_steps}: "
                 f"a look takes {1e3 * (self._budget.look or 0):.3g} ms, {idle}a bare step "
                 f"{1e3 * self._budget.step:.3g} ms, and max_overhead is {self._budget.share}. "
                 "It may change with the time they take (this is said once)."
             )
 
-    def _do(self, watch: W, when: str, duty: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call the duty and time it; an error becomes a warning that ends the watch, unless it may stop the run.
+    def _do(self, state: W, when: str, duty: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call the duty and time it; an error becomes a warning that ends its stage, unless it may stop the run.
 
         No context manager, which takes four calls where this is one: each step needs several of them.
         """
@@ -458,30 +473,30 @@ class Life(Duties[W]):
         try:
             duty(*args, **kwargs)
         except Exception as error:
-            if not self._may_go_on(watch, when, error):
+            if not self._may_go_on(state, when, error):
                 raise
         finally:
             if is_first and clock.began is not None:
                 clock.spent += perf_counter() - clock.began
                 clock.began = None
 
-    def _may_go_on(self, watch: W, when: str, error: Exception) -> bool:
-        """Whether a fault is no fault of the run; then it has been said, and the watch has ended."""
+    def _may_go_on(self, state: W, when: str, error: Exception) -> bool:
+        """Whether a fault is no fault of the run; then it has been said, and its stage has ended."""
         if isinstance(error, NothingToShowError):
-            self._drop(watch)
+            self._drop(state)
             rank_zero_warn(f"{self._name} {self.verb} nothing: {error}.")
             return True
         if self.may_stop_the_run:
             return False
-        is_first, watch.has_fault = not watch.has_fault, True
-        self._drop(watch)
+        is_first, state.has_fault = not state.has_fault, True
+        self._drop(state)
         if is_first:
             warn_switched_off(f"{self._name} ({when})", error)
         return True
 
-    def _drop(self, watch: W) -> None:
+    def _drop(self, state: W) -> None:
         # Where one rank stops, none can merge any longer, in no stage.
-        for each in (ended := [watch] if self._ranks is None else [watch, *self._live.values()]):
+        for each in (ended := [state] if self._ranks is None else [state, *self._live.values()]):
             each.has_fault = True
         self._worker.settle()
         for each in ended:
@@ -501,17 +516,17 @@ class Life(Duties[W]):
         """What calls `exchange`, with several ranks as `Ranks.at` does; any thread may call it."""
         return exchange if self._ranks is None else functools.partial(self._ranks.at, point, exchange)
 
-    def _leave_to_worker(self, watch: W, job: Callable[[], None], when: str) -> None:
+    def _leave_to_worker(self, state: W, job: Callable[[], None], when: str) -> None:
         """Do what training need not wait for; if it fails, the same happens as if it had failed here.
 
         Args:
-            watch: what it is done for.
+            state: what it is done for.
             job: reads nothing of the Trainer, the model, or an `experiment` that a logger still has to make.
             when: said of a fault.
         """
 
         def on_fault(error: BaseException) -> None:
-            if not isinstance(error, Exception) or not self._may_go_on(watch, when, error):
+            if not isinstance(error, Exception) or not self._may_go_on(state, when, error):
                 raise error
 
         self._worker.do(job, on_fault)
@@ -522,11 +537,11 @@ class Life(Duties[W]):
         finally:
             self._disconnect()
             live, self._live = self._live, {}
-            for watch in live.values():
+            for state in live.values():
                 try:
-                    self._leave(watch)
+                    self._leave(state)
                 finally:
-                    _undo(watch)
+                    _undo(state)
 
     def _end_run(self, trainer: Trainer) -> None:
         """End all watches; what they know is kept for a checkpoint that is written after the fit."""
@@ -554,9 +569,9 @@ class Life(Duties[W]):
         return type(self).__name__
 
 
-def _undo(watch: Watch) -> None:
+def _undo(state: StageState) -> None:
     try:
-        with watch.until_end, watch.until_batch_end:
-            watch.is_due = False
+        with state.until_end, state.until_batch_end:
+            state.is_due = False
     except Exception as error:
         rank_zero_warn(f"not all hooks of a callback could be removed: {type(error).__name__}: {error}")
