@@ -17,7 +17,7 @@ HEAD = """# Thresholds of the health rules
 is and where it comes from. "A choice" means that it was set by judgment and did not need to be tuned;
 [benchmark.md](benchmark.md) says what the tuning half of the benchmark is."""
 
-SEEN = ("loss_history", "losses", "chance", "spikes", "silence", "comparison", "running", "answers", "rates", "run")
+SEEN = ("losses", "silence", "comparison", "run", "run_table", "judge")
 """What is made of a run before any rule judges it."""
 
 FILES = [*sorted((HEALTH / "rules").glob("*.py")), *(HEALTH / f"{name}.py" for name in SEEN)]

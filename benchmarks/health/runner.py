@@ -28,14 +28,14 @@ SOURCES = (
     "benchmarks/health/plants/*.py",
     "benchmarks/health/controls/*.py",
     "src/hookboard/callbacks/*.py",
-    "src/hookboard/health/lo*.py",
+    "src/hookboard/health/look.py",
     "src/hookboard/hooks/*.py",
     "src/hookboard/measure/*.[cp]*",
     "src/hookboard/recording/*.py",
 )
 """What decides what is in a trace."""
 
-READERS = ("table.py", "judge.py", "harm.py", "alarms.py", "__main__.py", "causes.py", "curves.py")
+READERS = ("table.py", "judge.py", "harm.py", "alarms.py", "__main__.py")
 """Of these, files that only read traces: a change in them leaves traces as they are."""
 
 

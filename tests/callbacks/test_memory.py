@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.health import RULES, Judge, Look, Loss, loss_history, table
+from hookboard.health import RULES, Judge, Look, Loss, losses, run_table
 from hookboard.measure import FORMULAS, plan
 from hookboard.recording import Recorder
 from hookboard.sites import Site
@@ -53,9 +53,9 @@ def growth(blocks):
 @pytest.fixture
 def small_histories(monkeypatch):
     """Bounded pasts are full after a few steps; the heat maps' columns are halved in the middle of each half."""
-    monkeypatch.setattr(table, "COURSE_COLUMNS", 8)
-    monkeypatch.setattr(loss_history, "RECENT", 64)
-    monkeypatch.setattr(loss_history, "BLOCKS", 8)
+    monkeypatch.setattr(run_table, "COURSE_COLUMNS", 8)
+    monkeypatch.setattr(losses, "RECENT_LOSSES", 64)
+    monkeypatch.setattr(losses, "NOISE_BLOCKS", 8)
 
 
 @pytest.mark.usefixtures("small_histories")

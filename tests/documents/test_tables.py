@@ -12,7 +12,7 @@ from hookboard.attribution import METHODS
 from hookboard.callbacks.parameter import FURTHER
 from hookboard.editing import EditRule
 from hookboard.health.rules import RULES
-from hookboard.health.table import QUANTITIES
+from hookboard.health.run_table import QUANTITIES
 from hookboard.measure import DERIVED, FORMULAS
 from hookboard.sites import ROLES
 

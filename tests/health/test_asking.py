@@ -7,10 +7,10 @@ from health import looks
 from health.trainings import LAYERS, WINDOW
 
 from hookboard.health import Judge, Rule, Symptom
-from hookboard.health.judge import ASK_AFTER, ASKED_AT_FIRST
+from hookboard.health.judge import STEPS_BETWEEN_ASKING, WINDOWS_ALWAYS_ASKED
 
-EARLY = ASKED_AT_FIRST * WINDOW
-FAR = max(ASK_AFTER)
+EARLY = WINDOWS_ALWAYS_ASKED * WINDOW
+FAR = max(STEPS_BETWEEN_ASKING)
 
 
 def asked_at(steps, *, at_once=False):
@@ -44,7 +44,7 @@ def test_at_the_first_looks_rules_are_asked_each_time():
 
 def test_later_they_are_asked_after_a_few_steps():
     gaps = {after - before for before, after in itertools.pairwise([EARLY - 1, *LATER])}
-    assert gaps == {*ASK_AFTER}
+    assert gaps == {*STEPS_BETWEEN_ASKING}
 
 
 def test_looks_that_lie_apart_are_all_judged():

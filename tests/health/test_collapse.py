@@ -4,7 +4,7 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms
 
-from hookboard.health.rules.collapse import COLLAPSED
+from hookboard.health.rules.signal import COLLAPSED
 from hookboard.layers import Layer
 
 NAMES = [f"fc{i}" for i in range(8)]

@@ -6,7 +6,7 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, harmed, linear, outputs, run_of, symptoms
 
-from hookboard.health.rules.data import INPUT_SCALE, VALUES
+from hookboard.health.rules.input_data import EQUAL_VALUES_MIN, INPUT_SCALE
 from hookboard.layers import Layer
 from hookboard.sites import Site
 
@@ -122,23 +122,23 @@ def constant(value, count, **others):
 
 @pytest.mark.parametrize("value", [0.0, -0.42, 255.0])
 def test_an_input_whose_values_are_all_equal_is_an_alarm_whatever_the_loss_does(value):
-    (symptom,) = judged(constant(value, VALUES))
+    (symptom,) = judged(constant(value, EQUAL_VALUES_MIN))
     assert (symptom.module, symptom.severity) == ("", "alarm")
     assert symptom.evidence.startswith(f"tensor 0 of the batch: all 64 values of the input are {value:.3g}")
 
 
 def test_a_number_for_each_sample_may_be_a_constant():
-    assert not judged(constant(-0.42, VALUES - 1), harmed)
+    assert not judged(constant(-0.42, EQUAL_VALUES_MIN - 1), harmed)
 
 
 def test_an_input_of_ones_is_a_mask_that_lets_all_through():
-    assert not judged(constant(1.0, VALUES), harmed)
+    assert not judged(constant(1.0, EQUAL_VALUES_MIN), harmed)
 
 
 def test_an_input_of_which_one_value_differs_is_no_constant():
-    assert not judged(constant(-0.42, VALUES, high=-0.41), falling)
+    assert not judged(constant(-0.42, EQUAL_VALUES_MIN, high=-0.41), falling)
     # A deviation that was rounded is not taken for a difference, nor one that was rounded to 0 for none.
-    assert judged([row(VALUES, 0.1, 1e-9, low=0.1, high=0.1)])
+    assert judged([row(EQUAL_VALUES_MIN, 0.1, 1e-9, low=0.1, high=0.1)])
 
 
 def test_an_input_of_columns_that_differ_is_no_constant():
@@ -147,7 +147,7 @@ def test_an_input_of_columns_that_differ_is_no_constant():
 
 
 def test_targets_that_are_all_equal_are_no_matter():
-    given = dataclasses.replace(reading("", "input", constant(0.0, VALUES)), site=Site("", "input", "1"))
+    given = dataclasses.replace(reading("", "input", constant(0.0, EQUAL_VALUES_MIN)), site=Site("", "input", "1"))
     assert not symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
 
 

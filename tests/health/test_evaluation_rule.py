@@ -10,9 +10,16 @@ from health.looks import reading, row
 from health.trainings import LAYERS, places, seen, training
 
 from hookboard.health import RULES, Judge
-from hookboard.health.comparison import Comparison, Gap
-from hookboard.health.rules.evaluation import ALIKE, BATCHES, BEGINS, BY_CHANCE, GAP, OTHER_DATA, STRANGE
-from hookboard.health.running import Running
+from hookboard.health.comparison import Comparison, Gap, Running
+from hookboard.health.rules.evaluation import (
+    BATCH_ALIKE_CHANCE_FACTOR,
+    BATCH_ALIKE_SHARE,
+    GAP_BEGIN,
+    GAP_NOTE,
+    LOOKS_BEFORE_BATCH_ALIKE,
+    OTHER_DATA_GAP,
+    STRANGE_STATISTICS_DISTANCE,
+)
 from hookboard.layers import Layer
 from hookboard.measure import FIELDS
 
@@ -86,13 +93,13 @@ def test_a_gap_that_does_not_reach_the_end_is_a_note():
 
 @pytest.mark.parametrize(("shift", "fires"), [(0.99, False), (1.01, True)])
 def test_the_border_is_one_deviation(shift, fires):
-    shifts = dict.fromkeys(["fc1", "act1", "head"], shift * GAP)
+    shifts = dict.fromkeys(["fc1", "act1", "head"], shift * GAP_NOTE)
     assert bool(judged(shifts, shifts)) is fires
 
 
 @pytest.mark.parametrize(("shift", "module"), [(0.9, "fc1"), (1.1, "act0")])
 def test_a_gap_that_grows_layer_by_layer_begins_where_it_is_first_seen(shift, module):
-    shifts = {**EVERYWHERE, "act0": shift * BEGINS}
+    shifts = {**EVERYWHERE, "act0": shift * GAP_BEGIN}
     assert [v.module for v in judged(shifts, shifts)] == [module]
 
 
@@ -144,10 +151,10 @@ def test_the_last_evaluation_is_judged_though_no_step_is_measured_behind_it():
 
 @pytest.mark.parametrize(("times", "severity"), [(0.97, "note"), (1.03, "alarm")])
 def test_data_that_differ_where_they_come_in_are_an_alarm_though_a_norm_hides_it_behind(times, severity):
-    shifts = {"fc0": times * OTHER_DATA}
+    shifts = {"fc0": times * OTHER_DATA_GAP}
     assert [(v.severity, v.module) for v in judged(shifts, shifts)] == [(severity, "fc0")]
     assert [v.severity for v in judged(shifts)] == ["note"]
-    assert [v.severity for v in judged({"fc0": 0.97 * OTHER_DATA}, shifts)] == ["note"]
+    assert [v.severity for v in judged({"fc0": 0.97 * OTHER_DATA_GAP}, shifts)] == ["note"]
 
 
 def test_data_that_differ_are_found_in_layers_that_were_replaced_too():
@@ -156,7 +163,7 @@ def test_data_that_differ_are_found_in_layers_that_were_replaced_too():
     for number, one in enumerate(made):
         judge.see(replace(one, readings=made[0].readings))
         if number in (39, 59):
-            judge.see_evaluation(evaluation(replace(one, readings=made[0].readings), {"fc0": 2 * OTHER_DATA}))
+            judge.see_evaluation(evaluation(replace(one, readings=made[0].readings), {"fc0": 2 * OTHER_DATA_GAP}))
             judge.run.follow({name: replace(layer) for name, layer in LAYERS.items()})
     assert [v.severity for v in judge.verdicts] == ["alarm"]
 
@@ -177,7 +184,7 @@ def compared(*norms, sizes=(0.0, 0.0, 2.0, 2.0, 2.0)):
 
 @pytest.mark.parametrize(("times", "severity"), [(0.97, "note"), (1.03, "alarm")])
 def test_running_statistics_that_match_no_batch_are_an_alarm(times, severity):
-    (symptom,) = compared({"bn": times * STRANGE}, {"bn": 2 * STRANGE})
+    (symptom,) = compared({"bn": times * STRANGE_STATISTICS_DISTANCE}, {"bn": 2 * STRANGE_STATISTICS_DISTANCE})
     assert (symptom.module, symptom.severity) == ("fc1", severity)
     assert ("running statistics of bn are not those" in symptom.evidence) is (severity == "alarm")
 
@@ -189,7 +196,10 @@ def test_running_statistics_that_lag_behind_are_a_note_however_large_the_gap():
 
 
 def test_the_same_norm_must_be_strange_in_both_evaluations():
-    one, other = {"bn": 2 * STRANGE, "bn2": 0.0}, {"bn": 0.0, "bn2": 2 * STRANGE}
+    one, other = (
+        {"bn": 2 * STRANGE_STATISTICS_DISTANCE, "bn2": 0.0},
+        {"bn": 0.0, "bn2": 2 * STRANGE_STATISTICS_DISTANCE},
+    )
     assert [s.severity for s in compared(one, other)] == ["note"]
     assert [s.severity for s in compared(one, one)] == ["alarm"]
 
@@ -200,12 +210,12 @@ def test_where_nothing_is_known_of_norms_a_gap_is_not_explained():
 
 @pytest.mark.parametrize(("times", "severity"), [(0.97, "note"), (1.03, "alarm")])
 def test_a_gap_that_begins_where_the_data_come_in_is_that_of_the_data(times, severity):
-    (symptom,) = compared({}, {}, sizes=(times * OTHER_DATA, *[3 * OTHER_DATA] * 4))
+    (symptom,) = compared({}, {}, sizes=(times * OTHER_DATA_GAP, *[3 * OTHER_DATA_GAP] * 4))
     assert (symptom.module, symptom.severity) == ("fc0", severity)
     assert "those of validation are others" in symptom.evidence
 
 
-def batches(course, looks=BATCHES, norm=NORM, gives=0.8, last="linear", is_mixed=False, count=100):
+def batches(course, looks=LOOKS_BEFORE_BATCH_ALIKE, norm=NORM, gives=0.8, last="linear", is_mixed=False, count=100):
     """What is said of a model whose answers have these means, in deviations, from look to look."""
     layers = [runs.linear("fc"), norm, runs.linear("head", kind=last)]
 
@@ -224,7 +234,7 @@ def batches(course, looks=BATCHES, norm=NORM, gives=0.8, last="linear", is_mixed
 
 def turns(number, times=1.03):
     """Answers that go to and fro: their second differences are four times as large, over the root of 6."""
-    return times * ALIKE * math.sqrt(6) / 4 * (-1) ** number
+    return times * BATCH_ALIKE_SHARE * math.sqrt(6) / 4 * (-1) ** number
 
 
 def test_batches_whose_samples_are_alike_are_an_alarm_at_the_first_batch_norm():
@@ -239,7 +249,7 @@ def test_batches_that_move_the_answers_less_are_well():
 
 @pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
 def test_the_answers_of_a_few_samples_move_by_chance(times, fires):
-    far = times * BY_CHANCE / math.sqrt(2 - 1) / ALIKE
+    far = times * BATCH_ALIKE_CHANCE_FACTOR / math.sqrt(2 - 1) / BATCH_ALIKE_SHARE
     assert bool(batches(lambda number: turns(number, far), count=2)) is fires
 
 
@@ -254,7 +264,7 @@ def test_batches_may_be_alike_where_no_norm_takes_their_statistics():
 
 
 def test_answers_of_the_first_looks_of_a_norm_or_under_several_losses_tell_nothing_of_batches():
-    assert batches(turns, looks=BATCHES - 1) == []
+    assert batches(turns, looks=LOOKS_BEFORE_BATCH_ALIKE - 1) == []
     assert batches(turns, last="norm") == []
     assert batches(turns, is_mixed=True) == []
 
@@ -266,4 +276,4 @@ def test_answers_that_never_differ_within_a_batch_tell_nothing_of_batches():
     def seen(number):
         return [*read, runs.outputs("head", [row(100, float(number**2), 0.0)] * 8)]
 
-    assert list(GAP_RULE.judge(runs.run_of(layers, seen, BATCHES))) == []
+    assert list(GAP_RULE.judge(runs.run_of(layers, seen, LOOKS_BEFORE_BATCH_ALIKE))) == []

@@ -11,7 +11,7 @@ from toys import Toy, batches, fit
 
 from hookboard import HealthMonitor
 from hookboard.health import Run, Stepped
-from hookboard.health.rules.gradients import EXPLODING, GONE, VANISHING
+from hookboard.health.rules.gradient_flow import EXPLODING, GRADIENT_CHANGE_DECADES_ALARM, VANISHING
 
 NAMES = [f"fc{i}" for i in range(8)]
 CHAIN = [linear(name) for name in NAMES]
@@ -150,7 +150,7 @@ def test_a_gradient_so_small_that_it_moves_nothing_is_an_alarm_at_once():
     assert moved(0.0) == ["alarm"]
     assert moved(1e-10) == ["note"]
     assert moved(0.0, rate=0.0) == ["note"]
-    assert moved(0.0, size=-0.99 * GONE / 6) == ["note"]
+    assert moved(0.0, size=-0.99 * GRADIENT_CHANGE_DECADES_ALARM / 6) == ["note"]
 
 
 @pytest.mark.trains

@@ -7,9 +7,8 @@ from health.looks import reading, row
 from health.trainings import WEIGHTS, WINDOW, falling, judged, of, places, seen, stuck, symptoms, training
 
 from hookboard.health import RULES, Look, Loss, Run
-from hookboard.health.losses import STUCK_AFTER
-from hookboard.health.rules.learning import GRADIENT_SPIKE, SPEAKS, SPEAKS_UP
-from hookboard.health.spikes import ALONE
+from hookboard.health.losses import SPIKE_ALONE_SHARE, STEPS_BEFORE_STUCK
+from hookboard.health.rules.learning import ANSWER_SPREAD_MIN, ANSWER_SPREAD_SHARE_MIN, GRADIENT_SPIKE_FACTOR
 
 SPIKE, NOT_LEARNING = RULES["spike"], RULES["not_learning"]
 
@@ -34,7 +33,7 @@ def test_a_spike_after_which_the_loss_never_comes_back_is_an_alarm():
     assert "batch 60" in verdicts[0].evidence
 
 
-@pytest.mark.parametrize(("share", "severity"), [(0.9 * ALONE, "alarm"), (1.1 * ALONE, "note")])
+@pytest.mark.parametrize(("share", "severity"), [(0.9 * SPIKE_ALONE_SHARE, "alarm"), (1.1 * SPIKE_ALONE_SHARE, "note")])
 def test_losses_behind_a_spike_that_are_as_high_show_other_data_or_targets(share, severity):
     """As in a curriculum; `share` is how high they lie, of the height of the spike."""
     losses = spiked(120, 60, 40.0)
@@ -68,7 +67,7 @@ def test_harm_that_began_before_the_spike_is_not_blamed_on_it():
 
 def test_a_spike_of_the_gradient_is_a_note():
     def change(step):
-        size = 0.01 * (GRADIENT_SPIKE * 1.2 if step == 40 else 1)
+        size = 0.01 * (GRADIENT_SPIKE_FACTOR * 1.2 if step == 40 else 1)
         return {(w, "parameter_grad"): of(w, "parameter_grad", size) for w in WEIGHTS}
 
     verdicts = judged([SPIKE], training(60, change)).verdicts
@@ -77,40 +76,45 @@ def test_a_spike_of_the_gradient_is_a_note():
 
 def test_a_gradient_that_grows_by_less_is_well():
     def change(step):
-        size = 0.01 * (GRADIENT_SPIKE * 0.8 if step == 40 else 1)
+        size = 0.01 * (GRADIENT_SPIKE_FACTOR * 0.8 if step == 40 else 1)
         return {(w, "parameter_grad"): of(w, "parameter_grad", size) for w in WEIGHTS}
 
     assert judged([SPIKE], training(60, change)).verdicts == ()
 
 
 def test_a_loss_at_chance_with_gradients_that_agree_on_nothing_is_no_layers_fault():
-    found = symptoms(NOT_LEARNING, training(STUCK_AFTER, losses=stuck(STUCK_AFTER)))
+    found = symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK, losses=stuck(STEPS_BEFORE_STUCK)))
     assert places(found) == [("", "alarm")]
     assert found[0].since == 0
     assert "no layer is sick" in found[0].advice
 
 
 def test_patience_is_needed_before_data_is_blamed():
-    assert symptoms(NOT_LEARNING, training(STUCK_AFTER - 1, losses=stuck(STUCK_AFTER - 1))) == []
+    assert symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK - 1, losses=stuck(STEPS_BEFORE_STUCK - 1))) == []
 
 
 def test_gradients_that_agree_speak_against_bad_data():
     same = {(w, "parameter_grad"): of(w, "parameter_grad", 0.01) for w in WEIGHTS}
-    assert symptoms(NOT_LEARNING, training(STUCK_AFTER, lambda step: same, losses=stuck(STUCK_AFTER))) == []
+    assert (
+        symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK, lambda step: same, losses=stuck(STEPS_BEFORE_STUCK))) == []
+    )
 
 
 def test_a_loss_that_falls_is_learning():
-    assert symptoms(NOT_LEARNING, training(STUCK_AFTER)) == []
+    assert symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK)) == []
 
 
 def test_a_model_whose_rate_still_rises_has_time():
-    made = training(STUCK_AFTER, losses=stuck(STUCK_AFTER), rate=lambda step: 1e-5 * (step + 1))
+    made = training(STEPS_BEFORE_STUCK, losses=stuck(STEPS_BEFORE_STUCK), rate=lambda step: 1e-5 * (step + 1))
     assert symptoms(NOT_LEARNING, made) == []
 
 
 def test_a_model_that_does_not_move_is_not_blamed_on_the_data():
     change = {(w, "parameter_update"): of(w, "parameter_update", 1e-9) for w in WEIGHTS}
-    assert symptoms(NOT_LEARNING, training(STUCK_AFTER, lambda step: change, losses=stuck(STUCK_AFTER))) == []
+    assert (
+        symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK, lambda step: change, losses=stuck(STEPS_BEFORE_STUCK)))
+        == []
+    )
 
 
 @pytest.mark.parametrize(("batch", "fires"), [(9, False), (5, True)])
@@ -132,18 +136,18 @@ def answered(deviation: float, size: float):
             ("head", "output"): reading("head", "output", [row(100, mean * (-1) ** i, deviation) for i in range(8)])
         }
 
-    return places(symptoms(NOT_LEARNING, training(STUCK_AFTER, change, losses=stuck(STUCK_AFTER))))
+    return places(symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK, change, losses=stuck(STEPS_BEFORE_STUCK))))
 
 
 def test_small_answers_that_differ_by_a_share_of_their_size_speak():
-    small = SPEAKS / 2
-    assert answered(small, size=small / (1.03 * SPEAKS_UP)) == [("", "alarm")]
-    assert answered(small, size=small / (0.97 * SPEAKS_UP)) == []
+    small = ANSWER_SPREAD_MIN / 2
+    assert answered(small, size=small / (1.03 * ANSWER_SPREAD_SHARE_MIN)) == [("", "alarm")]
+    assert answered(small, size=small / (0.97 * ANSWER_SPREAD_SHARE_MIN)) == []
 
 
 def test_large_answers_that_differ_by_a_smaller_share_speak_too():
-    assert answered(1.03 * SPEAKS, size=2.0) == [("", "alarm")]
-    assert answered(0.97 * SPEAKS, size=2.0) == []
+    assert answered(1.03 * ANSWER_SPREAD_MIN, size=2.0) == [("", "alarm")]
+    assert answered(0.97 * ANSWER_SPREAD_MIN, size=2.0) == []
 
 
 @pytest.mark.parametrize(("third", "is_classifier"), [(-0.02, True), (0.02, False)])
@@ -163,7 +167,7 @@ def unbalanced(step):
 def test_a_loss_that_stays_may_be_that_of_a_trained_model_where_chance_is_not_known(rule):
     small = {(w, "parameter_update"): of(w, "parameter_update", 1e-6) for w in WEIGHTS}
     change = (lambda step: unbalanced(step) | small) if rule == "update_too_small" else unbalanced
-    made = training(STUCK_AFTER, change, losses=stuck(STUCK_AFTER))
+    made = training(STEPS_BEFORE_STUCK, change, losses=stuck(STEPS_BEFORE_STUCK))
     assert places(symptoms(RULES[rule], made)) == [("", "note")]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hookboard.health import Loss
-from hookboard.health.losses import KNOWN_AFTER, STEADY, STUCK_AFTER, LossCurve
+from hookboard.health.losses import BOUNDLESS_PACE_SHARE, STEPS_BEFORE_JUDGING, STEPS_BEFORE_STUCK, LossCurve
 
 
 def curve(values: Iterable[float], chance: float | None = None, batch: object = None) -> LossCurve:
@@ -77,13 +77,13 @@ def test_a_loss_that_became_finite_again_is_not_harmed_by_that():
 
 
 def test_few_steps_tell_nothing():
-    assert not curve([*[2.3] * 2, *[9.0] * (KNOWN_AFTER - 3)]).is_harmed
-    assert curve([*[2.3] * 4, *[9.0] * KNOWN_AFTER]).is_harmed
+    assert not curve([*[2.3] * 2, *[9.0] * (STEPS_BEFORE_JUDGING - 3)]).is_harmed
+    assert curve([*[2.3] * 4, *[9.0] * STEPS_BEFORE_JUDGING]).is_harmed
 
 
 def test_a_loss_at_its_start_has_some_time():
-    assert not curve([2.3] * (STUCK_AFTER - 1)).is_harmed
-    assert curve([2.3] * STUCK_AFTER).is_harmed
+    assert not curve([2.3] * (STEPS_BEFORE_STUCK - 1)).is_harmed
+    assert curve([2.3] * STEPS_BEFORE_STUCK).is_harmed
 
 
 def test_a_loss_that_falls_without_bound_has_diverged():
@@ -102,8 +102,8 @@ def test_a_loss_that_overflows_below_0_has_no_bound_before_it_is_known_how_it_fa
 
 @pytest.mark.parametrize(("times", "fires"), [(0.9, False), (1.1, True)])
 def test_a_loss_without_a_bound_falls_no_slower_than_before(times, fires):
-    """By so many times `STEADY` of what it fell in the first half."""
-    values = [*-np.linspace(0, 4000, 100), *(-4000 - np.linspace(0, 4000 * times * STEADY, 100))]
+    """By so many times `BOUNDLESS_PACE_SHARE` of what it fell in the first half."""
+    values = [*-np.linspace(0, 4000, 100), *(-4000 - np.linspace(0, 4000 * times * BOUNDLESS_PACE_SHARE, 100))]
     assert curve(values).is_boundless is fires
 
 

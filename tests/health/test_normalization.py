@@ -6,8 +6,7 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, nothing, outputs, run_of, symptoms, without_weights
 
-from hookboard.health.rules.normalization import FAST, LOST
-from hookboard.health.rules.scale import ACTIVATION_SCALE
+from hookboard.health.rules.scale import ACTIVATION_SCALE, GAIN_LOSS_PER_STEP, GAIN_SHARE_LOST
 from hookboard.layers import Layer
 
 
@@ -106,7 +105,7 @@ def gained(*courses, every=10, losses=falling):
     return symptoms(ACTIVATION_SCALE, run_of(given, seen, count=10, losses=losses, every=every))
 
 
-def lost(left=0.95 * LOST, begin=0.8):
+def lost(left=0.95 * GAIN_SHARE_LOST, begin=0.8):
     """Gains that go down to this share from the fourth look to the last."""
     return lambda n: begin * left ** (max(n - 3, 0) / 6)
 
@@ -122,13 +121,13 @@ def test_gains_that_go_towards_0_are_an_alarm_since_they_began_to():
 
 
 def test_gains_of_which_more_is_left_or_of_fewer_norms_are_well():
-    assert gained(lost(1.05 * LOST), losses=harmed) == []
+    assert gained(lost(1.05 * GAIN_SHARE_LOST), losses=harmed) == []
     assert gained(lost(), kept, kept, losses=harmed) == []
 
 
 def test_gains_that_go_down_slowly_are_the_doing_of_a_usual_decay():
     # To 0.19 in as many steps as a decay of 1 % in each step takes, or a few less.
-    steps = -math.log(0.95 * LOST) / FAST / 9
+    steps = -math.log(0.95 * GAIN_SHARE_LOST) / GAIN_LOSS_PER_STEP / 9
     assert gained(lost(), every=math.ceil(steps)) == []
     assert [s.module for s in gained(lost(), every=math.floor(steps))] == ["bn0"]
 

@@ -9,7 +9,7 @@ from health import looks
 from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, places, stuck, symptoms, training, typed
 
 from hookboard.health import RULES
-from hookboard.health.rules.numerics import HEADROOM, SWALLOWED, UNDERFLOW
+from hookboard.health.rules.numerics import FLOAT16_HEADROOM_FACTOR, SWALLOWED_SHARE_NOTE, UNDERFLOW_SHARE_NOTE
 from hookboard.measure import Histogram, Moments
 from hookboard.sites import Site
 
@@ -148,7 +148,7 @@ def half(dtype, share: float, *names: str):
 
 
 def test_updates_that_bf16_swallows_are_a_note_and_with_harm_an_alarm():
-    change = half(torch.bfloat16, SWALLOWED + 0.01)
+    change = half(torch.bfloat16, SWALLOWED_SHARE_NOTE + 0.01)
     assert places(symptoms(PRECISION, training(change=lambda step: change))) == [("", "note")]
     found = symptoms(PRECISION, training(100, lambda step: change, losses=stuck(100)))
     assert places(found) == [("", "alarm")]
@@ -157,7 +157,7 @@ def test_updates_that_bf16_swallows_are_a_note_and_with_harm_an_alarm():
 
 @pytest.mark.parametrize(
     "change",
-    [half(torch.bfloat16, SWALLOWED - 0.01), half(torch.float32, 0.99)],
+    [half(torch.bfloat16, SWALLOWED_SHARE_NOTE - 0.01), half(torch.float32, 0.99)],
     ids=["below the border", "float32"],
 )
 def test_updates_that_mostly_arrive_are_well(change):
@@ -193,14 +193,14 @@ def histogram_counts(tiny_share: float):
 
 
 def test_outputs_near_the_largest_of_float16_are_named():
-    limit = 65504 / HEADROOM
+    limit = 65504 / FLOAT16_HEADROOM_FACTOR
     for factor, expected in ((1.01, [("fc1", "note")]), (0.99, [])):
         change = {("fc1", "output"): in_half("fc1", "output", factor * limit)}
         assert places(symptoms(PRECISION, training(change=lambda step, c=change: c))) == expected
 
 
 def test_gradients_below_the_normal_range_of_float16_are_named():
-    for share, expected in ((UNDERFLOW + 0.01, [("fc1", "note")]), (UNDERFLOW - 0.01, [])):
+    for share, expected in ((UNDERFLOW_SHARE_NOTE + 0.01, [("fc1", "note")]), (UNDERFLOW_SHARE_NOTE - 0.01, [])):
         change = {("fc1", "grad_output"): in_half("fc1", "grad_output", 1e-2, share)}
         assert places(symptoms(PRECISION, training(change=lambda step, c=change: c))) == expected
 

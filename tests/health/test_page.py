@@ -6,9 +6,8 @@ import pytest
 from health.looks import layers, look, reading, row
 
 from hookboard.health import Judge, Page, Rule, Symptom, Verdict, closing, news
-from hookboard.health.curves import SHOWN, layout
 from hookboard.health.page import marks_of, pictures
-from hookboard.health.report import COLUMNS, LOOK_AT, MOST_ROWS, headline, table_of
+from hookboard.health.report import CHARTED, LOOK_AT, TABLE_COLUMNS, TABLE_ROWS_MAX, headline, layout, table_of
 from hookboard.images.heat_map import MARKS, MISSING, NOT_FINITE
 from hookboard.layers import Layer
 
@@ -67,7 +66,7 @@ def test_every_tag_of_a_chart_is_a_scalar_that_is_written():
 def test_each_quantity_has_a_margin_chart_of_the_median_between_the_percentiles():
     judge = trained(41)
     scalars = Page().entry(judge.run, judge.verdicts).scalars
-    for quantity in SHOWN:
+    for quantity in CHARTED:
         kinds = [chart for charts in layout().values() for chart in charts.values() if chart[1][0].endswith("median")]
         (chart,) = [several for kind, several in kinds if kind == "Margin" and f"/{quantity}/" in several[0]]
         values = judge.run.recent(quantity)[:, -1]
@@ -78,14 +77,14 @@ def test_each_quantity_has_a_margin_chart_of_the_median_between_the_percentiles(
 def test_the_worst_layer_is_the_one_with_the_worst_verdict_that_lasts():
     judge = trained(20)
     scalars = Page().entry(judge.run, [ALARM]).scalars
-    for quantity in SHOWN:
+    for quantity in CHARTED:
         assert scalars[f"health/{quantity}/worst"] == judge.run.recent(quantity)[7, -1]
 
 
 def test_without_a_verdict_the_worst_layer_is_the_one_farthest_from_the_others():
     judge = trained(20, sick="net.3")
     scalars = Page().entry(judge.run, []).scalars
-    for quantity in SHOWN:
+    for quantity in CHARTED:
         assert scalars[f"health/{quantity}/worst"] == judge.run.recent(quantity)[3, -1]
 
 
@@ -98,7 +97,7 @@ def test_the_layout_is_given_once():
 def test_each_picture_holds_the_whole_run_and_marks_the_sick_layer():
     judge = trained(20)
     drawn = pictures(judge.run, [ALARM])
-    assert sorted(drawn) == sorted(f"health/{quantity}" for quantity in SHOWN)
+    assert sorted(drawn) == sorted(f"health/{quantity}" for quantity in CHARTED)
     for picture in drawn.values():
         assert "20 layers" in picture.caption
         assert picture.caption.endswith(", marked: 1 by alarms")
@@ -197,7 +196,7 @@ def test_the_table_is_written_at_the_end_as_of_the_last_look():
 
 def test_the_table_says_all_of_a_verdict_and_where_to_look():
     table = table_of(trained(20).run, [ALARM])
-    assert dict(zip(COLUMNS, table.rows[0], strict=True)) == {
+    assert dict(zip(TABLE_COLUMNS, table.rows[0], strict=True)) == {
         "severity": "alarm",
         "rule": "dead_units",
         "layer": "net.7",
@@ -287,12 +286,12 @@ def test_what_rules_say_is_shown_in_sentences_of_one_style(given, shown):
 
 
 def test_a_long_table_is_cut_off_and_says_so():
-    several = [Verdict("note", "spike", "", step, step, "a", "b", step) for step in range(MOST_ROWS + 7)]
+    several = [Verdict("note", "spike", "", step, step, "a", "b", step) for step in range(TABLE_ROWS_MAX + 7)]
     table = table_of(trained(2).run, several)
-    assert len(table.rows) == MOST_ROWS
-    assert table.text.startswith(f"{MOST_ROWS + 7} notes in 2 layers")
+    assert len(table.rows) == TABLE_ROWS_MAX
+    assert table.text.startswith(f"{TABLE_ROWS_MAX + 7} notes in 2 layers")
     assert "\n\nAnd 7 more" in table.text
-    assert table.text.count("spike") == MOST_ROWS
+    assert table.text.count("spike") == TABLE_ROWS_MAX
 
 
 def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():

@@ -7,7 +7,7 @@ import torch
 from oracle import normal
 
 from hookboard.health import Look
-from hookboard.health.table import QUANTITIES, RECENT_LOOKS, LayerArrays, LookArrays, RunTable, quantities_of
+from hookboard.health.run_table import QUANTITIES, RECENT_LOOKS, LayerArrays, LookArrays, RunTable, quantities_of
 from hookboard.layers import Layer
 from hookboard.measure import plan
 from hookboard.recording import Recorder

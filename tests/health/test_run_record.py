@@ -8,7 +8,7 @@ import pytest
 from health.looks import layers, look, reading, row
 
 from hookboard.health import Judge, Page, Rule, Symptom, Verdict
-from hookboard.health.table import QUANTITIES
+from hookboard.health.run_table import QUANTITIES
 from hookboard.layers import Layer
 from hookboard.record import HEALTH, health_record
 

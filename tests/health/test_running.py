@@ -8,7 +8,7 @@ import torch
 from health.looks import look, reading, row
 from torch import nn
 
-from hookboard.health.running import MOVED, running_of
+from hookboard.health.comparison import MOVED_CHANNEL_SHARE, running_of
 from hookboard.layers import Layer
 
 LAYERS = [Layer("fc", "Linear", "linear"), Layer("bn", "BatchNorm1d", "norm", ("bn.weight", "bn.bias"))]
@@ -87,7 +87,7 @@ def test_a_norm_whose_gains_are_small_beside_a_step_tells_nothing(times, count):
     made, batch = norm(0.0, 1.0, gains=(0.5, -0.5, 0.5, -0.5)), drawn(0)
     deviation = float(np.median(made.train()(batch).detach().numpy().std(0)))
     made = norm(0.0, 1.0, gains=(0.5, -0.5, 0.5, -0.5))
-    assert len(read(made, batch, moved=times * MOVED * deviation)) == count
+    assert len(read(made, batch, moved=times * MOVED_CHANNEL_SHARE * deviation)) == count
 
 
 def test_other_norms_have_no_running_statistics():

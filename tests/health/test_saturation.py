@@ -7,7 +7,7 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms, without_weights
 
-from hookboard.health.rules.saturation import SATURATED
+from hookboard.health.rules.signal import SATURATED
 from hookboard.layers import Layer
 from hookboard.measure import Histogram
 

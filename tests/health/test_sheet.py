@@ -6,9 +6,8 @@ import numpy as np
 from health.looks import look, reading, row
 from health.runs import linear, noise, outputs, weights, without_weights
 
-from hookboard.health.curves import percentile
-from hookboard.health.spikes import medians
-from hookboard.health.table import LayerArrays, LookArrays
+from hookboard.health.robust import medians, percentile
+from hookboard.health.run_table import LayerArrays, LookArrays
 
 LAYERS = [linear("a"), without_weights("relu"), linear("b", takes=4)]
 

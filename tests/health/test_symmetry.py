@@ -6,7 +6,7 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, nothing, run_of, symptoms, weights
 
-from hookboard.health.rules.symmetry import ALIKE, SYMMETRIC_UNITS
+from hookboard.health.rules.units import SYMMETRIC_UNITS, TWIN_WEIGHT_TOLERANCE
 
 
 def equal(units, value=0.1):
@@ -106,8 +106,8 @@ def test_a_constant_weight_of_one_dimension_is_a_note():
 
 def test_an_embedding_and_a_layer_whose_weights_differ_a_little_may_begin_so():
     assert not constant_at_first(0.03, harmed, kind="embedding")
-    assert not constant_at_first(0.03, harmed, deviation=0.03 * 2 * ALIKE)
-    assert constant_at_first(0.03, harmed, deviation=0.03 * 0.5 * ALIKE)
+    assert not constant_at_first(0.03, harmed, deviation=0.03 * 2 * TWIN_WEIGHT_TOLERANCE)
+    assert constant_at_first(0.03, harmed, deviation=0.03 * 0.5 * TWIN_WEIGHT_TOLERANCE)
 
 
 def test_a_layer_that_began_at_0_is_healthy_if_its_units_part():

@@ -16,7 +16,7 @@ from health.runs import (
     without_weights,
 )
 
-from hookboard.health.rules.units import DEAD_UNITS, FAINT
+from hookboard.health.rules.units import DEAD_UNITS, FAINT_INPUT_SPREAD
 from hookboard.layers import Layer
 
 UNITS = 8
@@ -318,12 +318,12 @@ def spread(share):
 @pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
 def test_units_that_are_given_next_to_a_constant_are_not_called_dead(times, fires):
     # Each of them is on or off for all samples, by chance.
-    run = run_of(CHAIN, lambda n: chain(nothing(UNITS), act0=spread(times * FAINT)))
+    run = run_of(CHAIN, lambda n: chain(nothing(UNITS), act0=spread(times * FAINT_INPUT_SPREAD)))
     assert [symptom.module for symptom in symptoms(DEAD_UNITS, run)] == (["fc1"] if fires else [])
 
 
 def test_what_goes_into_the_first_layer_is_not_known():
     # Counted backwards, the head stands right before it: what that gives says nothing of it.
-    faint = [row(100, mean=-1.0, deviation=0.5 * FAINT) for _ in range(3)]
+    faint = [row(100, mean=-1.0, deviation=0.5 * FAINT_INPUT_SPREAD) for _ in range(3)]
     read = [*chain(rectified(UNITS), act0=nothing(UNITS)), outputs("head", faint)]
     assert [symptom.module for symptom in symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: read))] == ["fc0"]

@@ -21,18 +21,19 @@ from health.trainings import (
 )
 
 from hookboard.health import RULES
-from hookboard.health.rules.small_updates import FAR_BELOW, SMALL
 from hookboard.health.rules.updates import (
-    FAR_ABOVE,
-    FULL,
-    GREW,
-    GROWN,
-    LARGE,
-    LEAP,
-    OVERWRITES,
-    SAME,
-    SURELY_GREW,
-    SURELY_SAME,
+    FIRST_UPDATE_RATIO_OVERWRITES,
+    LAYER_UPDATE_FACTOR_LARGE,
+    LAYER_UPDATE_SHARE_SMALL,
+    LOSS_LEAP_FACTOR,
+    SUMMED_GRADIENT_COSINE,
+    SUMMED_GRADIENT_COSINE_UNHARMED,
+    SUMMED_GRADIENT_GROWTH,
+    SUMMED_GRADIENT_GROWTH_UNHARMED,
+    UPDATE_RATIO_LARGE,
+    UPDATE_RATIO_SMALL,
+    USUAL_WEIGHT_NORM_MIN,
+    WEIGHT_GROWTH_ALARM,
 )
 from hookboard.sites import Site
 
@@ -52,14 +53,14 @@ def exactly(name: str, role: str, rms: float):
 
 
 def test_tiny_steps_of_a_model_that_does_not_learn_are_an_alarm():
-    made = training(100, lambda step: moved(0.9 * SMALL), losses=stuck(100))
+    made = training(100, lambda step: moved(0.9 * UPDATE_RATIO_SMALL), losses=stuck(100))
     found = symptoms(TOO_SMALL, made)
     assert places(found) == [("", "alarm")]
     assert "AdamW" in found[0].evidence
 
 
 def test_steps_above_the_border_are_well_even_if_the_model_does_not_learn():
-    assert symptoms(TOO_SMALL, training(100, lambda step: moved(1.1 * SMALL), losses=stuck(100))) == []
+    assert symptoms(TOO_SMALL, training(100, lambda step: moved(1.1 * UPDATE_RATIO_SMALL), losses=stuck(100))) == []
 
 
 def test_tiny_steps_of_a_model_that_learns_are_well():
@@ -83,7 +84,7 @@ def test_tiny_steps_at_the_end_of_a_schedule_are_well():
 
 
 def test_a_layer_far_below_the_others_is_named():
-    ratio = 0.9 * FAR_BELOW * 1e-3
+    ratio = 0.9 * LAYER_UPDATE_SHARE_SMALL * 1e-3
     made = training(change=lambda step: moved(1e-3) | moved(ratio, "fc1"))
     assert places(symptoms(TOO_SMALL, made)) == [("fc1", "note")]
     made = training(100, lambda step: moved(1e-3) | moved(ratio, "fc1"), losses=stuck(100))
@@ -97,17 +98,17 @@ def test_rates_that_fall_from_layer_to_layer_are_well():
 
 @pytest.mark.usefixtures("at_every_look")
 def test_large_steps_before_harm_are_an_alarm_since_they_began():
-    made = training(60, lambda step: moved(1.1 * LARGE if step >= 20 else 1e-2), losses=risen(60))
+    made = training(60, lambda step: moved(1.1 * UPDATE_RATIO_LARGE if step >= 20 else 1e-2), losses=risen(60))
     verdicts = judged([TOO_LARGE], made).verdicts
     assert [(v.severity, v.module, v.since) for v in verdicts] == [("alarm", "", 20)]
 
 
 def test_large_steps_without_harm_are_well():
-    assert symptoms(TOO_LARGE, training(60, lambda step: moved(2 * LARGE))) == []
+    assert symptoms(TOO_LARGE, training(60, lambda step: moved(2 * UPDATE_RATIO_LARGE))) == []
 
 
 def test_harm_with_steps_below_the_border_is_not_blamed_on_them():
-    assert symptoms(TOO_LARGE, training(60, lambda step: moved(0.9 * LARGE), losses=risen(60))) == []
+    assert symptoms(TOO_LARGE, training(60, lambda step: moved(0.9 * UPDATE_RATIO_LARGE), losses=risen(60))) == []
 
 
 def test_a_rate_that_jumps_is_an_alarm_since_the_jump():
@@ -122,9 +123,11 @@ def test_one_large_step_is_no_rate_that_is_too_large():
 
 
 def test_a_layer_far_above_the_others_is_named():
-    made = training(60, lambda step: moved(0.01) | moved(1.1 * FAR_ABOVE * 0.01, "fc1"), losses=risen(60))
+    made = training(
+        60, lambda step: moved(0.01) | moved(1.1 * LAYER_UPDATE_FACTOR_LARGE * 0.01, "fc1"), losses=risen(60)
+    )
     assert places(symptoms(TOO_LARGE, made)) == [("fc1", "alarm")]
-    made = training(60, lambda step: moved(0.01) | moved(0.9 * LARGE, "fc1"), losses=risen(60))
+    made = training(60, lambda step: moved(0.01) | moved(0.9 * UPDATE_RATIO_LARGE, "fc1"), losses=risen(60))
     assert symptoms(TOO_LARGE, made) == []
 
 
@@ -171,8 +174,8 @@ def test_gains_and_biases_alone_are_not_judged():
 def test_what_is_left_beside_nan_is_no_small_step():
     def spoiled(step):
         part = {}
-        for (name, role), one in moved(0.1 * SMALL).items():
-            size = 0.1 * SMALL * 0.1 if role == "parameter_update" else one.moments.rms
+        for (name, role), one in moved(0.1 * UPDATE_RATIO_SMALL).items():
+            size = 0.1 * UPDATE_RATIO_SMALL * 0.1 if role == "parameter_update" else one.moments.rms
             part[name, role] = looks.reading(name, role, [looks.row(90, 0.0, size, nonfinite=10)])
         return part
 
@@ -183,11 +186,11 @@ def test_steps_that_became_tiny_are_too_small_since_then_though_the_loss_shows_i
     def change(step):
         # At step 39 nothing was measured.
         nothing = {(w, "parameter_update"): None for w in WEIGHTS} if step == 39 else {}
-        return moved(0.9 * SMALL if step >= 40 else 1e-3) | nothing
+        return moved(0.9 * UPDATE_RATIO_SMALL if step >= 40 else 1e-3) | nothing
 
     found = symptoms(TOO_SMALL, training(100, change, losses=stuck(100)))
     assert [(s.module, s.since) for s in found] == [("", 40)]
-    found = symptoms(TOO_SMALL, training(100, lambda step: moved(0.9 * SMALL), losses=stuck(100)))
+    found = symptoms(TOO_SMALL, training(100, lambda step: moved(0.9 * UPDATE_RATIO_SMALL), losses=stuck(100)))
     assert [(s.module, s.since) for s in found] == [("", 0)]
 
 
@@ -203,7 +206,7 @@ def sized(*sizes: float, begin: float = 0.1):
 
 @pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
 def test_weights_that_have_grown_out_of_proportion_are_an_alarm_though_the_loss_is_well(times, fires):
-    found = symptoms(TOO_LARGE, training(60, sized(1, 2, 10, times * GROWN)))
+    found = symptoms(TOO_LARGE, training(60, sized(1, 2, 10, times * WEIGHT_GROWTH_ALARM)))
     assert places(found) == ([("", "alarm")] if fires else [])
     assert [s.since for s in found] == ([20] if fires else [])
 
@@ -211,7 +214,7 @@ def test_weights_that_have_grown_out_of_proportion_are_an_alarm_though_the_loss_
 @pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
 def test_weights_that_began_near_0_may_grow(times, fires):
     # The L2 norm of the eight weights of a unit.
-    made = training(60, sized(1, 2 * GROWN, begin=times * FULL / 8**0.5))
+    made = training(60, sized(1, 2 * WEIGHT_GROWTH_ALARM, begin=times * USUAL_WEIGHT_NORM_MIN / 8**0.5))
     assert bool(symptoms(TOO_LARGE, made)) is fires
 
 
@@ -233,16 +236,17 @@ def test_weights_that_have_grown_between_two_columns_of_the_run_have_grown_now()
 
 @pytest.mark.parametrize(("ratio", "fires"), [(0.95, False), (1.05, True)])
 def test_a_first_step_that_overwrites_the_weights_is_an_alarm_though_the_loss_falls(ratio, fires):
-    made = training(60, lambda step: moved(ratio * OVERWRITES if step == 0 else 1e-3))
+    made = training(60, lambda step: moved(ratio * FIRST_UPDATE_RATIO_OVERWRITES if step == 0 else 1e-3))
     found = symptoms(TOO_LARGE, made)
     assert [(s.module, s.since) for s in found] == ([("", 0)] if fires else [])
 
 
 def leapt(ratio=1.05, leap=1.05, edit=lambda look: look):
     """What is said of a loss that begins at 3, above chance, and leaps behind a first step of this size."""
-    losses = [3.0, leap * LEAP * 3.0, *falling(58)]
+    losses = [3.0, leap * LOSS_LEAP_FACTOR * 3.0, *falling(58)]
     return symptoms(
-        TOO_LARGE, training(60, lambda step: moved(ratio * LARGE if step == 0 else 1e-3), losses, edit=edit)
+        TOO_LARGE,
+        training(60, lambda step: moved(ratio * UPDATE_RATIO_LARGE if step == 0 else 1e-3), losses, edit=edit),
     )
 
 
@@ -284,26 +288,26 @@ def summed(times, cosine, losses, first=0.01, edit=lambda look: look):
 
 
 def test_gradients_that_add_up_are_an_alarm_where_the_loss_does_not_fall():
-    (symptom,) = summed(1.05 * SURELY_GREW, SURELY_SAME + 0.01, stuck(60))
+    (symptom,) = summed(1.05 * SUMMED_GRADIENT_GROWTH_UNHARMED, SUMMED_GRADIENT_COSINE_UNHARMED + 0.01, stuck(60))
     assert (symptom.module, symptom.severity) == ("", "alarm")
     # They exceed three times the first ones then.
     assert symptom.since == 28
 
 
 def test_gradients_that_grow_less_or_agree_less_are_well():
-    assert summed(0.95 * SURELY_GREW, SURELY_SAME + 0.01, stuck(60)) == []
-    assert summed(1.05 * SURELY_GREW, SURELY_SAME - 0.01, stuck(60)) == []
+    assert summed(0.95 * SUMMED_GRADIENT_GROWTH_UNHARMED, SUMMED_GRADIENT_COSINE_UNHARMED + 0.01, stuck(60)) == []
+    assert summed(1.05 * SUMMED_GRADIENT_GROWTH_UNHARMED, SUMMED_GRADIENT_COSINE_UNHARMED - 0.01, stuck(60)) == []
 
 
 def test_gradients_that_add_up_are_well_while_the_loss_falls():
-    assert summed(2 * SURELY_GREW, 1.0, falling(60)) == []
+    assert summed(2 * SUMMED_GRADIENT_GROWTH_UNHARMED, 1.0, falling(60)) == []
 
 
 def test_gradients_of_several_losses_are_not_taken_for_a_sum():
     def edit(look):
         return replace(look, losses=[replace(loss, backwards=2) for loss in look.losses])
 
-    assert summed(2 * SURELY_GREW, 1.0, stuck(60), edit=edit) == []
+    assert summed(2 * SUMMED_GRADIENT_GROWTH_UNHARMED, 1.0, stuck(60), edit=edit) == []
 
 
 def test_the_gradients_of_a_regression_have_the_offset_of_its_targets_in_common():
@@ -312,16 +316,16 @@ def test_the_gradients_of_a_regression_have_the_offset_of_its_targets_in_common(
     def edit(look):
         return replace(look, readings={**look.readings, site: of("head", "grad_output", 0.01, mean=0.01)})
 
-    assert summed(2 * SURELY_GREW, 1.0, stuck(60), edit=edit) == []
+    assert summed(2 * SUMMED_GRADIENT_GROWTH_UNHARMED, 1.0, stuck(60), edit=edit) == []
 
 
 def test_gradients_that_began_at_0_tell_nothing():
-    assert summed(2 * SURELY_GREW, 1.0, stuck(60), first=0.0) == []
+    assert summed(2 * SUMMED_GRADIENT_GROWTH_UNHARMED, 1.0, stuck(60), first=0.0) == []
 
 
 @pytest.mark.parametrize(("grew", "same", "fires"), [(1.05, 0.01, True), (0.95, 0.01, False), (1.05, -0.01, False)])
 def test_where_the_loss_shows_harm_less_is_enough_for_a_sum(grew, same, fires):
-    found = summed(grew * GREW, SAME + same, risen(60))
+    found = summed(grew * SUMMED_GRADIENT_GROWTH, SUMMED_GRADIENT_COSINE + same, risen(60))
     assert ["they add up" in s.evidence for s in found] == ([True] if fires else [])
 
 

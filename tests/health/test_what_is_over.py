@@ -14,10 +14,9 @@ from toys import Toy, batches, fit
 
 from hookboard import HealthMonitor
 from hookboard.health import Judge
-from hookboard.health.rules.normalization import LOST
-from hookboard.health.rules.scale import ACTIVATION_SCALE
-from hookboard.health.rules.symmetry import PARTED, SYMMETRIC_UNITS
-from hookboard.health.rules.updates import FAR_ABOVE
+from hookboard.health.rules.scale import ACTIVATION_SCALE, GAIN_SHARE_LOST
+from hookboard.health.rules.units import PARTED_SHARE, SYMMETRIC_UNITS
+from hookboard.health.rules.updates import LAYER_UPDATE_FACTOR_LARGE
 
 
 def said(rule, made, layers=None):
@@ -65,7 +64,7 @@ def test_what_was_over_when_a_long_run_forgets_its_columns_stays_over_at_the_sam
 
 @pytest.mark.usefixtures("at_every_look")
 def test_large_steps_of_one_layer_are_over_once_they_are_usual():
-    far = 1.1 * FAR_ABOVE * 0.01
+    far = 1.1 * LAYER_UPDATE_FACTOR_LARGE * 0.01
     made = training(80, lambda step: moved(0.01) | (moved(far, "fc1") if 20 <= step < 30 else {}), losses=risen(80))
     since, until, evidence = said(TOO_LARGE, made)
     assert (since, until) == (20, 29)
@@ -74,7 +73,7 @@ def test_large_steps_of_one_layer_are_over_once_they_are_usual():
 
 @pytest.mark.usefixtures("at_every_look")
 def test_large_steps_of_one_layer_that_last_have_the_size_of_the_latest():
-    far = 1.1 * FAR_ABOVE * 0.01
+    far = 1.1 * LAYER_UPDATE_FACTOR_LARGE * 0.01
     made = training(60, lambda step: moved(0.01) | moved(far * (1 + step), "fc1"), losses=risen(60))
     since, until, evidence = said(TOO_LARGE, made)
     assert (since, until) == (0, None)
@@ -98,7 +97,7 @@ def test_gains_that_came_back_are_lost_no_more():
     judge = Judge([ACTIVATION_SCALE], {layer.name: layer for layer in given}, WINDOW)
 
     def seen(number):
-        gain = 0.8 * (0.9 * LOST if 4 <= number < 12 else 1.0)
+        gain = 0.8 * (0.9 * GAIN_SHARE_LOST if 4 <= number < 12 else 1.0)
         for norm in given:
             yield runs.outputs(norm.name, [row(100, 0.1, gain) for _ in range(8)])
             yield reading(norm.weights[0], "parameter_before", [row(8, gain, 0.0)])
@@ -116,7 +115,7 @@ def runs_looks(seen, count):
 
 
 @pytest.mark.usefixtures("at_every_look")
-@pytest.mark.parametrize(("share", "until"), [(0.9 * PARTED, None), (1.1 * PARTED, 110)])
+@pytest.mark.parametrize(("share", "until"), [(0.9 * PARTED_SHARE, None), (1.1 * PARTED_SHARE, 110)])
 def test_units_that_began_as_one_are_over_once_they_have_parted(share, until):
     layer = runs.linear("fc0")
 

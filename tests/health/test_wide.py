@@ -9,10 +9,9 @@ from health.looks import reading, row
 from health.runs import falling, linear, noise, nothing, outputs, rectified, run_of, symptoms, weights, without_weights
 
 from hookboard.health import FORMS
-from hookboard.health.rules.collapse import COLLAPSED
-from hookboard.health.rules.data import INPUT_SCALE
-from hookboard.health.rules.symmetry import SYMMETRIC_UNITS
-from hookboard.health.rules.units import DEAD_UNITS
+from hookboard.health.rules.input_data import INPUT_SCALE
+from hookboard.health.rules.signal import COLLAPSED
+from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
 from hookboard.health.silence import Silence
 from hookboard.measure import looked_at
 from hookboard.plain import Form, packed, unpacked

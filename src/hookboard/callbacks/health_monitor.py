@@ -22,9 +22,9 @@ from hookboard.callbacks.numbers import AFTER_LOOK, AT_END, SiteLogger
 from hookboard.checks import check_name, check_whole
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
-    ASKED_AT_FIRST,
     RULES,
     VERDICT,
+    WINDOWS_ALWAYS_ASKED,
     Judge,
     NeedsHistogram,
     Nonfinite,
@@ -254,7 +254,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.stepped |= steps_of(each, state.weights)
 
     def _may_stretch(self, state: HealthState) -> bool:
-        return state.looks >= ASKED_AT_FIRST * self.window
+        return state.looks >= WINDOWS_ALWAYS_ASKED * self.window
 
     def _log(self, trainer: Trainer, state: HealthState) -> None:
         training, step, losses, ranks = self._live.get("train"), logged_step(trainer), state.losses.take(), self._ranks

@@ -16,7 +16,7 @@ from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
-    MOST_VALUES,
+    MEASURED_VALUES_MAX,
     RULES,
     Judge,
     Look,
@@ -272,7 +272,7 @@ def some_units(weight: Tensor) -> Tensor:
     >>> some_units(torch.zeros(1000, 200)).shape
     torch.Size([250, 200])
     """
-    if weight.numel() <= MOST_VALUES:
+    if weight.numel() <= MEASURED_VALUES_MAX:
         return weight
     every = every_unit(weight.shape)
     # A DTensor would have to ask the other ranks for a slice.

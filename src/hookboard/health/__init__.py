@@ -5,24 +5,22 @@ far, `rules/` the rules, one file for each family, `judge.py` asks them and make
 see `rules/__init__.py`.
 """
 
-from hookboard.health.judge import ASKED_AT_FIRST, Judge
-from hookboard.health.kept import FORMS, go_on, parts_of
-from hookboard.health.look import Look, Loss, Stepped
-from hookboard.health.measured import MOST_VALUES, NeedsHistogram, every_unit
-from hookboard.health.nonfinite import Nonfinite, Pass, before_nonfinite, first_of
+from hookboard.health.checkpoint import FORMS, go_on, parts_of
+from hookboard.health.judge import WINDOWS_ALWAYS_ASKED, Judge
+from hookboard.health.look import MEASURED_VALUES_MAX, Look, Loss, NeedsHistogram, Stepped, every_unit
 from hookboard.health.page import VERDICT, Page
 from hookboard.health.report import closing, ended_by, news
-from hookboard.health.rule import Rule, check_stop_on, rules_of
+from hookboard.health.rule import Rule, Severity, Symptom, Verdict, check_stop_on, rules_of
 from hookboard.health.rules import RULES
+from hookboard.health.rules.numerics import Nonfinite, Pass, before_nonfinite, first_of
 from hookboard.health.run import Run
-from hookboard.health.verdict import Severity, Symptom, Verdict
 
 __all__ = [
-    "ASKED_AT_FIRST",
     "FORMS",
-    "MOST_VALUES",
+    "MEASURED_VALUES_MAX",
     "RULES",
     "VERDICT",
+    "WINDOWS_ALWAYS_ASKED",
     "Judge",
     "Look",
     "Loss",

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
-from hookboard.health.verdict import Verdict
 
 Where = Literal["anywhere", "same", "before", "behind"]
 When = Literal["by then", "not later", "earlier", "at the start", "by steps"]

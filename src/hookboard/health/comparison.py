@@ -1,19 +1,19 @@
 """`Comparison`: how far a model's outputs in an evaluation are from those in training, layer by layer."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from hookboard.health.look import Look
-from hookboard.health.running import Running, running_of
 from hookboard.layers import Layer
 from hookboard.measure import FIELDS
 
-_MEAN, _DEVIATION = FIELDS.index("mean"), FIELDS.index("deviation")
+_MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("mean", "deviation", "min", "max"))
 
-FAINT = 0.1
+FAINT_DEVIATION_SHARE = 0.1
 """Deviations of a channel below this share of the layer's RMS count as that share (a choice)."""
 
 
@@ -36,6 +36,22 @@ class Gap:
     usual: float
     training: float
     evaluation: float
+
+
+@dataclass(frozen=True)
+class Running:
+    """The running statistics of one batch norm, beside those of batches.
+
+    Args:
+        layer: the norm.
+        now: how far they are from those of the last look in training: by how many deviations the mean of the median
+            channel differs, or by what power of e its deviation does; the larger one.
+        before: the same for the nearest of the looks before, and of the averages over them; inf if there is none.
+    """
+
+    layer: Layer
+    now: float
+    before: float
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,93 @@ def size_of(one: Look, other: Look, layer: Layer) -> float:
     size = abs(math.log(after.moments.rms / before.moments.rms))
     if before.channels is None or after.channels is None or before.width != after.width:
         return size
-    spread = np.maximum(before.channels[:, _DEVIATION], FAINT * before.moments.rms)
+    spread = np.maximum(before.channels[:, _DEVIATION], FAINT_DEVIATION_SHARE * before.moments.rms)
     shift = np.abs(after.channels[:, _MEAN] - before.channels[:, _MEAN]) / spread
     return max(size, float(np.median(shift)))
+
+
+AFFINE_TOLERANCE = 0.02
+"""By what share the extremes of what a norm gives, in deviations from the mean, may differ from those of what it is
+given, and it is still an affine map of it (a choice: bfloat16 rounds to 0.004)."""
+
+MOVED_CHANNEL_SHARE = 0.05
+"""Channels whose gain or bias a step moves by more than this share of what they deviate tell nothing (a choice): the
+evaluation comes after that step, and their gain is next to 0."""
+
+TINY_SPREAD = 1e-30
+"""Avoids division by zero."""
+
+
+def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]) -> Iterator[Running]:
+    """Read the running statistics of batch norms off what they are given and what they give in an evaluation.
+
+    A norm maps each channel x to a * x + b. In evaluation a is its gain over the running deviation; in training over
+    that of the batch, and b is such that the mean becomes its bias. So what it gives in both tells the running mean and
+    deviation. A norm is left out if what runs before it is not what goes in.
+
+    Args:
+        evaluation: the evaluation.
+        training: looks in training, the last one right before it.
+        layers: all layers, in the order of execution.
+    """
+    *others, last = training
+    for source, norm in pairwise(layers):
+        given, gave, usual = (
+            _channels(evaluation, source),
+            _channels(evaluation, norm) if "BatchNorm" in norm.type else None,
+            _channels(last, norm),
+        )
+        now, past = _channels(last, source), [_channels(look, source) for look in others]
+        if given is None or gave is None or usual is None or now is None:
+            continue
+        if len({part.shape for part in (given, gave, usual, now)}) > 1:
+            continue
+        signs = _signs(given, gave)
+        alive = (
+            (signs != 0) & (MOVED_CHANNEL_SHARE * usual[:, _DEVIATION] > _moved(last, norm)) & (gave[:, _DEVIATION] > 0)
+        )
+        if 2 * alive.sum() < len(alive):
+            continue
+        slope = signs[alive] * gave[alive, _DEVIATION] / given[alive, _DEVIATION]
+        mean = given[alive, _MEAN] - (gave[alive, _MEAN] - usual[alive, _MEAN]) / slope
+        deviation = usual[alive, _DEVIATION] / np.abs(slope)
+        looks = [part[alive] for part in past if part is not None and part.shape == now.shape]
+        distances = [_distance(mean, deviation, part) for part in (*looks, *_averages([*looks, now[alive]]))]
+        yield Running(norm, _distance(mean, deviation, now[alive]), min(distances, default=math.inf))
+
+
+def _channels(look: Look, layer: Layer) -> np.ndarray | None:
+    reading = look.numbers(layer.name, "output")
+    return None if reading is None or reading.moments.nonfinite else reading.channels
+
+
+def _moved(look: Look, norm: Layer) -> float:
+    """How far the step of a look has moved gains and biases (RMS): those of an evaluation behind it are others."""
+    updates = (look.numbers(name, "parameter_update") for name in norm.weights)
+    return max((update.moments.rms for update in updates if update is not None), default=0.0)
+
+
+def _signs(given: np.ndarray, gave: np.ndarray) -> np.ndarray:
+    """The signs of the gains, shape (channels,); 0 where what is given is no affine map of what is taken.
+
+    Both extremes lie as many deviations from the mean before and behind; a negative gain turns them round.
+    """
+    ends = [
+        (part[:, [_MIN, _MAX]] - part[:, [_MEAN]]) / np.maximum(part[:, [_DEVIATION]], TINY_SPREAD)
+        for part in (given, gave)
+    ]
+    same, turned = (np.abs(ends[1] - other).max(axis=1) for other in (ends[0], -ends[0][:, ::-1]))
+    is_affine = np.minimum(same, turned) < AFFINE_TOLERANCE * np.abs(ends[0]).max(axis=1)
+    return np.asarray(np.where(same <= turned, 1.0, -1.0) * is_affine)
+
+
+def _averages(looks: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """The averages over the last two, three ... looks."""
+    for count in range(2, len(looks) + 1):
+        yield np.mean(looks[-count:], axis=0)
+
+
+def _distance(mean: np.ndarray, deviation: np.ndarray, batch: np.ndarray) -> float:
+    spread = np.maximum(batch[:, _DEVIATION], TINY_SPREAD)
+    shift = float(np.median(np.abs(mean - batch[:, _MEAN]) / spread))
+    return max(shift, float(np.median(np.abs(np.log(np.maximum(deviation, TINY_SPREAD) / spread)))))

@@ -5,21 +5,20 @@ from dataclasses import dataclass, replace
 
 from hookboard.health.causes import ORDER, explained
 from hookboard.health.look import Look
-from hookboard.health.rule import Rule, symptoms_of
+from hookboard.health.rule import Rule, Symptom, Verdict, symptoms_of
 from hookboard.health.run import Run
-from hookboard.health.verdict import Symptom, Verdict
 from hookboard.layers import Layer
 from hookboard.messages import warn_switched_off
 
 Key = tuple[str, str]
 """The name of a rule, and of a module."""
 
-ASK_AFTER = (3, 4, 5)
+STEPS_BETWEEN_ASKING = (3, 4, 5)
 """Where looks come at every step, rules are asked again after so many steps, in turn: what lasts is seen as well, at a
 quarter of the cost (a choice). Not always after as many, or what comes once in so many steps would seem to last. Rules
 that judge single steps are asked at each look."""
 
-ASKED_AT_FIRST = 4
+WINDOWS_ALWAYS_ASKED = 4
 """At the first looks, so many times the window, all rules are asked: much goes wrong there, and at once (a choice)."""
 
 
@@ -112,12 +111,12 @@ class Judge:
         self._asks = 0  # how often that was
 
     def see(self, look: Look) -> None:
-        """Take a measured step, and judge the run, see `ASK_AFTER`."""
+        """Take a measured step, and judge the run, see `STEPS_BETWEEN_ASKING`."""
         self.run.see(look)
         self._verdicts = None
         self._well = 0 if self.run.losses.is_harmed else self._well + 1
-        is_early = self.run.seen <= ASKED_AT_FIRST * self.run.window
-        gap = ASK_AFTER[self._asks % len(ASK_AFTER)]
+        is_early = self.run.seen <= WINDOWS_ALWAYS_ASKED * self.run.window
+        gap = STEPS_BETWEEN_ASKING[self._asks % len(STEPS_BETWEEN_ASKING)]
         if self._asked is None or is_early or not 0 <= look.step - self._asked < gap:
             self._asked = look.step
             self._asks += 1

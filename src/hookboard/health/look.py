@@ -1,11 +1,17 @@
 """`Look`: everything that is seen of a training at one measured step, as plain data on the host."""
 
 import functools
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
+from hookboard.layers import Layer
+from hookboard.measure import every_of
 from hookboard.recording import Numbers, Reading, Readings
-from hookboard.sites import Role, Site
+from hookboard.sites import ROLES, Role, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +89,40 @@ class Look:
     def table(self) -> Readings:
         """The same readings as rows."""
         return self.readings if isinstance(self.readings, Readings) else Readings.of(self.readings.values())
+
+
+MEASURED_VALUES_MAX = 1 << 16
+"""Of a weight with more values only every k-th unit is measured, so that the cost does not follow its size."""
+
+
+def every_unit(shape: Sequence[int]) -> int:
+    """The k of a weight of that shape: units 0, k, 2 * k ... are measured. 1 if all are.
+
+    It is a multiple of the k of outputs with as many units, so that each unit whose weights are measured is one whose
+    outputs are: rules compare the two.
+
+    >>> every_unit((1000, 200)), every_unit((14_336, 4096)), every_unit((11_008, 4096))
+    (4, 896, 690)
+    """
+    if len(shape) < 2:
+        return 1
+    of_outputs = every_of(shape[0])
+    return of_outputs * max(1, -(-math.prod(shape) // (MEASURED_VALUES_MAX * of_outputs)))
+
+
+class NeedsHistogram:
+    """Tells of which tensors rules need a histogram: bounded activations, and what is in half precision.
+
+    Args:
+        layers: every layer that is watched, by name.
+    """
+
+    def __init__(self, layers: Mapping[str, Layer]) -> None:
+        self._layers = layers
+
+    def __call__(self, site: Site, tensor: Tensor) -> bool:
+        """Whether this tensor is counted into bins."""
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            return not ROLES[site.role].of_parameter
+        layer = self._layers.get(site.name)
+        return site.role == "output" and layer is not None and layer.kind == "bounded"

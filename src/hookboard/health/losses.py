@@ -1,72 +1,320 @@
 """`LossCurve`: whether the losses of a run show harm, or learning."""
 
+import itertools
 import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from hookboard.health.chance import is_another, is_far_above, starts_high
-from hookboard.health.loss_history import BLOCK, RECENT, LossHistory
-from hookboard.health.spikes import median
+from hookboard.health.look import Loss
+from hookboard.health.robust import median
 
-KNOWN_AFTER = 32
+SPIKE_DEVIATIONS = 10.0
+"""A spike lies this many deviations (from the median absolute deviation) above the median of the losses before it."""
+
+SPIKE_FACTOR_ABOVE_LARGEST = 2.0
+"""And this many times as far above it as the largest of them."""
+
+SPIKE_HISTORY_STEPS = 64
+"""How many losses before it a spike is compared with. A quarter of them must be there."""
+
+SPIKE_DEVIATION_FLOOR = 1e-3
+"""The least deviation that is assumed, as a share of the median."""
+
+STEPS_AFTER_SPIKE = 4
+"""The steps after a spike that tell whether it stands alone (a choice)."""
+
+SPIKE_ALONE_SHARE = 0.25
+"""It stands alone if the median of these steps lies less than this share of its height above what was usual. After a
+poisoned batch of the benchmark's tuning half it is 0.001, or a thousand; if data or targets change, 0.4 to 1."""
+
+TINY_DEVIATION = 1e-12
+"""Avoids division by zero."""
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A loss far outside of its own history.
+
+    Args:
+        loss: the loss.
+        usual: the median of the losses before it.
+        score: how many robust deviations it lies above that.
+    """
+
+    loss: Loss
+    usual: float
+    score: float
+
+
+def first_spike(losses: Sequence[Loss], before: np.ndarray) -> Spike | None:
+    """The first of some losses that is finite and lies far above those before them; None if there is none.
+
+    Args:
+        losses: new losses, in their order.
+        before: the values of those before, shape (n,).
+    """
+    before = before[np.isfinite(before)]
+    if len(before) < SPIKE_HISTORY_STEPS // 4:
+        return None
+    usual, largest = median(before), float(before.max())
+    deviation = max(1.4826 * median(np.abs(before - usual)), SPIKE_DEVIATION_FLOOR * abs(usual), TINY_DEVIATION)
+    for loss in losses:
+        above = loss.value - usual
+        if math.isfinite(above) and above > max(
+            SPIKE_DEVIATIONS * deviation, SPIKE_FACTOR_ABOVE_LARGEST * (largest - usual)
+        ):
+            return Spike(loss, usual, above / deviation)
+    return None
+
+
+def is_new_level(spike: Spike, after: np.ndarray) -> bool:
+    """Whether the losses behind a spike are about as high: then it is no single step, data or targets are others.
+
+    Args:
+        spike: the spike.
+        after: the losses behind it, shape (n,).
+
+    >>> spike = Spike(Loss(80, 5, 10.0), usual=1.0, score=40.0)
+    >>> is_new_level(spike, np.array([9.0, 7.0, 8.0, 6.0])), is_new_level(spike, np.array([1.2, 1.0, 3.0, 3.5]))
+    (True, False)
+    """
+    share = (median(after[:STEPS_AFTER_SPIKE]) - spike.usual) / (spike.loss.value - spike.usual)
+    return SPIKE_ALONE_SHARE <= share <= 1 / SPIKE_ALONE_SHARE
+
+
+FAR_ABOVE_CHANCE_FACTOR = 10.0
+"""A loss that is this many times that of chance is far above it (a choice)."""
+
+FAR_ABOVE_CHANCE_SHARE_LEFT = 0.25
+"""And either this share of the first losses is left, or it is `ENORMOUS_CHANCE_FACTOR`."""
+
+ENORMOUS_CHANCE_FACTOR = 1e6
+"""A loss this many times that of chance is harm, however far it has come down (a choice)."""
+
+FIRST_LOSS_TOLERANCE_FACTOR = 1.02
+"""A first loss above that of chance by this factor, and by what the answers differ, is another loss (a choice)."""
+
+HIGH_START_CHANCE_FACTOR = 5.0
+"""How many times that of chance a first loss must be to show that the initialization is wrong (a choice). In healthy
+trainings that begin so, it comes down within 32 steps (seen on the benchmark's tuning half)."""
+
+
+def starts_high(chance: float | None, start: float) -> bool:
+    """Whether the first losses are far above that of a model that knows nothing; False if that is not known.
+
+    >>> starts_high(2.3, 20.0), starts_high(2.3, 4.0), starts_high(None, 20.0)
+    (True, False, False)
+    """
+    return chance is not None and start > HIGH_START_CHANCE_FACTOR * chance
+
+
+def is_another(chance: float, reach: float | None, first: float) -> bool:
+    """Whether the first loss exceeds what a mean cross entropy can be with these answers: it is another loss.
+
+    >>> is_another(chance=2.3, reach=1.0, first=20.0), is_another(chance=2.3, reach=0.0, first=2.303)
+    (True, False)
+    """
+    return reach is not None and not first <= FIRST_LOSS_TOLERANCE_FACTOR * chance + reach
+
+
+def is_far_above(chance: float, reach: float, first: float, start: float, low: float) -> bool:
+    """Whether a loss stays far above that of chance.
+
+    The mean cross entropy of a classifier cannot exceed that of chance by more than its answers differ. Where the first
+    loss does, it is another loss, such as a sum or a square, and chance tells nothing.
+
+    Args:
+        chance: the loss of a classifier that knows nothing.
+        reach: the largest output of the model at the first look, less the smallest.
+        first: the first loss.
+        start: the median of the first losses.
+        low: the lowest loss of the last steps.
+
+    >>> is_far_above(chance=2.3, reach=1000.0, first=400.0, start=400.0, low=300.0)
+    True
+    >>> is_far_above(chance=2.3, reach=1.0, first=400.0, start=400.0, low=300.0)
+    False
+    """
+    if is_another(chance, reach, first):
+        return False
+    return low > FAR_ABOVE_CHANCE_FACTOR * chance and (
+        low > FAR_ABOVE_CHANCE_SHARE_LEFT * start or low > ENORMOUS_CHANCE_FACTOR * chance
+    )
+
+
+FIRST_LOSSES = 32
+"""How many of the first losses are kept."""
+
+START_LOSSES = 4
+"""The median of this many of them is the start (a choice)."""
+
+RECENT_LOSSES = 1024
+"""How many of the last losses are kept."""
+
+SPREAD_LOOKS = 8
+"""For how many looks the spread of the last layer's outputs is kept."""
+
+BLOCK_STEPS = 8
+"""The loss is smoothed by medians of this many steps: one or two wild batches do not move them."""
+
+NOISE_BLOCKS = 256
+"""For how many blocks the noise is kept. When they are full, every second one is dropped."""
+
+SPIKES_KEPT = 16
+"""How many of the last spikes are kept."""
+
+
+class LossHistory:
+    """The losses of a run, as they came."""
+
+    def __init__(self) -> None:
+        self.first: list[Loss] = []
+        self.recent: deque[Loss] = deque(maxlen=RECENT_LOSSES)
+        self.steps = 0
+        self.largest = -math.inf
+        """The largest finite loss."""
+        self.lowest = math.inf
+        """The smallest finite loss."""
+        self.best = math.inf
+        """The lowest median of `BLOCK_STEPS` losses; inf before there is one."""
+        self.chance: float | None = None
+        """The loss of a classifier that knows nothing: the logarithm of the number of its outputs. None: not known."""
+        self.spreads: deque[float] = deque(maxlen=SPREAD_LOOKS)
+        """How much the last layer's outputs differed between samples at the latest looks (RMS over channels)."""
+        self.first_spread = math.nan
+        """The same at the first look; NaN if not known."""
+        self.reach: float | None = None
+        """How far apart the model's first answers lie: its largest output less its smallest. None: not known."""
+        self.first_nonfinite: Loss | None = None
+        """The first loss that was NaN or infinite."""
+        self.is_mixed = False
+        """Whether there are several losses: for one batch, or of optimizers that step in turns."""
+        self.spikes: deque[Spike] = deque(maxlen=SPIKES_KEPT)
+        """The last spikes; of neighbouring steps only the first."""
+        self.reached_chance: int | None = None
+        """After how many steps the last `BLOCK_STEPS` losses lay at or below chance; None: not yet, or not known."""
+        self.start = math.nan
+        """The median of the first few losses; NaN if there is none."""
+        self.noise = math.nan
+        """The deviation from step to step, the median over blocks; NaN if there were too few steps."""
+        self._paired = False
+        self._noise: list[float] = []
+        self._every = 1
+
+    def extend(self, losses: Iterable[Loss]) -> None:
+        """Add the losses of some more steps, in their order."""
+        losses = list(losses)
+        spike = first_spike(losses, self.last(SPIKE_HISTORY_STEPS))
+        if spike is not None:
+            self.spikes.append(spike)
+        for loss in losses:
+            self.is_mixed = self.is_mixed or loss.backwards > 1
+            self._note_pairs(loss)
+            if len(self.first) < FIRST_LOSSES:
+                self.first.append(loss)
+                self.start = median([loss.value for loss in self.first[:START_LOSSES]])
+            self.recent.append(loss)
+            self.steps += 1
+            if math.isfinite(loss.value):
+                self.largest = max(self.largest, loss.value)
+                self.lowest = min(self.lowest, loss.value)
+            if self.first_nonfinite is None and not math.isfinite(loss.value):
+                self.first_nonfinite = loss
+            if self.reached_chance is None and self.chance is not None and self.level(BLOCK_STEPS) <= self.chance:
+                self.reached_chance = self.steps
+            if self.steps % BLOCK_STEPS == 0:
+                self._close_block()
+
+    def last(self, count: int) -> np.ndarray:
+        """The values of the last steps, at most `count`, float64."""
+        newest = [loss.value for loss in itertools.islice(reversed(self.recent), count)]
+        return np.array(newest[::-1], dtype=np.float64)
+
+    def level(self, count: int = 16) -> float:
+        """The median of the last losses; NaN if there is none."""
+        return median(self.last(count))
+
+    def _note_pairs(self, loss: Loss) -> None:
+        """Several losses of one batch, and then another batch: not the same as one batch in each epoch."""
+        if self.recent:
+            is_same = self.recent[-1].batch_idx == loss.batch_idx
+            self.is_mixed = self.is_mixed or (self._paired and not is_same)
+            self._paired = is_same
+
+    def _close_block(self) -> None:
+        last = self.last(BLOCK_STEPS)
+        if not np.isfinite(last).all():
+            return
+        self.best = min(self.best, median(last))
+        if self.steps // BLOCK_STEPS % self._every == 0:
+            self._noise.append(float(np.std(np.diff(last)) / math.sqrt(2)))
+        if len(self._noise) > NOISE_BLOCKS:
+            self._noise, self._every = self._noise[::2], 2 * self._every
+        self.noise = median(self._noise)
+
+
+STEPS_BEFORE_JUDGING = 32
 """Steps before which a finite loss tells nothing, neither harm nor learning."""
 
-STUCK_AFTER = 96
+STEPS_BEFORE_STUCK = 96
 """Steps before which a loss that stays at its start is no harm: healthy deep nets without norm stay there for 60 (seen
 on the tuning half of the benchmark)."""
 
-LASTS = 32
+HARM_STEPS = 32
 """A rise counts as harm when no block of this many last steps came back down."""
 
-RISEN = 0.25
+RISE_SHARE_OF_GAIN = 0.25
 """Harm: the loss has lost this share of what it had gained, from its start to its best."""
 
-ABOVE_BEST = 2.5
-"""And it lies this many deviations of the noise above its best: by chance the lowest of `LASTS` steps, smoothed, lies
+RISE_NOISE_DEVIATIONS = 2.5
+"""And it lies this many deviations of the noise above its best: by chance the lowest of `HARM_STEPS` steps, smoothed, lies
 0.7 above the lowest of all, and 2 in one case of a thousand."""
 
-DIVERGED = 1.5
-"""Harm: a loss that is above its start by this factor (or by `CLEAR` deviations of its noise, if that is more)."""
+DIVERGED_FACTOR = 1.5
+"""Harm: a loss that is above its start by this factor (or by `CLEAR_NOISE_DEVIATIONS` deviations of its noise, if that is more)."""
 
-BOUNDLESS = 100.0
+BOUNDLESS_FACTOR = 100.0
 """Harm: a loss that has fallen below 0 by more than this many times the size of its start: it has no lower bound."""
 
-STEADY = 0.5
+BOUNDLESS_PACE_SHARE = 0.5
 """And in the second half of the last steps it falls by this share of what it falls in the first half, or by more (a
 choice): what has a bound comes to rest."""
 
-CLEAR = 4.0
+CLEAR_NOISE_DEVIATIONS = 4.0
 """How many deviations of the noise a change of level must have to be one."""
 
-FALL = 0.02
+FALLING_SHARE = 0.02
 """A loss falls if over half of the run it falls by this share of its start, and clearly beyond the noise."""
 
-STUCK = 0.05
+STUCK_SHARE = 0.05
 """A fall by less than this share of the start (or of chance) is none: every model learns its last bias."""
 
-ALIKE = 0.3
+ALIKE_ANSWERS_SPREAD = 0.3
 """A classifier answers all samples alike if its outputs differ between samples by less than this: then they tell less
 than 0.05 of entropy (half of the square)."""
 
-LITTLE = 0.5
+ALIKE_ANSWERS_CHANCE_SHARE = 0.5
 """A model that answers all samples alike, with a loss below this share of chance, has learnt that most samples are of
 one class."""
 
-SURE = 2.0
+LEVEL_NOISE_DEVIATIONS = 2.0
 """A level must be this many deviations of its noise away from chance to be told from it. With two samples in a batch
 that takes hundreds of steps."""
 
-UNCLEAR = 0.5
+UNCLEAR_NOISE_SHARE = 0.5
 """Where the noise is more than this share of the start, nobody can tell whether the loss stays there."""
 
-TRAINED = 0.8
+PRETRAINED_CHANCE_SHARE = 0.8
 """A classifier that starts below this share of chance was trained before."""
 
 
 class LossCurve(LossHistory):
     """What the losses of a run say.
 
-    Nothing is said of the first `KNOWN_AFTER` steps, unless the loss is not finite. Nothing but that is said either of
+    Nothing is said of the first `STEPS_BEFORE_JUDGING` steps, unless the loss is not finite. Nothing but that is said either of
     a run with several losses for one batch, such as a GAN: they go up and down against each other.
     """
 
@@ -77,7 +325,7 @@ class LossCurve(LossHistory):
     @property
     def is_known(self) -> bool:
         """Whether there were enough steps, each with one loss, to tell anything."""
-        return self.steps >= KNOWN_AFTER and not self.is_mixed
+        return self.steps >= STEPS_BEFORE_JUDGING and not self.is_mixed
 
     @property
     def is_finite(self) -> bool:
@@ -89,42 +337,44 @@ class LossCurve(LossHistory):
         """Whether the loss still falls: the last quarter of the last steps lies clearly below the first."""
         if not self.is_known:
             return False
-        last = self.last(min(max(self.steps // 2, KNOWN_AFTER), RECENT))
+        last = self.last(min(max(self.steps // 2, STEPS_BEFORE_JUDGING), RECENT_LOSSES))
         quarter = len(last) // 4
         if not np.isfinite(last).all():
             return False
         fall = median(last[:quarter]) - median(last[-quarter:])
-        return bool(fall > max(FALL * abs(self.start), CLEAR * self.noise / math.sqrt(quarter)))
+        return bool(
+            fall > max(FALLING_SHARE * abs(self.start), CLEAR_NOISE_DEVIATIONS * self.noise / math.sqrt(quarter))
+        )
 
     @property
     def is_learning(self) -> bool:
         """Whether the loss lies clearly below its start, and does not rise."""
         if not self.is_known or not self.is_finite or self.has_risen:
             return False
-        return self.start - self.level() > max(STUCK * abs(self.start), 2 * self.noise)
+        return self.start - self.level() > max(STUCK_SHARE * abs(self.start), 2 * self.noise)
 
     @property
     def has_risen(self) -> bool:
-        """Whether the loss has lost much of what it had gained, and did not come back for `LASTS` steps."""
+        """Whether the loss has lost much of what it had gained, and did not come back for `HARM_STEPS` steps."""
         if not self.is_known or not math.isfinite(self.best):
             return False
         gained = self.start - self.best
-        return self._low > self.best + max(RISEN * gained, ABOVE_BEST * self.noise)
+        return self._low > self.best + max(RISE_SHARE_OF_GAIN * gained, RISE_NOISE_DEVIATIONS * self.noise)
 
     @property
     def has_diverged(self) -> bool:
-        """Whether the loss is well above its start, and did not come back for `LASTS` steps; or has no lower bound."""
+        """Whether the loss is well above its start, and did not come back for `HARM_STEPS` steps; or has no lower bound."""
         if not self.is_known:
             return False
         if self.is_boundless:
             return True
         # The first step may have spoiled the losses after it: the very first one is that of the model as it was given.
         start = min(self.start, self.first[0].value)
-        return self._low > start + max((DIVERGED - 1) * abs(start), CLEAR * self.noise)
+        return self._low > start + max((DIVERGED_FACTOR - 1) * abs(start), CLEAR_NOISE_DEVIATIONS * self.noise)
 
     @property
     def is_far_above_chance(self) -> bool:
-        """Whether the loss is far above that of chance, where it began, and did not come down for `LASTS` steps."""
+        """Whether the loss is far above that of chance, where it began, and did not come down for `HARM_STEPS` steps."""
         if not self.is_known or self.chance is None or self.reach is None:
             return False
         return is_far_above(self.chance, self.reach, self.first[0].value, self.start, self._low)
@@ -132,7 +382,7 @@ class LossCurve(LossHistory):
     @property
     def starts_high(self) -> bool:
         """Whether the first losses were far above that of chance, and it took long to come down to it."""
-        return starts_high(self.chance, self.start) and (self.reached_chance or self.steps) > KNOWN_AFTER
+        return starts_high(self.chance, self.start) and (self.reached_chance or self.steps) > STEPS_BEFORE_JUDGING
 
     @property
     def is_boundless(self) -> bool:
@@ -140,14 +390,16 @@ class LossCurve(LossHistory):
 
         A likelihood may lie far below 0 too, but comes to rest there.
         """
-        if not self.lowest < -BOUNDLESS * max(abs(self.start), 1.0):  # NaN without losses
+        if not self.lowest < -BOUNDLESS_FACTOR * max(abs(self.start), 1.0):  # NaN without losses
             return False
-        last = self.last(RECENT)
+        last = self.last(RECENT_LOSSES)
         last = last[np.isfinite(last)]
-        if len(last) < 2 * BLOCK:
+        if len(last) < 2 * BLOCK_STEPS:
             return True
-        begin, middle, end = (median(last[at : at + BLOCK]) for at in (0, (len(last) - BLOCK) // 2, len(last) - BLOCK))
-        return middle - end >= STEADY * (begin - middle)
+        begin, middle, end = (
+            median(last[at : at + BLOCK_STEPS]) for at in (0, (len(last) - BLOCK_STEPS) // 2, len(last) - BLOCK_STEPS)
+        )
+        return middle - end >= BOUNDLESS_PACE_SHARE * (begin - middle)
 
     @property
     def is_stuck(self) -> bool:
@@ -157,16 +409,20 @@ class LossCurve(LossHistory):
         that starts far below chance, or not at step 0, was trained before: that its loss stays there is no harm.
         """
         was_resumed = bool(self.first) and self.first[0].step > 0
-        if was_resumed or not self.is_known or self.steps < STUCK_AFTER or not self.is_finite or self.is_falling:
+        if was_resumed or not self.is_known or self.steps < STEPS_BEFORE_STUCK or not self.is_finite or self.is_falling:
             return False
         if self.chance is None or is_another(self.chance, self.reach, self.first[0].value):
-            if self.noise > UNCLEAR * abs(self.start):
+            if self.noise > UNCLEAR_NOISE_SHARE * abs(self.start):
                 return False
-            return bool(self.start - self.level() <= max(STUCK * abs(self.start), self.noise))
-        if self.start < TRAINED * self.chance:
+            return bool(self.start - self.level() <= max(STUCK_SHARE * abs(self.start), self.noise))
+        if self.start < PRETRAINED_CHANCE_SHARE * self.chance:
             return False
-        is_alike = bool(self.spreads) and self.spreads[-1] < ALIKE and self.level() > LITTLE * self.chance
-        return is_alike or self._clear_level(STUCK * self.chance) >= (1 - STUCK) * self.chance
+        is_alike = (
+            bool(self.spreads)
+            and self.spreads[-1] < ALIKE_ANSWERS_SPREAD
+            and self.level() > ALIKE_ANSWERS_CHANCE_SHARE * self.chance
+        )
+        return is_alike or self._clear_level(STUCK_SHARE * self.chance) >= (1 - STUCK_SHARE) * self.chance
 
     def after(self, step: int) -> np.ndarray:
         """The losses behind a step, of those that are kept, shape (n,), float64."""
@@ -176,13 +432,13 @@ class LossCurve(LossHistory):
         """Whether the loss was well right before a step and at no time since; False if that is too long ago."""
         if not self.is_harmed:
             return False
-        before = [loss.value for loss in self.recent if loss.step < step][-BLOCK:]
+        before = [loss.value for loss in self.recent if loss.step < step][-BLOCK_STEPS:]
         after = self.after(step)
-        if len(before) < BLOCK or len(after) < LASTS // 2:
+        if len(before) < BLOCK_STEPS or len(after) < HARM_STEPS // 2:
             return False
         well = median(before)
-        limit = max(RISEN * (self.start - self.best), CLEAR * self.noise)
-        levels = map(median, after[: len(after) // BLOCK * BLOCK].reshape(-1, BLOCK))
+        limit = max(RISE_SHARE_OF_GAIN * (self.start - self.best), CLEAR_NOISE_DEVIATIONS * self.noise)
+        levels = map(median, after[: len(after) // BLOCK_STEPS * BLOCK_STEPS].reshape(-1, BLOCK_STEPS))
         return well < self.best + limit and not any(level <= well + limit / 2 for level in levels)
 
     @property
@@ -215,13 +471,17 @@ class LossCurve(LossHistory):
 
         A median of n normal numbers has a deviation of 1.25 / sqrt(n) of theirs.
         """
-        count = max(16, math.ceil((1.25 * SURE * self.noise / least) ** 2)) if self.noise < math.inf else 16
-        return self.level(count) if count <= max(16, min(self.steps // 2, RECENT)) else math.nan
+        count = (
+            max(16, math.ceil((1.25 * LEVEL_NOISE_DEVIATIONS * self.noise / least) ** 2))
+            if self.noise < math.inf
+            else 16
+        )
+        return self.level(count) if count <= max(16, min(self.steps // 2, RECENT_LOSSES)) else math.nan
 
     @property
     def _low(self) -> float:
-        """The lowest median of a block among the last `LASTS` steps; NaN if one is not finite."""
-        last = self.last(LASTS)
-        blocks = last[len(last) % BLOCK :].reshape(-1, BLOCK)
+        """The lowest median of a block among the last `HARM_STEPS` steps; NaN if one is not finite."""
+        last = self.last(HARM_STEPS)
+        blocks = last[len(last) % BLOCK_STEPS :].reshape(-1, BLOCK_STEPS)
         levels = [median(block) for block in blocks]
         return math.nan if any(map(math.isnan, levels)) else min(levels)

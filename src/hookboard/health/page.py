@@ -1,25 +1,27 @@
 """`Page`: what is written of a run: the table of verdicts, four heat maps, and 16 scalars with their charts."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import numpy as np
 
-from hookboard.health.curves import SHOWN, layout, scalars
-from hookboard.health.report import table_of
+from hookboard.health.report import CHARTED, headline, layout, scalars, table_of
+from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
-from hookboard.health.run_record import RunRecord, key_of, values_of
-from hookboard.health.verdict import Verdict
+from hookboard.health.run_table import QUANTITIES
 from hookboard.images import ColourScale, Mark, Picture, heat_map
+from hookboard.messages import warn_switched_off
+from hookboard.record import HEALTH, HealthRecord
 from hookboard.writers import Entry
 
 VERDICT = "health/verdict"
 """The tag of the table."""
 
-GROWTH = 1.5
+PICTURE_GROWTH_FACTOR = 1.5
 """Pictures are drawn again when there are this many times as many looks: each shows the whole run, so few are enough,
 and all of them together cost no more for each look of a long run than of a short one."""
 
-FRESHNESS = 1.2
+RECORD_GROWTH_FACTOR = 1.2
 """The same for records: somebody may follow the run in the tab, and they cost less."""
 
 _UNITS = {"activation_rms": "RMS", "gradient_rms": "RMS", "update_ratio": "ratio", "dead_fraction": "share"}
@@ -41,12 +43,12 @@ class Page:
         self._drawn_at = 0
         self._told_at = 0
         self._told: object = None
-        self._record = RunRecord(every_n_steps, FRESHNESS)
+        self._record = RunRecord(every_n_steps, RECORD_GROWTH_FACTOR)
 
     def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
         """What is to be written after a look."""
         is_new = _keys(verdicts) != self._told
-        is_due = run.seen >= max(2, GROWTH * self._drawn_at)
+        is_due = run.seen >= max(2, PICTURE_GROWTH_FACTOR * self._drawn_at)
         entry = Entry(run.now.step, scalars=scalars(run, verdicts), layout={} if self._has_layout else layout())
         self._has_layout = True
         if is_new or is_due:
@@ -80,7 +82,7 @@ def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
     """The heat map of each quantity that any layer has, by tag."""
     marks = marks_of(run, verdicts)
     drawn = {}
-    for quantity, words in SHOWN.items():
+    for quantity, words in CHARTED.items():
         values = values_of(run, quantity)
         has_value = ~np.isnan(values).all(axis=1)
         marked = _on_dead_rows(marks, run, values) if quantity == "dead_fraction" else marks
@@ -134,3 +136,79 @@ def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> di
 
 def _keys(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, bool]]:
     return [key_of(verdict) for verdict in verdicts]
+
+
+PROMPT_RECORDS_MAX = 32
+"""So many records are written as soon as there is a new verdict; later ones are in the next that is due anyway."""
+
+
+class RunRecord:
+    """Decides after which looks the record of a run is written. Its methods do not raise.
+
+    Each record holds the whole run, and is large. So it is written at the first look, when there are some more looks
+    again, at the end, and when a verdict begins or ends for the first time. In a large model that may be at any look:
+    layers fall ill one after the other. So only the first such records are written.
+
+    Args:
+        every_n_steps: how many steps lie between two looks; None if it is not known.
+        growth: how many times as many looks there must be for the next record.
+    """
+
+    def __init__(self, every_n_steps: int | None, growth: float) -> None:
+        self._every_n_steps = every_n_steps
+        self._growth = growth
+        self._at = 0
+        self._told: set[tuple[str, str, str, bool]] = set()
+        self._news = 0
+        self._last: Sequence[Verdict] = ()
+        self._is_off = False
+
+    def after_look(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
+        """The record by its tag if it is to be written after this look; otherwise nothing."""
+        is_due = run.seen >= max(self._at + 1, self._growth * self._at)
+        may_be_new = self._news < PROMPT_RECORDS_MAX and run.seen > self._at + run.window
+        is_new = may_be_new and not self._told.issuperset(map(key_of, verdicts))
+        self._news += is_new
+        return self._record(run, verdicts) if is_due or is_new else {}
+
+    def last(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
+        """The record by its tag at the end of the fit, unless it has been written as it is."""
+        is_told = self._at == run.seen and tuple(self._last) == tuple(verdicts)
+        return {} if is_told else self._record(run, verdicts)
+
+    def _record(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
+        self._at, self._last = run.seen, verdicts
+        self._told.update(map(key_of, verdicts))
+        if self._is_off:
+            return {}
+        try:
+            return {HEALTH: _record_of(run, verdicts, self._every_n_steps or 1).strings()}
+        except Exception as error:
+            self._is_off = True
+            warn_switched_off("the record of the run's health for the tab in TensorBoard", error)
+            return {}
+
+
+def values_of(run: Run, quantity: str) -> np.ndarray:
+    """A quantity over the run as heat maps show it, shape (layers, columns of `run.course_steps`), float64.
+
+    NaN where nothing was measured, infinity where what it is taken of was not finite.
+    """
+    return np.where(run.table.is_spoiled(quantity), np.inf, run.course(quantity))
+
+
+def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int) -> HealthRecord:
+    values = {quantity: values_of(run, quantity) for quantity in QUANTITIES}
+    return HealthRecord(
+        every_n_steps,
+        headline(run, verdicts),
+        tuple(asdict(verdict) for verdict in verdicts),
+        tuple(layer.name for layer in run.layers),
+        tuple(run.course_steps),
+        {quantity: course for quantity, course in values.items() if not np.isnan(course).all()},
+    )
+
+
+def key_of(verdict: Verdict) -> tuple[str, str, str, bool]:
+    """What makes a verdict another one: its numbers change at each look."""
+    return verdict.severity, verdict.rule, verdict.module, verdict.until is None

@@ -5,30 +5,104 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from hookboard.health.curves import SHOWN, worst
+import numpy as np
+
+from hookboard.health.robust import median, percentile
+from hookboard.health.rule import Severity, Verdict
 from hookboard.health.run import Run
-from hookboard.health.verdict import Severity, Verdict
 from hookboard.measure import MOST_CHANNELS
 from hookboard.patterns import folded
-from hookboard.writers import Table, escaped, markdown
+from hookboard.writers import Layout, Table, escaped, markdown
 
-MOST_ROWS = 50
+CHARTED = {
+    "activation_rms": "RMS of activations",
+    "gradient_rms": "RMS of gradients",
+    "update_ratio": "update-to-weight ratio",
+    "dead_fraction": "share of dead units",
+}
+"""The quantities of the page, in words."""
+
+PERCENTILES = {"p10": 10, "median": 50, "p90": 90}
+
+
+def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Four numbers for each quantity of the latest look, by tag: 16 whatever the number of layers.
+
+    A quantity that no layer has is left out.
+    """
+    found: dict[str, float] = {}
+    for quantity in CHARTED:
+        values = run.recent(quantity)[:, -1]
+        finite = sorted(values[np.isfinite(values)].tolist())
+        if finite:
+            found |= {f"health/{quantity}/{name}": percentile(finite, p) for name, p in PERCENTILES.items()}
+            layer = worst(quantity, run, verdicts)
+            if layer is not None:
+                found[f"health/{quantity}/worst"] = layer[1]
+    return found
+
+
+def layout() -> Layout:
+    """The charts of TensorBoard's custom scalars: for each quantity what is usual, and the worst layer."""
+    usual = {
+        f"{words}: median, 10 to 90 % of layers": ["Margin", _tags(quantity, "median", "p10", "p90")]
+        for quantity, words in CHARTED.items()
+    }
+    worst = {
+        f"{words}: worst layer and median": ["Multiline", _tags(quantity, "worst", "median")]
+        for quantity, words in CHARTED.items()
+    }
+    return {"health: all layers": usual, "health: the worst layer": worst}
+
+
+def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, float] | None:
+    """The name and the value of the layer with the worst verdict; without one, of that farthest from the others.
+
+    Of dead units the greatest share. None if no layer has a finite value.
+    """
+    values = run.recent(quantity)[:, -1]
+    places = np.flatnonzero(np.isfinite(values))
+    if not len(places):
+        return None
+    if quantity == "dead_fraction":
+        place = int(places[np.argmax(values[places])])
+    else:
+        lasting = (run.place(verdict.module) for verdict in verdicts if verdict.until is None)
+        sick = next((place for place in lasting if place in places), None)
+        place = _farthest(values, places) if sick is None else sick
+    return run.layers[place].name, float(values[place])
+
+
+def _farthest(values: np.ndarray, places: np.ndarray) -> int:
+    """The one of these places whose value is farthest from the others, in its logarithm."""
+    logs = np.log10(np.maximum(values[places], np.finfo(np.float64).tiny))
+    return int(places[np.argmax(np.abs(logs - median(logs)))])
+
+
+def _tags(quantity: str, *names: str) -> list[str]:
+    return [f"health/{quantity}/{name}" for name in names]
+
+
+TABLE_ROWS_MAX = 50
 """How many verdicts the table has at most."""
 
-MOST_LINES = 3
+CLOSING_VERDICTS_MAX = 3
 """How many verdicts the terminal gets at the end of a fit."""
 
-WIDTH = 100
+TERMINAL_WIDTH = 100
 """The width of the terminal, in characters."""
 
 SYMBOLS: dict[Severity, str] = {"alarm": "▲", "note": "△"}
 """Every browser has them; coloured ones are missing on many a server, and TensorBoard shows no other colours."""
 
-CELL, NAME = 56, 28
-"""The most characters in a line of a cell, and of a name. Without breaks of ours TensorBoard makes the column of the
-longest text so wide that it breaks the words of all others."""
+CELL_WIDTH = 56
+"""Maximum number of characters in a line of a cell. Without breaks of ours TensorBoard makes the column of the longest
+text so wide that it breaks the words of all others."""
 
-COLUMNS = ("severity", "rule", "layer", "since", "until", "evidence", "advice", "look at")
+NAME_WIDTH = 28
+"""Maximum number of characters in a line of a layer's name."""
+
+TABLE_COLUMNS = ("severity", "rule", "layer", "since", "until", "evidence", "advice", "look at")
 
 _ACTIVATIONS, _GRADIENTS = "health/activation_rms", "health/gradient_rms"
 _UPDATES, _DEAD, _BEFORE = "health/update_ratio", "health/dead_fraction", "health/before_nonfinite"
@@ -63,18 +137,18 @@ def table_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = 
         verdicts: worst first.
         every_n_steps: how many steps lie between two looks.
     """
-    rest = len(verdicts) - MOST_ROWS
+    rest = len(verdicts) - TABLE_ROWS_MAX
     seen = f"Looked at {_layers(run)} at {_many(run.seen, 'step')} from {_ends(run)}"
     rhythm = f", every {_ordinal(every_n_steps)} step." if every_n_steps and every_n_steps > 1 else "."
     more = f"And {rest} more, the last of this order. " if rest > 0 else ""
-    rows = tuple(_row(verdict) for verdict in verdicts[:MOST_ROWS])
+    rows = tuple(_row(verdict) for verdict in verdicts[:TABLE_ROWS_MAX])
     if not verdicts:
-        rows = ((headline(run, verdicts), *[""] * (len(COLUMNS) - 1)),)  # for loggers that take rows alone
-    cells = [_cells(verdict) for verdict in verdicts[:MOST_ROWS]]
+        rows = ((headline(run, verdicts), *[""] * (len(TABLE_COLUMNS) - 1)),)  # for loggers that take rows alone
+    cells = [_cells(verdict) for verdict in verdicts[:TABLE_ROWS_MAX]]
     in_markdown = markdown(["verdict", "layer", "steps", "what is seen, and what to try"], cells) if cells else ""
     last = f"{more}{seen}{rhythm}{_worst_layers(run, verdicts)}{_sampled(run)}{escaped(_without_output(run))}"
     text = "\n\n".join(filter(None, [headline(run, verdicts), in_markdown, last]))
-    return Table(COLUMNS, rows, text)
+    return Table(TABLE_COLUMNS, rows, text)
 
 
 def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
@@ -100,11 +174,11 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
         places: where the page is to be found, a line for each logger.
     """
     lines = [f"HealthMonitor: {headline(run, verdicts)}"]
-    for verdict in verdicts[:MOST_LINES]:
+    for verdict in verdicts[:CLOSING_VERDICTS_MAX]:
         lines += _wrapped(f"{_title(verdict)}: {_evidence(verdict)} Try: {_advice(verdict)}", "  ", 4)
-    if len(verdicts) > MOST_LINES:
+    if len(verdicts) > CLOSING_VERDICTS_MAX:
         table = "the table health/verdict of the loggers and in " if places else ""
-        lines.append(f"  and {len(verdicts) - MOST_LINES} more in {table}monitor.verdicts")
+        lines.append(f"  and {len(verdicts) - CLOSING_VERDICTS_MAX} more in {table}monitor.verdicts")
     lines += _wrapped(_sampled(run) + _without_output(run), "  ", 4)
     for place in places:
         lines += _wrapped(f"Look at: {place}", "  ", 4, is_path=True)
@@ -180,14 +254,14 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _broken(text: str) -> str:
-    return "<br>".join(map(escaped, textwrap.wrap(text, CELL, break_on_hyphens=False)))
+    return "<br>".join(map(escaped, textwrap.wrap(text, CELL_WIDTH, break_on_hyphens=False)))
 
 
 def _name_in_lines(name: str) -> list[str]:
     """A dotted name in lines of at most 28 characters where its words allow it."""
     lines = [""]
     for word in re.findall(r"[^.]*\.?", name):
-        if lines[-1] and len(lines[-1]) + len(word) > NAME:
+        if lines[-1] and len(lines[-1]) + len(word) > NAME_WIDTH:
             lines.append("")
         lines[-1] += word
     return lines
@@ -211,7 +285,7 @@ def _wrapped(text: str, start: str, indent: int, is_path: bool = False) -> list[
     # A path that is broken in two cannot be copied.
     return textwrap.wrap(
         _one_line(text),
-        WIDTH,
+        TERMINAL_WIDTH,
         initial_indent=start,
         subsequent_indent=" " * indent,
         break_long_words=not is_path,
@@ -225,11 +299,11 @@ def _one_line(text: str) -> str:
 
 def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
     """Names the layers that the charts call the worst at the latest look."""
-    found = {quantity: worst(quantity, run, verdicts) for quantity in SHOWN} if run.seen else {}
+    found = {quantity: worst(quantity, run, verdicts) for quantity in CHARTED} if run.seen else {}
     named: dict[str, list[str]] = {}
     for quantity, layer in found.items():
         if layer is not None and not (quantity == "dead_fraction" and layer[1] == 0):
-            named.setdefault(layer[0], []).append(SHOWN[quantity])
+            named.setdefault(layer[0], []).append(CHARTED[quantity])
     parts = [f"{escaped(name)} ({', '.join(words)})" for name, words in named.items()]
     return f" The worst layer of each chart at the last look: {'; '.join(parts)}." if parts else ""
 

@@ -3,26 +3,25 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hookboard.health.answers import may_follow_softmax
 from hookboard.health.comparison import Comparison, compared
 from hookboard.health.look import Look
 from hookboard.health.losses import LossCurve
-from hookboard.health.rates import RATE_JUMP, RateJump
+from hookboard.health.robust import median, median_of
+from hookboard.health.run_table import QUANTITIES, LayerArrays, LookArrays, RunTable, quantities_of
 from hookboard.health.silence import Silence, silent_in
-from hookboard.health.spikes import median
-from hookboard.health.table import QUANTITIES, LayerArrays, LookArrays, RunTable, quantities_of
 from hookboard.layers import Layer, with_late_ones
 from hookboard.measure import FIELDS
 from hookboard.messages import unknown
 from hookboard.sites import Role
 
-GROWN_LOSS = 10.0
+BLOWN_UP_LOSS_FACTOR = 10.0
 """A loss this many times its start has blown up before it was NaN (a choice: the logarithm of 0 gives Inf at once)."""
 
-GROWN_OUTPUTS = 1e4
+BLOWN_UP_OUTPUT_FACTOR = 1e4
 """Outputs this many times as large as at first have blown up (a choice)."""
 
 _NAN_AND_INF = [FIELDS.index("nan"), FIELDS.index("posinf")]
@@ -185,11 +184,13 @@ class Run:
     def has_blown_up(self) -> bool:
         """Whether the loss, or the outputs of a layer, grew by orders of magnitude while they were finite."""
         begin = max([abs(loss.value) for loss in self.losses.first[:1]], default=0.0)
-        if self.losses.largest > GROWN_LOSS * max(begin, abs(self.losses.start), 1.0):
+        if self.losses.largest > BLOWN_UP_LOSS_FACTOR * max(begin, abs(self.losses.start), 1.0):
             return True
         course = self.course("activation_rms")
         with np.errstate(invalid="ignore", over="ignore"):
-            return bool((np.where(np.isfinite(course), course, 0.0).max(axis=1) > GROWN_OUTPUTS * course[:, 0]).any())
+            return bool(
+                (np.where(np.isfinite(course), course, 0.0).max(axis=1) > BLOWN_UP_OUTPUT_FACTOR * course[:, 0]).any()
+            )
 
     def units(self, name: str, role: Role = "output", looks: int | None = None) -> np.ndarray | None:
         """The rows of each channel at the latest looks.
@@ -232,7 +233,7 @@ class Run:
         rates = [(self.peak_rate[name], look.stepped[name].rate) for name in known]
         if self.seen > self.window and rates:
             usual, now = (median(part) for part in zip(*rates, strict=True))
-            if now > RATE_JUMP * usual > 0:
+            if now > RATE_JUMP_FACTOR * usual > 0:
                 self.rate_jumps.append(RateJump(before.step + 1, look.step, usual, now))
         for name in risen:
             self.peak_rate[name] = max(look.stepped[name].rate, self.peak_rate.get(name, 0.0))
@@ -288,6 +289,52 @@ def _is_alike(one: Layer, other: Layer) -> bool:
     return (one.type, one.shapes) == (other.type, other.shapes)
 
 
-def median_of(values: Iterable[float]) -> float:
-    """The median of the finite values; NaN if there is none."""
-    return median([float(value) for value in values if math.isfinite(value)])
+RATE_JUMP_FACTOR = 3.0
+"""A learning rate that exceeds all before it by this factor has jumped, after the first looks (a choice: a warm-up does
+so in its first looks, a restart comes back to where it was)."""
+
+
+@dataclass(frozen=True)
+class RateJump:
+    """A learning rate far above all before.
+
+    Args:
+        step: the first step at which it may have been in force: that behind the look before.
+        seen: the step of the look that showed it.
+        before: the largest one until then.
+        after: the one that jumped.
+        until: the step of the last look at which it was still as high; None while it is.
+    """
+
+    step: int
+    seen: int
+    before: float
+    after: float
+    until: int | None = None
+
+    def followed(self, look: Look, before: Look) -> "RateJump":
+        """The same jump after another look: the rate may have come down, or up again.
+
+        Args:
+            look: the new look.
+            before: the look before it.
+        """
+        rate = median([stepped.rate for stepped in look.stepped.values()])
+        if rate > RATE_JUMP_FACTOR * self.before:
+            return replace(self, until=None)
+        has_come_down = self.until is None and rate <= RATE_JUMP_FACTOR * self.before
+        return replace(self, until=before.step) if has_come_down else self
+
+
+SOFTMAX_GRADIENT_MEAN_MAX = 1e-3
+"""The mean of the gradient of the model's outputs, as a share of its RMS, above which no softmax follows them, so that
+they are no classifier's (a choice: after a softmax those of each sample add up to 0, but for rounding; where the loss
+takes the logarithm of a softmax's answers it is 1 / sqrt(classes))."""
+
+
+def may_follow_softmax(look: Look, name: str) -> bool:
+    """Whether the loss may take a softmax of these outputs: then their gradients add up to 0 for each sample."""
+    gradient = look.numbers(name, "grad_output")
+    if gradient is None or not gradient.moments.count:
+        return True
+    return abs(gradient.moments.mean) <= SOFTMAX_GRADIENT_MEAN_MAX * gradient.moments.rms

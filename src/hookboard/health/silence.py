@@ -4,17 +4,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hookboard.health.table import LookArrays
+from hookboard.health.run_table import LookArrays
 from hookboard.layers import Kind
 
-EXACT: frozenset[Kind] = frozenset({"rectifier", "dropout"})
+SILENT_AT_ZERO_KINDS: frozenset[Kind] = frozenset({"rectifier", "dropout"})
 """Kinds whose units are silent where they give exactly 0."""
 
-NEGATIVE: frozenset[Kind] = frozenset({"linear", "conv", "norm"})
+SILENT_BELOW_ZERO_KINDS: frozenset[Kind] = frozenset({"linear", "conv", "norm"})
 """Kinds whose units a rectifier behind them would silence: those that give nothing above 0, and not 0 alone, as they do
 where nothing comes in."""
 
-USUAL = 0.75
+USUAL_SILENCE_QUANTILE = 0.75
 """The share of the units of a layer whose earlier silences count as usual there (a choice)."""
 
 
@@ -75,7 +75,7 @@ class Silence:
             return np.zeros(len(self.looks), dtype=bool)
         lasts = (self.looks >= looks) & (self.samples >= samples)
         if self.ended.any() and lasts.any():
-            usual = np.sort(self.ended)[int(USUAL * len(self.ended))]
+            usual = np.sort(self.ended)[int(USUAL_SILENCE_QUANTILE * len(self.ended))]
             lasts &= self.looks > 2 * np.maximum(self.ended, usual)
         return lasts
 
@@ -89,7 +89,9 @@ def silent_in(look: LookArrays) -> Iterator[tuple[str, int, np.ndarray, np.ndarr
     outputs, layers = look.rows("output"), look.layers
     units = outputs.units
     count, highest, is_zero = units.column("count"), units.column("max"), units.is_zero
-    is_exact, is_negative = (layers.of_kind(kinds)[units.places] for kinds in (EXACT, NEGATIVE))
+    is_exact, is_negative = (
+        layers.of_kind(kinds)[units.places] for kinds in (SILENT_AT_ZERO_KINDS, SILENT_BELOW_ZERO_KINDS)
+    )
     some_zero, some_negative = units.each(np.logical_or, is_zero), units.each(np.minimum, highest) <= 0
     is_known = (is_exact | is_negative) & (outputs.nonfinite[units.places] == 0)
     may_be = (is_exact & some_zero) | (is_negative & some_negative)

@@ -5,19 +5,16 @@ A rule is asked at every look, and hardly ever has anything to say. So it first 
 """
 
 from hookboard.health.rule import Rule
-from hookboard.health.rules.collapse import COLLAPSED
-from hookboard.health.rules.data import INPUT_SCALE
 from hookboard.health.rules.evaluation import TRAIN_EVAL_GAP
-from hookboard.health.rules.gradients import EXPLODING, VANISHING
+from hookboard.health.rules.gradient_flow import EXPLODING, VANISHING
+from hookboard.health.rules.input_data import INPUT_SCALE
 from hookboard.health.rules.learning import NOT_LEARNING, SPIKE
 from hookboard.health.rules.numerics import NONFINITE, PRECISION
 from hookboard.health.rules.optimizer import NO_GRADIENT, NOT_UPDATED
-from hookboard.health.rules.saturation import SATURATED
 from hookboard.health.rules.scale import ACTIVATION_SCALE
-from hookboard.health.rules.small_updates import UPDATE_TOO_SMALL
-from hookboard.health.rules.symmetry import SYMMETRIC_UNITS
-from hookboard.health.rules.units import DEAD_UNITS
-from hookboard.health.rules.updates import UPDATE_TOO_LARGE
+from hookboard.health.rules.signal import COLLAPSED, SATURATED
+from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
+from hookboard.health.rules.updates import UPDATE_TOO_LARGE, UPDATE_TOO_SMALL
 
 _ALL: tuple[Rule, ...] = (
     NONFINITE,

@@ -7,54 +7,55 @@ from typing import Literal
 import numpy as np
 
 from hookboard.health.comparison import Comparison, Gap
-from hookboard.health.rule import Rule
-from hookboard.health.rules.normalization import takes_the_batch
+from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rules.scale import takes_the_batch
 from hookboard.health.rules.shared import harm_of
 from hookboard.health.run import Run
-from hookboard.health.verdict import Severity, Symptom
 from hookboard.layers import Kind
 from hookboard.measure import FIELDS
 
 _COUNT, _MEAN, _DEVIATION = FIELDS.index("count"), FIELDS.index("mean"), FIELDS.index("deviation")
 
-GAP = 1.0
+GAP_NOTE = 1.0
 """Training and validation differ if in some layer the mean of the median channel is this many deviations off, or if the
 RMS differs by a factor of e (a choice: what a batch of 32 gives by chance is 0.2)."""
 
-BEGINS = 0.25
+GAP_BEGIN = 0.25
 """The gap begins at the first layer, right before that one, where it is this large already (a choice)."""
 
-FAR = 4.0
+GAP_FACTOR_OVER_TRAINING = 4.0
 """And if the difference is this many times that between two looks in training."""
 
-OTHER_DATA = 4.0
+OTHER_DATA_GAP = 4.0
 """And the data themselves are of another kind if the gap is this large where they enter. Augmentation makes 0.3; a
 share p of the samples has a mean that lies at most sqrt((1 - p) / p) deviations from that of all: 1 for one of two
 equal classes, 3 for one of ten."""
 
-STRANGE = 0.25
+STRANGE_STATISTICS_DISTANCE = 0.25
 """How far running statistics must be from those of every look, and of averages over looks, not to belong to the batches
 that were seen. Healthy trainings of the benchmark's tuning half reach 0.21, where a momentum of 0.03 has not yet
 forgotten 0 and 1."""
 
-SAME: frozenset[Kind] = frozenset({"rectifier", "bounded", "smooth", "linear", "conv", "embedding"})
+UNCHANGED_IN_EVALUATION_KINDS: frozenset[Kind] = frozenset(
+    {"rectifier", "bounded", "smooth", "linear", "conv", "embedding"}
+)
 """Kinds of layers that do in validation what they do in training."""
 
-SAME_NORMS = {"LayerNorm", "GroupNorm", "RMSNorm"}
+UNCHANGED_IN_EVALUATION_NORMS = {"LayerNorm", "GroupNorm", "RMSNorm"}
 """Norms that do."""
 
-ALIKE = 0.95
+BATCH_ALIKE_SHARE = 0.95
 """How far the channels of the last layer move from batch to batch, as a share of their deviation within one, above
 which the samples of a batch are alike. Healthy trainings with batch norm in the benchmark's tuning half reach 0.31
-after their first `BATCHES` looks."""
+after their first `LOOKS_BEFORE_BATCH_ALIKE` looks."""
 
-BY_CHANCE = 3.0
+BATCH_ALIKE_CHANCE_FACTOR = 3.0
 """And how many times as far as the channels of independent samples move (a choice): two of a batch move them by 1."""
 
-BATCHES = 16
+LOOKS_BEFORE_BATCH_ALIKE = 16
 """Looks before which the answers still move by themselves."""
 
-SETTLED = 32
+STEPS_BEFORE_SETTLED = 32
 """Steps before which running statistics are still far from what they follow."""
 
 
@@ -68,7 +69,7 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     yield from _batches_alike(run)
     found: list[Gap] = []
     for comparison in run.comparisons:
-        begin = begin_of(comparison) if comparison.step >= SETTLED else None
+        begin = begin_of(comparison) if comparison.step >= STEPS_BEFORE_SETTLED else None
         found = [] if begin is None else [*found, begin]
     if not found:
         return
@@ -85,11 +86,11 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     advice = "look at running statistics of norms (momentum, eval mode), at dropout, and at how validation data is made"
     if first.layer.name == gaps[0].layer.name:
         # Where the data differ, norms may hide it from the layers behind.
-        is_harm = min(gap.size for gap in found) > OTHER_DATA
+        is_harm = min(gap.size for gap in found) > OTHER_DATA_GAP
         evidence += "; it begins where the data come in: those of validation are others"
         advice = "look at how validation data is made: its normalization first, then its shares of classes"
     else:
-        is_harm = gaps[-1].size > GAP / 2 and strange is not False and may_differ(run, first)
+        is_harm = gaps[-1].size > GAP_NOTE / 2 and strange is not False and may_differ(run, first)
         if not may_differ(run, first):
             evidence += "; no layer up to there does anything else in validation: weights move fast, or the data differ"
             advice = "look at how validation data is made"
@@ -110,17 +111,21 @@ def _strange(comparisons: Sequence[Comparison]) -> str | Literal[False] | None:
     known = [{norm.layer.name: norm for norm in comparison.norms} for comparison in comparisons]
     if not known or not all(known):
         return None
-    names = [name for name in known[-1] if all(name in one and one[name].before > STRANGE for one in known)]
+    names = [
+        name
+        for name in known[-1]
+        if all(name in one and one[name].before > STRANGE_STATISTICS_DISTANCE for one in known)
+    ]
     return names[0] if names else False
 
 
 def begin_of(comparison: Comparison) -> Gap | None:
     """The first layer of the stretch that leads to the first clear gap; None if there is none."""
     gaps = list(comparison.gaps)
-    clear = next((i for i, gap in enumerate(gaps) if _is_far(gap, GAP)), None)
+    clear = next((i for i, gap in enumerate(gaps) if _is_far(gap, GAP_NOTE)), None)
     if clear is None:
         return None
-    while clear and gaps[clear - 1].size > BEGINS:
+    while clear and gaps[clear - 1].size > GAP_BEGIN:
         clear -= 1
     return gaps[clear]
 
@@ -128,7 +133,8 @@ def begin_of(comparison: Comparison) -> Gap | None:
 def may_differ(run: Run, gap: Gap) -> bool:
     """Whether the layer, or one before it, may do in validation what it does not in training, as dropout does."""
     return any(
-        layer.computed or not (layer.kind in SAME or layer.type in SAME_NORMS)
+        layer.computed
+        or not (layer.kind in UNCHANGED_IN_EVALUATION_KINDS or layer.type in UNCHANGED_IN_EVALUATION_NORMS)
         for layer in run.layers[: run.place(gap.layer.name) + 1]
     )
 
@@ -137,7 +143,7 @@ def _batches_alike(run: Run) -> Iterator[Symptom]:
     """Batches whose samples are alike, as those sorted by class: batch norms take their statistics from each."""
     norms = (run.layers[place] for place in run.arrays.batch_norms)
     norm = next((layer for layer in norms if layer.trainable), None)
-    if norm is None or run.seen < BATCHES or run.losses.is_mixed:
+    if norm is None or run.seen < LOOKS_BEFORE_BATCH_ALIKE or run.losses.is_mixed:
         return
     last = next(
         (layer for layer in reversed(run.layers) if layer.weights and run.now.numbers(layer.name, "output")), norm
@@ -150,11 +156,11 @@ def _batches_alike(run: Run) -> Iterator[Symptom]:
     between, within = (np.sqrt(np.mean(part**2, axis=0)) for part in (moves / math.sqrt(6), rows[:, :, _DEVIATION]))
     known = within > 0
     share = float(np.median(between[known] / within[known])) if known.any() else 0.0
-    if not share > ALIKE:
+    if not share > BATCH_ALIKE_SHARE:
         return
     # What independent samples give: the mean of n moves by 1 / sqrt(n), within a batch they deviate by less than 1.
     chance = 1 / math.sqrt(max(float(np.median(rows[:, :, _COUNT])) - 1, 1.0))
-    if not share > BY_CHANCE * chance or not takes_the_batch(run, norm):
+    if not share > BATCH_ALIKE_CHANCE_FACTOR * chance or not takes_the_batch(run, norm):
         return
     evidence = (
         f"the channels of {last.name} move by {share:.2g} of their deviation from batch to batch, where {chance:.2g} "
@@ -165,7 +171,7 @@ def _batches_alike(run: Run) -> Iterator[Symptom]:
 
 
 def _is_far(gap: Gap, limit: float) -> bool:
-    return gap.size > limit and gap.size > FAR * gap.usual  # never, if nothing tells what is usual
+    return gap.size > limit and gap.size > GAP_FACTOR_OVER_TRAINING * gap.usual  # never, if nothing tells what is usual
 
 
 TRAIN_EVAL_GAP = Rule("train_eval_gap", train_eval_gap, at_once=True, of_evaluations=True)

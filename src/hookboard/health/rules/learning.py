@@ -6,30 +6,30 @@ from itertools import pairwise
 
 import numpy as np
 
-from hookboard.health.agreement import agreement_of
 from hookboard.health.look import Loss
-from hookboard.health.rule import Rule
-from hookboard.health.rules.evaluation import SETTLED, begin_of, may_differ
-from hookboard.health.rules.small_updates import SMALL
-from hookboard.health.run import Run, median_of
-from hookboard.health.spikes import Spike, is_new_level
-from hookboard.health.verdict import Severity, Symptom
+from hookboard.health.losses import Spike, is_new_level
+from hookboard.health.robust import median_of
+from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rules.evaluation import STEPS_BEFORE_SETTLED, begin_of, may_differ
+from hookboard.health.rules.shared import agreement_of
+from hookboard.health.rules.updates import UPDATE_RATIO_SMALL
+from hookboard.health.run import Run
 
-GRADIENT_SPIKE = 10.0
+GRADIENT_SPIKE_FACTOR = 10.0
 """A gradient is a spike if it is this many times the usual one, and as many robust deviations of its logarithm above
 it. ZClip takes 2.5 deviations, to clip it; to name it, it should be beyond doubt."""
 
-GRADIENT_HISTORY = 16
+GRADIENT_HISTORY_LOOKS = 16
 """Looks that must lie before a spike of the gradient."""
 
-AGREE = 0.3
+AGREEING_GRADIENT_COSINE = 0.3
 """Gradients whose median cosine from look to look is above this agree: the model only has to go on."""
 
-SPEAKS = 0.1
+ANSWER_SPREAD_MIN = 0.1
 """The data is at fault only if outputs differ between samples by this much: where they hardly do, the signal is lost on
 its way (chosen on the tuning half of the benchmark)."""
 
-SPEAKS_UP = 0.15
+ANSWER_SPREAD_SHARE_MIN = 0.15
 """Or by this share of their RMS (chosen on the tuning half of the benchmark)."""
 
 
@@ -80,7 +80,7 @@ def _harm_of(run: Run, found: Spike) -> str:
         return ""
     if run.losses.is_worse_since(found.loss.step):
         return run.losses.harm
-    before = [one for one in run.comparisons if one.step < found.loss.step and one.step >= SETTLED]
+    before = [one for one in run.comparisons if one.step < found.loss.step and one.step >= STEPS_BEFORE_SETTLED]
     after = [one for one in run.comparisons if one.step >= found.loss.step]
     begins = [begin_of(one) for one in after]
     if before and not any(map(begin_of, before)) and begins and all(gap and may_differ(run, gap) for gap in begins):
@@ -91,8 +91,8 @@ def _harm_of(run: Run, found: Spike) -> str:
 def _of_gradient(run: Run) -> Iterator[Symptom]:
     levels = run.recent("weight_gradient_rms")
     # Where no layer exceeds its least one by as much, their median does not exceed the usual one.
-    is_higher = levels[:, -1] > 0.99 * GRADIENT_SPIKE * levels.min(axis=1)
-    if levels.shape[1] <= GRADIENT_HISTORY or not is_higher.any():
+    is_higher = levels[:, -1] > 0.99 * GRADIENT_SPIKE_FACTOR * levels.min(axis=1)
+    if levels.shape[1] <= GRADIENT_HISTORY_LOOKS or not is_higher.any():
         return
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(levels)
@@ -103,7 +103,7 @@ def _of_gradient(run: Run) -> Iterator[Symptom]:
     before, now = course[:-1], float(course[-1])
     usual = float(np.median(before))
     deviation = max(1.4826 * float(np.median(np.abs(before - usual))), 0.1)
-    if now - usual > max(math.log(GRADIENT_SPIKE), GRADIENT_SPIKE * deviation) and now > before.max():
+    if now - usual > max(math.log(GRADIENT_SPIKE_FACTOR), GRADIENT_SPIKE_FACTOR * deviation) and now > before.max():
         look = run.now
         evidence = (
             f"gradients of the weights were {math.exp(now - usual):.0f} times as large as usual at step {look.step}, "
@@ -130,10 +130,10 @@ def not_learning(run: Run) -> Iterator[Symptom]:
         return
     ratios = run.recent("update_ratio")[:, -run.window :]
     moved = median_of(ratios[np.isfinite(ratios)])
-    if not moved > SMALL or _rises(run):
+    if not moved > UPDATE_RATIO_SMALL or _rises(run):
         return
     agreement = agreement_of(run)
-    if agreement > AGREE or not _speaks(run):
+    if agreement > AGREEING_GRADIENT_COSINE or not _speaks(run):
         return
     agree = "" if math.isnan(agreement) else f", and gradients of neighbouring looks have a cosine of {agreement:.2f}"
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
@@ -150,7 +150,7 @@ def _speaks(run: Run) -> bool:
         return True
     known = run.recent("sample_spread")[[i for i, layer in enumerate(run.layers) if layer.weights], -1]
     share = next((float(value) for value in known[::-1] if not math.isnan(value)), 0.0)
-    differs = max(spreads[-1], run.losses.first_spread) >= SPEAKS or share >= SPEAKS_UP
+    differs = max(spreads[-1], run.losses.first_spread) >= ANSWER_SPREAD_MIN or share >= ANSWER_SPREAD_SHARE_MIN
     return differs and spreads[-1] < 2 * spreads[0]
 
 

@@ -1,31 +1,104 @@
 """Rules about what numbers can hold: `nonfinite` and `precision`."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from hookboard.health.look import Look
-from hookboard.health.rule import Rule
-from hookboard.health.run import Run, median_of
-from hookboard.health.verdict import Severity, Symptom
+from hookboard.health.robust import median_of
+from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rules.shared import WHOLE_MODEL_SHARE
+from hookboard.health.run import Run
 from hookboard.layers import Layer
 from hookboard.recording import Numbers, Reading
 
-SWALLOWED = 0.9
+Pass = Literal["batch", "forward", "backward", "optimizer", "start"]
+
+_ORDER: tuple[Pass, ...] = ("start", "batch", "forward", "backward", "optimizer")
+"""What comes first within a step."""
+
+
+@dataclass(frozen=True)
+class Nonfinite:
+    """The step in which NaN or Inf appeared.
+
+    Args:
+        module: the dotted name of the module that gave them first; "" for code outside of any module, and where it is
+            not known.
+        during: the pass: `forward` or `backward`; `optimizer`, whose step spoiled the weights; `batch` if they came in
+            with the data; `start` if the weights were spoiled before the first step.
+        step: the optimizer step.
+        batch_idx: the index of the batch.
+        went_in: what the module took: a few words with numbers.
+        evidence: one sentence with the numbers.
+        advice: one sentence: what to try first.
+        is_located: whether the place is known. Otherwise `evidence` says why not.
+        parameter: the dotted name of the spoiled parameter, if it is one.
+    """
+
+    module: str
+    during: Pass
+    step: int
+    batch_idx: int
+    went_in: str
+    evidence: str
+    advice: str
+    is_located: bool = True
+    parameter: str = ""
+
+    def symptom(self, more: int = 0) -> Symptom:
+        """What the judge takes.
+
+        Args:
+            more: how many further steps had non-finite values.
+        """
+        also = f" {more} later {'step' if more == 1 else 'steps'} had non-finite values too." if more else ""
+        return Symptom(
+            self.module, self.evidence + also, self.advice, "alarm", since=self.step, batch_idx=self.batch_idx
+        )
+
+
+def first_of(events: Iterable[Nonfinite]) -> Nonfinite | None:
+    """The earliest of the events of several ranks; of one step, one whose place is known. None if there is none."""
+
+    def rank(event: Nonfinite) -> tuple[int, bool, int]:
+        return event.step, not event.is_located, _ORDER.index(event.during)
+
+    return min(events, key=rank, default=None)
+
+
+def before_nonfinite(look: Look) -> str:
+    """The readings of the last step before the event, as a table in Markdown: one row for each site."""
+    lines = [
+        f"Step {look.step}, batch {look.batch_idx}: the last measured step before the first non-finite value.",
+        "",
+        "| layer or parameter | values | RMS | min | max | NaN | Inf |",
+        "|:--|:--|--:|--:|--:|--:|--:|",
+    ]
+    for site, reading in look.readings.items():
+        m = reading.moments
+        numbers = [f"{value:.3g}" for value in (m.rms, m.min, m.max)] if m.count else ["", "", ""]
+        counts = [f"{int(count)}" if count else "" for count in (m.nan, m.posinf + m.neginf)]
+        name = site.path.replace("|", "\\|") or "(the model)"
+        if not site.name and site.role == "input":
+            name = f"tensor {site.index} of the batch" if site.index else "the batch"
+        lines.append(f"| {name} | {site.role} | {' | '.join([*numbers, *counts])} |")
+    return "\n".join(lines)
+
+
+SWALLOWED_SHARE_NOTE = 0.9
 """Share of the weights with a gradient that an update did not change, from which rounding swallows it (a choice)."""
 
-UNDERFLOW = 0.5
+UNDERFLOW_SHARE_NOTE = 0.5
 """Share of the gradients below the normal range of their type, from which they underflow (a choice)."""
 
-HEADROOM = 8.0
+FLOAT16_HEADROOM_FACTOR = 8.0
 """Values this many times below the largest of their type are near it (a choice: a GradScaler doubles its scale)."""
 
-WHOLE = 0.8
-"""What holds for this share of the layers is said once, of the whole model (a choice)."""
-
-NARROW = frozenset({torch.float16, torch.bfloat16})
+HALF_PRECISION_TYPES = frozenset({torch.float16, torch.bfloat16})
 
 
 @dataclass(frozen=True)
@@ -154,7 +227,7 @@ def _finite_or_not(reading: Reading) -> str:
 def precision(run: Run) -> Iterator[Symptom]:
     """Values at the limits of their type, and updates that rounding swallows."""
     look = run.now
-    if NARROW.isdisjoint(look.table.dtypes):
+    if HALF_PRECISION_TYPES.isdisjoint(look.table.dtypes):
         return
     yield from _swallowed(run, look)
     yield from _underflowing(run, look)
@@ -163,7 +236,7 @@ def precision(run: Run) -> Iterator[Symptom]:
         if output is not None and _is_half(output):
             limit = torch.finfo(torch.float16).max
             largest = max(abs(output.moments.min), abs(output.moments.max))
-            if limit / HEADROOM < largest < math.inf:
+            if limit / FLOAT16_HEADROOM_FACTOR < largest < math.inf:
                 evidence = f"its largest output is {largest:.3g}, and float16 ends at {limit:.0f}{_harm(run)}"
                 yield Symptom(layer.name, evidence, "use bf16, or make its inputs or weights smaller", _severity(run))
 
@@ -174,7 +247,7 @@ def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
         return
     narrow = [layer.name for layer in run.layers if _is_half(look.numbers(layer.name, "grad_output"))]
     shares = {name: _underflow_share(g) for name in narrow if (g := look.of(name, "grad_output")) is not None}
-    sick = {name: share for name, share in shares.items() if share > UNDERFLOW}
+    sick = {name: share for name, share in shares.items() if share > UNDERFLOW_SHARE_NOTE}
     if not sick:
         return
     # Where they are rounded to 0 on their way, weights never move.
@@ -185,7 +258,7 @@ def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
     )
     severity: Severity = "alarm" if is_lost else _severity(run)
     advice = "use a GradScaler, or bf16"
-    if len(sick) > max(2, WHOLE * len(shares)):
+    if len(sick) > max(2, WHOLE_MODEL_SHARE * len(shares)):
         usual = median_of(sick.values())
         evidence = f"{usual:.0%} of the gradients of {len(sick)} layers are below float16's normal range{_harm(run)}"
         yield Symptom("", evidence, advice, severity, usual)
@@ -207,14 +280,14 @@ def _swallowed(run: Run, look: Look) -> Iterator[Symptom]:
     for layer in run.layers:
         for name in layer.weights:
             parameter = look.numbers(name, "parameter")
-            if parameter is not None and parameter.dtype in NARROW and look.stepped.get(name) is not None:
+            if parameter is not None and parameter.dtype in HALF_PRECISION_TYPES and look.stepped.get(name) is not None:
                 share = swallowed_share(look, name)
                 if look.stepped[name].rate and not math.isnan(share):
                     shares[layer.name] = max(share, shares.get(layer.name, 0.0))
                     kinds[layer.name] = str(parameter.dtype).removeprefix("torch.")
-    sick = {name: share for name, share in shares.items() if share > SWALLOWED}
+    sick = {name: share for name, share in shares.items() if share > SWALLOWED_SHARE_NOTE}
     advice = "keep the weights in float32 (mixed precision), or raise the learning rate"
-    if len(sick) > max(2, WHOLE * len(shares)):
+    if len(sick) > max(2, WHOLE_MODEL_SHARE * len(shares)):
         usual = median_of(sick.values())
         evidence = f"rounding swallows {usual:.0%} of the updates of {len(sick)} layers in {kinds[next(iter(sick))]}"
         yield Symptom("", evidence + _harm(run), advice, _severity(run), usual)

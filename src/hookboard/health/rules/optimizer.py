@@ -6,26 +6,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from hookboard.health.look import Look
-from hookboard.health.rule import Rule
-from hookboard.health.rules.reached import has_gradient, has_moved, is_done, main_weights, reaches, stepped_weights
-from hookboard.health.rules.shared import is_one_of_several
-from hookboard.health.run import Run, median_of
-from hookboard.health.verdict import Severity, Symptom
+from hookboard.health.robust import median_of
+from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rules.shared import (
+    WHOLE_MODEL_SHARE,
+    has_gradient,
+    has_moved,
+    is_done,
+    is_one_of_several,
+    main_weights,
+    reaches,
+    stepped_weights,
+)
+from hookboard.health.run import Run
 from hookboard.layers import Layer
 
-BACKBONE = 0.5
+BACKBONE_SHARE = 0.5
 """If the weights that no optimizer holds are those of this share of the layers, from the first one on, they are taken
 for a backbone that is not to be trained: a note (a choice)."""
 
-FEW = 0.25
+FROZEN_SHARE_NOTE = 0.25
 """Frozen layers between trained ones are worth a note if they are no larger a share of all layers than this (a choice:
 where adapters are trained, most layers are frozen)."""
 
-PATIENCE = 4
+WINDOWS_BEFORE_FORGOTTEN = 4
 """Windows after which a layer that never ran is taken for forgotten (a choice)."""
-
-WHOLE = 0.8
-"""What holds for this share of the layers is said once, of the whole model (a choice)."""
 
 NO_RATE = "its learning rate is 0"
 
@@ -68,7 +73,9 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
     evidence = f"{who} no gradient reached its {_weights(len(weights))}, which an optimizer holds"
     is_expert = is_one_of_several(run, layer)
     is_new = not (run.has_run(layer) or is_expert or is_cut)
-    is_forgotten = is_new and run.seen > PATIENCE * run.window and not _is_trained_between(run, run.now, weights)
+    is_forgotten = (
+        is_new and run.seen > WINDOWS_BEFORE_FORGOTTEN * run.window and not _is_trained_between(run, run.now, weights)
+    )
     advice = "an expert that is never picked wants a loss that balances experts" if is_expert else "use it or drop it"
     yield Symptom(layer.name, evidence, advice, "alarm" if is_forgotten else "note")
 
@@ -174,7 +181,7 @@ def not_updated(run: Run) -> Iterator[Symptom]:
     stepped = [layer for layer in run.layers if stepped_weights(look, layer)]
     why_still = {layer.name: why for layer in stepped if (why := _why_still(run, look, layer))}
     advice = "look at the learning rate of its group of parameters, and at the type of its weights"
-    if len(stepped) > 2 and len(why_still) > WHOLE * len(stepped):
+    if len(stepped) > 2 and len(why_still) > WHOLE_MODEL_SHARE * len(stepped):
         evidence = f"a gradient reaches {len(why_still)} layers that do not move: {next(iter(why_still.values()))}"
         yield Symptom("", evidence, advice, "alarm")
         return
@@ -219,7 +226,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
         yield Symptom("", evidence, advice, "alarm", float(len(left)), since=since, is_root=True)
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
-    is_backbone = front == len(left) and front >= BACKBONE * len(trained)
+    is_backbone = front == len(left) and front >= BACKBONE_SHARE * len(trained)
     for i, layer in enumerate(left):
         if i and trained.index(left[i - 1]) + 1 == trained.index(layer):
             continue  # the one before it is named
@@ -238,7 +245,7 @@ def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
         return
     main = [layer for layer in run.layers if layer.has_matrix and run.has_run(layer)]
     frozen = [layer for layer in main if _is_frozen(look, layer)]
-    if not frozen or len(frozen) > FEW * len(main):
+    if not frozen or len(frozen) > FROZEN_SHARE_NOTE * len(main):
         return
     first, at = frozen[0], main.index(frozen[0])
     sides = ({layer.kind for layer in part if layer not in frozen} for part in (main[:at], main[at:]))

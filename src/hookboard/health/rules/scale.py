@@ -1,68 +1,221 @@
 """`activation_scale`: activations that shrink or grow along depth, and layers out of line with their peers."""
 
+import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from hookboard.health.look import Look
-from hookboard.health.rule import Rule
-from hookboard.health.rules.normalization import normalization
-from hookboard.health.rules.scales import Scales, scales_of, weight_gain
-from hookboard.health.rules.shared import factor, harm_of, initialization, robust_z, severity_of, slope, was_zero
-from hookboard.health.run import Run, median_of
-from hookboard.health.spikes import median, medians
-from hookboard.health.verdict import Severity, Symptom
+from hookboard.health.robust import median, median_of, medians, robust_z, slope
+from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rules.shared import (
+    Scales,
+    factor,
+    harm_of,
+    initialization,
+    scales_of,
+    severity_of,
+    was_zero,
+    weight_gain,
+)
+from hookboard.health.run import Run
 from hookboard.layers import Kind, Layer
 from hookboard.sites import Role
 
-LAYERS = 4
+DROPOUT_KINDS: frozenset[Kind] = frozenset({"dropout"})
+
+NORM_DEVIATION_MIN = 0.67
+"""Deviation of a batch norm's channels, as a multiple of its gain, up to which it is worth a note if half of the norms are
+outside. With the statistics of the batch it is 1, and less only where epsilon outweighs them."""
+
+NORM_DEVIATION_MAX = 1.1
+"""Deviation of a batch norm's channels, as a multiple of its gain, from which it is worth a note in the same way."""
+
+NORM_DEVIATION_FACTOR_ALARM = 2.5
+"""Above this it is an alarm whatever the loss does."""
+
+CONSTANT_CHANNEL_SHARE = 1e-3
+"""Channels that vary by less than this share of the one that varies most do not count: nothing comes in."""
+
+GAIN_SHARE_LOST = 0.2
+"""Share of their first size to which gains must fall. In healthy trainings of the benchmark's tuning half 0.64 is
+left of the one that falls most."""
+
+GAIN_LOSS_PER_STEP = 0.01
+"""And by at least this share in each step: a weight decay of 5e-4 at a rate of 0.1 takes 0.00005 (a choice)."""
+
+DROPPED_SHARE_NOTE = 0.9
+"""The share of values that a dropout must drop to be worth a note: 0.5 is usual, 0.8 the most in use."""
+
+
+def normalization(run: Run) -> Iterator[Symptom]:
+    """Batch norms that do not normalize, and the first dropout that leaves hardly anything."""
+    if run.arrays.batch_norms:
+        yield from _gains_lost(run)
+        yield from _unnormalized(run)
+    dropouts = (_heavy_dropout(run, place) for place in np.flatnonzero(run.arrays.of_kind(DROPOUT_KINDS)).tolist())
+    heavy = [symptom for symptom in dropouts if symptom is not None]
+    if len(heavy) > 1:  # what one after the other leaves is their product
+        heavy[0] = replace(heavy[0], severity="alarm", evidence=f"{heavy[0].evidence} So do {len(heavy) - 1} others.")
+    yield from heavy[:1]
+
+
+def _gains_lost(run: Run) -> Iterator[Symptom]:
+    """Gains that go towards 0, faster than any usual decay takes them there."""
+    gains = run.course("weight_rms")[run.arrays.batch_norms]
+    is_known = gains[:, 0] > 0
+    gains = gains[is_known]
+    sizes = gains / gains[:, :1]
+    # Where no single one is so low, their median is not.
+    if not (sizes < GAIN_SHARE_LOST).any():
+        return
+    steps = np.array(run.course_steps)
+    left = np.array([median_of(column) for column in sizes.T.tolist()])
+    lowest = int(np.nanargmin(left))  # in the first column it is 1
+    fell = -math.log(left[lowest]) if left[lowest] else math.inf
+    if not left[lowest] < GAIN_SHARE_LOST or fell < GAIN_LOSS_PER_STEP * (steps[lowest] - steps[0]):
+        return
+    now = median_of((run.recent("weight_rms")[run.arrays.batch_norms, -1][is_known] / gains[:, 0]).tolist())
+    evidence = (
+        f"the gains of batch norms went down to {left[lowest]:.2g} of what they were, in {steps[lowest] - steps[0]} "
+        f"steps, and are at {now:.2g} now: what they give, and the gradient that they pass on, goes down with them"
+        f"{harm_of(run)}."
+    )
+    advice = "Look at the weight decay: gains and biases want none."
+    start = int(np.argmax(left < 1 / NORM_DEVIATION_MAX))
+    first = run.layers[run.arrays.batch_norms[0]]
+    size, since = fell / math.log(10), int(steps[start])
+    until = int(steps[left < GAIN_SHARE_LOST].max()) if now >= GAIN_SHARE_LOST else None
+    yield Symptom(first.name, evidence, advice, "alarm", size=size, since=since, until=until)
+
+
+def takes_the_batch(run: Run, layer: Layer) -> bool:
+    """Whether a batch norm gives what the statistics of the batch make of it, as far as can be told."""
+    return bool(_is_usual(_normalized(run)[run.place(layer.name)]))
+
+
+def _is_usual(share: np.ndarray) -> np.ndarray:
+    return (share > NORM_DEVIATION_MIN) & (share < NORM_DEVIATION_MAX)
+
+
+def _normalized(run: Run) -> np.ndarray:
+    """The deviation of the channels of each layer, as a share of its gain, shape (layers,); NaN if it cannot be told.
+
+    It says something of batch norms only.
+    """
+    outputs, units, table = run.latest.rows("output"), run.latest.rows("output").units, run.arrays
+    deviation = units.column("deviation")
+    least = CONSTANT_CHANNEL_SHARE * units.each(np.maximum, deviation)
+    is_alive = deviation > np.repeat(least, units.counts)
+    alive, squares = units.counts, units.within
+    if not is_alive.all():
+        alive = units.each(np.add, is_alive, np.intp)
+        squares = units.each(np.add, np.where(is_alive, units.squares, 0.0))
+    before, after = run.latest.rows("parameter_before"), run.latest.rows("parameter")
+    first = table.first_of_each(np.ones(len(table.weights), dtype=bool))
+    gains = np.full(len(table.names), np.nan)
+    gains[table.owner[first]] = np.where(before.is_there, before.rms, after.rms)[first]
+    is_known = (outputs.nonfinite[units.places] == 0) & (2 * alive >= units.counts) & (gains[units.places] > 0)
+    known = units.places[is_known]
+    shares = np.full(len(table.names), np.nan)
+    shares[known] = np.sqrt(squares[is_known] / alive[is_known]) / gains[known]
+    return shares
+
+
+def _unnormalized(run: Run) -> Iterator[Symptom]:
+    """Batch norms whose outputs are not what the statistics of the batch give."""
+    norms = run.arrays.batch_norms
+    shares = _normalized(run)[norms]
+    is_known = ~np.isnan(shares)
+    off = np.flatnonzero(is_known & ~_is_usual(shares)).tolist()
+    # In evaluation mode all of them are off, each as far as its running statistics are.
+    if not len(off) >= is_known.sum() / 2 > 0:
+        return
+    found = [float(shares[i]) for i in off]
+    is_trainable = [bool(run.layers[norms[i]].trainable) for i in off]
+    is_far = any(
+        not 1 / NORM_DEVIATION_FACTOR_ALARM < share < NORM_DEVIATION_FACTOR_ALARM
+        for share in itertools.compress(found, is_trainable)
+    )
+    severity: Severity = "alarm" if is_far else severity_of(run)
+    evidence = (
+        f"channels deviate by {min(found):.2g} to {max(found):.2g} times their gain in {len(off)} of {is_known.sum()} "
+        f"batch norms; normalized by the statistics of the batch it is 1 exactly: they use others{harm_of(run)}."
+    )
+    advice = "Look whether they are in evaluation mode while training, and whether their statistics fit the data."
+    size = max(abs(float(np.log10(share))) for share in found)
+    yield Symptom(run.layers[norms[0]].name, evidence, advice, severity, size=size)
+
+
+def _heavy_dropout(run: Run, place: int) -> Symptom | None:
+    layer = run.layers[place]
+    output = run.now.numbers(layer.name, "output")
+    given = run.now.numbers(run.layers[place - 1].name, "output") if place else None
+    if output is None or given is None or output.moments.count != given.moments.count:
+        return None
+    left = given.moments.count - given.moments.zeros
+    dropped = 1 - (output.moments.count - output.moments.zeros) / left if left else 0.0
+    if not DROPPED_SHARE_NOTE <= dropped < 1:
+        return None
+    evidence = f"it drops {100 * dropped:.0f} % of what it is given, and scales the rest by {1 / (1 - dropped):.2g}"
+    return Symptom(layer.name, f"{evidence}{harm_of(run)}.", "Lower its rate.", severity_of(run), size=dropped)
+
+
+PEER_LAYERS_MIN = 4
 """Layers that are needed to say what is usual (a choice)."""
 
-GAIN = 1.3
+LAYER_GAIN_DECADES = 1.3
 """Powers of ten by which what a layer does to the scale must differ from what its peers do. Healthy trainings of the
 benchmark's tuning half reach 0.9."""
 
-HEAVY = 0.65
+WEIGHT_GAIN_DECADES = 0.65
 """Powers of ten by which its weights must differ too: otherwise what ran before it is not what goes in."""
 
-FAR = 5.0
+OUT_OF_LINE_Z = 5.0
 """Robust z-score from which a layer is out of line with its peers (a choice)."""
 
-FLOOR = 0.2
+PEER_SPREAD_FLOOR_DECADES = 0.2
 """The least deviation between peers that is assumed, in powers of ten (a choice: 60 % from layer to layer)."""
 
-COURSE = 2.0
+DEPTH_CHANGE_DECADES = 2.0
 """Powers of ten by which activations may shrink or grow from the first to the last layer. Healthy trainings of the
 benchmark's tuning half reach 1.4."""
 
-STEADY = 0.5
+STEADY_LAYER_SHARE = 0.5
 """Share of the change along depth that one layer may make, where it is steady (a choice)."""
 
-FADES, SWELLS = -4.0, 3.0
-"""Powers of ten by which the weights of all layers together may scale a signal, without any norm (a choice). What fades
-is an alarm whatever the loss does."""
+FADING_DECADES = -4.0
+"""Powers of ten by which the weights of all layers together shrink a signal, without any norm, from which it is an alarm
+whatever the loss does (a choice)."""
 
-FADES_EACH, SWELLS_EACH = -0.6, 0.3
-"""And in each layer, on average: PyTorch's own initialization loses 0.24 there, He's gains 0.15."""
+SWELLING_DECADES = 3.0
+"""Powers of ten by which they blow it up, from which it is worth a note (a choice)."""
 
-RECURRENT = 3.0
+FADING_DECADES_PER_LAYER = -0.6
+"""And by which each layer shrinks it, on average: PyTorch's own initialization loses 0.24."""
+
+SWELLING_DECADES_PER_LAYER = 0.3
+"""And by which each layer blows it up, on average: He's initialization gains 0.15."""
+
+RECURRENT_NORM_MAX = 3.0
 """L2 norm of the recurrent weights of a unit from which a recurrent layer feeds back more than it can hold: PyTorch
 begins with 0.58, trained layers of the benchmark's tuning half reach 1.4."""
 
-BLOWN_UP = 10.0
+RECURRENT_RMS_MAX = 10.0
 """RMS of the outputs of a recurrent layer, by itself and as a multiple of what goes in, from which it feeds back more
 than it can hold: with tanh it is 1 at most (a choice)."""
 
-RECURRENTS: frozenset[Kind] = frozenset({"recurrent"})
-NORMS: frozenset[Kind] = frozenset({"norm"})
-DRIFTING: frozenset[Kind] = frozenset({"linear", "conv", "norm", "recurrent", "embedding"})
+RECURRENT_KINDS: frozenset[Kind] = frozenset({"recurrent"})
+NORM_KINDS: frozenset[Kind] = frozenset({"norm"})
+DRIFTING_KINDS: frozenset[Kind] = frozenset({"linear", "conv", "norm", "recurrent", "embedding"})
 """Kinds of layers whose outputs have a scale of their own."""
 
-DRIFT = 1.5
+DRIFT_DECADES = 1.5
 """Powers of ten by which a layer may leave its own scale of the first looks (a choice: a factor of 30)."""
 
-GROWN = 3.0
+MODEL_DRIFT_DECADES = 3.0
 """Powers of ten by which most layers together exceed their own scale of the first looks where nothing holds the model
 any more: an alarm whatever the loss does. Healthy trainings of the benchmark's tuning half reach 1.0."""
 
@@ -83,18 +236,21 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Symptom]:
     """Layers that scale what goes in by another factor than their peers, now or at the first look."""
     for seen, other in ((scales, None), (first, scales)):
         known = np.isfinite(seen.gains)
-        if known.sum() < LAYERS:
+        if known.sum() < PEER_LAYERS_MIN:
             continue
         # Two thirds of the way from all layers together: only these can be far from the others.
         middle = median(seen.gains[known])
-        for place in np.flatnonzero(known & (np.abs(seen.gains - middle) >= GAIN / 1.5)):
+        for place in np.flatnonzero(known & (np.abs(seen.gains - middle) >= LAYER_GAIN_DECADES / 1.5)):
             layer = seen.layers[place]
             others = seen.gains[known & (np.arange(len(known)) != place)]
             off = float(seen.gains[place] - np.median(others))
-            if abs(off) < GAIN or abs(robust_z(seen.gains[place], others, FLOOR)) < FAR:
+            if (
+                abs(off) < LAYER_GAIN_DECADES
+                or abs(robust_z(seen.gains[place], others, PEER_SPREAD_FLOOR_DECADES)) < OUT_OF_LINE_Z
+            ):
                 continue
             heavy = (seen if other is None else other).heaviness(layer)
-            if abs(heavy) < HEAVY or heavy * off < 0:
+            if abs(heavy) < WEIGHT_GAIN_DECADES or heavy * off < 0:
                 continue
             when = "" if other is None else " at the first look"
             evidence = (
@@ -109,16 +265,16 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Symptom]:
 def _along_depth(run: Run, scales: Scales) -> Iterator[Symptom]:
     """Activations that shrink or grow steadily from layer to layer."""
     count = len(scales.layers)
-    if count <= LAYERS:
+    if count <= PEER_LAYERS_MIN:
         return
     change = median(scales.log[-2:]) - median(scales.log[:2])
-    if abs(change) < COURSE:
+    if abs(change) < DEPTH_CHANGE_DECADES:
         return
     step = slope(scales.log)
-    if abs(step * (count - 1)) < COURSE or step * change < 0:
+    if abs(step * (count - 1)) < DEPTH_CHANGE_DECADES or step * change < 0:
         return
     steps = np.diff(scales.log) * np.sign(step)
-    if steps.max() > STEADY * abs(change):
+    if steps.max() > STEADY_LAYER_SHARE * abs(change):
         return  # a step, not a slope
     start = int(np.flatnonzero(steps >= abs(step) / 2)[0])
     layer = scales.layers[start]
@@ -136,11 +292,14 @@ def _initialize(run: Run) -> str:
 
 def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
     """Weights that let a signal fade or swell, though biases hide it; nothing normalizes it."""
-    if len(scales.layers) <= LAYERS or run.arrays.of_kind(NORMS).any():
+    if len(scales.layers) <= PEER_LAYERS_MIN or run.arrays.of_kind(NORM_KINDS).any():
         return
     whole = float(np.nansum(scales.weights))
     each = whole / len(scales.layers)
-    if not ((whole <= FADES and each <= FADES_EACH) or (whole >= SWELLS and each >= SWELLS_EACH)):
+    if not (
+        (whole <= FADING_DECADES and each <= FADING_DECADES_PER_LAYER)
+        or (whole >= SWELLING_DECADES and each >= SWELLING_DECADES_PER_LAYER)
+    ):
         return
     what = "keep" if whole < 0 else "blow a signal up to"
     evidence = (
@@ -152,10 +311,10 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
 
 def _recurrent(run: Run) -> Iterator[Symptom]:
     """Recurrent layers that feed back more than they can hold."""
-    for layer in (run.layers[place] for place in np.flatnonzero(run.arrays.of_kind(RECURRENTS))):
+    for layer in (run.layers[place] for place in np.flatnonzero(run.arrays.of_kind(RECURRENT_KINDS))):
         names = [name for name in layer.weights if "weight_hh" in name]
         norm = max((_norm(run.now, layer, name, "parameter") for name in names), default=0.0)
-        if norm < RECURRENT:
+        if norm < RECURRENT_NORM_MAX:
             yield from _blown_up(run, layer)
             continue
         evidence = (
@@ -166,7 +325,7 @@ def _recurrent(run: Run) -> Iterator[Symptom]:
         first = run.first or run.now
         began = max(_norm(first, layer, name, "parameter_before") for name in names)
         # What the first step did is not there since the start.
-        since = first.step + 1 if run.seen == 1 and began < RECURRENT else None
+        since = first.step + 1 if run.seen == 1 and began < RECURRENT_NORM_MAX else None
         yield Symptom(layer.name, evidence, advice, severity_of(run), size=norm, since=since)
 
 
@@ -178,7 +337,7 @@ def _blown_up(run: Run, layer: Layer) -> Iterator[Symptom]:
     if output is None or output.moments.nonfinite:
         return
     usual = 1.0 if given is None or not given.moments.count else max(given.moments.rms, 1.0)
-    if not output.moments.rms > BLOWN_UP * usual:
+    if not output.moments.rms > RECURRENT_RMS_MAX * usual:
         return
     evidence = (
         f"its output has an RMS of {output.moments.rms:.2g}, {output.moments.rms / usual:.2g} times that of what goes "
@@ -200,19 +359,19 @@ def _drifted(run: Run) -> Iterator[Symptom]:
     history = run.course("activation_rms", run.window)
     now = run.recent("activation_rms")[:, -1]
     early = medians(history)
-    known = run.arrays.of_kind(DRIFTING) & (now > 0) & (early > 0)
+    known = run.arrays.of_kind(DRIFTING_KINDS) & (now > 0) & (early > 0)
     moved = np.full(len(now), np.nan)
     moved[known] = np.log10(now[known] / early[known])
     places = np.flatnonzero(known)
     if len(places):
         moved[places[-1]] = min(moved[places[-1]], 0.0)  # a head is to grow sure of its answers
     usual = median_of(moved.tolist())
-    if usual >= GROWN:
+    if usual >= MODEL_DRIFT_DECADES:
         evidence = f"the RMS of the outputs of most layers is {factor(usual)} times that at the start{_harm(run)}."
         yield Symptom("", evidence, "Lower the learning rate, and look at the sign of the loss.", "alarm", size=usual)
         return
     # In a healthy training activations grow, in some layers more than in others.
-    for place in np.flatnonzero((moved <= -DRIFT) | (moved - max(usual, 0.0) >= DRIFT)):
+    for place in np.flatnonzero((moved <= -DRIFT_DECADES) | (moved - max(usual, 0.0) >= DRIFT_DECADES)):
         layer = run.layers[place]
         if was_zero(run, layer):
             continue
@@ -235,7 +394,7 @@ def _initial(run: Run, layer: Layer) -> str:
     if not (first > 0 and now > 0):
         return ""
     change = abs(math.log10(now / first))
-    return ", as it was initialized" if change < GAIN / 2 else f", after {first:.2g} at the first look"
+    return ", as it was initialized" if change < LAYER_GAIN_DECADES / 2 else f", after {first:.2g} at the first look"
 
 
 def _severity(run: Run) -> Severity:

@@ -1,21 +1,27 @@
 """What several rules need: the layer before another one, the rows of a weight, robust numbers, severity."""
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from hookboard.health.measured import every_unit
-from hookboard.health.run import Run, median_of
-from hookboard.health.verdict import Severity
+from hookboard.health.look import Look, every_unit
+from hookboard.health.robust import median_of
+from hookboard.health.rule import Severity
+from hookboard.health.run import Run
 from hookboard.layers import Kind, Layer
+from hookboard.measure import FIELDS
 from hookboard.recording import Numbers
+from hookboard.sites import Role
 
-MAD = 1.4826
-"""A median absolute deviation times this is the standard deviation of normal numbers."""
+WHOLE_MODEL_SHARE = 0.8
+"""What holds for this share of the layers is said once, of the whole model (a choice)."""
 
-BOUNDED: frozenset[Kind] = frozenset({"bounded"})
-UNBOUNDED: frozenset[Kind] = frozenset({"rectifier", "smooth"})
+BOUNDED_KINDS: frozenset[Kind] = frozenset({"bounded"})
+UNBOUNDED_KINDS: frozenset[Kind] = frozenset({"rectifier", "smooth"})
 
 
 def activations_of(run: Run, kinds: frozenset[Kind]) -> list[str]:
@@ -25,7 +31,7 @@ def activations_of(run: Run, kinds: frozenset[Kind]) -> list[str]:
 
 def initialization(run: Run) -> str:
     """How the weights of a model begin that has these activations, as a clause of advice."""
-    kinds = {"He": UNBOUNDED, "Xavier": BOUNDED}
+    kinds = {"He": UNBOUNDED_KINDS, "Xavier": BOUNDED_KINDS}
     found = {name: activations_of(run, of) for name, of in kinds.items()}
     which = ", ".join(f"{name} for {' and '.join(types)}" for name, types in found.items() if types)
     return f"initialize for the activation in use{f' ({which})' if which else ''}"
@@ -86,33 +92,6 @@ def was_zero(run: Run, layer: Layer) -> bool:
     return bool(run.initial.began_at_zero[run.place(layer.name)])
 
 
-def robust_z(value: float, others: np.ndarray, floor: float) -> float:
-    """How many robust deviations a value lies away from others.
-
-    Args:
-        value: the value.
-        others: shape (n,); those that are not finite do not count.
-        floor: the least deviation that is assumed.
-    """
-    finite = others[np.isfinite(others)]
-    if not len(finite):
-        return 0.0
-    middle = float(np.median(finite))
-    return (value - middle) / max(MAD * float(np.median(np.abs(finite - middle))), floor)
-
-
-def slope(values: np.ndarray) -> float:
-    """The median of the slopes between all pairs of values, per place (Theil and Sen); of at most 64 of them."""
-    places = np.unique(np.linspace(0, len(values) - 1, min(len(values), 64)).astype(int))
-    one, other = np.triu_indices(len(places), 1)
-    return float(np.median((values[places[other]] - values[places[one]]) / (places[other] - places[one])))
-
-
-def medians_of(values: np.ndarray) -> np.ndarray:
-    """The median of the finite values of each column, shape (columns,); NaN if there is none."""
-    return np.array([median_of(column) for column in values.T.tolist()])
-
-
 def factor(decades: float) -> str:
     """A factor, of its logarithm to the base 10.
 
@@ -137,3 +116,155 @@ def is_one_of_several(run: Run, layer: Layer) -> bool:
     """Whether a layer that has run has the same name but for a number, as the experts of a `ModuleList`."""
     pattern = re.compile(re.sub(r"\d+", r"\\d+", re.escape(layer.name)))
     return any(run.has_run(other) and pattern.fullmatch(other.name) for other in run.layers)
+
+
+DONE_GRADIENT_SHARE = 1e-4
+"""Share of its first gradient below which a layer that has moved has nothing more to learn (a choice)."""
+
+
+def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
+    """Whether a weight is another than at a look before, `unknown` if not seen: in a GAN optimizers take turns."""
+    readings = [look.numbers(weight, "parameter") for look in run.looks]
+    known = [(m.mean, m.deviation, m.min, m.max) for m in (r.moments for r in readings if r is not None)]
+    return unknown if len(known) < 2 else any(numbers != known[-1] for numbers in known)
+
+
+def is_done(run: Run, layer: Layer) -> bool:
+    """Whether a layer has moved, and hardly any gradient is left of that at first: there is nothing more to learn."""
+    place = run.place(layer.name)
+    first, now = run.course("weight_gradient_rms", 1)[place, 0], run.recent("weight_gradient_rms")[place, -1]
+    return bool(now < DONE_GRADIENT_SHARE * first and (run.course("update_ratio")[place] > 0).any())
+
+
+def stepped_weights(look: Look, layer: Layer) -> list[str]:
+    """Its trainable weights with gradients of their own that an optimizer stepped at this look.
+
+    A large embedding of which only some rows were measured is left out: the tokens of the batch may be in none of them.
+    """
+    stepped = [name for name in layer.stepped if name in look.stepped]
+    if layer.kind != "embedding":
+        return stepped
+    return [name for name in stepped if _is_whole(look, name, layer.shapes.get(name, ()))]
+
+
+def _is_whole(look: Look, name: str, shape: Sequence[int]) -> bool:
+    reading = look.numbers(name, "parameter")
+    return reading is None or reading.moments.count + reading.moments.nonfinite >= math.prod(shape)
+
+
+def main_weights(layer: Layer, names: Iterable[str]) -> list[str]:
+    """Of some of its weights those with two or more dimensions; all of them if there is none."""
+    names = list(names)
+    return [name for name in names if len(layer.shapes.get(name, ())) > 1] or names
+
+
+def has_gradient(look: Look, weight: str) -> bool:
+    """Whether a gradient that is not all 0 has reached a weight."""
+    return reaches(look.numbers(weight, "parameter_grad"))
+
+
+def gets_zeros(look: Look, layer: Layer) -> bool:
+    """Whether a gradient has come to all that a layer learns, and all of it is 0."""
+    gradients = [look.numbers(name, "parameter_grad") for name in layer.trainable]
+    return bool(gradients) and not any(gradient is None or reaches(gradient) for gradient in gradients)
+
+
+def usual_gradient(run: Run) -> float:
+    """The median over the layers that a gradient reaches; NaN if there is none. Before a dead layer none arrives."""
+    gradients = run.recent("weight_gradient_rms")[:, -1]
+    return median_of(gradients[gradients > 0].tolist())
+
+
+def reaches(gradient: Numbers | None) -> bool:
+    """Whether a gradient is there and not all 0."""
+    if gradient is None:
+        return False
+    moments = gradient.moments
+    # Of finite values with any other than 0 the mean or the deviation is not 0; both are 0 where there are none.
+    return moments.deviation > 0 or abs(moments.mean) > 0 or moments.nonfinite > 0
+
+
+WEIGHING_KINDS: frozenset[Kind] = frozenset({"linear", "conv"})
+"""Kinds of layers whose weights scale a signal."""
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scale of linear and convolutional layers at one look.
+
+    Args:
+        layers: those with an output that is not 0, in the order of execution.
+        log: log10 of the RMS of their outputs, shape (layers,).
+        gains: log10 of the RMS of their outputs over that of what ran just before; NaN where nothing did.
+        weights: log10 of the RMS of their weights times the root of how many inputs a unit has; NaN if not known.
+    """
+
+    layers: list[Layer]
+    log: np.ndarray
+    gains: np.ndarray
+    weights: np.ndarray
+
+    def heaviness(self, layer: Layer) -> float:
+        """By how many powers of ten its weights scale more than those of the others; NaN if not known."""
+        place = next((i for i, other in enumerate(self.layers) if other.name == layer.name), None)
+        if place is None:
+            return math.nan
+        return float(self.weights[place] - median_of(np.delete(self.weights, place)))
+
+
+def scales_of(run: Run, at_start: bool = False) -> Scales:
+    """The scales at the latest look, or at the first.
+
+    Layers whose weights began at 0 are left out: they are to grow.
+    """
+    rms = run.course("activation_rms", 1)[:, 0] if at_start else run.recent("activation_rms")[:, -1]
+    used = np.flatnonzero(np.isfinite(rms) & ~run.initial.began_at_zero)
+    values = rms[used]
+    before = np.append(np.nan, values)[:-1]
+    is_main = run.arrays.of_kind(WEIGHING_KINDS)[used] & (values > 0)
+    places, now, before = used[is_main], values[is_main], before[is_main]
+    ratios = np.divide(now, before, out=np.full_like(now, np.nan), where=before > 0)
+    weights = np.full_like(now, np.nan) if at_start else _weight_gains(run)[places]
+    return Scales([run.layers[place] for place in places.tolist()], np.log10(now), np.log10(ratios), weights)
+
+
+def _weight_gains(run: Run) -> np.ndarray:
+    """The gain of the first weight of each layer that has one, see `weight_gain`; shape (layers,)."""
+    rms, table = run.latest.rows("parameter").rms, run.arrays
+    size = rms * np.sqrt(table.inputs)
+    first = table.first_of_each((size > 0) & (rms < np.inf))
+    gains = np.full(len(table.names), np.nan)
+    gains[table.owner[first]] = np.log10(size[first])
+    return gains
+
+
+def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -> float:
+    """log10 of the factor by which a weight scales a signal of independent values: the L2 norm of a unit's weights."""
+    reading, shape = look.numbers(name, role), layer.shapes[name]
+    if len(shape) < 2 or reading is None or not reading.moments.count or not 0 < reading.moments.rms < math.inf:
+        return math.nan
+    return math.log10(reading.moments.rms * math.sqrt(math.prod(shape[1:])))
+
+
+_MEAN = FIELDS.index("mean")
+
+
+def agreement_of(run: Run) -> float:
+    """The median cosine between the gradients of neighbouring looks; NaN if they have no channels.
+
+    Of each weight the mean gradient of each channel is compared: a projection of the gradient.
+    """
+    looks = list(run.looks)
+    cosines = []
+    for before, after in pairwise(looks):
+        for site, reading in after.readings.items():
+            if site.role == "parameter_grad" and reading.channels is not None:
+                earlier = before.of(site.name, "parameter_grad")
+                if earlier is not None and earlier.channels is not None:
+                    cosines.append(_cosine(reading.channels[:, _MEAN], earlier.channels[:, _MEAN]))
+    return median_of(cosines)
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    size = float(np.linalg.norm(a) * np.linalg.norm(b)) if a.shape == b.shape else 0.0
+    return float(a @ b) / size if size > 0 else math.nan

@@ -1,66 +1,168 @@
 """`dead_units`: units and channels that no sample activates."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hookboard.health.measured import every_unit
-from hookboard.health.rule import Rule
-from hookboard.health.rules.dead import Dead, dead_of, has_its_own_activation, has_no_weights, is_finite, is_used
-from hookboard.health.rules.reached import gets_zeros, usual_gradient
-from hookboard.health.rules.shared import source_of, unit_rows
+from hookboard.health.look import Look, every_unit
+from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rules.shared import (
+    counted,
+    gets_zeros,
+    harm_of,
+    severity_of,
+    source_of,
+    unit_rows,
+    usual_gradient,
+    weight_of,
+)
 from hookboard.health.run import Run
-from hookboard.health.silence import EXACT, Silence, onsets
-from hookboard.health.verdict import Severity, Symptom
-from hookboard.layers import Layer
+from hookboard.health.run_table import Units
+from hookboard.health.silence import SILENT_AT_ZERO_KINDS, Silence, onsets
+from hookboard.layers import Kind, Layer
 from hookboard.measure import FIELDS, every_of
 
-_MEAN, _DEVIATION, _MAX = map(FIELDS.index, ("mean", "deviation", "max"))
+_COUNT, _MEAN, _DEVIATION, _MAX, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "max", "zeros"))
+_COMPARED = list(map(FIELDS.index, ("max", "min", "mean", "deviation")))
 
-MOST = 0.9
+
+@dataclass(frozen=True)
+class Dead:
+    """The dead units of one layer.
+
+    Args:
+        at: the rectifier (or the layer itself, where the activation is called as a function).
+        source: the layer whose weights make them so.
+        dead: how many are dead.
+        units: how many were looked at, apart from those whose weights are all 0.
+        since: the step since which each of the dead ones is silent, sorted, shape (dead,).
+        width: how many units the layer has.
+        is_sample: whether only every k-th of them was looked at.
+    """
+
+    at: Layer
+    source: Layer
+    dead: int
+    units: int
+    since: np.ndarray
+    width: int
+    is_sample: bool
+
+    @property
+    def share(self) -> float:
+        """The share of dead units."""
+        return self.dead / self.units
+
+    @property
+    def in_words(self) -> str:
+        """How many of how many units are dead."""
+        return counted(self.dead, self.units, "units", self.width if self.is_sample else None)
+
+
+def dead_of(
+    at: Layer, source: Layer, dead: np.ndarray, counts: np.ndarray, since: np.ndarray, width: int
+) -> Dead | None:
+    """The dead units of a layer; None if no unit counts.
+
+    Args:
+        at: see `Dead`, as `source` and `width`.
+        source: see above.
+        dead: which are dead, shape (units,).
+        counts: which count, shape (units,).
+        since: the step since which each is silent, shape (units,).
+        width: see above.
+    """
+    if not counts.any():
+        return None
+    return Dead(at, source, int(dead.sum()), int(counts.sum()), np.sort(since[dead]), width, len(counts) < width)
+
+
+def is_finite(run: Run, layer: Layer) -> bool:
+    """Whether the layer gave an output at this look, and all of it is finite."""
+    output = run.now.numbers(layer.name, "output")
+    return output is not None and not output.moments.nonfinite
+
+
+def has_no_weights(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | None:
+    """Which of every so many units have only zeros as weights, as after pruning; None if that was not measured.
+
+    Of a norm, the weights of the layer before it count.
+    """
+    rows = weight_of(run, layer, width, every)
+    if rows is None and layer.kind == "norm":
+        before = source_of(run, layer, width)
+        rows = weight_of(run, before, width, every) if before is not None else None
+    # A row of NaN alone has no values that count, and is not 0.
+    return None if rows is None else np.asarray((rows[:, _ZEROS] >= rows[:, _COUNT]) & (rows[:, _COUNT] > 0))
+
+
+def has_its_own_activation(run: Run, layer: Layer) -> bool:
+    """Whether the layer that runs next is an activation that tells by itself which of these units are dead."""
+    behind = next(iter(run.layers[run.place(layer.name) + 1 :]), None)
+    if behind is None or behind.kind not in ("rectifier", "bounded"):
+        return False
+    mine, activated = (run.now.numbers(each.name, "output") for each in (layer, behind))
+    if behind.kind == "bounded" or mine is None or activated is None:
+        return True
+    # A rectifier that several layers share, as in torchvision's ResNets, has seen more than this one.
+    return mine.moments.count >= activated.moments.count
+
+
+def is_used(run: Run, layer: Layer, units: int) -> bool:
+    """Whether a layer that runs later takes so many units: those of a head are silent where a class never comes."""
+    later = [(other, shape) for other in run.layers[run.place(layer.name) + 1 :] for shape in other.shapes.values()]
+    if any(shape == (units,) and other.kind == "norm" for other, shape in later):
+        return True
+    takes = [shape[1] for _, shape in later if len(shape) > 1]
+    return units in takes or (layer.kind != "linear" and any(taken % units == 0 for taken in takes))
+
+
+DEAD_SHARE_ALARM = 0.9
 """Share of dead units from which a layer is as good as dead: an alarm whatever the loss does. With two thirds dead a
 layer of 16 channels still learns the digits as well as any (seen on the benchmark's tuning half)."""
 
-MUCH = 0.75
+DEAD_SHARE_ALARM_IF_HARMED = 0.75
 """Share of dead units that is an alarm if the loss shows harm. Deep in a net where hardly anything arrives, units are
 on or off for all samples, by chance: up to 55 % are off in trainings that are just slow (seen on the tuning half)."""
 
-HALF = 0.5
+DEAD_SHARE_ONSET = 0.5
 """A dead layer counts as dead from the step at which this share of its units was (a choice)."""
 
-SOME = 0.25
+DEAD_SHARE_NOTE = 0.25
 """Share of dead units that is worth a note. A healthy net of narrow layers starts with 5 to 20 % (seen on the tuning
 half)."""
 
-SAMPLES = 128
+SILENT_VALUES_MIN = 128
 """Values that a unit must have given, all silent, before it is dead: a unit that one sample in 50 activates is silent
 for this many in 8 of 100 cases (a choice)."""
 
-SAMPLES_OF_ALL = 32
+SILENT_VALUES_MIN_WHOLE_LAYER = 32
 """The same where all units of a layer are silent: not each of them by chance, as one may be (a choice)."""
 
-LEAST = 2
+DEAD_UNITS_MIN = 2
 """How many units of a layer must be dead for it to be named (a choice)."""
 
-FEWEST = 4
+LAYER_UNITS_MIN = 4
 """Units that a layer needs for a share of its units to say something (a choice)."""
 
-ARRIVES = 1e-4
-"""A gradient under this share of what is usual in the model does not arrive, where the pre-activation is `DEEP`: after
+ARRIVING_GRADIENT_RATIO = 1e-4
+"""A gradient under this share of what is usual in the model does not arrive, where the pre-activation is `DEEP_PREACTIVATION`: after
 GELU at -5 it is 1e-5 of the usual. Elsewhere it must be 0 but for rounding, as after ReLU."""
 
-ROUNDING = 1e-12
+ZERO_GRADIENT_RATIO = 1e-12
 """The share of the usual that counts as 0."""
 
-DEEP = -3.0
+DEEP_PREACTIVATION = -3.0
 """Where GELU and SiLU give almost nothing."""
 
-FAINT = 0.02
+FAINT_INPUT_SPREAD = 0.02
 """Spread over the samples, as a share of the RMS, of what goes into a layer, under which a unit is on or off for nearly
 all samples, by chance (a choice: so small a share of its range decides)."""
 
-CONSTANT = 1e-5
+CONSTANT_INPUT_SPREAD = 1e-5
 """Spread over the samples, as a share of the RMS, under which a layer is given a constant: something before it is
 dead, and half of its own units are negative by chance. Rounding of float32 leaves 1e-7."""
 
@@ -71,9 +173,9 @@ def _dead_units(run: Run) -> Iterator[Symptom]:
     if not silent:
         return
     layers = [layer for layer in run.layers if layer.name in silent]
-    exact = [dead for layer in layers if layer.kind in EXACT and (dead := _dead_behind(run, layer))]
-    named = {dead.source.name for dead in exact if dead.share > SOME}
-    others = [layer for layer in layers if layer.kind not in EXACT and layer.name not in named]
+    exact = [dead for layer in layers if layer.kind in SILENT_AT_ZERO_KINDS and (dead := _dead_behind(run, layer))]
+    named = {dead.source.name for dead in exact if dead.share > DEAD_SHARE_NOTE}
+    others = [layer for layer in layers if layer.kind not in SILENT_AT_ZERO_KINDS and layer.name not in named]
     called = [dead for layer in others if (dead := _dead_before_a_function(run, layer))]
     said: set[str] = set()
     noted = []
@@ -93,7 +195,7 @@ def _dead_units(run: Run) -> Iterator[Symptom]:
 
 def _usual(run: Run, dead: Dead) -> list[float]:
     """The shares of dead units in other layers of the kind: in other rectifiers, or before other functions."""
-    if dead.at.kind in EXACT:
+    if dead.at.kind in SILENT_AT_ZERO_KINDS:
         alike = [layer for layer in run.layers if layer.kind == dead.at.kind]
         exact = [other for layer in alike if (other := _dead_behind(run, layer))]
         return [other.share for other in exact if other.source is not dead.source]
@@ -104,30 +206,30 @@ def _usual(run: Run, dead: Dead) -> list[float]:
 def _is_given_a_constant(run: Run, dead: Dead) -> bool:
     """Whether a dead layer gives, or is given, all but the same for all samples: then the cause lies before it."""
     place = run.place(dead.source.name)
-    if place and run.recent("sample_spread")[place - 1, -1] < FAINT:
+    if place and run.recent("sample_spread")[place - 1, -1] < FAINT_INPUT_SPREAD:
         return True
     rms, spread = (run.recent(quantity)[place, -1] for quantity in ("activation_rms", "sample_spread"))
-    return (dead.source is not dead.at and rms == 0) or bool(spread < CONSTANT)
+    return (dead.source is not dead.at and rms == 0) or bool(spread < CONSTANT_INPUT_SPREAD)
 
 
 def _severity(run: Run, dead: Dead) -> Severity | None:
     # Before a function, that units are silent is concluded, not seen: a few of them come back (seen in a healthy ViT).
-    least = SOME if dead.at.kind in EXACT else HALF
-    if dead.share <= least or dead.dead < LEAST or (dead.units < FEWEST and dead.share < 1):
+    least = DEAD_SHARE_NOTE if dead.at.kind in SILENT_AT_ZERO_KINDS else DEAD_SHARE_ONSET
+    if dead.share <= least or dead.dead < DEAD_UNITS_MIN or (dead.units < LAYER_UNITS_MIN and dead.share < 1):
         return None
     is_frozen = bool(dead.source.weights) and not dead.source.trainable
-    is_harm = dead.share >= MOST or (dead.share >= MUCH and run.losses.is_harmed)
+    is_harm = dead.share >= DEAD_SHARE_ALARM or (dead.share >= DEAD_SHARE_ALARM_IF_HARMED and run.losses.is_harmed)
     return "alarm" if is_harm and not is_frozen else "note"
 
 
 def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     usual = _usual(run, dead)
-    limit = HALF if dead.share >= MOST else SOME
+    limit = DEAD_SHARE_ONSET if dead.share >= DEAD_SHARE_ALARM else DEAD_SHARE_NOTE
     since = int(dead.since[min(math.floor(limit * dead.units), dead.dead - 1)])
     onset, when = onsets(dead.since, since)
     where = "" if dead.at is dead.source else f" {'in' if dead.is_sample else 'of'} {dead.at.name} ({dead.at.type})"
     whole = f"{dead.in_words}{where}"
-    if dead.at.kind in EXACT:
+    if dead.at.kind in SILENT_AT_ZERO_KINDS:
         what = f"{whole} gave 0 at every look {when}"
     else:
         what = f"{whole} gave nothing above 0 at any look {when}, and no gradient reaches them: the activation behind "
@@ -140,7 +242,7 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
         advice = "Look at how this layer is initialized, its bias first; then at the scale of what goes in."
     else:
         advice = f"Lower the learning rate or warm it up, and look at this layer's updates just before step {onset}."
-    is_hard = dead.share >= MOST
+    is_hard = dead.share >= DEAD_SHARE_ALARM
     return Symptom(
         dead.source.name, f"{what}{others}.", advice, severity, size=dead.share, since=since, is_hard=is_hard
     )
@@ -179,10 +281,10 @@ def _dead_behind(run: Run, layer: Layer) -> Dead | None:
 def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
     """The units whose pre-activations never exceed 0 and that no gradient reaches."""
     silence = run.silence.get(layer.name)
-    if silence is None or len(silence.looks) < FEWEST or not is_finite(run, layer):
+    if silence is None or len(silence.looks) < LAYER_UNITS_MIN or not is_finite(run, layer):
         return None
     dead, width = _lasting(run, silence), silence.width
-    if np.count_nonzero(dead) < LEAST or has_its_own_activation(run, layer):
+    if np.count_nonzero(dead) < DEAD_UNITS_MIN or has_its_own_activation(run, layer):
         return None
     if layer.kind == "norm" and dead.all() and gets_zeros(run.now, layer) and usual_gradient(run) > 0:
         return dead_of(layer, layer, dead, dead, silence.since, width)
@@ -211,8 +313,11 @@ def _looks(run: Run) -> int:
 
 def _lasting(run: Run, silence: Silence) -> np.ndarray:
     """Which units are dead, shape (units,). Where all of a layer are silent, each needs fewer values to say so."""
-    dead, all_of_them = silence.lasting(_looks(run), SAMPLES), silence.lasting(_looks(run), SAMPLES_OF_ALL)
-    return all_of_them if len(all_of_them) >= FEWEST and all_of_them.all() else dead
+    dead, all_of_them = (
+        silence.lasting(_looks(run), SILENT_VALUES_MIN),
+        silence.lasting(_looks(run), SILENT_VALUES_MIN_WHOLE_LAYER),
+    )
+    return all_of_them if len(all_of_them) >= LAYER_UNITS_MIN and all_of_them.all() else dead
 
 
 def _gets_no_gradient(run: Run, layer: Layer, weight: str) -> np.ndarray | None:
@@ -223,8 +328,176 @@ def _gets_no_gradient(run: Run, layer: Layer, weight: str) -> np.ndarray | None:
         return None
     sizes = np.hypot(rows[:, :, _MEAN], rows[:, :, _DEVIATION]).max(axis=0)
     units = run.units(layer.name, looks=_looks(run))
-    is_deep = units is not None and bool((units[:, :, _MAX].max(axis=0) <= DEEP).mean() > SOME)
-    return np.asarray(sizes <= (ARRIVES if is_deep else ROUNDING) * usual)
+    is_deep = units is not None and bool((units[:, :, _MAX].max(axis=0) <= DEEP_PREACTIVATION).mean() > DEAD_SHARE_NOTE)
+    return np.asarray(sizes <= (ARRIVING_GRADIENT_RATIO if is_deep else ZERO_GRADIENT_RATIO) * usual)
 
 
 DEAD_UNITS = Rule("dead_units", _dead_units)
+
+
+SYMMETRY_ADVICE = (
+    "Initialize its weights with random numbers, and look for weights that are copied or set to a constant."
+)
+
+MAY_BE_EQUAL_KINDS: frozenset[Kind] = frozenset({"embedding", "norm"})
+"""Kinds of layers whose units may be equal."""
+
+TWIN_SHARE_ALARM = 0.5
+"""Share of units with a twin above which it is an alarm: the layer is worth less than half of its size (a choice)."""
+
+CONSTANT_WEIGHT_UNITS_MIN = 4
+"""Units that a layer must have for a constant weight to be an alarm whatever the loss does (a choice)."""
+
+PARTED_SHARE = 0.5
+"""Units that began as one have parted where they differ by this share of what independent random weights of their size
+do (a choice)."""
+
+TWIN_WEIGHT_TOLERANCE = 1e-5
+"""Two units have the same weights if no number of theirs differs by more than this share of its size: about 100
+roundings of float32."""
+
+TWIN_GRADIENT_TOLERANCE = 1e-3
+"""The same for gradients, where sums over a batch cancel."""
+
+
+def _symmetric_units(run: Run) -> Iterator[Symptom]:
+    """The first layer of each severity: where all weights are alike, all layers are sick."""
+    found = [symptom for place in _suspects(run) if (symptom := _in_layer(run, run.layers[place]))]
+    for severity in ("alarm", "note"):
+        several = [symptom for symptom in found if symptom.severity == severity]
+        if several:
+            others = f" The same in {len(several) - 1} layers behind it." if len(several) > 1 else ""
+            yield replace(several[0], evidence=several[0].evidence + others)
+
+
+def _suspects(run: Run) -> list[int]:
+    """The places of all layers whose weights may have twins, or were constant at first: hardly any is looked at."""
+    table, weights = run.arrays, run.latest.rows("parameter").units
+    is_judged = (table.is_trainable & ~table.of_kind(MAY_BE_EQUAL_KINDS)[table.owner])[weights.places]
+    is_suspect = np.zeros(len(table.weights), dtype=bool)
+    is_suspect[weights.places[_with_close_units(weights, is_judged)]] = True
+    before = run.initial.rows("parameter_before")
+    is_constant = (before.deviation <= TWIN_WEIGHT_TOLERANCE * np.abs(before.mean)) & (before.mean != 0)
+    is_suspect[weights.places] |= is_judged & is_constant[weights.places]
+    return sorted(set(table.owner[is_suspect].tolist()))
+
+
+def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
+    """The numbers of the weights with units of which each number is close to that of another unit, as twins' are.
+
+    Twins differ by less than two roundings of the largest number there is.
+
+    Args:
+        weights: the units of all weights.
+        is_judged: which weights are meant, shape (weights,).
+    """
+    low, high = weights.column("min"), weights.column("max")
+    largest = weights.each(np.maximum, np.maximum(np.abs(low), np.abs(high)))
+    owner = np.repeat(np.arange(len(largest)), weights.counts)
+    found = np.flatnonzero((is_judged & np.isfinite(largest))[owner])
+    largest = np.where(largest > 0, largest, 1.0)
+    for field in _COMPARED:
+        # Each weight in a range of its own, and all of them sorted at once.
+        scaled = weights.rows[found, field] / largest[owner[found]] + 4.0 * owner[found]
+        order = np.argsort(scaled)
+        close = np.flatnonzero(np.diff(scaled[order]) <= 2.01 * TWIN_WEIGHT_TOLERANCE)
+        is_near = np.zeros(len(found), dtype=bool)
+        is_near[order[close]] = is_near[order[close + 1]] = True
+        found = found[is_near]
+        if not len(found):
+            break
+    return np.unique(owner[found])
+
+
+def _in_layer(run: Run, layer: Layer) -> Symptom | None:
+    for name in sorted(layer.trainable):
+        weight, gradient = run.now.numbers(name, "parameter"), run.now.numbers(name, "parameter_grad")
+        if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
+            continue
+        twins = _twins(weight.channels, gradient.channels) if weight.width == gradient.width else 0
+        if twins:
+            return _symmetric_symptom(layer, name, twins, len(weight.channels))
+        if (value := _constant_at_first(run, name, weight.width)) is not None:
+            return _constant_symptom(run, layer, name, value)
+    return None
+
+
+def _constant_at_first(run: Run, name: str, units: int) -> float | None:
+    """The value that all elements of a weight had before the first measured step; None if they differed, or were 0."""
+    before = None if run.first is None else run.first.numbers(name, "parameter_before")
+    if before is None or before.moments.count < 2 * units or not before.moments.mean:
+        return None
+    is_constant = before.moments.deviation <= TWIN_WEIGHT_TOLERANCE * abs(before.moments.mean)
+    return before.moments.mean if is_constant else None
+
+
+def _constant_symptom(run: Run, layer: Layer, name: str, value: float) -> Symptom:
+    course = [(look.step, _parted(look, name)) for look in (run.first or run.now, *run.looks)]
+    now = course[-1][1]
+    evidence = (
+        f"all elements of {name} were {value:.3g} at the start: its units begin as one, and take long to part; now "
+        f"they differ by {100 * now:.2g} % of what random ones do"
+    )
+    until = (
+        max(step for step, share in course if step == course[0][0] or share < PARTED_SHARE)
+        if now >= PARTED_SHARE
+        else None
+    )
+    shape = layer.shapes[name]
+    # Nobody fills weights of units with several inputs like this on purpose; a filter for each channel may be a mean.
+    is_matrix = len(shape) > 1 and shape[1] > 1 and shape[0] >= CONSTANT_WEIGHT_UNITS_MIN
+    is_hard = is_matrix and layer.kind in ("linear", "conv", "recurrent")
+    severity: Severity = "alarm" if is_hard else severity_of(run)
+    return Symptom(
+        layer.name, f"{evidence}{harm_of(run)}.", SYMMETRY_ADVICE, severity, size=TWIN_SHARE_ALARM, until=until
+    )
+
+
+def _parted(look: Look, name: str) -> float:
+    """How much the units of a weight differ, as a share of what independent random ones do; NaN if not measured.
+
+    The means of n such elements deviate by a share of 1 / sqrt(n) of the size of one.
+    """
+    weight = look.numbers(name, "parameter")
+    if weight is None or weight.channels is None or not weight.moments.rms > 0:
+        return math.nan
+    means, counts = weight.channels[:, _MEAN], weight.channels[:, _COUNT]
+    return float(np.std(means) * math.sqrt(np.median(counts)) / weight.moments.rms)
+
+
+def _twins(weights: np.ndarray, gradients: np.ndarray) -> int:
+    """How many units have the weights and the gradient of another unit.
+
+    Units without any weight count only where the whole layer has none: single ones are pruned.
+    """
+    if not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):
+        return 0
+    is_zero = weights[:, _ZEROS] >= weights[:, _COUNT]
+    found = np.flatnonzero(~is_zero | gradients[:, _COMPARED].any(axis=1) | is_zero.all())
+    if len(found) < 2:
+        return 0
+    both = [
+        _rounded(weights[found][:, _COMPARED], TWIN_WEIGHT_TOLERANCE),
+        _rounded(gradients[found][:, _COMPARED], TWIN_GRADIENT_TOLERANCE),
+    ]
+    equal = Counter(row.tobytes() for row in np.hstack(both) + 0.0)  # -0.0 is 0.0
+    return sum(size for size in equal.values() if size > 1)
+
+
+def _rounded(rows: np.ndarray, share: float) -> np.ndarray:
+    """The numbers of each unit in units of a share of its own size, and that size as a power of ten."""
+    size = np.abs(rows).max(axis=1, keepdims=True)
+    decade = np.floor(np.log10(size, where=size > 0, out=np.full_like(size, -300.0)))
+    return np.hstack([np.round(rows / (share * 10.0**decade)), decade])
+
+
+def _symmetric_symptom(layer: Layer, name: str, twins: int, units: int) -> Symptom:
+    share, width = twins / units, layer.shapes[name][0] if name in layer.shapes else units
+    evidence = (
+        f"{counted(twins, units, 'units', width if units < width else None)} of {name} have the weights and the "
+        f"gradient of another unit, so they stay equal; units of other layers differ."
+    )
+    return Symptom(layer.name, evidence, SYMMETRY_ADVICE, "alarm" if share > TWIN_SHARE_ALARM else "note", size=share)
+
+
+SYMMETRIC_UNITS = Rule("symmetric_units", _symmetric_units)

@@ -5,52 +5,53 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hookboard.health.agreement import agreement_of
-from hookboard.health.rates import RateJump
-from hookboard.health.rule import Rule
-from hookboard.health.rules.scales import weight_gain
-from hookboard.health.rules.shared import harm_of, medians_of
-from hookboard.health.run import Run, median_of
-from hookboard.health.verdict import Symptom
+from hookboard.health.look import Look
+from hookboard.health.robust import median_of, medians_of
+from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rules.shared import agreement_of, harm_of, weight_gain
+from hookboard.health.run import RateJump, Run
 from hookboard.layers import Layer
 
-LARGE = 0.1
+UPDATE_RATIO_LARGE = 0.1
 """Updates are large if their median over the layers, relative to the weights, is above this for a window
 (DeepDiagnosis, TheDeepChecker)."""
 
-LARGE_AT_FIRST = 0.3
+FIRST_UPDATE_RATIO_LARGE = 0.3
 """Or if it is above this in the first step: Adam then comes to 0.1 in narrow layers (seen on the benchmark's tuning
 half), and weights that have grown by the next look hide it."""
 
-OVERWRITES = 0.5
+FIRST_UPDATE_RATIO_OVERWRITES = 0.5
 """In the first step it is a defect whatever the loss does: little is left of the initialization. Healthy trainings of
 the benchmark's tuning half reach 0.14 (RMSprop, whose first step is the largest)."""
 
-LEAP = 2.0
-"""Or if the first step is `LARGE` and one of the next losses this many times the first one, and that of chance: healthy
+LOSS_LEAP_FACTOR = 2.0
+"""Or if the first step is `UPDATE_RATIO_LARGE` and one of the next losses this many times the first one, and that of chance: healthy
 trainings whose loss leaps begin trained, and move by 0.005 (seen on the benchmark's tuning half)."""
 
-GROWN = 30.0
+WEIGHT_GROWTH_ALARM = 30.0
 """Or if most weights have become this many times as large as at the first look: that is no training any more, whatever
 the loss does. In healthy trainings of the benchmark's tuning half no weight grows by more than 4.2."""
 
-FULL = 0.1
+USUAL_WEIGHT_NORM_MIN = 0.1
 """Only weights count for this that began with an L2 norm of a unit of at least so much: what begins near 0 is to grow
 (PyTorch's own initialization gives 0.58)."""
 
-SAME = 0.9
+SUMMED_GRADIENT_COSINE = 0.9
 """Cosine of gradients that are all but the same: that of a sum and the next one. In healthy runs it is below 0.6 (seen
 on the benchmark's tuning half)."""
 
-GREW = 3.0
+SUMMED_GRADIENT_GROWTH = 3.0
 """And they must be this many times as large as at the start: a sum grows."""
 
-SURELY_SAME, SURELY_GREW = 0.95, 5.0
-"""The same where the loss shows no harm, and does not fall either. Healthy trainings of the benchmark's tuning half
+SUMMED_GRADIENT_GROWTH_UNHARMED = 5.0
+"""`SUMMED_GRADIENT_GROWTH` where the loss shows no harm, and does not fall either."""
+
+SUMMED_GRADIENT_COSINE_UNHARMED = 0.95
+"""`SUMMED_GRADIENT_COSINE` where the loss shows no harm, and does not fall either. Healthy trainings of the benchmark's tuning half
 whose gradients grow reach a cosine of 0.87."""
 
-FAR_ABOVE = 30.0
-"""A layer's updates are large if they are above `LARGE`, and this many times the median of the others."""
+LAYER_UPDATE_FACTOR_LARGE = 30.0
+"""A layer's updates are large if they are above `UPDATE_RATIO_LARGE`, and this many times the median of the others."""
 
 
 def update_too_large(run: Run) -> Iterator[Symptom]:
@@ -62,13 +63,13 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
     """
     growth = _growth(run)
     # The initialization of a single layer is worth nothing: it may go wherever the targets are.
-    is_lost = (run.first_move > OVERWRITES or growth > GROWN) and (
+    is_lost = (run.first_move > FIRST_UPDATE_RATIO_OVERWRITES or growth > WEIGHT_GROWTH_ALARM) and (
         sum(layer.has_matrix for layer in run.layers if run.has_run(layer)) > 1
     )
     if not (run.losses.is_harmed or is_lost or _leapt(run)):
         # Gradients of a regression have the offset of its targets in common.
         if run.losses.chance is not None:
-            yield from _summed(run, SURELY_SAME, SURELY_GREW)
+            yield from _summed(run, SUMMED_GRADIENT_COSINE_UNHARMED, SUMMED_GRADIENT_GROWTH_UNHARMED)
         return
     jump = next((jump for jump in run.rate_jumps if run.losses.is_worse_since(jump.step - 1)), None)
     if jump is not None:
@@ -82,20 +83,20 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
     if not len(steps):
         return
     whole = medians_of(ratios)
-    at_once = whole[0] > LARGE_AT_FIRST or _leapt(run)
-    first = 0 if at_once else _first_of(whole > LARGE, run.window)
+    at_once = whole[0] > FIRST_UPDATE_RATIO_LARGE or _leapt(run)
+    first = 0 if at_once else _first_of(whole > UPDATE_RATIO_LARGE, run.window)
     if first is not None:
         yield _large_model(run, steps, whole, first)
         return
-    if growth > GROWN:
+    if growth > WEIGHT_GROWTH_ALARM:
         yield _grown_model(run, growth)
         return
-    summed = list(_summed(run, SAME, GREW))
+    summed = list(_summed(run, SUMMED_GRADIENT_COSINE, SUMMED_GRADIENT_GROWTH))
     if summed:
         yield from summed
         return
     for place, row in zip(layers, ratios, strict=True):
-        is_large = np.nan_to_num(row) > np.maximum(LARGE, FAR_ABOVE * whole)
+        is_large = np.nan_to_num(row) > np.maximum(UPDATE_RATIO_LARGE, LAYER_UPDATE_FACTOR_LARGE * whole)
         start = _first_of(is_large, run.window)
         if start is not None and not _was_zero(run, run.layers[place]):
             moves, until = _moves("its weights", "of their size", steps, row, is_large)
@@ -162,7 +163,7 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     """
     before = f"{np.median(whole[:first]):.1g} before" if first else "1e-3 is usual"
     among = f"of their size in the median over the layers ({before})"
-    moves, until = _moves("the weights", among, steps, whole, whole > LARGE)
+    moves, until = _moves("the weights", among, steps, whole, whole > UPDATE_RATIO_LARGE)
     evidence = f"{moves}, at a learning rate that is now {_rate(run):.2g}{harm_of(run)}"
     advice = "lower the learning rate, or let it rise slowly from 0, and clip gradients"
     return Symptom("", evidence, advice, "alarm", float(whole[first]), int(steps[first]), until=until)
@@ -177,7 +178,7 @@ def _grown_model(run: Run, growth: float) -> Symptom:
     evidence = f"most weights have become {growth:.2g} times as large as at the first look, or more{harm_of(run)}"
     advice = "lower the learning rate, and look at the options of the optimizer"
     sizes = run.course("weight_rms")[[i for i, layer in enumerate(run.layers) if _began_full(run, layer)]]
-    grew = medians_of(sizes / sizes[:, :1]) > GREW
+    grew = medians_of(sizes / sizes[:, :1]) > SUMMED_GRADIENT_GROWTH
     return Symptom("", evidence, advice, "alarm", growth, _first_step(run, grew))
 
 
@@ -185,7 +186,7 @@ def _growth(run: Run) -> float:
     """How many times as large as at the first look the weights are: the median over layers; NaN if none is large."""
     first, now = run.course("weight_rms", 1)[:, 0], run.recent("weight_rms")[:, -1]
     growth = np.divide(now, first, out=np.full_like(now, np.nan), where=first > 0)
-    if not (growth > GROWN).any():
+    if not (growth > WEIGHT_GROWTH_ALARM).any():
         return math.nan
     return median_of(size for size, layer in zip(growth, run.layers, strict=True) if _began_full(run, layer))
 
@@ -193,7 +194,9 @@ def _growth(run: Run) -> float:
 def _began_full(run: Run, layer: Layer) -> bool:
     """Whether a weight of the layer with two or more dimensions had a usual size at the first look."""
     return run.first is not None and any(
-        10 ** weight_gain(run.first, layer, name) >= FULL for name in layer.weights if len(layer.shapes[name]) > 1
+        10 ** weight_gain(run.first, layer, name) >= USUAL_WEIGHT_NORM_MIN
+        for name in layer.weights
+        if len(layer.shapes[name]) > 1
     )
 
 
@@ -211,7 +214,9 @@ def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
         f"large as at the start: they add up{harm_of(run)}"
     )
     advice = "look whether zero_grad() is called before each backward pass"
-    yield Symptom("", evidence, advice, "alarm", now / first, _first_step(run, gradients > GREW * first))
+    yield Symptom(
+        "", evidence, advice, "alarm", now / first, _first_step(run, gradients > SUMMED_GRADIENT_GROWTH * first)
+    )
 
 
 def _first_step(run: Run, is_so: np.ndarray) -> int:
@@ -227,10 +232,10 @@ def _ends(run: Run, quantity: str, layers: list[int]) -> tuple[np.ndarray, np.nd
 def _leapt(run: Run) -> bool:
     """Whether the loss leapt behind a large first step."""
     chance = run.losses.chance
-    if chance is None or not run.first_move > LARGE or not run.losses.first or run.losses.is_mixed:
+    if chance is None or not run.first_move > UPDATE_RATIO_LARGE or not run.losses.first or run.losses.is_mixed:
         return False
     first = [loss.value for loss in run.losses.first]
-    return max(first) > LEAP * max(abs(first[0]), chance)
+    return max(first) > LOSS_LEAP_FACTOR * max(abs(first[0]), chance)
 
 
 def _first_of(is_large: np.ndarray, window: int) -> int | None:
@@ -254,3 +259,92 @@ def _was_zero(run: Run, layer: Layer) -> bool:
 
 
 UPDATE_TOO_LARGE = Rule("update_too_large", update_too_large)
+
+
+UPDATE_RATIO_SMALL = 1e-4
+"""Updates of the whole model are small if their median over the layers, relative to the weights, is below this: in 200
+steps the weights change by 2 % at most (TheDeepChecker; DeepDiagnosis says 1e-5, and 1e-3 is usual)."""
+
+LAYER_UPDATE_SHARE_SMALL = 1e-3
+"""A layer's updates are small if they are below this share of the median of the others (a choice: learning rates that
+fall from layer to layer on purpose end at about 1e-2)."""
+
+SCHEDULE_END_SHARE = 0.05
+"""A schedule is at its end when the learning rate is below this share of its largest: then small steps are wanted."""
+
+
+def update_too_small(run: Run) -> Iterator[Symptom]:
+    """Steps too small to learn anything: of the whole model, or of one layer among others."""
+    look = run.now
+    ratios = run.recent("update_ratio")[:, -1]
+    places = np.flatnonzero(run.arrays.has_matrix & (ratios > 0) & (ratios < np.inf))
+    moved = ratios[places]
+    # If no single one is small, their median is not.
+    if not (moved < UPDATE_RATIO_SMALL).any() or (
+        moved.min() >= LAYER_UPDATE_SHARE_SMALL * moved.max() and run.losses.is_learning
+    ):
+        return
+    moving = {
+        layer.name: ratio
+        for layer, ratio in zip((run.layers[place] for place in places), moved.tolist(), strict=True)
+        if not _is_between(run, layer) and not _is_spoiled(look, layer)
+    }
+    if not moving:
+        return
+    usual = median_of(moving.values())
+    if usual < UPDATE_RATIO_SMALL:
+        if not run.losses.is_learning:
+            yield _small_model(run, look, usual)
+        return
+    for name, ratio in moving.items():
+        if ratio >= UPDATE_RATIO_SMALL:
+            continue
+        others = median_of(other for key, other in moving.items() if key != name)
+        if ratio < min(LAYER_UPDATE_SHARE_SMALL * others, UPDATE_RATIO_SMALL):
+            evidence = f"a step moves its weights by {ratio:.1g} of their size; usual here: {others:.1g}{harm_of(run)}"
+            advice = "look at the learning rate of its group of parameters, and at its gradient"
+            yield Symptom(name, evidence, advice, "alarm" if run.losses.is_harmed else "note", others / ratio)
+
+
+def _small_model(run: Run, look: Look, usual: float) -> Symptom:
+    rates = [stepped.rate for stepped in look.stepped.values()]
+    optimizer = next(iter(look.stepped.values())).optimizer
+    evidence = (
+        f"a step moves the weights by {usual:.1g} of their size in the median over the layers, where 1e-3 is usual, at "
+        f"a learning rate of {max(rates):.2g} in {optimizer}{harm_of(run)}"
+    )
+    advice = "raise the learning rate, and look whether gradients are clipped or an epsilon outweighs them"
+    # Without chance nobody can tell a loss that stays from that of a model that was trained before.
+    severity: Severity = "alarm" if run.losses.is_stuck and run.losses.chance is not None else "note"
+    return Symptom("", evidence, advice, severity, UPDATE_RATIO_SMALL / usual, _small_since(run))
+
+
+def _small_since(run: Run) -> int:
+    """The step since which the whole model has moved by as little: a loss that falls at first hides it."""
+    layers = run.arrays.with_matrix
+    levels = medians_of(run.course("update_ratio")[layers])
+    since = run.now.step
+    for step, level in zip(reversed(run.course_steps), levels[::-1], strict=True):
+        if level >= UPDATE_RATIO_SMALL:
+            break
+        since = step if level < UPDATE_RATIO_SMALL else since  # NaN tells nothing
+    return since
+
+
+def _is_between(run: Run, layer: Layer) -> bool:
+    """Whether the layer's learning rate is 0, still rises, or is at the end of its schedule."""
+    name = next((name for name in layer.weights if name in run.now.stepped), None)
+    if name is None:
+        return True
+    rate = run.now.stepped[name].rate
+    before = next((look.stepped[name].rate for look in run.looks if name in look.stepped), rate)
+    return not rate or rate < SCHEDULE_END_SHARE * run.peak_rate[name] or before < rate
+
+
+def _is_spoiled(look: Look, layer: Layer) -> bool:
+    """Whether a step has left NaN or Inf in the weights of the layer: the rest tells nothing."""
+    updates = (look.numbers(name, "parameter_update") for name in layer.weights)
+    return any(update is not None and update.moments.nonfinite > 0 for update in updates)
+
+
+UPDATE_TOO_SMALL = Rule("update_too_small", update_too_small)

@@ -6,18 +6,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from hookboard.health.comparison import Comparison, Gap
+from hookboard.health.comparison import Comparison, Gap, Running
 from hookboard.health.judge import Case, Judge
 from hookboard.health.look import Look, Loss, Stepped
-from hookboard.health.losses import LossCurve
-from hookboard.health.nonfinite import Nonfinite
-from hookboard.health.rates import RateJump
-from hookboard.health.run import Run
-from hookboard.health.running import Running
+from hookboard.health.losses import LossCurve, Spike
+from hookboard.health.rule import Symptom
+from hookboard.health.rules.numerics import Nonfinite
+from hookboard.health.run import RateJump, Run
+from hookboard.health.run_table import RunTable
 from hookboard.health.silence import Silence
-from hookboard.health.spikes import Spike
-from hookboard.health.table import RunTable
-from hookboard.health.verdict import Symptom
 from hookboard.layers import Layer
 from hookboard.plain import Form, Forms, form_of_dataclass, form_of_object
 from hookboard.recording import FORMS as OF_READINGS

@@ -1,42 +1,43 @@
 """`saturated`: bounded activations and gates at their ends, where they pass no gradient."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
-from hookboard.health.answers import BALANCED
 from hookboard.health.look import Look
-from hookboard.health.rule import Rule
+from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.shared import harm_of, severity_of, source_of
-from hookboard.health.run import Run
-from hookboard.health.verdict import Severity, Symptom
+from hookboard.health.run import SOFTMAX_GRADIENT_MEAN_MAX, Run
 from hookboard.layers import END, RANGES, Layer
 from hookboard.measure import FIELDS
 from hookboard.recording import Reading
 
 _MIN, _MAX = map(FIELDS.index, ("min", "max"))
 
-SHARE = 0.5
+SATURATED_SHARE_NOTE = 0.5
 """Share of saturated outputs from which it is a symptom (DeepDiagnosis)."""
 
-FULL, CHAIN = 0.55, 3
-"""Share that half of the hidden layers, of so many at least, must reach from the first look on to be an alarm whatever
-the loss does. Healthy trainings of the benchmark's tuning half reach 0.47 in one layer."""
+CHAIN_LAYERS_MIN = 3
+"""Number of hidden layers from which `CHAIN_SATURATED_SHARE_ALARM` is asked for (a choice)."""
 
-NEAR = 0.1
+CHAIN_SATURATED_SHARE_ALARM = 0.55
+"""Share that half of the hidden layers must reach from the first look on to be an alarm whatever the loss does. Healthy trainings of the benchmark's tuning half reach 0.47 in one layer."""
+
+CHANCE_LOSS_TOLERANCE = 0.1
 """How close to the loss of chance the first loss must be to be a cross entropy, as a share (a choice)."""
 
-SHUT = 0.02
+SHUT_GATE_RATIO_NOTE = 0.02
 """RMS of the output of an LSTM or GRU, as a share of that of its input (1 at most), under which its gates are shut (a
 choice; it begins at about 0.1)."""
 
-CLOSED = 1e-3
+SHUT_GATE_RATIO_ALARM = 1e-3
 """The same where nothing gets through: an alarm whatever the loss does (a choice)."""
 
-FORGETS = -4.0
+GATE_BIAS_SHUT = -4.0
 """A bias of a gate below this keeps it shut: a sigmoid gives 0.02 there."""
 
-GATE = -0.5
+GATE_BIAS_MEAN_NOTE = -0.5
 """Mean of the biases of a recurrent layer under which one gate in four has such a bias (-4 / 4, with a margin)."""
 
 
@@ -46,13 +47,16 @@ def _saturated(run: Run) -> Iterator[Symptom]:
     known = {name: share for name, share in shares.items() if share is not None}
     at_start = [_share_at(run.first, layer) for layer in run.layers if layer.name in known and layer.name != last]
     hidden = [share for name, share in known.items() if name != last]
-    is_chain = len(hidden) >= CHAIN and min(np.median(hidden), np.median([s or 0.0 for s in at_start])) >= FULL
+    is_chain = (
+        len(hidden) >= CHAIN_LAYERS_MIN
+        and min(np.median(hidden), np.median([s or 0.0 for s in at_start])) >= CHAIN_SATURATED_SHARE_ALARM
+    )
     before = False
     for layer in run.layers:
         share = known.get(layer.name)
         if share is None:
             continue
-        is_sick = share >= SHARE and not (layer.name == last and not run.losses.is_harmed)
+        is_sick = share >= SATURATED_SHARE_NOTE and not (layer.name == last and not run.losses.is_harmed)
         if is_sick and not before:
             others = [other for name, other in known.items() if name != layer.name]
             yield _symptom(run, layer, share, others, "alarm" if is_chain else severity_of(run))
@@ -117,9 +121,14 @@ def _softmax_twice(run: Run, layer: Layer) -> Iterator[Symptom]:
     first loss is that of chance.
     """
     gradient, chance, start = run.now.of(layer.name, "grad_output"), run.losses.chance, run.losses.start
-    if gradient is None or not gradient.moments.rms or not chance or abs(start - chance) > NEAR * chance:
+    if (
+        gradient is None
+        or not gradient.moments.rms
+        or not chance
+        or abs(start - chance) > CHANCE_LOSS_TOLERANCE * chance
+    ):
         return
-    if abs(gradient.moments.mean) > BALANCED * gradient.moments.rms:
+    if abs(gradient.moments.mean) > SOFTMAX_GRADIENT_MEAN_MAX * gradient.moments.rms:
         return
     evidence = (
         f"the gradient of its answers adds up to 0 for each sample (its mean is {abs(gradient.moments.mean):.1g}, its "
@@ -142,16 +151,16 @@ def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
         return
     rms = run.recent("activation_rms")[: run.place(layer.name), -1]
     given = next((min(1.0, value) for value in reversed(rms) if value > 0), 0.0)
-    if reading.moments.rms < SHUT * given:
+    if reading.moments.rms < SHUT_GATE_RATIO_NOTE * given:
         evidence = f"its output has an RMS of {reading.moments.rms:.2g}, what goes in {given:.2g}: its gates are shut"
-        severity: Severity = "alarm" if reading.moments.rms < CLOSED * given else severity_of(run)
+        severity: Severity = "alarm" if reading.moments.rms < SHUT_GATE_RATIO_ALARM * given else severity_of(run)
         yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
         return
     for name in layer.weights:
         bias = run.now.of(name, "parameter")
         if len(layer.shapes[name]) > 1 or bias is None or not bias.moments.count:
             continue
-        if bias.moments.min <= FORGETS and bias.moments.mean <= GATE:
+        if bias.moments.min <= GATE_BIAS_SHUT and bias.moments.mean <= GATE_BIAS_MEAN_NOTE:
             evidence = (
                 f"the biases in {name} go down to {bias.moments.min:.2g}, with a mean of {bias.moments.mean:.2g}: "
                 f"gates with such a bias stay shut"
@@ -161,3 +170,103 @@ def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
 
 
 SATURATED = Rule("saturated", _saturated)
+
+
+SPREAD_ALARM = 1e-3
+"""Spread over the samples, as a share of the RMS, under which a layer answers all alike. At the end of a classifier it
+is an alarm whatever the loss does, after the first steps. Healthy ones of the benchmark's tuning half go down to 0.06,
+when they have learnt how frequent the classes are and nothing else."""
+
+SPREAD_NOTE = 0.02
+"""Spread at the end of the model under which hardly anything is left of what tells samples apart: worth a note."""
+
+SPREAD_NONE = 1e-6
+"""Spread under which nothing at all is left of the samples: what reaches the end of the model like this is harm by
+itself. Rounding of float32 leaves 1e-7."""
+
+SPREAD_DIFFERENT = 0.05
+"""Spread over the samples from which a layer tells them apart (a choice)."""
+
+SPREAD_CLEAR = 0.3
+"""Spread that the model must have had somewhere before its end, to have lost it (a choice)."""
+
+COLLAPSE_CAUSE_SHARE = 0.5
+"""One layer is the cause if it accounts for this share of the fall, in powers of ten (a choice)."""
+
+VALUES_PER_UNIT_MIN = 8
+"""Values for each unit in one look that are needed to tell whether they differ (a choice)."""
+
+
+def _collapsed(run: Run) -> Iterator[Symptom]:
+    spread = run.recent("sample_spread")[:, -1]
+    seen = np.flatnonzero(np.isfinite(spread) & _answer(run))
+    if not len(seen):
+        return
+    # The answers are those of the last layer with weights: what softmax makes of them is near 1 / classes anyway.
+    last = max((i for i, place in enumerate(seen) if run.layers[place].weights), default=len(seen) - 1)
+    seen = seen[: last + 1]
+    course = spread[seen]
+    if len(seen) < 2:
+        return
+    if course[-1] < SPREAD_NOTE and course[:-1].max() >= SPREAD_CLEAR:
+        yield _at_the_end(run, [run.layers[place] for place in seen], course)
+        return
+    at_first = run.course("sample_spread", 1)[:, 0]
+    for before, place in pairwise(seen):
+        # What is given to a layer may be constant by design, unless it was not so at first.
+        is_new = at_first[place] >= SPREAD_DIFFERENT
+        if (
+            run.layers[place].kind != "embedding"
+            and spread[place] < SPREAD_ALARM
+            and spread[before] >= SPREAD_DIFFERENT
+            and is_new
+        ):
+            evidence = (
+                f"its output differs between samples by {spread[place]:.1g} of its RMS; the layer before differs by "
+                f"{spread[before]:.2g}, usual here: {float(np.median(course)):.2g}{harm_of(run)}."
+            )
+            yield Symptom(run.layers[place].name, evidence, COLLAPSED_ADVICE, "note", size=float(spread[before]))
+
+
+COLLAPSED_ADVICE = (
+    "Look at what this layer is given, and at its weights and its bias: what comes in does not matter to it."
+)
+
+
+def _at_the_end(run: Run, layers: list[Layer], course: np.ndarray) -> Symptom:
+    """The model answers all samples alike. Where that begins: at the layer that makes most of it, if one does."""
+    log = np.log10(np.maximum(course, np.finfo(np.float32).tiny))
+    top = int(np.flatnonzero(course >= SPREAD_CLEAR)[-1])
+    # The level that is not exceeded any more behind each layer.
+    level = np.maximum.accumulate(log[top:][::-1])[::-1]
+    steps = -np.diff(level)
+    worst = int(np.argmax(steps))
+    is_sudden = steps[worst] >= COLLAPSE_CAUSE_SHARE * steps.sum()
+    evidence = (
+        f"what the model answers differs between samples by {course[-1]:.1g} of its RMS, "
+        f"what {layers[top].name} gives by {course[top]:.2g}"
+    )
+    if is_sudden:
+        evidence += f"; it is lost in this layer, behind which it is {course[top + worst + 1]:.1g}"
+    else:
+        evidence += f"; it fades over {len(steps)} layers"
+    # Numbers to be hit may differ by a thousandth of their size.
+    is_classifier = run.losses.chance is not None
+    is_hard = course[-1] < SPREAD_NONE or (course[-1] < SPREAD_ALARM and run.losses.is_known and is_classifier)
+    severity: Severity = "alarm" if is_hard else severity_of(run)
+    name = layers[top + worst + 1].name if is_sudden else ""
+    advice = (
+        COLLAPSED_ADVICE if is_sudden else "Look for missing shortcuts, a rate that is too high, and how weights begin."
+    )
+    return Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-log[-1]))
+
+
+def _answer(run: Run) -> np.ndarray:
+    """Which layers give enough values to compare, of two channels or more: a single number may lie far from 0."""
+    outputs = run.latest.rows("output")
+    channels = np.zeros(len(run.layers))
+    channels[outputs.units.places] = outputs.units.widths
+    return (channels >= 2) & (outputs.count >= VALUES_PER_UNIT_MIN * channels)
+
+
+COLLAPSED = Rule("collapsed", _collapsed)

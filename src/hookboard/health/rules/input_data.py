@@ -6,11 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from hookboard.health.look import Look
-from hookboard.health.rule import Rule
-from hookboard.health.rules.scales import weight_gain
-from hookboard.health.rules.shared import counted, harm_of, severity_of
+from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rules.shared import counted, harm_of, severity_of, weight_gain
 from hookboard.health.run import Run
-from hookboard.health.verdict import Severity, Symptom
 from hookboard.layers import Layer
 from hookboard.measure import FIELDS, every_of
 from hookboard.recording import Numbers
@@ -18,44 +16,50 @@ from hookboard.sites import Site
 
 _COUNT, _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("count", "mean", "deviation", "min", "max"))
 
-LARGE = 20.0
+INPUT_RMS_LARGE = 20.0
 """RMS of the input from which it is not normalized: pixels of 0 to 255 have 100, standardized data 1 (a choice)."""
 
-SMALL = 1e-2
+INPUT_RMS_SMALL = 1e-2
 """RMS of the input under which it is too small for the usual initialization: data divided by 255 twice (a choice)."""
 
-FAINT = 0.05
+INPUT_VARIATION_MIN = 0.05
 """Deviation of the input, as a share of the size of its mean, under which it hardly varies (a choice)."""
 
-WILD = 30.0
+WILD_COLUMN_FACTOR = 30.0
 """How many times the RMS of the middle column a column must have (a choice: features in other units)."""
 
-PATIENCE, LEFT, BEYOND = 128, 0.25, 5.0
-"""An input that is so many times beyond what is worth a note is an alarm where after so many steps such a share of the
-first loss is left (chosen on the benchmark's tuning half: Adam brings some models through all the same)."""
+INPUT_RMS_FACTOR_ALARM = 5.0
+"""Factor beyond `INPUT_RMS_LARGE` or `INPUT_RMS_SMALL` from which the input is an alarm where the model learns little
+(chosen on the benchmark's tuning half: Adam brings some models through all the same)."""
 
-INSIDE = 0.1
+INPUT_LOSS_SHARE_LEFT = 0.25
+"""Share of the first loss above which a model has learnt little (chosen on the benchmark's tuning half)."""
+
+STEPS_BEFORE_INPUT_ALARM = 128
+"""Number of steps before which a model cannot be said to have learnt little (chosen on the benchmark's tuning half)."""
+
+SCALED_INSIDE_SHARE = 0.1
 """A first layer whose output is under this share of what its weights and the input say is given a scaled input (a
 choice)."""
 
-FAR = 5.0
+WILD_COLUMN_DEVIATIONS = 5.0
 """And how many robust deviations it must lie away, in log RMS (a choice)."""
 
-GAP = 0.7
+WILD_COLUMN_GAP_DECADES = 0.7
 """And by how many powers of ten it must lie beyond all columns that are not wild: counts of words have a long tail, but
 no gap in it (a choice)."""
 
-TARGETS = frozenset({"y", "label", "labels", "target", "targets"})
+TARGET_NAMES = frozenset({"y", "label", "labels", "target", "targets"})
 """Names of tensors of a batch that do not go into the model."""
 
-VALUES = 64
+EQUAL_VALUES_MIN = 64
 """Values that an input must have for it to be wrong that all are equal (a choice: one number for each sample may be a
 constant by design)."""
 
-COLUMNS = 4
+INPUT_COLUMNS_MIN = 4
 """Columns that an input needs for one of them to be out of line (a choice)."""
 
-SPREAD = 0.1
+COLUMN_SPREAD_FLOOR_DECADES = 0.1
 """The least deviation between columns that is assumed, in powers of ten (a choice)."""
 
 
@@ -78,7 +82,7 @@ def _is_input(site: Site) -> bool:
     first, *_, last = site.index.split("/") if "/" in site.index else (site.index, site.index)
     if first.isdigit() and int(first) > 0:
         return False
-    return last.lower() not in TARGETS
+    return last.lower() not in TARGET_NAMES
 
 
 def _numbers(look: Look, site: Site) -> Numbers | None:
@@ -110,7 +114,7 @@ def _is_replaced_inside(run: Run) -> bool:
 def _same(run: Run, site: Site, reading: Numbers) -> Said | None:
     value = reading.moments.min
     # Ones are a mask that lets everything through.
-    if reading.moments.count < VALUES or reading.moments.max > value or value == 1:
+    if reading.moments.count < EQUAL_VALUES_MIN or reading.moments.max > value or value == 1:
         return None
     evidence = f"all {reading.moments.count:.0f} values of the input are {value:.3g}"
     return evidence, "Look at how the data is read and prepared: every sample is the same.", "alarm", 3.0
@@ -119,17 +123,17 @@ def _same(run: Run, site: Site, reading: Numbers) -> Said | None:
 def _range(run: Run, site: Site, reading: Numbers) -> Said | None:
     rms, deviation = reading.moments.rms, reading.moments.deviation
     span = f"{reading.moments.min:.3g} to {reading.moments.max:.3g}"
-    is_faint = 0 < deviation < FAINT * abs(reading.moments.mean) and not _columns_differ(reading)
-    if not (rms >= LARGE or 0 < rms <= SMALL or is_faint) or _is_scaled_inside(run, reading):
+    is_faint = 0 < deviation < INPUT_VARIATION_MIN * abs(reading.moments.mean) and not _columns_differ(reading)
+    if not (rms >= INPUT_RMS_LARGE or 0 < rms <= INPUT_RMS_SMALL or is_faint) or _is_scaled_inside(run, reading):
         return None
     severity = severity_of(run)
-    is_far = rms >= LARGE * BEYOND or rms <= SMALL / BEYOND
+    is_far = rms >= INPUT_RMS_LARGE * INPUT_RMS_FACTOR_ALARM or rms <= INPUT_RMS_SMALL / INPUT_RMS_FACTOR_ALARM
     if is_far and _learns_little(run) and not _is_normalized_at_once(run):
         severity = "alarm"
-    if rms >= LARGE:
+    if rms >= INPUT_RMS_LARGE:
         evidence = f"the input lies in {span}, with an RMS of {rms:.3g}; about 1 is usual"
         return evidence, "Scale the input: subtract its mean and divide by its deviation.", severity, 2.0
-    if rms <= SMALL:
+    if rms <= INPUT_RMS_SMALL:
         evidence = f"the input lies in {span}, with an RMS of only {rms:.2g}; about 1 is usual"
         return evidence, "Look whether the input is scaled down twice.", severity, 2.0
     evidence = f"the input lies in {span} and varies by {deviation:.2g} around {reading.moments.mean:.3g}"
@@ -156,39 +160,43 @@ def _is_scaled_inside(run: Run, reading: Numbers) -> bool:
         return False
     expected = reading.moments.rms * 10**gain
     if reading.moments.rms > 1:
-        return output.moments.rms < INSIDE * expected
+        return output.moments.rms < SCALED_INSIDE_SHARE * expected
     # A bias hides what a small input does, unless the samples differ.
     spread = run.recent("sample_spread")[run.place(first.name), -1]
-    return bool(spread * output.moments.rms > expected / INSIDE)
+    return bool(spread * output.moments.rms > expected / SCALED_INSIDE_SHARE)
 
 
 def _learns_little(run: Run) -> bool:
     """Whether after a while much of the first loss is left."""
     losses = run.losses
-    return losses.steps >= PATIENCE and losses.start > 0 and losses.level() > LEFT * losses.start
+    return (
+        losses.steps >= STEPS_BEFORE_INPUT_ALARM
+        and losses.start > 0
+        and losses.level() > INPUT_LOSS_SHARE_LEFT * losses.start
+    )
 
 
 def _columns_differ(reading: Numbers) -> bool:
     """Whether columns vary by less than the whole: then the mean of each column is another."""
     if reading.channels is None:
         return False
-    return bool(np.median(reading.channels[:, _DEVIATION]) < FAINT * reading.moments.deviation)
+    return bool(np.median(reading.channels[:, _DEVIATION]) < INPUT_VARIATION_MIN * reading.moments.deviation)
 
 
 def _wild(run: Run, site: Site, reading: Numbers) -> Said | None:
-    if reading.channels is None or len(reading.channels) < COLUMNS:
+    if reading.channels is None or len(reading.channels) < INPUT_COLUMNS_MIN:
         return None
     rms = np.hypot(reading.channels[:, _MEAN], reading.channels[:, _DEVIATION])
     used = np.flatnonzero(np.isfinite(rms) & (rms > 0))
-    if len(used) < COLUMNS:
+    if len(used) < INPUT_COLUMNS_MIN:
         return None
     log = np.log10(rms[used])
     middle = float(np.median(log))
-    deviation = max(1.4826 * float(np.median(np.abs(log - middle))), SPREAD)
-    far = used[(log - middle >= np.log10(WILD)) & ((log - middle) / deviation >= FAR)]
+    deviation = max(1.4826 * float(np.median(np.abs(log - middle))), COLUMN_SPREAD_FLOOR_DECADES)
+    far = used[(log - middle >= np.log10(WILD_COLUMN_FACTOR)) & ((log - middle) / deviation >= WILD_COLUMN_DEVIATIONS)]
     if not len(far) or len(far) > len(used) / 10 + 1:
         return None
-    if np.log10(rms[far].min() / rms[np.setdiff1d(used, far)].max()) < GAP:
+    if np.log10(rms[far].min() / rms[np.setdiff1d(used, far)].max()) < WILD_COLUMN_GAP_DECADES:
         return None
     worst = int(far[np.argmax(rms[far])])
     evidence = (

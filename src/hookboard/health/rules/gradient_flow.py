@@ -6,36 +6,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hookboard.health.rule import Rule
-from hookboard.health.rules.shared import BOUNDED, activations_of, factor, harm_of, initialization, severity_of
+from hookboard.health.robust import median
+from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rules.shared import BOUNDED_KINDS, activations_of, factor, harm_of, initialization, severity_of
 from hookboard.health.run import Run
-from hookboard.health.spikes import median
-from hookboard.health.verdict import Severity, Symptom
 
-VANISHED = 3.0
+VANISHING_DECADES_NOTE = 3.0
 """Powers of ten by which the norm of the gradient falls from the last layers to the first (AutoTrainer: 1e-3)."""
 
-GONE = 3.5
+GRADIENT_CHANGE_DECADES_ALARM = 3.5
 """Powers of ten by which it falls where next to nothing arrives: an alarm whatever the loss does, if it is still so
 after the first steps. Healthy trainings of the benchmark's tuning half reach 2.5 in their first steps and 0.6 later."""
 
-EXPLODED = 1.85
+EXPLODING_DECADES_NOTE = 1.85
 """Powers of ten by which it rises (AutoTrainer: a factor of 70). Healthy trainings of the benchmark's tuning half reach
-1.1. By `GONE` it is an alarm whatever the loss does."""
+1.1. By `GRADIENT_CHANGE_DECADES_ALARM` it is an alarm whatever the loss does."""
 
-GREW = 2.0
+GRADIENT_GROWTH_DECADES = 2.0
 """Powers of ten by which all gradients exceed their own history (chosen on the benchmark's tuning half)."""
 
-HISTORY = 4
+HISTORY_WINDOWS = 4
 """Windows of looks that a history needs before gradients are compared with it (a choice)."""
 
-LAYERS = 4
+GRADIENT_LAYERS_MIN = 4
 """Layers that a model needs for its gradients to have a trend (a choice)."""
 
-FRONT = 8
+FRONT_LAYERS_DIVISOR = 8
 """The gradient must be lost for all of the first layers, one in this many, and for two at least (a choice)."""
 
-SUDDEN = 0.5
+GRADIENT_CAUSE_SHARE = 0.5
 """One layer is the cause if it accounts for this share of the whole change (a choice)."""
 
 
@@ -68,7 +67,7 @@ def course_of(run: Run) -> Course | None:
     with np.errstate(over="ignore"):
         norms = gradients.rms * np.sqrt(gradients.count)
     places = np.flatnonzero((norms > 0) & (norms < np.inf) & (gradients.nonfinite == 0))
-    return Course(places, np.log10(norms[places])) if len(places) >= LAYERS else None
+    return Course(places, np.log10(norms[places])) if len(places) >= GRADIENT_LAYERS_MIN else None
 
 
 def _vanishing(run: Run) -> Iterator[Symptom]:
@@ -78,14 +77,16 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
     # A branch beside the main path may get little: what counts is the most that any layer before still gets.
     most = np.maximum.accumulate(course.norms)
     lost = most - course.end
-    front = max(1, len(lost) // FRONT)
+    front = max(1, len(lost) // FRONT_LAYERS_DIVISOR)
     fall = -float(lost[front])
-    if fall < VANISHED:
+    if fall < VANISHING_DECADES_NOTE:
         return
     place = _cause(np.diff(most))
     evidence = f"the norm of the gradient falls by a factor of {factor(fall)} from the last layers to the first, "
     evidence += _how(course, fall, np.diff(most), place)
-    is_gone = fall >= GONE and (run.losses.is_known or _moves_nothing(run, course.places[front]))
+    is_gone = fall >= GRADIENT_CHANGE_DECADES_ALARM and (
+        run.losses.is_known or _moves_nothing(run, course.places[front])
+    )
     severity: Severity = "alarm" if is_gone else severity_of(run)
     name = "" if place is None else run.layers[course.places[place]].name
     yield Symptom(name, f"{evidence}{harm_of(run)}.", _advice(run), severity, size=fall, is_hard=is_gone)
@@ -105,7 +106,7 @@ def _moves_nothing(run: Run, last: int) -> bool:
 
 
 def _advice(run: Run) -> str:
-    bounded = activations_of(run, BOUNDED)
+    bounded = activations_of(run, BOUNDED_KINDS)
     instead = f"Use ReLU or GELU in place of {' and '.join(bounded)}, add" if bounded else "Add"
     return f"{instead} normalization or shortcuts, and {initialization(run)}."
 
@@ -117,7 +118,7 @@ def _cause(steps: np.ndarray) -> int | None:
         steps: by how much each layer but the first changes log10 of the norm, shape (layers - 1,).
     """
     largest = int(np.argmax(steps))
-    return largest + 1 if steps[largest] >= SUDDEN * steps.sum() else None
+    return largest + 1 if steps[largest] >= GRADIENT_CAUSE_SHARE * steps.sum() else None
 
 
 def _how(course: Course, change: float, steps: np.ndarray, place: int | None) -> str:
@@ -134,7 +135,7 @@ def _exploding(run: Run) -> Iterator[Symptom]:
         return
     rises = course.norms - course.end
     least = median(rises[: max(2, len(rises) // 4)])
-    if least < EXPLODED:
+    if least < EXPLODING_DECADES_NOTE:
         yield from _growing(run)
         return
     steps = -np.diff(course.norms)
@@ -143,7 +144,7 @@ def _exploding(run: Run) -> Iterator[Symptom]:
     evidence += _how(course, least, steps, place)
     advice = "Look at how large the weights are, normalize what goes in, or clip gradients."
     name = "" if place is None else run.layers[course.places[place]].name
-    severity: Severity = "alarm" if least >= GONE and run.losses.is_known else severity_of(run)
+    severity: Severity = "alarm" if least >= GRADIENT_CHANGE_DECADES_ALARM and run.losses.is_known else severity_of(run)
     yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=least)
 
 
@@ -151,16 +152,16 @@ def _growing(run: Run) -> Iterator[Symptom]:
     """All gradients against their own history."""
     history = run.recent("gradient_rms")
     window = run.window
-    if history.shape[1] < HISTORY * window:
+    if history.shape[1] < HISTORY_WINDOWS * window:
         return
     lowest = history.min(axis=1)
     seen = lowest > 0
     # Of half of the layers the gradient must exceed the usual one, and so the least one, by as much.
-    grew = np.count_nonzero(seen & (history[:, -1] > 10 ** (GREW - 0.01) * lowest))
-    if seen.sum() < LAYERS or 2 * grew < seen.sum():
+    grew = np.count_nonzero(seen & (history[:, -1] > 10 ** (GRADIENT_GROWTH_DECADES - 0.01) * lowest))
+    if seen.sum() < GRADIENT_LAYERS_MIN or 2 * grew < seen.sum():
         return
     known = np.log10(history[seen, -1] / np.median(history[seen, :-window], axis=1))
-    if not np.median(known) > GREW:
+    if not np.median(known) > GRADIENT_GROWTH_DECADES:
         return
     evidence = (
         f"gradients are {factor(float(np.median(known)))} times as large as usual in this run, in "

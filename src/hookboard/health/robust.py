@@ -1,0 +1,75 @@
+"""Medians and other robust statistics; for a few numbers faster than NumPy's."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+MAD_TO_DEVIATION = 1.4826
+"""A median absolute deviation times this is the standard deviation of normal numbers."""
+
+
+def median(values: Sequence[float] | np.ndarray) -> float:
+    """The median; NaN if there is none, or one is NaN. For a few values faster than NumPy's."""
+    ordered: list[float] = sorted(values.tolist() if isinstance(values, np.ndarray) else values)
+    if not ordered or any(map(math.isnan, ordered)):
+        return math.nan
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def medians(values: np.ndarray) -> np.ndarray:
+    """The median of each row, shape (rows,); NaN where one is NaN. For a few columns faster than NumPy's.
+
+    >>> medians(np.array([[3.0, 1.0, 2.0], [3.0, math.nan, 2.0]])).tolist()
+    [2.0, nan]
+    """
+    ordered = np.sort(values, axis=1)  # NaN comes last
+    middle = ordered.shape[1] // 2
+    found = ordered[:, middle] if ordered.shape[1] % 2 else (ordered[:, middle - 1] + ordered[:, middle]) / 2
+    return np.where(np.isnan(ordered[:, -1]), np.nan, found)
+
+
+def median_of(values: Iterable[float]) -> float:
+    """The median of the finite values; NaN if there is none."""
+    return median([float(value) for value in values if math.isfinite(value)])
+
+
+def medians_of(values: np.ndarray) -> np.ndarray:
+    """The median of the finite values of each column, shape (columns,); NaN if there is none."""
+    return np.array([median_of(column) for column in values.T.tolist()])
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The percentile of finite numbers in ascending order, as NumPy gives it, which takes far longer for so few.
+
+    >>> percentile([1.0, 2.0, 4.0], 75)
+    3.0
+    """
+    at = (len(ordered) - 1) * (percent / 100)
+    place = min(int(at), max(len(ordered) - 2, 0))
+    low, high, share = ordered[place], ordered[min(place + 1, len(ordered) - 1)], at - place
+    # Counted from the nearer one, the ends are met exactly.
+    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
+
+
+def robust_z(value: float, others: np.ndarray, floor: float) -> float:
+    """How many robust deviations a value lies away from others.
+
+    Args:
+        value: the value.
+        others: shape (n,); those that are not finite do not count.
+        floor: the least deviation that is assumed.
+    """
+    finite = others[np.isfinite(others)]
+    if not len(finite):
+        return 0.0
+    middle = float(np.median(finite))
+    return (value - middle) / max(MAD_TO_DEVIATION * float(np.median(np.abs(finite - middle))), floor)
+
+
+def slope(values: np.ndarray) -> float:
+    """The median of the slopes between all pairs of values, per place (Theil and Sen); of at most 64 of them."""
+    places = np.unique(np.linspace(0, len(values) - 1, min(len(values), 64)).astype(int))
+    one, other = np.triu_indices(len(places), 1)
+    return float(np.median((values[places[other]] - values[places[one]]) / (places[other] - places[one])))
