@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from toys import Toy, batches, events, fit, hooked, images, loader, mlp, records, trainer
 
 from hookboard import CAMLogger, FeatureMapLogger, KernelLogger
-from hookboard.images.feature_maps import feature_maps, maps_in, shown
+from hookboard.images.feature_maps import feature_maps, maps_in, select_maps
 from hookboard.images.picture import HEAT
 
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
@@ -47,7 +47,7 @@ def test_the_picture_in_the_file_is_that_of_what_the_module_returned(tmp_path):
     net[4].register_forward_hook(lambda module, args, output: raw.append((module.training, output.clone())))
     fit(tmp_path, Toy(net), pictures_of(3), FeatureMapLogger("net.4", every_n_steps=1), **VALIDATED)
     first_validated = next(output for training, output in raw if not training)
-    part = shown(maps_in(first_validated[:2], net[4], aspect=1.0), channels=16, order="channel", size=40)
+    part = select_maps(maps_in(first_validated[:2], net[4], aspect=1.0), channels=16, order="channel", size=40)
     expected = HEAT[feature_maps(part, "net.4", normalize="map", size=40).pixels]
     ((step, found),) = images(tmp_path)["feature_maps/net.4"].items()
     assert step == 2

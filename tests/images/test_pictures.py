@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookboard.images.feature_maps import feature_maps, maps_in, samples_first, shown
+from hookboard.images.feature_maps import feature_maps, maps_in, samples_first, select_maps
 from hookboard.images.kernels import kernel_picture, selected_kernels
 from hookboard.images.overlay import overlays, unnormalized
 from hookboard.images.picture import CARD_WIDTH, HEAT, LEVELS, NOT_FINITE, PAPER, TILE_GAP, Picture, indices
@@ -18,7 +18,7 @@ RELU, CONV1D = nn.ReLU(), nn.Conv1d(1, 1, 1)
 
 def picture_of(tensor, *, module=RELU, aspect=1.0, channels=16, order="channel", normalize="map", size=40):
     maps = maps_in(tensor, module, aspect=aspect)
-    part = shown(maps, channels=channels, order=order, size=size)
+    part = select_maps(maps, channels=channels, order=order, size=size)
     return feature_maps(part, "net.conv", normalize=normalize, size=size)
 
 
@@ -116,7 +116,7 @@ def test_the_strongest_channels_come_first_whatever_their_sign():
 
 def test_large_maps_are_averaged_over_areas():
     values = torch.arange(80 * 80.0).view(1, 1, 80, 80).repeat(1, 2, 1, 1)
-    part = shown(maps_in(values, RELU, aspect=1.0), channels=2, order="channel", size=40)
+    part = select_maps(maps_in(values, RELU, aspect=1.0), channels=2, order="channel", size=40)
     assert part.values.shape == (1, 2, 40, 40)
     assert part.values[0, 0, 0, 0] == values[0, 0, :2, :2].mean()
 
@@ -180,7 +180,7 @@ def test_samples_come_first_whatever_the_module_puts_there(module, index, is_swa
 
 def test_what_is_shown_does_not_change_with_the_tensor():
     tensor = torch.rand(2, 3, 4, 4)
-    part = shown(maps_in(tensor, RELU, aspect=1.0), channels=3, order="channel", size=40)
+    part = select_maps(maps_in(tensor, RELU, aspect=1.0), channels=3, order="channel", size=40)
     before = part.values.clone()
     tensor.zero_()
     assert torch.equal(part.values, before)

@@ -1,7 +1,7 @@
 """Class-activation maps: which regions of a picture speak for a class.
 
-`methods.py` has the methods in one table; `layers.py` chooses the layer, `classification.py` finds the classifier in a
-model, and `attribute.py` calls it once more to read the layer.
+`methods.py` has the methods in one table; `attribute.py` finds the classifier and the target layer in a model, and
+calls the classifier once more to read the layer.
 """
 
 from hookboard.attribution.attribute import (

@@ -1,4 +1,4 @@
-"""Finds a model's classifier call and its target layer, and reads the layer's output and gradient."""
+"""Finds a model's classifier and target layer, and reads the layer's output and the gradient of the class score."""
 
 import functools
 import itertools
@@ -24,18 +24,18 @@ from hookboard.torch_private import Detour
 Shape = tuple[int, ...]
 
 MAX_PICTURE_CHANNELS = 16
-"""The most channels that a picture may have, spectral bands included; a tensor with more is a feature map."""
+"""Maximum number of channels of a picture, spectral bands included; a tensor with more is taken for a feature map."""
 
 
 @dataclass(frozen=True)
 class InnerCall:
-    """One call of a module.
+    """One call of a module inside the classifier.
 
     Args:
         name: the module's dotted name.
-        module: the module itself.
-        given: the shape of the first tensor among its arguments; () if it took none.
-        returned: the shape of the first tensor that it returned; () if it returned none.
+        module: the module.
+        given: the shape of the first tensor among its arguments; () if there is none.
+        returned: the shape of the first tensor that it returned; () if there is none.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Classification:
 
     Args:
         module: the module that was called.
-        args: its positional arguments, copied, for the first samples alone.
-        kwargs: its keyword arguments, in the same way.
-        calls: the calls of the modules inside it, in the order in which they ended.
-        count: the number of samples in `args` and `kwargs`.
-        of: the number of samples in the batch.
+        args: its positional arguments, copied, for the first samples only.
+        kwargs: its keyword arguments, likewise.
+        calls: the calls of modules inside it, in the order in which they ended.
+        count: number of samples in `args` and `kwargs`.
+        of: number of samples in the batch.
     """
 
     module: nn.Module
@@ -66,22 +66,22 @@ class Classification:
 
     @property
     def pictures(self) -> Tensor:
-        """Shape (n, channels, height, width)."""
+        """The pictures among the arguments, shape (n, channels, height, width)."""
         pictures = _pictures_in((self.args, self.kwargs))
         assert pictures is not None
         return pictures
 
 
 class ClassificationTap:
-    """Hooks on all modules of a model that look for the outermost call that turns pictures into class scores.
+    """Hooks all modules of a model to find the outermost call that turns pictures into class scores.
 
-    They ignore calls of our own. The arguments are kept as they were before any edit, because a repeated call is edited
-    again. An error in the hooks never reaches the model: it is kept in `error`, and the hooks then do nothing. If the
-    model is copied or saved meanwhile, the hooks of the copy do nothing.
+    Calls that hookboard makes itself are ignored. Arguments are kept as they were before any edit, because a repeated
+    call is edited again. An error in the hooks never reaches the model: it is stored in `error`, and the hooks then do
+    nothing. In a copy of the model, saved or not, the hooks do nothing.
 
     Args:
         model: the model to watch.
-        samples: how many samples of the call's arguments are kept.
+        samples: number of samples whose arguments are kept.
     """
 
     place_among_hooks = READS_BEFORE_EDITS
@@ -100,7 +100,7 @@ class ClassificationTap:
         return ClassificationTap, (nn.Module(), self._samples)
 
     def attach(self) -> None:
-        """Hook every module."""
+        """Hooks every module."""
         self._is_on = True
         inside_fused = {id(module) for layer in fused_layers(self._model) for module in layer}
         for name, module in [("", self._model), *named_submodules(self._model)]:
@@ -117,7 +117,7 @@ class ClassificationTap:
             self._hooks.enter_context(after)
 
     def detach(self) -> None:
-        """Remove every hook."""
+        """Removes every hook."""
         self._is_on = False
         self._hooks.close()
 
@@ -148,7 +148,7 @@ class ClassificationTap:
                 self.error = error
 
     def _note(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
-        """Note a call of a module that is no classifier of pictures, because it is inside a transformer's layer."""
+        """Records a call inside a fused transformer layer, which cannot be the classifier."""
         if self._is_watching():
             self._append(name, module, (args, kwargs), output)
 
@@ -179,13 +179,13 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True)
 class _Entered:
-    """A call that runs.
+    """A call that is still running.
 
     Args:
-        start: how many calls had ended before it.
-        count: the number of pictures in its arguments; 0 if there are none.
+        start: number of calls that had ended before it.
+        count: number of pictures in its arguments; 0 if there are none.
         first_samples: its positional and keyword arguments for the first samples; None if there are no pictures.
-        forward: what the module itself, not its class, had as `forward`.
+        forward: the `forward` that the module had as an attribute of its own, besides that of its class.
     """
 
     start: int
@@ -195,7 +195,7 @@ class _Entered:
 
 
 class _ThreadCalls(threading.local):
-    """The calls that run in this thread, the innermost last, and those that have ended."""
+    """The running calls of this thread, innermost last, and the calls that have ended."""
 
     def __init__(self) -> None:
         self.entered: list[_Entered] = []
@@ -203,7 +203,7 @@ class _ThreadCalls(threading.local):
 
 
 def _pictures_in(given: object) -> Tensor | None:
-    """The first tensor of shape (n, channels, height, width) with at most MAX_PICTURE_CHANNELS channels."""
+    """Returns the first tensor of shape (n, channels, height, width) with at most MAX_PICTURE_CHANNELS channels."""
     return next(
         (t for _, t in tensors_in(given) if not t.is_nested and t.ndim == 4 and t.shape[1] <= MAX_PICTURE_CHANNELS),
         None,
@@ -215,15 +215,19 @@ def _first_shape(value: object) -> Shape:
 
 
 def scores_in(output: object, count: int) -> Tensor | None:
-    """The class scores in what a model returned: the tensor of shape (count, classes) named so, or the first one.
+    """Returns the class scores in a model's output: a tensor called "logits" or "scores", or else the first that fits.
 
     Args:
         output: what the model returned.
-        count: the number of samples.
+        count: number of samples.
 
     Returns:
-        Shape (count, classes), or None if there are none. A model with one score per sample has two classes: class 1
+        Shape (count, classes), or None if there is no such tensor. One score per sample counts as two classes: class 1
         has the score, class 0 its negative.
+
+    >>> scores_in({"loss": torch.tensor(0.5), "logits": torch.tensor([[2.0], [-1.0]])}, count=2)
+    tensor([[-2.,  2.],
+            [ 1., -1.]])
     """
     found = {
         path: t
@@ -241,9 +245,9 @@ class TargetLayer:
 
     Args:
         name: the module's dotted name.
-        module: the module itself.
-        number: which call of the module, counted from 0.
-        is_input: whether its first input is explained, not its output.
+        module: the module.
+        number: which of its calls, counted from 0.
+        is_input: True to explain its first input instead of its output.
     """
 
     name: str
@@ -253,17 +257,17 @@ class TargetLayer:
 
 
 def default_layer(calls: Sequence[InnerCall]) -> TargetLayer:
-    """The layer that is explained if the user names none: the last one whose output still has positions.
+    """Returns the layer to explain if the user names none: the last one whose output still has positions.
 
-    In a convolutional network it is the last layer whose output has the height and width of the last convolution's
-    output, so that normalization and ReLU after that convolution are included. In a transformer it is the input of the
-    last attention, or of the last `nn.TransformerEncoderLayer`: after it the scores may depend only on the class token.
+    In a convolutional network this is the last layer whose output has the height and width of the last convolution's
+    output, so that normalization and ReLU after it are included. In a transformer it is the input of the last
+    attention, or of the last `nn.TransformerEncoderLayer`: after it the scores may depend on the class token alone.
 
     Args:
         calls: the calls inside the classifier, in the order in which they ended.
 
     Raises:
-        ValueError: no module of the model returned maps.
+        ValueError: no module returned maps.
     """
     convolutions = [
         k for k, call in enumerate(calls) if isinstance(call.module, nn.Conv2d) and math.prod(call.returned[2:]) > 1
@@ -287,14 +291,14 @@ def default_layer(calls: Sequence[InnerCall]) -> TargetLayer:
 
 
 def named_layer(calls: Sequence[InnerCall], name: str) -> TargetLayer:
-    """The output of the module `name` in the last of its calls that returned maps.
+    """Returns the output of the module `name` in the last of its calls that returned maps or tokens.
 
     Args:
         calls: the calls inside the classifier, in the order in which they ended.
         name: a dotted module name.
 
     Raises:
-        ValueError: no call of this module returned maps.
+        ValueError: no call of this module returned any.
     """
     for k, call in reversed(list(enumerate(calls))):
         if call.name == name and len(call.returned) in (3, 4):
@@ -303,7 +307,7 @@ def named_layer(calls: Sequence[InnerCall], name: str) -> TargetLayer:
 
 
 def _number(calls: Sequence[InnerCall], k: int) -> int:
-    """Which of its module's calls the k-th call is."""
+    """Returns which of its module's calls the k-th call is, counted from 0."""
     return sum(call.module is calls[k].module for call in calls[:k])
 
 
@@ -313,12 +317,12 @@ class Attribution:
 
     Args:
         activation: the layer's output, shape (n, channels, height, width) or (n, tokens, channels).
-        gradient: the gradient of each sample's class score with respect to `activation`, same shape; None if it was
-            not asked for.
+        gradient: the gradient of each sample's class score with respect to `activation`, same shape; None if not
+            computed.
         scores: the class scores, shape (n, number of classes).
-        classes: the class that is explained, for each sample, shape (n,).
-        pooled: the input of the last linear layer, shape (n, features); None if the model has no linear layer.
-        weight: the weights of that layer for each sample's class, shape (n, features); None if the scores are not its
+        classes: the explained class of each sample, shape (n,).
+        pooled: the input of the last linear layer, shape (n, features); None without a linear layer.
+        weight: that layer's weights for each sample's class, shape (n, features); None if the scores are not its
             output.
     """
 
@@ -333,16 +337,15 @@ class Attribution:
 def attribute(
     call: Classification, layer: TargetLayer, choose: Callable[[Tensor], Tensor], *, with_gradient: bool
 ) -> Attribution:
-    """InnerCall the model once more on the few samples and read a layer's output, and its gradient if asked.
+    """Calls the model once more on the kept samples and reads a layer's output, and its gradient if asked.
 
-    The modes of the modules (training or evaluation) are not changed. Attached edits apply. The call leaves no trace,
-    see `undisturbed`.
+    Modules stay in training or evaluation mode, and attached edits apply. The call leaves no trace, see `undisturbed`.
 
     Args:
         call: the module to call, and its arguments.
         layer: the layer to read.
-        choose: takes the scores, shape (n, classes), and returns the class of each sample, shape (n,).
-        with_gradient: whether the gradient is computed.
+        choose: maps the scores, shape (n, classes), to the class of each sample, shape (n,).
+        with_gradient: True to compute the gradient.
 
     Raises:
         ValueError: the layer was not called, or the scores do not depend on it.
@@ -379,7 +382,10 @@ def _gradient(scores: Tensor, classes: Tensor, held: Tensor, name: str) -> Tenso
 
 
 def _cut_graph(layer: TargetLayer, held: dict[int, Tensor]) -> RemovableHandle:
-    """Cut the graph at the layer: the model continues with a copy, which may be changed in place, and has gradients."""
+    """Cuts the autograd graph at the layer: the model continues with a copy that requires gradients.
+
+    The copy may be changed in place.
+    """
     calls = itertools.count()
 
     def cut(value: Any) -> Any:

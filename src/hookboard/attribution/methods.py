@@ -35,7 +35,7 @@ def grad_cam(a: Tensor, g: Tensor) -> Tensor:
 
 
 def grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:
-    """Weight each channel by its positive gradients, place by place.
+    """Weight each channel by its positive gradients, with a coefficient for each position.
 
     Chattopadhay et al., "Grad-CAM++", 2018, equation 19, for the exponential of the score.
     """
@@ -51,7 +51,7 @@ def layer_cam(a: Tensor, g: Tensor) -> Tensor:
 
 
 def xgrad_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Weight each channel by the mean of its gradient, in which each place counts by its share of the output.
+    """Weight each channel by its gradient, averaged over positions in proportion to the output there.
 
     Fu et al., "Axiom-based Grad-CAM", 2020, equation 8.
     """
@@ -61,7 +61,7 @@ def xgrad_cam(a: Tensor, g: Tensor) -> Tensor:
 
 
 def hires_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Multiply with the gradient place by place; negative values become 0.
+    """Multiply output and gradient element by element; negative sums become 0.
 
     Draelos and Carin, "Use HiResCAM instead of Grad-CAM", 2020.
     """
@@ -69,10 +69,10 @@ def hires_cam(a: Tensor, g: Tensor) -> Tensor:
 
 
 def eigen_cam(a: Tensor) -> Tensor:
-    """Project on the first principal component of the centred channels; the map is for no class.
+    """Project on the first principal component of the centred channels; the map is not specific to a class.
 
     Muhammad and Yeasin, "Eigen-CAM", 2020. The sign of a principal component is arbitrary; here it is the one that
-    correlates with the mean over the channels.
+    correlates with the mean over channels.
     """
     flat = a.flatten(2).transpose(1, 2)
     centred = flat - flat.mean(dim=1, keepdim=True)
@@ -88,7 +88,7 @@ def _weighted(weight: Tensor, a: Tensor) -> Tensor:
 
 
 Need = Literal["gradient", "head", "nothing"]
-"""What a method needs beside the layer's output: the gradient there, a linear head on its average, or nothing."""
+"""What a method needs besides the layer's output: its gradient, a linear head on its global average, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class CAMMethod:
     """A method for class-activation maps.
 
     Args:
-        title: the name in captions.
-        map: computes the map from the layer's output and, if it needs one, the gradient or the head's weights.
-        needs: what `map` takes as its second argument.
+        title: its name in captions.
+        map: computes the map from the layer's output and, if needed, its gradient or the head's weights.
+        needs: the second argument of `map`.
         paper: authors, year and identifier of the paper.
     """
 
@@ -117,4 +117,5 @@ METHODS: dict[Method, CAMMethod] = {
     "eigen_cam": CAMMethod("Eigen-CAM", eigen_cam, "nothing", "Muhammad and Yeasin 2020, arXiv:2008.00299"),
     "cam": CAMMethod("CAM", cam, "head", "Zhou et al. 2016, arXiv:1512.04150"),
 }
-"""All methods by the names that users give. `Method` repeats the names: a type checker cannot read them here."""
+"""All methods, by the names that users give. `Method` repeats the names, because a type checker cannot read them here.
+"""

@@ -1,6 +1,6 @@
-"""The tab in TensorBoard: `HookboardPlugin` answers the page's questions from what event files hold.
+"""The tab in TensorBoard: `HookboardPlugin` answers the page's requests from what event files hold.
 
-It knows nothing of hooks, Lightning or torch: TensorBoard loads it at every start.
+Nothing here imports torch or Lightning: TensorBoard loads the plugin at every start.
 """
 
 from hookboard.board.plugin import HookboardPlugin

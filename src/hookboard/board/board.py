@@ -44,12 +44,12 @@ Value = TypeVar("Value")
 
 
 class Cache:
-    """The values that were asked for last, each in its last version.
+    """Keeps the values that were asked for last, each in its latest version, up to a number of bytes.
 
-    Several threads may ask at once: a value is then made by one of them, while the others wait for it.
+    If several threads ask for a value at once, one of them makes it while the others wait.
 
     Args:
-        most_bytes: how much is kept. What alone is larger is made anew each time.
+        most_bytes: maximum size of all values together. A larger value is made anew each time.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -62,13 +62,13 @@ class Cache:
     def get(
         self, key: Hashable, version: Hashable, make: Callable[[], Value], size_of: Callable[[Value], int]
     ) -> Value:
-        """The value of a key, made only if it is not there in this version.
+        """Returns the value of a key; makes it if it is not kept in this version.
 
         Args:
-            key: what is asked for.
+            key: identifies the value.
             version: its version; a value of another version is dropped.
             make: makes the value.
-            size_of: its size, in bytes.
+            size_of: returns its size in bytes.
         """
         with self._lock:
             if (found := self._found(key, version)) is not None:
@@ -111,22 +111,24 @@ class Cache:
 CurvesOf = Callable[[Series], Mapping[str, Curve]]
 
 BAND = {"low": 0.1, "median": 0.5, "high": 0.9}
-"""The shares of rows below the band's lower edge, its middle and its upper edge."""
+"""The quantiles that are the band's lower edge, its middle and its upper edge."""
 
 MIN_BAND_ROWS = 3
-"""So many rows make a band: of fewer, all rows of the series are taken."""
+"""Minimum number of rows of a kind for a band; with fewer, all rows of the series are taken."""
 
 MAX_BAND_CELLS, MAX_LAYER_BAND_CELLS = 2_000_000, 40_000_000
-"""How many values a band may be made of, else it has fewer steps; and all bands of a layer, else some are left out."""
+"""Maximum number of values behind one band, which otherwise has fewer steps, and behind all bands of a layer, of which
+otherwise some are left out.
+"""
 
 MIN_BAND_COST = 200
-"""A curve takes as long as so many values, however short it is."""
+"""Reading a curve takes at least as long as reading this many values."""
 
 MAX_HISTOGRAMS = 100
 
 
 def rows_of_layer(run: LoggedRun, layer: str) -> dict[str, list[str]]:
-    """The rows of a layer, by the id of their series."""
+    """Returns the rows of a layer, by the id of their series."""
     own = {id: [row for row in rows if run.layer_of(row, run.series[id]) == layer] for id, rows in run.rows.items()}
     return {id: rows for id, rows in own.items() if rows}
 
@@ -134,14 +136,14 @@ def rows_of_layer(run: LoggedRun, layer: str) -> dict[str, list[str]]:
 def curves_of_layer(
     run: LoggedRun, own: Mapping[str, Sequence[str]], columns: int, has_band: bool, curves_of: CurvesOf
 ) -> Iterator[dict[str, Any]]:
-    """The curves of a layer's rows, with the band of all rows of their kind.
+    """Yields the curve of each row of a layer, with the band of all rows of its kind.
 
     Args:
         run: the run.
         own: the rows of the layer, see `rows_of_layer`.
-        columns: how many steps there may be of each.
-        has_band: whether the band is wanted.
-        curves_of: reads a series, row to curve; without the band, only the own rows are needed.
+        columns: maximum number of steps of each curve.
+        has_band: True to compute the band.
+        curves_of: reads a series, row to curve; without the band, only the layer's own rows are needed.
     """
     left = MAX_LAYER_BAND_CELLS
     for id, rows in own.items():
@@ -167,7 +169,7 @@ def curves_of_layer(
 
 
 def histograms_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, str]]:
-    """The histograms of a layer's tensors."""
+    """Lists the histograms of a layer's tensors."""
     found = []
     for tag in sorted(source.last_tensors(HISTOGRAMS, run.name).get(run.name, {}), key=natural_key):
         said = read_histogram_tag(tag)
@@ -177,7 +179,7 @@ def histograms_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, 
 
 
 def pictures_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, Any]]:
-    """The pictures of a layer, in tags such as `feature_maps/<layer>` and `cam/<layer>/<method>`."""
+    """Lists the pictures of a layer, in tags such as `feature_maps/<layer>` and `cam/<layer>/<method>`."""
     tags = {}
     for tag in sorted(source.picture_tags(run.name), key=natural_key):
         head, _, path = tag.partition("/")
@@ -192,7 +194,7 @@ def pictures_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, An
 
 
 def verdicts_of(run: LoggedRun, layer: str) -> list[Mapping[str, Any]]:
-    """The verdicts on a layer and on the blocks that it is part of, but for those on the run."""
+    """Returns the verdicts on a layer and on the blocks that contain it, without those on the whole run."""
     verdicts = run.health.verdicts if run.health else ()
     return [
         one
@@ -202,10 +204,10 @@ def verdicts_of(run: LoggedRun, layer: str) -> list[Mapping[str, Any]]:
 
 
 def histogram_over_steps(source: Source, run: str, tag: str) -> dict[str, Any]:
-    """The edges and counts of a histogram over steps.
+    """Returns the edges and counts of a histogram at each step.
 
     Raises:
-        RefusalError: there is no such histogram, or it is none.
+        RefusalError: the tag does not exist, or holds no histogram.
     """
     points = source.tensors(run, [tag], HISTOGRAMS, MAX_HISTOGRAMS).get(tag)
     if points is None:
@@ -219,7 +221,7 @@ def histogram_over_steps(source: Source, run: str, tag: str) -> dict[str, Any]:
 
 
 def _kinds(run: LoggedRun, one: Series, curves: Mapping[str, Curve]) -> dict[tuple[str, str], list[str]]:
-    """The rows of each kind; of a kind with few rows, all rows of the series."""
+    """Groups rows by kind; a kind with too few rows gets all rows of the series."""
     kinds: dict[tuple[str, str], list[str]] = {}
     for row in curves:
         kinds.setdefault(_kind(run, one, row), []).append(row)
@@ -228,14 +230,14 @@ def _kinds(run: LoggedRun, one: Series, curves: Mapping[str, Curve]) -> dict[tup
 
 
 def _kind(run: LoggedRun, one: Series, row: str) -> tuple[str, str]:
-    """The type of a row's layer, and which of its tensors the row is."""
+    """Returns the type of a row's layer, and which of the layer's tensors it is."""
     layer = run.layer_of(row, one)
     types = run.layers[layer].types
     return types[0] if types else "", row.removeprefix(layer)
 
 
 def _band(curves: Sequence[Curve], steps: np.ndarray) -> dict[str, list[float | str | None]]:
-    """The quantiles of the finite values of some rows at each step; None where there are none."""
+    """Returns quantiles of the rows' finite values at each step; None where there are none."""
     values = np.full((len(curves) + 1, len(steps)), np.nan)  # one row more, so that there always is one
     for row, curve in zip(values, curves, strict=False):
         row[:] = cells_of(curve, steps).values
@@ -255,7 +257,7 @@ def _band(curves: Sequence[Curve], steps: np.ndarray) -> dict[str, list[float | 
 MAX_CACHED_BYTES = 256 << 20
 
 MAX_CELLS = 4_000_000
-"""How many cells a map may have: rows that share no step have many more than there are values."""
+"""Maximum number of cells of a map: rows that share no step have far more cells than values."""
 
 NO_RUNS_HINT = (
     "The log directory holds no runs yet. Train with hookboard's callbacks and a TensorBoardLogger, for example "
@@ -270,17 +272,17 @@ Answer = dict[str, Any]
 
 
 class Board:
-    """Answers what the page asks, with what is slow to read kept in memory.
+    """Answers the page's requests, and caches what is slow to read.
 
     Args:
-        most_bytes: how much memory it may keep.
+        most_bytes: maximum size of the cache.
     """
 
     def __init__(self, most_bytes: int = MAX_CACHED_BYTES) -> None:
         self.cache = Cache(most_bytes)
 
     def runs(self, source: Source) -> Answer:
-        """All runs that have data of hookboard, and what to do if there is none."""
+        """Lists all runs with data of hookboard; without any, says what to do."""
         scalars, records = source.last_scalars(), source.last_tensors()
         found = []
         for name in sorted(scalars.keys() | records.keys(), key=natural_key):
@@ -299,7 +301,7 @@ class Board:
         return {"runs": found, "hint": hint}
 
     def run(self, source: Source, name: str) -> Answer:
-        """What a run holds: layers, series, verdicts."""
+        """Describes a run: its layers, series and verdicts."""
         run = self._run(source, name)
         first = default_of(run.series)
         return {
@@ -329,7 +331,7 @@ class Board:
         }
 
     def map(self, source: Source, name: str, series: str, columns: int, against: str | None = None) -> Answer:
-        """The values of a series, rows by steps; with another run, also what that one has at the same place."""
+        """Returns the values of a series, rows by steps; with `against`, also that run's values of the same rows."""
         run = self._run(source, name)
         one = _series(run, series)
         curves = self._curves(source, run, one)
@@ -353,7 +355,7 @@ class Board:
         return answer
 
     def packed_map(self, source: Source, name: str, series: str, columns: int, against: str | None = None) -> bytes:
-        """The same as packed JSON, kept as long as nothing new has come."""
+        """Returns `map` as gzipped JSON, cached until the runs have new data."""
         version = [self._run(source, one).token for one in (name, against) if one is not None]
         return self.cache.get(
             (source.experiment, "map", name, series, columns, against),
@@ -363,7 +365,7 @@ class Board:
         )
 
     def layer(self, source: Source, name: str, layer: str, columns: int, has_band: bool) -> Answer:
-        """What there is of one layer; the band of its kind takes the time to read all other layers too."""
+        """Returns everything about one layer. With the band, all other layers are read too, which takes longer."""
         run = self._run(source, name)
         if layer not in run.layers:
             raise no_such("layer", layer, run.layers)
@@ -387,18 +389,18 @@ class Board:
         }
 
     def histogram(self, source: Source, name: str, tag: str) -> Answer:
-        """A histogram over steps."""
+        """Returns a histogram at each step."""
         return histogram_over_steps(source, self._run(source, name).name, tag)
 
     def select(self, source: Source, name: str, modules: Sequence[str], types: Sequence[str]) -> Answer:
-        """The layers that patterns and types name."""
+        """Returns the layers that patterns and types select."""
         return {"names": selected(self._run(source, name).layers, modules, types)}
 
     def _run(self, source: Source, name: str) -> LoggedRun:
-        """The run of this name.
+        """Returns the run of this name.
 
         Raises:
-            RefusalError: there is none with data of hookboard.
+            RefusalError: it does not exist or has no data of hookboard.
         """
         scalars, records = source.last_scalars(name).get(name, {}), source.last_tensors(run=name).get(name, {})
         if not is_of_hookboard(scalars, records):
@@ -416,7 +418,7 @@ class Board:
         )
 
     def _curves(self, source: Source, run: LoggedRun, one: Series) -> Mapping[str, Curve]:
-        """Row to curve."""
+        """Returns the curve of each row of a series."""
         if not one.tags:
             return _curves_among(run, {}, one)
         return self.cache.get(
@@ -428,9 +430,9 @@ class Board:
 
 
 def packed_json(answer: Answer) -> bytes:
-    """JSON, packed as browsers take it; the level is that of TensorBoard, as more of it takes far longer.
+    """Returns gzipped JSON, at TensorBoard's compression level; a higher one takes far longer.
 
-    What an iterator gives is a list in the JSON, written one by one: a whole map takes ten times its curves' memory.
+    An iterator becomes a list and is written item by item, because a whole map takes ten times its curves' memory.
     """
     content = io.BytesIO()
     with gzip.GzipFile(fileobj=content, mode="wb", compresslevel=3, mtime=0) as file:
@@ -453,7 +455,7 @@ def _pieces(answer: Answer) -> Iterator[str]:
 
 
 def layer_answer(layer: LayerFacts) -> Answer:
-    """What is known of a layer, for JSON."""
+    """Returns what is known of a layer, for JSON."""
     return {
         "name": layer.name,
         "type": layer.types[0].rpartition(".")[2] if layer.types else "",
@@ -473,14 +475,17 @@ def _series(run: LoggedRun, id: str) -> Series:
 def _missed(
     rows: Sequence[str], curves: Mapping[str, Curve], others: Iterable[str], theirs: Mapping[str, Curve]
 ) -> dict[str, None]:
-    """The rows of a run that another one lacks; a health record also holds layers without a value, which none lacks."""
+    """Returns the rows that the other run lacks.
+
+    Layers of this run's health record that have no value do not count.
+    """
     there = set(others)
     lacking = (row for row in rows if row not in there and (row not in theirs or len(curves[row].steps)))
     return dict.fromkeys(lacking)
 
 
 def _curves_among(run: LoggedRun, scalars: Mapping[str, Curve], one: Series) -> Mapping[str, Curve]:
-    """Row to curve, from the curves of tags, or from the run's health record."""
+    """Returns the curve of each row, from the curves of tags or from the run's health record."""
     if one.tags:
         return {row: scalars[tag] for row, tag in one.tags.items() if tag in scalars}
     assert run.health is not None

@@ -27,7 +27,7 @@ Natural = tuple[tuple[bool, int, str], ...]
 
 
 def natural_key(name: str) -> tuple[Natural, str]:
-    """The sort key that takes numbers within names as numbers.
+    """Returns a sort key that orders numbers within names by value.
 
     >>> sorted(["layers.10", "layers.9", "head"], key=natural_key)
     ['head', 'layers.9', 'layers.10']
@@ -38,7 +38,7 @@ def natural_key(name: str) -> tuple[Natural, str]:
 
 
 def merged_order(orders: Iterable[Sequence[str]]) -> list[str]:
-    """All names of several lists; a name that only a later list has follows the one before it there.
+    """Merges lists of names into one; a name that is new in a later list follows the name before it there.
 
     >>> merged_order([["a", "b", "e"], ["b", "c", "d"], ["z"]])
     ['a', 'b', 'c', 'd', 'e', 'z']
@@ -91,13 +91,13 @@ SCALES: dict[str, AxisScale] = {
     "momentum_buffer_rms": "log",
     "rms_t": "log",
 }
-"""Every built-in statistic, in the order in which the tab lists them, and how its values spread."""
+"""Every built-in statistic in the order in which the tab lists them, and the scale that suits its values."""
 
 QUANTITY_SCALES: dict[str, AxisScale] = {"dead_fraction": "linear", "sample_spread": "linear"}
-"""Of the quantities of a `HealthRecord`, those that are shares; all others spread over magnitudes."""
+"""The quantities of a `HealthRecord` that are shares; all others suit a logarithmic scale."""
 
 DEFAULT_SERIES = ("health/activation_rms", "train/activation/std", "train/activation/rms")
-"""What is shown first: the first of these that there is, otherwise the first series."""
+"""The first of these that exists is shown first, otherwise the first series."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class Series:
         id: its name in addresses.
         label: its name for people.
         stage: the stage.
-        kind: the kind of tensor, see `RoleTraits.kind`; of a health record "health".
+        kind: the kind of tensor, see `RoleTraits.kind`; "health" for a health record.
         statistic: the name of the statistic or quantity.
-        scale: how its values spread.
-        tags: of scalars, the tag of each row; empty for a health record.
+        scale: the scale that suits its values.
+        tags: row to scalar tag; empty for a health record.
     """
 
     id: str
@@ -124,12 +124,12 @@ class Series:
 
     @property
     def of_parameters(self) -> bool:
-        """Whether its rows are parameters, not modules."""
+        """True if its rows are parameters, not modules."""
         return is_of_parameter(self.kind)
 
 
 def is_of_parameter(kind: str) -> bool:
-    """Whether tags of this kind name a parameter, not a module.
+    """Returns True if tags of this kind name a parameter, not a module.
 
     >>> is_of_parameter("parameter_gradient")
     True
@@ -138,7 +138,7 @@ def is_of_parameter(kind: str) -> bool:
 
 
 def is_built_in(tag: str) -> bool:
-    """Whether a tag is that of a built-in statistic.
+    """Returns True if a tag is that of a built-in statistic.
 
     >>> is_built_in("activation_std/head"), is_built_in("input_size/train")
     (True, False)
@@ -148,10 +148,10 @@ def is_built_in(tag: str) -> bool:
 
 
 def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]:
-    """Those tags of scalars that hookboard wrote, with what they say.
+    """Parses the scalar tags that hookboard wrote; skips all others.
 
-    Somebody's `input_size/train` looks like one of ours. So a statistic that is not built in counts only if some
-    row of its name has a built-in one, or if it is that of a layer of hookboard's own record.
+    Another program's `input_size/train` looks like one of ours. So a statistic that is not built in counts only if the
+    same row also has a built-in one, or if it belongs to a layer in hookboard's own record.
 
     Args:
         tags: the tags of a run.
@@ -163,7 +163,7 @@ def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]
 
 
 def series_of(read: Mapping[str, Tag]) -> dict[str, Series]:
-    """The series of tags, by id, in the order of stages, kinds and statistics."""
+    """Groups tags into series, by id, ordered by stage, kind and statistic."""
     found: dict[tuple[str, str, str], Series] = {}
     for tag, said in read.items():
         key = (said.stage, said.kind, said.statistic)
@@ -177,7 +177,7 @@ def series_of(read: Mapping[str, Tag]) -> dict[str, Series]:
 
 
 def series_of_health(quantities: Iterable[str]) -> dict[str, Series]:
-    """The series of a health record, by id."""
+    """Returns the series of a health record, by id."""
     return {
         (id := f"health/{quantity}"): Series(
             id, quantity.replace("_", " "), "train", "health", quantity, QUANTITY_SCALES.get(quantity, "log")
@@ -187,7 +187,7 @@ def series_of_health(quantities: Iterable[str]) -> dict[str, Series]:
 
 
 def default_of(series: Iterable[str]) -> str:
-    """The id of the series that is shown first; "" if there is none."""
+    """Returns the id of the series that is shown first; "" if there is none."""
     ids = list(series)
     return next((id for id in DEFAULT_SERIES if id in ids), ids[0] if ids else "")
 
@@ -204,24 +204,24 @@ def _order(one: Series) -> tuple[int, int, int, str]:
 
 
 MAX_RECORDS = 100
-"""How many records a run may have: each callback that logs numbers writes one."""
+"""Maximum number of records of a run that are read: each callback that logs numbers writes one."""
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What a run holds for the tab.
+    """What the event files of a run hold, without the numbers.
 
     Args:
-        name: the name.
-        token: changes with every new point.
-        last_step: the last step of all that is shown.
+        name: its name.
+        token: a text that changes with every new point.
+        last_step: the last step of everything that is shown.
         series: id to series.
-        layers: name to facts, in the order in which they ran; in natural order, if that is not known.
-        is_ordered: whether it is known.
-        every_n_steps: callback to how many optimizer steps lie between two of its points.
+        layers: name to facts, in the order in which the layers ran, or in natural order if that is unknown.
+        is_ordered: True if that order is known.
+        every_n_steps: callback to number of optimizer steps between two of its points.
         health: the record of `HealthMonitor`, if there is one.
-        warnings: what could not be read, a sentence each.
-        owners: parameter to the layer that owns it, where records tell.
+        warnings: what could not be read, one sentence each.
+        owners: parameter to the layer that owns it, as far as records tell.
     """
 
     name: str
@@ -236,11 +236,11 @@ class LoggedRun:
     owners: dict[str, str]
 
     def layer_of(self, row: str, one: Series) -> str:
-        """The layer that a row of a series belongs to."""
+        """Returns the layer that a row of a series belongs to."""
         return self.layer_at(row, one.of_parameters)
 
     def layer_at(self, path: str, is_parameter: bool) -> str:
-        """The layer that the path of a tag belongs to."""
+        """Returns the layer that the path of a tag belongs to."""
         return _layer_of(path, is_parameter, self.layers, self.owners)
 
     @cached_property
@@ -258,9 +258,9 @@ class LoggedRun:
         }
 
     def _of_health(self, quantity: str) -> list[str]:
-        """The layers of the health record that have a value, or a verdict.
+        """Returns the layers of the health record that have a value or a verdict.
 
-        A sick layer without a value, such as one that no gradient reaches, is what is to be seen.
+        A sick layer without a value, such as one that no gradient reaches, must be visible.
         """
         assert self.health is not None
         has_value = ~np.isnan(self.health.values[quantity]).all(axis=1)
@@ -269,16 +269,16 @@ class LoggedRun:
 
     @property
     def nbytes(self) -> int:
-        """About how much memory it takes."""
+        """Its approximate size in memory, in bytes."""
         rows = sum(len(row) + len(tag) + 250 for one in self.series.values() for row, tag in one.tags.items())
         columns = sum(values.nbytes for values in self.health.values.values()) if self.health else 0
         return rows + columns + 2000 * len(self.layers) + 400 * len(self.owners)
 
 
 def token_of(scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]) -> str:
-    """What changes with every new point of a run.
+    """Returns a text that changes with every new point of a run.
 
-    All tags count: of those of one step, TensorBoard may have loaded only some when it is asked.
+    It depends on all tags, because TensorBoard may have loaded only some tags of a step.
     """
     lasts = [*scalars.values(), *records.values()]
     return f"{len(lasts)}-{sum(last.step for last in lasts)}-{sum(int(last.wall_time * 1e6) for last in lasts)}"
@@ -287,12 +287,12 @@ def token_of(scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint])
 def read_run(
     source: Source, name: str, scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]
 ) -> LoggedRun:
-    """Read what a run holds.
+    """Reads what a run holds.
 
     Args:
         source: the data.
         name: the name of the run.
-        scalars: its tags.
+        scalars: its scalar tags.
         records: the tags of its records.
     """
     layers_records, health, warnings = _records(source, name, records)
@@ -325,14 +325,14 @@ def read_run(
 
 
 def is_of_hookboard(scalars: Iterable[str], records: Iterable[str]) -> bool:
-    """Whether a run with these tags has data for the tab."""
+    """Returns True if a run with these tags has data for the tab."""
     return any(map(_is_record, records)) or any(map(is_built_in, scalars))
 
 
 def _records(
     source: Source, run: str, tags: Iterable[str]
 ) -> tuple[list[LayersRecord], HealthRecord | None, list[str]]:
-    """All records of a run that can be read, and a warning for each that cannot."""
+    """Reads all records of a run, and returns a warning for each that cannot be read."""
     wanted = sorted(tag for tag in tags if _is_record(tag))
     found = _tensors(source, run, wanted[:MAX_RECORDS])
     layers: list[LayersRecord] = []
@@ -351,7 +351,7 @@ def _records(
 
 
 def _tensors(source: Source, run: str, tags: Sequence[str]) -> dict[str, list[tuple[int, np.ndarray]] | ValueError]:
-    """Tag to its last tensor, or to the error if it cannot be read."""
+    """Returns each tag's last tensor, or the error if it cannot be read."""
     if not tags:
         return {}
     try:
@@ -370,7 +370,7 @@ def _is_record(tag: str) -> bool:
 def _record(
     tag: str, tensors: Sequence[tuple[int, np.ndarray]] | ValueError
 ) -> LayersRecord | HealthRecord | ValueError:
-    """The last of the tensors, read; the error if that fails."""
+    """Parses the last of the tensors; returns the error if that fails."""
     if isinstance(tensors, ValueError):
         return tensors
     try:
@@ -384,7 +384,7 @@ def _record(
 
 
 def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a verdict, each of the type that the page counts on."""
+    """Converts the fields of a verdict to the types that the page expects."""
     words = {name: str(given.get(name, "")) for name in ("severity", "rule", "module", "evidence", "advice")}
     steps = {name: None if (at := given.get(name)) is None else whole(at) for name in ("since", "until", "batch_idx")}
     return words | steps
@@ -398,7 +398,7 @@ def _strings(tensor: np.ndarray) -> Sequence[bytes]:
 
 
 def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:
-    """What two records tell of a layer: each may know what the other does not."""
+    """Merges what two records know of a layer."""
     return replace(
         known,
         types=known.types or more.types,

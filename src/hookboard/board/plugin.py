@@ -1,4 +1,4 @@
-"""`HookboardPlugin`: the tab for TensorBoard. It reads what is asked for, and says so where that is wrong."""
+"""`HookboardPlugin`: the tab in TensorBoard. Parses requests, and refuses wrong ones with a reason."""
 
 import gzip
 import json
@@ -22,10 +22,10 @@ from hookboard.record import PLUGIN
 STATIC = Path(__file__).parent / "static"
 
 FILE_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-"""The files that are served, by the end of their name."""
+"""MIME types of the files that are served, by suffix."""
 
 PICTURE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
-"""The pictures that are served, by their first bytes."""
+"""MIME types of the pictures that are served, by their first bytes."""
 
 DAY_SECONDS = 24 * 3600
 
@@ -36,7 +36,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
     """The tab "Hookboard".
 
     Args:
-        context: what TensorBoard gives to each plugin.
+        context: what TensorBoard passes to each plugin.
     """
 
     plugin_name = PLUGIN
@@ -46,7 +46,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         self._board = Board()
 
     def get_plugin_apps(self) -> dict[str, Any]:
-        """The paths that are served, with what answers."""
+        """Returns the paths that are served, each with the function that answers."""
         asked: dict[str, Callable[[Source, Request], Answer]] = {
             "/runs": self._runs,
             "/run": self._run,
@@ -61,16 +61,15 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         return apps | {"/plotly.js": self._app(_plotly)}
 
     def is_active(self) -> bool:
-        """Whether any run has data of hookboard.
+        """Returns True if any run in the log directory has data of hookboard.
 
-        TensorBoard asks this only if no run has a record. It has no request then, so that it is asked of the log
-        directory.
+        TensorBoard asks this only if no run has a record, and without a request.
         """
         source = Source(self._provider, RequestContext(), "")
         return any(is_of_hookboard(tags, ()) for tags in source.last_scalars().values())
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
-        """Where the page begins and what stands on the tab."""
+        """Returns the page's first module and the name of the tab."""
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Hookboard")
 
     def _app(self, answer: Callable[[Source, Request], Response]) -> Any:
@@ -159,7 +158,7 @@ def _file(path: Path) -> Callable[[Source, Request], Response]:
 
 
 def _response(request: Request, content: str | bytes, mime: str, **options: Any) -> Response:
-    """An answer, unpacked if the browser does not take it packed, with the headers that TensorBoard wants."""
+    """Makes a response with TensorBoard's headers; unpacks the content if the browser does not accept gzip."""
     response: Response = http_util.Respond(request, content, mime, **options)
     return response
 

@@ -15,10 +15,10 @@ from hookboard.patterns import EXPRESSION, matched
 from hookboard.record import LayerFacts
 
 MAX_PROCESSES = 4
-"""So many such processes run at the same time; further requests wait."""
+"""Maximum number of processes that match regular expressions at a time; further requests wait."""
 
 MAX_PROCESS_BYTES = 512 << 20
-"""Bytes of memory for each of them, where the system can limit it."""
+"""Maximum memory of each process in bytes, where the system can limit it."""
 
 SCRIPT = f"""
 import json, sys
@@ -40,15 +40,17 @@ _free = BoundedSemaphore(MAX_PROCESSES)
 
 
 def matched_by_expression(pattern: str, names: Sequence[str], until: float) -> list[str]:
-    """The same as `hookboard.patterns.matched`, for a regular expression that may be a bad one.
+    """Does what `hookboard.patterns.matched` does, in a process of its own that can be stopped.
+
+    Python's `re` can take forever on a bad regular expression, and blocks all threads meanwhile.
 
     Args:
-        pattern: it begins with `re:`.
+        pattern: begins with `re:`.
         names: dotted names.
-        until: when to give up, by `time.monotonic()`.
+        until: the deadline, by `time.monotonic()`.
 
     Raises:
-        RefusalError: it is no regular expression, or takes longer than that.
+        RefusalError: it is not a regular expression, or it takes too long.
     """
     advice = "write it without repetitions of repetitions such as (a+)+, or as a pattern with * and **"
     too_slow = RefusalError(f"layers: {pattern!r} takes too long to match: {advice}.")
@@ -76,22 +78,22 @@ def matched_by_expression(pattern: str, names: Sequence[str], until: float) -> l
 
 
 MAX_MATCH_SECONDS = 1.0
-"""How long the matching of all patterns and types of a request may take."""
+"""Maximum time for matching all patterns and types of a request."""
 
 MAX_PATTERN_CHARS = 1000
-"""How many characters a pattern or type may have."""
+"""Maximum length of a pattern or type."""
 
 
 def selected(layers: Mapping[str, LayerFacts], modules: Sequence[str], types: Sequence[str]) -> list[str]:
-    """The names of the layers that the patterns and types name, in the order of `layers`.
+    """Returns the names of the layers that patterns and types select, in the order of `layers`.
 
     Args:
         layers: name to facts.
         modules: patterns over dotted names; a leading `!` excludes. None: all names.
-        types: names of classes, short or full; classes that inherit from them count, a leading `!` excludes.
+        types: class names, short or full; subclasses count, a leading `!` excludes.
 
     Raises:
-        RefusalError: a pattern or type matches nothing, is too long, or all of them take too long to match.
+        RefusalError: a pattern or type matches nothing or is too long, or matching takes too long.
     """
     until = time.monotonic() + MAX_MATCH_SECONDS
     chosen = set(layers)
@@ -135,7 +137,7 @@ def _names_of_type(layers: Mapping[str, LayerFacts], kind: str, until: float) ->
 
 
 def _in_time(names: Iterable[str], what: str, until: float) -> Iterator[str]:
-    """The names, as long as there is time."""
+    """Yields the names until the deadline, then raises."""
     for name in names:
         if time.monotonic() > until:
             raise RefusalError(f"{what} and what stands before it take too long to match: give fewer or shorter ones.")
@@ -143,7 +145,7 @@ def _in_time(names: Iterable[str], what: str, until: float) -> Iterator[str]:
 
 
 def _is_called(full: str, given: str) -> bool:
-    """Whether a class has this name: its short one, its full one, or one under which a package offers it.
+    """Returns True if a class has this name: short, full, or as a package re-exports it.
 
     >>> _is_called("torch.nn.modules.conv.Conv2d", "torch.nn.Conv2d")
     True

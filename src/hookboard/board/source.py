@@ -1,4 +1,4 @@
-"""`Source`: what TensorBoard's data provider holds, as curves and tensors."""
+"""`Source`: what TensorBoard's data provider holds, as curves and tensors, from its fast and its slow loader alike."""
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from hookboard.record import LONGEST_NAME, PLUGIN
 
 
 class RefusalError(ValueError):
-    """The request is wrong; the text says what was given and what is valid.
+    """The request is wrong. The text says what was given and what is valid.
 
     Args:
         text: one sentence.
@@ -27,7 +27,7 @@ class RefusalError(ValueError):
 
 
 def no_such(kind: str, given: str, valid: Iterable[str]) -> RefusalError:
-    """The refusal of a name that does not exist.
+    """Returns the error for a name that does not exist.
 
     >>> no_such("run", "lightnin_logs", ["lightning_logs"])
     RefusalError("unknown run 'lightnin_logs'; did you mean 'lightning_logs'? Valid: lightning_logs.")
@@ -36,7 +36,7 @@ def no_such(kind: str, given: str, valid: Iterable[str]) -> RefusalError:
 
 
 CURVES_AT_ONCE = 1000
-"""The steps of so many curves are in memory a second time when columns are chosen."""
+"""How many curves' steps are copied at a time when columns are chosen."""
 
 
 class Curve(NamedTuple):
@@ -44,7 +44,7 @@ class Curve(NamedTuple):
 
     Args:
         steps: increasing, shape (points,), int64.
-        values: shape (points,), float64; not finite where what was measured was not.
+        values: shape (points,), float64; not finite where the measured value was not.
     """
 
     steps: np.ndarray
@@ -52,15 +52,15 @@ class Curve(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its size in memory."""
+        """Its size in memory, in bytes."""
         return self.steps.nbytes + self.values.nbytes
 
 
 def curve_of(steps: Iterable[int], values: Iterable[float]) -> Curve:
-    """The curve of points in the order in which they were written.
+    """Makes a curve of points in the order in which they were written.
 
-    A run that was taken up again writes steps a second time. As TensorBoard's fast loader does, a point counts only
-    if no later one has the same step or a smaller one.
+    A resumed run writes steps a second time. As in TensorBoard's fast loader, a point is dropped if a later one has the
+    same or a smaller step.
 
     >>> curve_of([0, 10, 20, 10], [1.0, 2.0, 3.0, 4.0]).values.tolist()
     [1.0, 4.0]
@@ -72,11 +72,11 @@ def curve_of(steps: Iterable[int], values: Iterable[float]) -> Curve:
 
 
 class CurvesOfRows(Mapping[str, Curve]):
-    """The curves of the rows of a matrix, each made when it is asked for: all of them take four times its memory.
+    """The rows of a matrix as curves, each made on demand: all of them would take four times the matrix's memory.
 
     Args:
-        names: of the rows.
-        steps: of the columns.
+        names: the names of the rows.
+        steps: the steps of the columns.
         values: shape (rows, columns); NaN where there is no value.
     """
 
@@ -98,13 +98,13 @@ class CurvesOfRows(Mapping[str, Curve]):
 
 
 def columns_for(curves: Iterable[Curve], most: int) -> np.ndarray:
-    """The steps of the columns of a view: evenly chosen from all steps, with the first and the last.
+    """Returns the steps of a view's columns: evenly chosen from all steps, with the first and the last.
 
-    A column stands for the steps since the column before it.
+    A column stands for the steps since the previous column.
 
     Args:
-        curves: what is shown.
-        most: how many columns there may be; a single one is the last step.
+        curves: the curves to show.
+        most: maximum number of columns; a single one is the last step.
 
     Returns:
         Increasing steps, shape (columns,).
@@ -123,7 +123,7 @@ class Cells(NamedTuple):
 
     Args:
         values: shape (columns,).
-        is_there: whether there is a value, shape (columns,).
+        is_there: True where there is a value, shape (columns,).
     """
 
     values: np.ndarray
@@ -131,11 +131,11 @@ class Cells(NamedTuple):
 
 
 def cells_of(curve: Curve, columns: np.ndarray) -> Cells:
-    """The last value of the steps of each column; one that is not finite goes before all others: it must be seen.
+    """Returns the last value in each column, but a non-finite one if there is any: it must not be missed.
 
     Args:
         curve: the curve.
-        columns: increasing steps, see `columns_for`. Later points of the curve are left out.
+        columns: increasing steps, see `columns_for`. Points after the last column are left out.
     """
     values, is_there = np.full(len(columns), np.nan), np.zeros(len(columns), dtype=bool)
     at = np.searchsorted(columns, curve.steps)
@@ -148,7 +148,7 @@ def cells_of(curve: Curve, columns: np.ndarray) -> Cells:
 
 
 def held_cells_of(curve: Curve, columns: np.ndarray) -> Cells:
-    """The same, and in a column without a value the last value before it."""
+    """Does what `cells_of` does, and fills columns without a value with the last value before them."""
     values, is_there = cells_of(curve, columns)
     before = np.searchsorted(curve.steps, columns, side="right") - 1
     is_held = ~is_there & (before >= 0)
@@ -157,7 +157,7 @@ def held_cells_of(curve: Curve, columns: np.ndarray) -> Cells:
 
 
 def json_cells(cells: Cells) -> list[float | str | None]:
-    """Numbers for JSON: None where there is no value, a string where it is not finite.
+    """Converts cells for JSON: None where there is no value, a string where it is not finite.
 
     >>> json_cells(Cells(np.array([0.5, np.nan, -np.inf, 0.0]), np.array([True, True, True, False])))
     [0.5, 'nan', '-inf', None]
@@ -169,7 +169,7 @@ def json_cells(cells: Cells) -> list[float | str | None]:
 
 
 def json_numbers(values: Sequence[float] | np.ndarray) -> list[float | str | None]:
-    """The same for numbers that are all there."""
+    """Converts numbers for JSON: a string where one is not finite."""
     array = np.asarray(values, np.float64)
     return json_cells(Cells(array, np.ones(len(array), dtype=bool)))
 
@@ -178,10 +178,10 @@ SCALARS, HISTOGRAMS, IMAGES = "scalars", "histograms", "images"
 """TensorBoard's own plugins whose data the tab reads."""
 
 MAX_POINTS = 1_000_000
-"""More points than TensorBoard keeps of a tag: it is to choose none away, as it would not know which must be seen."""
+"""More points than TensorBoard keeps of a tag, so that it drops none: it does not know which ones matter."""
 
 TAGS_AT_ONCE = 1000
-"""The fast loader takes no request above 4 MB, and names may have hundreds of letters."""
+"""The fast loader takes no request above 4 MB, and tags may have hundreds of characters."""
 
 
 class LastPoint(NamedTuple):
@@ -211,13 +211,13 @@ class Source:
     experiment: str
 
     def runs(self) -> list[str]:
-        """The names of all runs."""
+        """Returns the names of all runs."""
         return [run.run_name for run in self._ask("list_runs") or ()]
 
     def last_scalars(self, run: str | None = None) -> dict[str, dict[str, LastPoint]]:
-        """LoggedRun to tag to its last point, of one run or of all.
+        """Returns run to scalar tag to last point, of one run or of all.
 
-        To list the tags would be the natural way, but the slow loader then goes through every point of them.
+        Listing the tags would be the natural way, but the slow loader then goes through all their points.
         """
         found = self._of_plugin("read_last_scalars", SCALARS, _filter(run))
         return {
@@ -226,7 +226,7 @@ class Source:
         }
 
     def last_tensors(self, plugin: str = PLUGIN, run: str | None = None) -> dict[str, dict[str, LastPoint]]:
-        """The same for the tensors of a plugin: records or histograms."""
+        """Returns run to tag to last point of a plugin's tensors: records or histograms."""
         found = self._of_plugin("list_tensors", plugin, _filter(run))
         return {
             name: {tag: LastPoint(series.max_step or 0, series.max_wall_time or 0.0) for tag, series in tags.items()}
@@ -234,7 +234,7 @@ class Source:
         }
 
     def scalars(self, run: str, tags: Collection[str]) -> dict[str, Curve]:
-        """Tag to its curve. Tags that are not there are left out."""
+        """Returns the curve of each tag; tags that do not exist are left out."""
         curves = {}
         for some in _portions(sorted(tags)):
             found = self._of_plugin("read_scalars", SCALARS, _filter(run, some), MAX_POINTS)
@@ -245,16 +245,16 @@ class Source:
     def tensors(
         self, run: str, tags: Collection[str], plugin: str, most: int
     ) -> dict[str, list[tuple[int, np.ndarray]]]:
-        """Tag to its last tensors with their steps.
+        """Returns each tag's last tensors with their steps.
 
         Args:
             run: the run.
-            tags: the tags; those that are not there are left out.
+            tags: the tags; those that do not exist are left out.
             plugin: the plugin that owns them.
-            most: how many of each tag; the last is always among them.
+            most: maximum number of tensors of each tag; the last is always among them.
 
         Raises:
-            RefusalError: what is stored for one of them is no tensor.
+            RefusalError: one of them cannot be read as a tensor.
         """
         try:
             found = self._of_plugin("read_tensors", plugin, _filter(run, tags), most)
@@ -265,11 +265,11 @@ class Source:
         return {tag: [(p.step, p.numpy) for p in points] for tag, points in found.get(run, {}).items()}
 
     def picture_tags(self, run: str) -> list[str]:
-        """The tags of all pictures."""
+        """Returns the tags of all pictures."""
         return list(self._of_plugin("list_blob_sequences", IMAGES, _filter(run)).get(run, {}))
 
     def picture_keys(self, run: str, tags: Collection[str]) -> dict[str, list[tuple[int, list[str]]]]:
-        """Tag to steps with the keys of their pictures."""
+        """Returns, for each tag, its steps with the keys of their pictures."""
         found = self._of_plugin("read_blob_sequences", IMAGES, _filter(run, tags), MAX_POINTS) if tags else {}
         # The first two are the width and the height.
         return {
@@ -278,7 +278,7 @@ class Source:
         }
 
     def picture(self, key: str) -> bytes:
-        """The bytes behind a key.
+        """Returns the bytes of a picture.
 
         Raises:
             RefusalError: there is no such key.
@@ -296,7 +296,7 @@ class Source:
         return {run: {tag: one for tag, one in tags.items() if len(tag) <= LONGEST_NAME} for run, tags in found.items()}
 
     def _ask(self, method: str, **options: Any) -> Any:
-        """What the provider answers; None if it lacks the method, or does not know the experiment or run."""
+        """Returns the provider's answer; None if it lacks the method, or does not know the experiment or run."""
         ask = getattr(self.provider, method, None)
         try:
             return ask and ask(self.context, experiment_id=self.experiment, **options)

@@ -20,7 +20,7 @@ from hookboard.images import (
     feature_maps,
     maps_in,
     samples_first,
-    shown,
+    select_maps,
 )
 from hookboard.loops import Selection, listed_gaps, names_in
 from hookboard.messages import inform, rank_zero_warn
@@ -158,7 +158,7 @@ class FeatureMapLogger(PictureLogger):
         except (ValueError, IndexError) as error:
             taken.refused[site] = str(error)
             return
-        taken.shown[site] = shown(maps, channels=self.channels, order=self.order, size=self.size)
+        taken.shown[site] = select_maps(maps, channels=self.channels, order=self.order, size=self.size)
 
     def _pictures(self, trainer: Trainer, state: PictureState) -> Draw | None:
         taken: _ShownTensors = state.taken

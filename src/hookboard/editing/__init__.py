@@ -1,4 +1,4 @@
-"""Edits: rules that change tensors on their way through modules."""
+"""Edits: rules that change tensors on their way through modules, and the hooks that apply them."""
 
 from hookboard.editing.edits import (
     Clamp,

@@ -23,15 +23,15 @@ from hookboard.selection import Patterns, Types, check_selection
 from hookboard.torch_private import forward_hooks_of, forward_pre_hooks_of, in_backward, version_of
 
 EditFunction = Callable[[Tensor], Tensor]
-"""Takes a tensor and returns a new one of the same shape, dtype and device. It never works in place."""
+"""Takes a tensor and returns a new one of the same shape, dtype and device; never works in place."""
 
 
 class EditRule(ABC):
-    """Base of hookboard's own rules. A plain function from tensor to tensor is a rule as well."""
+    """Base class of hookboard's own rules. A plain function from tensor to tensor is a rule as well."""
 
     @abstractmethod
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Change the tensor.
+        """Changes the tensor.
 
         Returns:
             A new tensor of the same shape, dtype and device.
@@ -189,7 +189,7 @@ class Noise(EditRule):
         return tensor + self.std * noise
 
     def with_its_state(self) -> "Noise":
-        """A copy that continues from the current state of the generators: it draws the same numbers as this rule would.
+        """Returns a copy that will draw the same numbers as this rule would next.
 
         >>> noise = Noise(1.0)
         >>> _ = noise(torch.zeros(2))
@@ -201,11 +201,11 @@ class Noise(EditRule):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the generators: a copy starts from the seed."""
+        """Leaves out the generators: a copy starts from the seed."""
         return {"std": self.std, "seed": self.seed, "_generators": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore what `__getstate__` returned."""
+        """Restores what `__getstate__` returned."""
         self.__dict__.update(state)
 
 
@@ -234,16 +234,16 @@ class Replace(EditRule):
 
 
 def check_rule(option: str, given: object) -> None:
-    """Check a rule, before there is a tensor.
+    """Checks a rule before there is a tensor to change.
 
     Raises:
-        ValueError: it is no function, or a class.
+        ValueError: it is not a function, or it is a class.
     """
     check_function(option, given, "one of hookboard's rules, as in Zero(), or a function from tensor to tensor")
 
 
 def apply_rule(rule: EditFunction, tensor: Tensor, what: str) -> Tensor:
-    """Apply a rule and check what it returns.
+    """Applies a rule and checks what it returns.
 
     Args:
         rule: the rule.
@@ -304,14 +304,14 @@ class Edit:
 
 
 class Edits:
-    """The hooks that apply one rule to some modules.
+    """Hooks that apply one rule to some modules.
 
-    Values are changed before other hooks read them; gradients before hooks that were there earlier read them. If
-    several edits are on one module, the one that was attached first applies first.
+    Values are changed before other hooks read them, gradients before earlier hooks do. Of several edits on one module,
+    the one attached first applies first.
 
-    A call of our own (`hookboard.hooks.own_call`) is edited too, including its gradients, but by a copy of the rule.
-    Afterwards the rule is as it was, and `check_made` does not count this call. Rules are copied with `copy.deepcopy`,
-    `Noise` with the state of its generators. State that a plain function keeps in a closure or a global is not copied.
+    In a call that hookboard makes itself (`hookboard.hooks.own_call`) a copy of the rule is applied, so that the rule
+    does not change, and `check_made` does not count the call. Rules are copied with `copy.deepcopy`, `Noise` with the
+    state of its generators. What a plain function keeps in a closure or a global is not copied.
 
     Args:
         modules: name to module.
@@ -327,10 +327,10 @@ class Edits:
         self._made: set[str] = set()
 
     def attach(self) -> None:
-        """Hook every module.
+        """Hooks every module.
 
         Raises:
-            ValueError: one of them cannot be edited; then none is hooked.
+            ValueError: a module cannot be edited; then none is hooked.
         """
         for name, module in self._modules.items():
             _check(name, module, self._role)
@@ -344,14 +344,14 @@ class Edits:
                 sort_hooks(forward_pre_hooks_of(module))
 
     def detach(self) -> None:
-        """Remove every hook."""
+        """Removes every hook."""
         self._hooks.close()
 
     def check_made(self) -> None:
-        """Check that the edit has changed at least one tensor of every module.
+        """Checks that at least one tensor of every module was changed.
 
         Raises:
-            LookupError: it has changed nothing of some module.
+            LookupError: nothing of some module was changed.
         """
         names = [repr(name) for name in self._modules if name not in self._made]
         if names:
@@ -370,7 +370,7 @@ def _check(name: str, module: nn.Module, role: EditRole) -> None:
 
 
 class _EditHook:
-    """The hook of one module. It holds no module, because autograd graphs hold the hook. A copy of it does nothing."""
+    """The hook of one module. It holds no module, because autograd graphs hold the hook. A copy does nothing."""
 
     def __init__(
         self, name: str = "", role: EditRole | None = None, rule: EditFunction | None = None, made: Any = None
@@ -414,7 +414,7 @@ class _EditHook:
 
 
 def _copied(rule: EditFunction) -> EditFunction:
-    """A copy of the rule with its current state."""
+    """Copies a rule with its current state."""
     if isinstance(rule, Noise):
         return rule.with_its_state()
     try:
@@ -426,14 +426,14 @@ def _copied(rule: EditFunction) -> EditFunction:
 
 
 def edited_gradient(tensor: Tensor, change: EditFunction) -> Tensor:
-    """A copy of the tensor whose gradient is changed on its way back.
+    """Copies a tensor so that `change` is applied to the gradient that flows back through the copy.
 
     Args:
-        tensor: any tensor that requires a gradient.
+        tensor: a tensor that requires a gradient.
         change: takes the gradient of the copy and returns the gradient of `tensor`, same shape and dtype.
 
     Returns:
-        A copy with its own memory (not a view), so that it may be changed in place.
+        A copy with memory of its own, which may be changed in place.
     """
     copy: Tensor = _EditedGradient.apply(tensor, change)
     return copy

@@ -1,4 +1,4 @@
-"""The first NaN or Inf of a training: noticed in its very step, searched for by running the step again, explained."""
+"""Notices the first NaN or Inf of a training, runs that step again to find its source, and explains it."""
 
 from hookboard.first_nan.black_box import BlackBox
 

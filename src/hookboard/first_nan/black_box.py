@@ -1,4 +1,4 @@
-"""`BlackBox`: notices the first NaN or Inf of a training in the step it appears in, and finds its module."""
+"""`BlackBox`: notices the first NaN or Inf in the step where it appears, and finds the module that produced it."""
 
 import functools
 import itertools
@@ -31,12 +31,12 @@ from hookboard.torch_private import version_of
 
 @dataclass(frozen=True)
 class Noted:
-    """What a step has noted.
+    """The step that a value on the device belongs to.
 
     Args:
         step: the optimizer step.
         batch_idx: the index of the batch.
-        is_backward: whether it is of the gradients, not of the loss.
+        is_backward: True if the value comes from gradients, False if it is the loss.
     """
 
     step: int
@@ -45,14 +45,14 @@ class Noted:
 
 
 NEVER = 2**31
-"""The flag of a run in which everything was finite so far."""
+"""The value of the flag while everything has been finite."""
 
 
 class LateFlag:
-    """Keeps on the device the number of the first note that was not finite.
+    """Records on the device which value was the first that was not finite, and reads that without waiting.
 
-    The host copies the number after each step, and reads the copy when it has arrived: in the next step, or in a later
-    one if the host is far ahead of the device. It never waits, and the number stays exact.
+    After each step the device starts copying the number of that value to the host, which reads it once the copy has
+    arrived: one step later, or more if the host runs far ahead of the device.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class LateFlag:
         self._is_said = False
 
     def note(self, value: Tensor, noted: Noted) -> None:
-        """Note one number, shape (), of a step."""
+        """Adds a value of a step: a tensor of any shape, which counts as bad if any element is NaN or infinite."""
         number = next(self._numbers)
         self._notes.append((number, noted))
         with torch.no_grad():
@@ -75,7 +75,7 @@ class LateFlag:
             self._first = torch.minimum(self._first, bad)
 
     def read(self) -> Noted | None:
-        """What was not finite first, once, as soon as the host knows; None otherwise."""
+        """Returns the step of the first bad value as soon as the host knows it, and only once; otherwise None."""
         if self._first is None or self._is_said:
             return None
         found = self._read_copy()
@@ -87,12 +87,12 @@ class LateFlag:
         return next((noted for number, noted in self._notes if number == found), None)
 
     def parts(self) -> dict[str, Any]:
-        """What a fit that is continued from a checkpoint must know."""
+        """Returns what a checkpoint must hold so that a resumed fit can continue; see `go_on`."""
         notes = [(number, noted.step, noted.batch_idx, noted.is_backward) for number, noted in self._notes]
         return {"first": self._first, "is_said": self._is_said, "notes": np.array(notes, np.int64).reshape(-1, 4)}
 
     def go_on(self, parts: Mapping[str, Any]) -> Noted | None:
-        """Know it; returns what was not finite first, if `read` had not yet said so."""
+        """Restores what `parts` returned. Returns the step of the first bad value if `read` has not reported it yet."""
         found = [note for note in parts["notes"].tolist() if note[0] == parts["first"] and not parts["is_said"]]
         self._is_said = parts["is_said"] or bool(found)
         return Noted(found[0][1], found[0][2], bool(found[0][3])) if found else None
@@ -114,27 +114,27 @@ class LateFlag:
 
 
 MAX_WHOLE_ELEMENTS = 4096
-"""Parameters of at most so many elements are read whole."""
+"""Parameters with at most this many elements are read completely."""
 
 MAX_FIRST_MODULE_ELEMENTS = 65_536
-"""The first module's own parameters are read whole up to so many elements."""
+"""Parameters of the first module are read completely up to this many elements."""
 
 MAX_SENTINELS = 64
-"""So many gradients are read at most."""
+"""Maximum number of gradients that are read, for small parameters and for columns of large ones each."""
 
 MIN_SMALL_PARAMETERS = 8
-"""With fewer small parameters than this, columns of larger ones are read too."""
+"""With fewer small parameters than this, one column of each larger parameter is read too."""
 
 
 class Sentinels:
-    """The gradients that are read after every backward pass.
+    """Chooses a few small gradients, and tells from them whether any gradient of the model is not finite.
 
-    What is not finite spreads on its way back through a model: every module before it gets it. So it is enough to read
-    the smallest parameter of each module, such as a bias or the weight of a norm, and everything of the first module.
-    In models that have few small ones, one column is read of larger weights: it has one element for each unit.
+    A NaN spreads on its way back through the model: every earlier module receives it. So it is enough to read the
+    smallest parameter of each module, such as a bias or the weight of a norm, and all parameters of the first module.
+    If there are few small parameters, one column of the large ones is read too: it has one element per unit.
 
-    A sparse gradient, as embeddings have it, is always read: it comes last, and nothing may stand behind it. Of a large
-    one it is the first column again.
+    A sparse gradient, such as an embedding's, is always read, because nothing may come after it; of a large one, again
+    only the first column.
 
     Args:
         model: the model.
@@ -156,16 +156,16 @@ class Sentinels:
         self._columns = _spread(large) if len(small) < MIN_SMALL_PARAMETERS else []
 
     def are_surely_finite(self) -> bool:
-        """Whether the host sees at once that they are all finite; False says nothing: `total` does.
+        """Returns True if the host can tell at once that all sentinels are finite. False means "unknown": ask `total`.
 
-        It runs after every backward pass, which leaves nothing of it in the caches: what counts is to do few different
-        things, in this thread alone.
+        It runs after every backward pass, when the caches hold none of its data, so it uses few different operations
+        and only this thread.
         """
         whole, columns = self._gradients()
         return bool(whole or columns) and are_finite(whole, columns)
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Those that are read whole, and those of which a column is read."""
+        """Returns the gradients that are read completely, and those of which one column is read."""
         whole = [grad for p in self._whole if (grad := p.grad) is not None]
         columns = [grad for p in self._columns if (grad := p.grad) is not None]
         for parameter in self._sparse:
@@ -175,9 +175,9 @@ class Sentinels:
         return whole, columns
 
     def total(self) -> Tensor | None:
-        """A number that is not finite if one of them is not, such as their sum, shape (). None if there is no gradient.
+        """Returns a number, shape (), that is not finite if any sentinel is not; None if there is no gradient.
 
-        Nothing waits for the device.
+        It does not wait for the device.
         """
         whole, columns = self._gradients()
         parts = [gradient.flatten() for gradient in _plain(whole)]
@@ -195,12 +195,12 @@ class Sentinels:
 
 
 def _spread(parameters: list[Parameter]) -> list[Parameter]:
-    """At most MAX_SENTINELS of them, evenly over the model."""
+    """Returns at most MAX_SENTINELS of the parameters, evenly spaced over the model."""
     return parameters[:: -(-len(parameters) // MAX_SENTINELS) or 1]
 
 
 def _is_sparse(module: nn.Module, parameter: Parameter) -> bool:
-    """Whether the gradient of a module's parameter is sparse, as far as can be told before the first one."""
+    """Returns True if the parameter's gradient is sparse, as far as this is known before the first backward pass."""
     grad = parameter.grad
     return vars(module).get("sparse") is True or (grad is not None and grad.layout is not torch.strided)
 
@@ -213,7 +213,7 @@ def _plain(gradients: list[Tensor]) -> Iterator[Tensor]:
 
 
 def nonfinite_gradients(model: nn.Module) -> dict[str, str]:
-    """All parameters whose gradient is not finite: dotted name to the name of the module that owns it."""
+    """Returns every parameter whose gradient is not finite: its dotted name, mapped to its module's."""
     found = {}
     for owner, module in {"": model, **dict(named_submodules(model))}.items():
         for name, parameter in module.named_parameters(recurse=False):
@@ -226,19 +226,22 @@ def nonfinite_gradients(model: nn.Module) -> dict[str, str]:
 
 
 MAX_EVENTS = 3
-"""How many events are explained in one fit."""
+"""Maximum number of events that are explained in one fit."""
 
 MAX_SEARCHES = 10
-"""How many batches are run again in one fit: under a GradScaler, some only to see that nothing is wrong."""
+"""Maximum number of batches that are run again in one fit. Under a GradScaler some of them turn out to be fine."""
 
 CHECK_EVERY_N_BATCHES = 100
-"""At the first batch, and after so many more, the parameters are listed, for models that change; and it is looked from
-which other random generators the step draws. From then on the states of these are kept: they take long to read."""
+"""At the first batch and every this many batches, the parameters are listed again, since a model may change, and it is
+noted which random generators the step draws from. Only their states are saved from then on, because reading a state is
+slow.
+"""
 
 
 ALWAYS_SAVED = {"torch", "CUDA"}
-"""The generators whose states are kept at each batch: a step may draw from them now and then. CUDA's is left out where
-the model is on the CPU."""
+"""Generators whose state is saved before every batch: a step may use them only now and then. CUDA's is left out if the
+model is on the CPU.
+"""
 
 _KEPT = ("events", "count", "_searches", "_is_bad", "_stepped")
 
@@ -246,7 +249,7 @@ P = ParamSpec("P")
 
 
 def _shielded(method: Callable[Concatenate["BlackBox", P], None]) -> Callable[Concatenate["BlackBox", P], None]:
-    """A method that warns and switches the black box off where it would raise."""
+    """Makes a method that would raise give a warning and switch the black box off instead."""
 
     @functools.wraps(method)
     def shielded(box: "BlackBox", /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -262,35 +265,35 @@ def _shielded(method: Callable[Concatenate["BlackBox", P], None]) -> Callable[Co
 
 
 class BlackBox:
-    """Looks at the loss of every batch, and at a few gradients, and explains the first that is not finite.
+    """Checks the loss and a few gradients of every batch, and explains the first that is not finite.
 
-    Call its methods at every training batch, in this order: `begin_batch`; `before_backward` and `after_backward` for
-    each backward pass; `before_optimizer_step`; `end_batch`. None of them raises: after a fault of ours a warning says
-    so, and it does nothing any more.
+    Call its methods at every training batch in this order: `begin_batch`; `before_backward` and `after_backward` for
+    each backward pass; `before_optimizer_step`; `end_batch`. None of them raises: if one fails, it gives a warning and
+    the black box is switched off.
 
-    To find the module, the batch is run again after the backward pass, before the weights are changed. It leaves no
-    trace, see `step_again`. Only the first event is searched, and the first after a batch that was finite again, at
-    most MAX_EVENTS times; others are counted.
+    To find the module, the batch is run again after the backward pass, before the weights change. This leaves no trace,
+    see `step_again`. Only the first of several bad batches in a row is searched, and at most MAX_EVENTS such series;
+    other bad batches are counted.
 
     Args:
         trainer: the Trainer.
-        pl_module: its module.
-        exact: whether the host looks at every step, which makes it wait for the device. Otherwise a flag on the device
-            is read later without waiting: then the step is known, and the module is not.
-        is_scaled: whether there is a GradScaler. Then gradients are not looked at: they overflow now and then.
+        pl_module: its LightningModule.
+        exact: True: the host checks every step, which makes it wait for the device, and finds the module. False: the
+            device records the step, and the host reads that later without waiting; the module stays unknown.
+        is_scaled: True if there is a GradScaler. Gradients are then not checked, because they overflow now and then.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, *, exact: bool, is_scaled: bool = False) -> None:
         self.events: list[Nonfinite] = []
-        """What has happened, at most MAX_EVENTS."""
+        """The events so far, at most MAX_EVENTS."""
         self.count = 0
-        """In how many batches the loss or a gradient was not finite."""
+        """Number of batches whose loss or gradients were not finite."""
         self.is_off = False
-        """Whether a fault of ours has switched it off."""
+        """True after an error in one of its methods; it then does nothing."""
         self._trainer = trainer
         self._model = pl_module
         self.is_exact = exact
-        """Whether the host looks at every step, and searches the module at once."""
+        """True if the host checks every step and searches for the module at once."""
         self._is_scaled = is_scaled
         self._searches = 0
         self._batches = 0
@@ -308,22 +311,22 @@ class BlackBox:
         self._flag = LateFlag()
 
     def parts(self) -> dict[str, Any]:
-        """What a fit that is continued from a checkpoint must know."""
+        """Returns what a checkpoint must hold so that a resumed fit can continue; see `go_on`."""
         return {**{name: getattr(self, name) for name in _KEPT}, "flag": self._flag.parts()}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Know it: an event that lasts is no new one."""
+        """Restores what `parts` returned, so that an ongoing event does not count as a new one."""
         vars(self).update({name: parts[name] for name in _KEPT})
         self._say(self._flag.go_on(parts["flag"]))
 
     @_shielded
     def begin_batch(self, batch: Any, batch_idx: int, step: int) -> None:
-        """Before `training_step`. The batch is kept until `end_batch`.
+        """Call before `training_step`. The batch is kept until `end_batch`.
 
         Args:
-            batch: what `training_step` will get.
+            batch: the batch that `training_step` will get.
             batch_idx: its index.
-            step: the optimizer step that it belongs to, on the axis of the loggers.
+            step: the optimizer step that it belongs to, as loggers count steps.
         """
         self._here, self._backwards = (step, batch_idx), 0
         self._was_bad, self._is_bad = self._is_bad, False
@@ -339,7 +342,7 @@ class BlackBox:
 
     @_shielded
     def before_backward(self, loss: Tensor, value: float | None = None) -> None:
-        """Before each backward pass: look at the loss, or at its value where that is known."""
+        """Call before each backward pass. Checks the loss, given as a tensor and, if already known, as a number."""
         self._backwards += 1
         if self.is_exact:
             self._loss = _value_of(loss) if value is None else value
@@ -350,7 +353,7 @@ class BlackBox:
 
     @_shielded
     def after_backward(self) -> None:
-        """After each backward pass: look at gradients. If something is not finite, run the batch again."""
+        """Call after each backward pass. Checks gradients; runs the batch again if something is not finite."""
         if self.is_exact and not math.isfinite(self._loss):
             self._happened(self._search_forward)
         else:
@@ -358,13 +361,13 @@ class BlackBox:
 
     @_shielded
     def before_optimizer_step(self) -> None:
-        """Before the optimizer changes weights; under a GradScaler, before it may skip the step."""
+        """Call before the optimizer changes weights; under a GradScaler, before it may skip the step."""
         if not self._backwards:  # the user has called backward
             self._look_at_gradients()
         self._stepped = (*self._here, self._loss)
 
     def end_batch(self) -> None:
-        """After the batch: let go of it."""
+        """Drops the reference to the batch."""
         random, self._batch, self._random = self._random, None, None
         if self._is_checked and random is not None:
             self._note_drawn(random)
@@ -387,7 +390,7 @@ class BlackBox:
                 self._happened(lambda: self._search_backward(spoiled))
 
     def _happened(self, search: Callable[[], Nonfinite | None]) -> None:
-        """Count the batch; explain it if it is the first, or the first after batches without."""
+        """Counts a bad batch, and explains it with `search` if the batch before it was fine."""
         if self._is_bad:
             return
         self._is_bad = True

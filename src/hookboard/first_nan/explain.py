@@ -1,4 +1,4 @@
-"""Writes what a search has found as a `Nonfinite` event in plain sentences."""
+"""Turns what a search has found into a `Nonfinite` event, in plain sentences."""
 
 import math
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from hookboard.messages import listed
 from hookboard.nested import tensors_in
 
 GROWN_ABOVE = 1e6
-"""ValueSummary beyond this have grown; an overflow is then no fault of the code."""
+"""If a value was larger than this, the cause is growth that overflowed, not an operation in the code."""
 
 MAX_NAMED_ROWS = 5
-"""At most this many rows of a batch are named."""
+"""Maximum number of batch rows that are named."""
 
 _CODE = "look for a division by 0, the logarithm or the root of 0, or an overflow there; add an epsilon or clamp"
 
@@ -30,16 +30,16 @@ def forward_event(
     last_loss: float = math.nan,
     was_changed: bool = False,
 ) -> Nonfinite:
-    """The event of a loss that is not finite because of a module, of code between modules, or of the batch.
+    """Describes a loss that is not finite because of a module, of code between modules, or of the batch.
 
     Args:
-        fault: what was found.
+        fault: what the search found.
         step: the optimizer step.
         batch_idx: the index of the batch.
         loss: the loss.
-        batch: the batch itself, to name its rows.
-        last_loss: the loss of the step before.
-        was_changed: whether `training_step` has changed the batch in place.
+        batch: the batch, in which bad rows are looked up.
+        last_loss: the loss of the previous step.
+        was_changed: True if `training_step` changed the batch in place.
     """
     if fault.kind == "batch":
         return _batch_event(fault, step, batch_idx, loss, rows_in(batch), was_changed)
@@ -63,7 +63,11 @@ def forward_event(
 
 
 def rows_in(batch: Any) -> str:
-    """Which rows of a batch hold NaN or Inf, such as " in row 2 of tensor 1"; "" if that cannot be told."""
+    """Names the rows of a batch that hold NaN or Inf; "" if there are none or they cannot be told.
+
+    >>> rows_in([torch.zeros(2), torch.tensor([[0.0], [float("nan")]])])
+    ' in row 1 of tensor 1'
+    """
     found = []
     for path, tensor in tensors_in(batch):
         if tensor.layout is not torch.strided or tensor.is_nested or not tensor.dim():
@@ -87,7 +91,7 @@ def _batch_event(fault: Fault, step: int, batch_idx: int, loss: float, rows: str
 
 
 def backward_event(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[str]) -> Nonfinite:
-    """The event of gradients that are not finite while the loss is."""
+    """Describes gradients that are not finite although the loss is; `spoiled` lists the parameters concerned."""
     where, went_in = _place(fault, "behind"), _said(fault.went_in)
     arrived = f"; what arrived at its output was finite ({went_in})" if went_in else ""
     gave = _said(fault.came_out) if fault.came_out else "gradients that are not finite"
@@ -103,13 +107,13 @@ def backward_event(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[st
 
 
 def parameter_event(fault: Fault, step: int, batch_idx: int, stepped: tuple[int, int, float] | None) -> Nonfinite:
-    """The event of weights that are not finite before the forward pass.
+    """Describes weights that were not finite before the forward pass.
 
     Args:
-        fault: what was found.
+        fault: what the search found.
         step: the step in which it was found.
-        batch_idx: its batch.
-        stepped: step, batch and loss of the last optimizer step; None before the first.
+        batch_idx: the index of its batch.
+        stepped: step, batch index and loss of the last optimizer step; None before the first.
     """
     values = _said(fault.came_out)
     if stepped is None:
@@ -130,7 +134,10 @@ def parameter_event(fault: Fault, step: int, batch_idx: int, stepped: tuple[int,
 def unlocated_event(
     is_backward: bool, step: int, batch_idx: int, why: str, spoiled: Sequence[str] = (), loss: float | None = None
 ) -> Nonfinite:
-    """The event without a place; `why` ends a sentence. A spoiled gradient's module is the best guess."""
+    """Describes an event whose module is unknown; `why` completes "The module was not searched: ".
+
+    The module of the last spoiled gradient is named as the best guess.
+    """
     module = spoiled[-1].rpartition(".")[0] if spoiled else ""
     if is_backward:
         evidence = f"Gradients of step {step}, batch {batch_idx}, are not finite"
@@ -152,7 +159,10 @@ def _where(fault: Fault) -> str:
 
 
 def _place(fault: Fault, side: str) -> str:
-    """The subject of a sentence. `side` says on which side of the module `near` the code stands."""
+    """Returns the subject of a sentence.
+
+    `side` ("before", "behind") is where the code is relative to the module `near`.
+    """
     if fault.kind == "module":
         return _named(fault.name)[:1].upper() + _named(fault.name)[1:]
     near = f", {side} {_named(fault.near)}" if fault.near else ""
@@ -161,7 +171,7 @@ def _place(fault: Fault, side: str) -> str:
 
 
 def _said(group: Sequence[ValueSummary]) -> str:
-    """A few words on one or several tensors: "3 NaN in 128 values", or "96 values up to 2.5"."""
+    """Describes one or several tensors: "3 NaN in 128 values", or "96 values up to 2.5"."""
     if not group:
         return ""
     nan, inf, count = (sum(getattr(values, name) for values in group) for name in ("nan", "inf", "count"))

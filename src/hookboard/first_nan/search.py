@@ -24,14 +24,14 @@ _PLAN = plan("nan_count")
 
 @dataclass(frozen=True, slots=True)
 class ValueSummary:
-    """What is said of the values of one tensor.
+    """Counts of the NaN and infinite values in one tensor, and its largest finite value.
 
     Args:
-        count: how many there are.
-        nan: how many are NaN.
-        inf: how many are infinite.
-        largest: the largest absolute value of the finite ones; 0 if there is none.
-        is_mask: whether the only non-finite values are -Inf, and no gradient flows, as in an attention mask.
+        count: number of elements.
+        nan: number of NaN.
+        inf: number of infinite elements, of both signs.
+        largest: largest absolute finite value; 0 if there is none.
+        is_mask: True if the tensor looks like an attention mask: -Inf only, and no gradient.
     """
 
     count: int
@@ -42,12 +42,12 @@ class ValueSummary:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all values are finite."""
+        """True if there is neither NaN nor Inf."""
         return not (self.nan or self.inf)
 
 
 def summarized(tensor: Tensor) -> ValueSummary:
-    """Look at a tensor. One whose values cannot be read counts as empty. This waits for the device."""
+    """Summarizes a tensor's values; waits for the device. A tensor that cannot be read counts as empty."""
     try:
         row = measure(local(tensor.detach()), _PLAN)
     except (TypeError, RuntimeError):
@@ -60,25 +60,27 @@ def summarized(tensor: Tensor) -> ValueSummary:
 
 
 def floats_in(value: object) -> list[Tensor]:
-    """The floating-point and complex tensors in a structure."""
+    """Returns the floating-point and complex tensors in a nested structure."""
     return [tensor for _, tensor in tensors_in(value) if tensor.is_floating_point() or tensor.is_complex()]
 
 
 @dataclass(eq=False)
 class CallNode:
-    """One call of a module while it is searched.
+    """One call of a module, as a node in the tree of calls that a search records.
 
     Args:
-        name: the dotted name of the module; "" for the model itself, and for the step around all calls.
+        name: the module's dotted name; "" for the model itself and for the step around all calls.
         module: the module.
-        parent: the call that it runs in; None for the step.
-        inputs: the values of its floating-point inputs.
-        outputs: the values of its floating-point outputs.
-        arrived: the gradients that arrived at its outputs, each with the number of its arrival.
-        passed: the gradients that it passed back to its inputs, likewise.
+        parent: the call that made this one; None for the step.
+        inputs: summaries of its floating-point inputs.
+        outputs: summaries of its floating-point outputs.
+        arrived: gradients that arrived at its outputs, as (order of arrival, summary).
+        passed: gradients that it passed back to its inputs, likewise.
         children: the calls that it made itself.
-        taken: identifies the inputs that are not finite.
-        is_clean: whether what it took is finite, masks aside.
+        taken: ids of the inputs that are not finite.
+        is_clean: True if all inputs are finite, apart from masks.
+        edges: the autograd edges of its inputs; empty without gradients.
+        since: autograd's sequence number when the call began.
     """
 
     name: str
@@ -95,19 +97,19 @@ class CallNode:
     since: int = 0
 
     def is_inside(self, other: "CallNode") -> bool:
-        """Whether it runs in the other, or is the other."""
+        """Returns True if this call runs within `other`, or is `other`."""
         return self is other or (self.parent is not None and self.parent.is_inside(other))
 
     @property
     def first_bad_gradient(self) -> int | None:
-        """The number of the first gradient in it that is not finite; None if there is none."""
+        """Order of arrival of the first gradient in this call that is not finite; None if all are finite."""
         own = [number for number, values in [*self.arrived, *self.passed] if not values.is_finite]
         inside = [number for child in self.children if (number := child.first_bad_gradient) is not None]
         return min([*own, *inside], default=None)
 
 
 MODEL = "the model itself"
-"""In place of a name that would be empty."""
+"""Stands for the model's own name, which is empty."""
 
 
 @dataclass(frozen=True)
@@ -115,15 +117,17 @@ class Fault:
     """Where the first non-finite values come from.
 
     Args:
-        kind: `module`: the module gives them itself. `between`: code in the forward of the module does, around the
-            modules that it calls. `batch`: they came in with the batch, and the module takes them first. `parameter`:
-            a parameter of the module holds them.
-        name: the dotted name of the module.
-        near: of `between`: the module that takes them first (MODEL: the model takes them itself), or, backward, the one
-            that they arrive at first. Of `parameter`: the dotted name of the parameter.
-        is_in_step: whether the code stands in `training_step`, outside of all modules.
-        went_in: what the module took, or the loss; backward, the gradients that arrived at its outputs.
-        came_out: what it gave; backward, the gradients that it passed on. Of `batch` and `parameter`: their values.
+        kind: `module`: the module produces them. `between`: code in the module's forward does, outside the modules that
+            it calls. `batch`: they are in the batch, and this module takes them first. `parameter`: a parameter of the
+            module holds them.
+        name: the module's dotted name.
+        near: for `between`: the module that takes them first (MODEL: the model itself), or, in the backward pass, the
+            one whose gradient is bad first. For `parameter`: the parameter's dotted name.
+        is_in_step: True if the code is in `training_step`, outside all modules.
+        went_in: summaries of the inputs (for the loss: of the last module's outputs); backward: of the gradients that
+            arrived at the outputs.
+        came_out: summaries of the outputs; backward: of the gradients passed on. For `batch` and `parameter`: of the
+            bad tensors.
     """
 
     kind: FaultKind
@@ -135,14 +139,14 @@ class Fault:
 
 
 def backward_fault(step: CallNode, spoiled: Collection[str]) -> Fault:
-    """Where the first non-finite gradient of a backward pass comes from.
+    """Finds where the first non-finite gradient of a backward pass comes from.
 
-    It is the innermost call at whose outputs only finite gradients arrived, and in which others appear. If no gradient
-    of an activation is bad, it is the last module that gave its own parameters a bad one.
+    It is the innermost call that received only finite gradients at its outputs and contains a bad one. If no gradient
+    of an activation is bad, it is the last called module whose own parameters got a bad gradient.
 
     Args:
-        step: the step around all calls.
-        spoiled: the names of the modules whose own parameters got a non-finite gradient.
+        step: the root of the call tree.
+        spoiled: names of the modules whose own parameters got a non-finite gradient.
     """
     if step.first_bad_gradient is None:
         last = next((call for call in _latest_first(step) if call.name in spoiled), step)
@@ -156,7 +160,7 @@ def backward_fault(step: CallNode, spoiled: Collection[str]) -> Fault:
 
 
 def _first_of_its_own(call: CallNode) -> int | None:
-    """The number of the first bad gradient in a call that got none; None if it has none, or got one."""
+    """Returns the order of the first bad gradient in a call that received only finite ones; otherwise None."""
     if not call.arrived or not all(values.is_finite for _, values in call.arrived):
         return None
     return call.first_bad_gradient
@@ -178,15 +182,15 @@ def _latest_first(call: CallNode) -> list[CallNode]:
 
 @dataclass(eq=False)
 class _Suspect:
-    """Something that gave non-finite values while it took none.
+    """A possible source: something that produced non-finite values from finite ones.
 
     Args:
         kind: as in `Fault`.
-        call: the call that gave them.
-        gives: identifies the tensors.
-        taker: of the batch, and of what code between modules gave: the first call that takes it.
-        came_out: the values.
-        is_healed: whether a module has turned them into finite ones since, as softmax does with -Inf.
+        call: the call that produced them.
+        gives: ids of the bad tensors.
+        taker: the first call that takes them, if they come from the batch or from code between modules.
+        came_out: summaries of the bad tensors.
+        is_healed: True once a later module has turned them into finite values, as softmax does with -Inf.
     """
 
     kind: FaultKind
@@ -198,12 +202,12 @@ class _Suspect:
 
 
 class Search:
-    """Watches all modules of a model during a call of our own, and says where non-finite values began.
+    """Records all module calls while the model is run again, and tells where non-finite values began.
 
     Args:
         model: the model.
-        batch: what it is given, with all tensors in it.
-        with_gradients: whether the backward pass is watched too.
+        batch: the batch that it is run on.
+        with_gradients: True to record the backward pass too.
     """
 
     def __init__(self, model: nn.Module, batch: object, *, with_gradients: bool = False) -> None:
@@ -225,7 +229,7 @@ class Search:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Hook all modules inside the context."""
+        """Hooks all modules inside the context."""
         with ExitStack() as hooks:
             hooks.callback(self._settle)
             self._switch.on = True
@@ -244,7 +248,7 @@ class Search:
             yield
 
     def _is_searching(self) -> bool:
-        """Whether the model is run again; modules that it calls in other threads are not looked at."""
+        """Returns True during the repeated forward pass. Modules called in other threads are ignored."""
         return is_own_call() and not in_backward() and threading.get_ident() == self._thread
 
     def _settle(self) -> None:
@@ -270,7 +274,7 @@ class Search:
         self._running.append(call)
 
     def _trace_back(self, call: CallNode) -> None:
-        """A call takes non-finite values: whose are they?"""
+        """Finds the suspect whose bad values this call takes, or adds one."""
         for suspect in self._suspects:
             if suspect.gives & call.taken:
                 suspect.is_healed = False
@@ -337,7 +341,7 @@ class Search:
         call.edges = {}
 
     def forward_fault(self) -> Fault:
-        """Where non-finite values of the loss come from, once the call is over."""
+        """Returns where the non-finite values of the loss come from. Call it after the forward pass."""
         alive = self._alive()
         batch = next((s for s in alive if s.kind == "batch"), None)
         others = [suspect for suspect in alive if suspect is not batch]
@@ -356,7 +360,7 @@ class Search:
         return Fault(first.kind, call.name, near, call is self.step, went_in, came_out)
 
     def _spoiled(self, within: str) -> Fault | None:
-        """The first parameter that is not finite: of a module and those inside it, then of the others in use."""
+        """Returns the first parameter that is not finite: in the module `within`, else in any that has gradients."""
         found: list[Fault] = []
         for name, module in self._modules.items():
             is_within = not within or name == within or name.startswith(f"{within}.")
@@ -372,10 +376,10 @@ class Search:
         return found[0] if found else None
 
     def backward_fault(self, spoiled: Collection[str]) -> Fault:
-        """Where non-finite gradients come from, once the backward pass is over.
+        """Returns where non-finite gradients come from. Call it after the backward pass.
 
         Args:
-            spoiled: the names of the modules whose own parameters got a non-finite gradient.
+            spoiled: names of the modules whose own parameters got a non-finite gradient.
         """
         for gradients in self._gradients:
             gradients.show_pending()

@@ -1,4 +1,4 @@
-"""From tensors to pictures: feature maps, kernels and overlays. Each kind has a file; `Picture` is the result."""
+"""Draws tensors as pictures: feature maps, kernels and overlays, each in a file of its own; `Picture` is the result."""
 
 from hookboard.images.feature_maps import (
     CONVOLUTIONS,
@@ -9,7 +9,7 @@ from hookboard.images.feature_maps import (
     feature_maps,
     maps_in,
     samples_first,
-    shown,
+    select_maps,
 )
 from hookboard.images.heat_map import ColourScale, Mark, heat_map
 from hookboard.images.kernels import kernel_picture, selected_kernels
@@ -31,7 +31,7 @@ __all__ = [
     "maps_in",
     "overlays",
     "samples_first",
+    "select_maps",
     "selected_kernels",
-    "shown",
     "unnormalized",
 ]

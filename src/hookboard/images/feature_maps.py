@@ -1,4 +1,4 @@
-"""The picture of a module's output: a square for each sample, in it a tile for each channel."""
+"""Draws a module's output as feature maps: a square for each sample, with a tile for each channel."""
 
 import math
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ CONVOLUTIONS = (
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
 )
-"""Modules whose weight is a set of kernels; subclasses, the lazy ones among them, count."""
+"""Modules whose weight is a set of kernels; subclasses and lazy variants count."""
 
 CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
     *CONVOLUTIONS,
@@ -34,22 +34,22 @@ CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
 """Modules whose output has shape (n, channels, ...)."""
 
 EXTRA_TOKEN_COUNTS = (0, 1, 2, 5)
-"""How many tokens may come before the patches: none, a class token, also a distillation token, also registers."""
+"""How many tokens may precede the patches: none, a class token, also a distillation token, also registers."""
 
 MIN_GRID_PATCHES = 4
-"""The smallest number of patches that is taken for a grid."""
+"""Minimum number of tokens that is taken for a grid of patches."""
 
 MAX_LOG_ASPECT_DIFFERENCE = 0.2
-"""How much the logarithms of two equal aspects may differ: strides round the sizes."""
+"""Two aspects count as equal if their logarithms differ by less than this: strides round sizes."""
 
 
 @dataclass(frozen=True)
 class Maps:
-    """The maps that a tensor holds.
+    """A tensor's values as two-dimensional maps.
 
     Args:
         values: shape (samples, channels, height, width).
-        words: what they are, for the caption.
+        words: what they show, for the caption.
     """
 
     values: Tensor
@@ -57,17 +57,17 @@ class Maps:
 
 
 def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: str = "") -> Maps:
-    """The maps in what a module returned.
+    """Returns a module's output as maps.
 
-    Images are taken as they are, and the middle slice of volumes. Tokens become one map for each channel if the model
-    reads images and the tokens, without a few at the start, form a grid with the aspect of the images. Other sequences
+    Images are taken as they are, volumes by their middle slice. Tokens become one map for each channel if the model
+    reads images and the tokens, apart from a few at the start, form a grid with the images' aspect. Other sequences
     become one map (positions by features), and vectors one line.
 
     Args:
         tensor: shape (n, channels, height, width), (n, height, width, channels), (n, channels, depth, height, width),
             (n, channels, length), (n, length, channels) or (n, features).
         module: the module that returned it; its type tells the order of the dimensions.
-        aspect: height over width of the images that the model reads; None where it reads none.
+        aspect: height / width of the images that the model reads; None if it reads none.
         index: which of the module's tensors it is, as in `Site`.
 
     Raises:
@@ -92,15 +92,15 @@ def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: s
 
 
 def aspect_of(tensors: Iterable[tuple[str, Tensor]]) -> float | None:
-    """Height over width of the first images among the tensors, of shape (..., n, channels, height, width)."""
+    """Returns height / width of the first images, shape (..., n, channels, height, width); None if there are none."""
     return next((t.shape[-2] / t.shape[-1] for _, t in tensors if not t.is_nested and t.ndim >= 4 and t.numel()), None)
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """A sparse, quantized or other tensor with all its values in memory.
+    """Converts a sparse or quantized tensor to a strided one of floating-point values.
 
     Raises:
-        ValueError: it has no values, or parts of different sizes.
+        ValueError: the tensor is nested, masked or on the meta device.
     """
     if tensor.is_nested or tensor.is_meta or isinstance(tensor, MaskedTensor):
         kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else "masked"
@@ -111,7 +111,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def samples_first(tensor: Tensor, module: nn.Module, index: str = "") -> Tensor:
-    """The tensor with samples as its first dimension: recurrent and attention modules may give (length, n, ...)."""
+    """Moves the samples to the first dimension: recurrent and attention modules may return (length, n, ...)."""
     is_batch_first = next((m.batch_first for m in module.modules() if hasattr(m, "batch_first")), True)
     if isinstance(module, nn.RNNBase) and index.startswith("1"):
         is_batch_first = False  # the states of its layers
@@ -121,7 +121,7 @@ def samples_first(tensor: Tensor, module: nn.Module, index: str = "") -> Tensor:
 
 
 def _is_channels_last(tensor: Tensor, module: nn.Module, aspect: float | None) -> bool:
-    """Of shape (n, height, width, channels), as in Swin: told by the aspect that the other order would not have."""
+    """Returns True for shape (n, height, width, channels), as in Swin: whichever order gives the images' aspect."""
     _, one, two, three = tensor.shape
     if isinstance(module, CHANNELS_FIRST) or not tensor.numel():
         return False
@@ -142,7 +142,7 @@ def _of_tokens(tensor: Tensor, aspect: float | None) -> Maps:
 
 
 def _grid_of(count: int, aspect: float) -> tuple[int, int] | None:
-    """Height and width of a grid of so many patches with this aspect."""
+    """Returns height and width of a grid of `count` patches with this aspect; None if there is no such grid."""
     height = round(math.sqrt(max(count, 0) * aspect))
     if height < 1 or count % height or count < MIN_GRID_PATCHES:
         return None
@@ -155,10 +155,10 @@ class SelectedMaps:
     """The part of some maps that a picture shows, still on the device.
 
     Args:
-        values: shape (samples, shown channels, height, width), float32, no larger than the picture needs.
-        channels: the numbers of the shown channels.
-        of: how many channels there are.
-        words: what the maps are.
+        values: shape (samples, selected channels, height, width), float32, no larger than the picture needs.
+        channels: the indices of the selected channels.
+        of: number of channels in all.
+        words: what the maps show.
     """
 
     values: Tensor
@@ -167,10 +167,10 @@ class SelectedMaps:
     words: str
 
 
-def shown(maps: Maps, *, channels: int, order: Order, size: int) -> SelectedMaps:
-    """The part of the maps that is shown: the first or the strongest channels, shrunk to `size`.
+def select_maps(maps: Maps, *, channels: int, order: Order, size: int) -> SelectedMaps:
+    """Selects the first or the strongest channels and shrinks them to `size` pixels a side.
 
-    Nothing here makes the host wait for the device.
+    The strongest have the largest mean absolute value. The host does not wait for the device.
     """
     values = maps.values.detach()
     of, (height, width) = values.shape[1], values.shape[2:]
@@ -190,7 +190,10 @@ def shown(maps: Maps, *, channels: int, order: Order, size: int) -> SelectedMaps
 
 
 def feature_maps(shown: SelectedMaps, name: str, *, normalize: Normalize, size: int) -> Picture:
-    """The picture of the shown maps, with `name` in its caption."""
+    """Draws the selected maps, each at most `size` pixels a side, with `name` in the caption.
+
+    `normalize` is as in `scaled`.
+    """
     values, range_in_words = scaled(shown.values.cpu().numpy(), normalize)
     pixels = squares(enlarge(indices(values), size))
     which = shown.channels.tolist()

@@ -1,4 +1,4 @@
-"""The heat map of a run: a row for each layer, a column for each step, legible on a card of TensorBoard."""
+"""Draws the heat map of a run: a row for each layer, a column for each step, legible on a card of TensorBoard."""
 
 import functools
 import math
@@ -15,10 +15,10 @@ from hookboard.images.picture import HEAT, INK, LEVELS, NOT_FINITE, PAPER, Pictu
 Mark = Literal["alarm", "note"]
 
 SHADES = 200
-"""How many colours stand for values; they are the palette's first ones."""
+"""Number of colours for values; they come first in the palette."""
 
 MARKS: dict[Mark, int] = {"alarm": SHADES, "note": SHADES + 8}
-"""The palette index of the full colour of each mark; seven paler shades follow, for the edges of letters."""
+"""The palette index of each mark's full colour; seven paler shades follow, for the edges of letters."""
 
 MISSING = SHADES + 16
 """The palette index of cells without a value."""
@@ -40,7 +40,7 @@ PALETTE = _palette()
 
 
 MAX_DECADES_BEYOND_BULK = 2.0
-"""How many decades the scale goes beyond the bulk of the values, which lie between its 5th and 95th percentile."""
+"""How many decades the scale extends at most beyond the 5th and the 95th percentile, unless they are further apart."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class ColourScale:
     Args:
         low: the value of the first colour.
         high: the value of the last colour.
-        is_log: whether the logarithm of the value is drawn.
-        is_cut: whether smaller, and whether greater values are drawn in the first and last colour.
+        is_log: True for a logarithmic scale.
+        is_cut: whether values below `low`, and whether values above `high` are drawn in the colour of that end.
     """
 
     low: float
@@ -60,7 +60,7 @@ class ColourScale:
     is_cut: tuple[bool, bool] = (False, False)
 
     def shares(self, values: np.ndarray) -> np.ndarray:
-        """Where values lie between the ends: from 0 to 1, and NaN where they are not finite."""
+        """Returns the position of each value on the scale, from 0 to 1; NaN where the value is not finite."""
         finite = np.where(np.isfinite(values), values, np.nan)
         if self.is_log:
             with np.errstate(divide="ignore"):
@@ -72,12 +72,12 @@ class ColourScale:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The values of both ends in words."""
+        """The labels of both ends, such as "<0.01" and "1"."""
         low, high = f"{self.low:.2g}", f"{self.high:.2g}"
         return ("<" if self.is_cut[0] else "") + low, (">" if self.is_cut[1] else "") + high
 
     def decades(self) -> list[float]:
-        """The powers of ten within a logarithmic scale."""
+        """Returns the powers of ten on a logarithmic scale; [] on a linear one."""
         if not self.is_log:
             return []
         first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
@@ -85,9 +85,9 @@ class ColourScale:
 
 
 def log_scale(values: np.ndarray) -> ColourScale:
-    """The scale on which all values can be told apart; far outliers are cut off.
+    """Returns a logarithmic scale that fits the values; far outliers are cut off.
 
-    It is at least a decade wide. A value of 0 gets a colour that no other value has.
+    It spans at least one decade. A value of 0 gets a colour of its own.
     """
     positive = values[np.isfinite(values) & (values > 0)]
     has_zero = bool((values == 0).any())
@@ -108,21 +108,26 @@ def log_scale(values: np.ndarray) -> ColourScale:
 FONT_SIZE = 12
 
 TEXT_PADDING = 2
-"""Pixels around a text, since letters may begin before its position."""
+"""Pixels around a text, because letters may begin before its position."""
 
 Side = Literal["left", "middle", "right"]
-"""Which end of a text a position is that of."""
+"""Which end of a text is at the given position."""
 
 
 class Letters:
-    """Texts that are drawn all at once, each in black or in the colour of a mark."""
+    """Collects texts and draws them all at once, in black or in the colour of a mark.
+
+    Args:
+        width: width of the picture in pixels.
+        height: its height.
+    """
 
     def __init__(self, width: int, height: int) -> None:
         self._size = (width, height)
         self._drawn: dict[Mark | None, Image.Image] = {}
 
     def write(self, text: str, x: float, y: float, side: Side, mark: Mark | None = None) -> int:
-        """Write a text whose line begins at height `y`, and return its width."""
+        """Adds a text whose line begins at height `y`, and returns its width in pixels."""
         width = round(text_width(text))
         left = round(x - {"left": 0, "middle": width / 2, "right": width}[side])
         if mark not in self._drawn:
@@ -131,7 +136,7 @@ class Letters:
         return width
 
     def stamp(self, pixels: Pixels) -> None:
-        """Put the texts on the pixels."""
+        """Draws the texts onto palette indices of shape (height, width), in place."""
         for mark, image in self._drawn.items():
             drawn = np.asarray(image)
             inked = drawn > 16
@@ -144,13 +149,13 @@ class Letters:
 
 @functools.lru_cache(maxsize=4096)
 def text_width(text: str) -> float:
-    """The width of a text in pixels."""
+    """Returns the width of a text in pixels."""
     return _font().getlength(text)
 
 
 @functools.lru_cache(maxsize=1024)
 def _written(text: str) -> Image.Image:
-    """The text by itself, with room around it; names of layers are written again in each picture."""
+    """Draws a text by itself, with padding. Cached, because names of layers come again in each picture."""
     _, _, right, bottom = _font().getbbox(text)
     image = Image.new("L", (round(right) + 2 * TEXT_PADDING, round(bottom) + 2 * TEXT_PADDING), 0)
     ImageDraw.Draw(image).text((TEXT_PADDING, TEXT_PADDING), text, fill=255, font=_font())
@@ -163,20 +168,20 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 LABEL_HEIGHT = 12
-"""The height of a line of text, in pixels."""
+"""Height of a line of text in pixels."""
 
 MIN_SPLIT_HEIGHT = 3 * LABEL_HEIGHT
-"""A block with this much room is not named itself, but its parts are."""
+"""A block at least this high has its parts labelled, not itself."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """The name of one row, or of a block of rows that begin with the same words.
+    """The label of one row, or of a block of consecutive rows whose names begin alike.
 
     Args:
         text: the name.
-        first: its first row.
-        last: its last row.
+        first: the index of its first row.
+        last: the index of its last row.
         at: the middle of its line, in pixels from the top of the rows.
     """
 
@@ -187,7 +192,7 @@ class Label:
 
 
 def common_start(names: Sequence[str]) -> str:
-    """The words that all dotted names begin with, with a dot behind them; "" if there are none.
+    """Returns the parts that all dotted names begin with, with a dot at the end; "" if there are none.
 
     >>> common_start(["net.encoder.0", "net.encoder.1.norm"])
     'net.encoder.'
@@ -200,15 +205,15 @@ def common_start(names: Sequence[str]) -> str:
 
 
 def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int]) -> list[Label]:
-    """The labels of rows, from top to bottom, none over another.
+    """Places the labels of rows, from top to bottom, so that none overlaps another.
 
-    A marked row is always named, as long as there is room for all of them: its label moves aside if it has to. Of the
-    others those that take much room are named first.
+    Marked rows are always labelled as long as there is room for all of them, if necessary beside their row. Of the
+    other rows and blocks, the tallest are labelled first.
 
     Args:
         names: the dotted name of each row.
-        edges: where each row begins, in pixels, and where the last one ends; text_width rows + 1.
-        marked: the indices of marked rows, those that matter most first.
+        edges: where each row begins, in pixels, and where the last one ends; length rows + 1.
+        marked: the indices of marked rows, most important first.
     """
     height = edges[-1]
     placed = _spread([_label(names[row], row, row, edges) for row in sorted(marked[: height // LABEL_HEIGHT])], height)
@@ -226,12 +231,12 @@ def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int])
 
 
 def shortened(text: str, width: int, text_width: Callable[[str], float]) -> str:
-    """The text, with its middle left out where it is too long.
+    """Leaves out the middle of a text that is too long.
 
     Args:
         text: a name.
-        width: the room for it, in pixels.
-        text_width: gives the text_width of a text in pixels.
+        width: its maximum width in pixels.
+        text_width: returns the width of a text in pixels.
 
     >>> shortened("encoder.layers.7.linear1", 14, len)
     'enco…7.linear1'
@@ -247,7 +252,7 @@ def shortened(text: str, width: int, text_width: Callable[[str], float]) -> str:
 
 
 def _blocks(names: Sequence[str], edges: Sequence[int], first: int, end: int, depth: int) -> list[Label]:
-    """A label for each row from `first` to `end` that has room for it, and else for small blocks."""
+    """Returns a label for each row from `first` to `end` that is high enough, and one for each block of lower rows."""
     labels: list[Label] = []
 
     def word(row: int) -> tuple[str, ...]:
@@ -273,7 +278,7 @@ def _label(text: str, first: int, last: int, edges: Sequence[int]) -> Label:
 
 
 def _spread(labels: Sequence[Label], height: int) -> list[Label]:
-    """The same labels in the same order, moved apart and into the picture."""
+    """Moves labels apart and into the picture, in the same order."""
     at = [label.at for label in labels]
     for i in range(len(at)):
         at[i] = max(at[i], at[i - 1] + LABEL_HEIGHT if i else LABEL_HEIGHT / 2)
@@ -283,36 +288,39 @@ def _spread(labels: Sequence[Label], height: int) -> list[Label]:
 
 
 MARK_WIDTH = 4
-"""The width of the marks beside the rows."""
+"""Width of the marks beside the rows."""
 
 LABEL_GAP = 8
-"""The room between names and rows."""
+"""Pixels between labels and rows."""
 
 NAME_WIDTHS = (66, 140)
-"""The least and the most room for names; below them stand the unit and the colours of missing values."""
+"""Minimum and maximum width of the labels; below them are the unit and the colours of missing values."""
 
 MAP_WIDTH = 350
-"""The width of a picture: that of a card of the Images tab, where it is then shown pixel by pixel."""
+"""Width of a picture: that of a card of the Images tab, which then shows it pixel by pixel."""
 
 MAX_ROWS_HEIGHT = 153
-"""How high the rows are all together, if each can be a pixel high. With the caption and the axis that is what a card
-of the Time Series tab has room for; a taller picture is shrunk there."""
+"""Maximum height of all rows together, unless there are more rows than pixels. With caption and axis it fills a card of
+the Time Series tab, which shrinks taller pictures.
+"""
 
 MIN_MARKED_HEIGHT = 7
-"""The least height of a marked row, as long as there are few of them; a line of paper above and below sets it off."""
+"""Minimum height of a marked row if there are at most MAX_ENLARGED_MARKS of them; white lines above and below set it
+off.
+"""
 
 MAX_ENLARGED_MARKS = 16
 
 AXIS_HEIGHT = 38
-"""The room for the axis and the bar."""
+"""Height of the axis and the colour bar."""
 
 
 class HeatMapLayout(NamedTuple):
-    """Where the parts of a heat map stand, in pixels.
+    """Where the parts of a heat map are, in pixels.
 
     Args:
         left: where its columns begin.
-        width: how wide they are together.
+        width: their width together.
         edges: where each row begins, and where the last one ends.
     """
 
@@ -332,19 +340,19 @@ def heat_map(
     scale: ColourScale | None = None,
     of: int | None = None,
 ) -> Picture:
-    """A heat map of a quantity of many layers over a run.
+    """Draws a quantity of many layers over a run.
 
-    Rows are as high as they can be. Rows that are not marked may share a pixel if there are more than 720.
+    Rows are as high as there is room for. With more than 720 of them, unmarked rows may share a pixel.
 
     Args:
-        values: shape (rows, columns), float64; NaN where there is no value, infinite where it is NaN or infinite.
+        values: shape (rows, columns), float64; NaN for a missing value, infinite for one that was not finite.
         names: the dotted name of each row.
         steps: the step of each column.
-        title: what it shows, for the caption.
+        title: what is shown, for the caption.
         unit: the unit of the values, a word or two.
         marks: the rows to mark, by name.
-        scale: which values the colours stand for; left out, a logarithmic scale that suits the values.
-        of: how many layers there are; left out, as many as rows.
+        scale: the values that the colours stand for. Left out: a logarithmic scale that fits the values.
+        of: number of layers in all. Left out: the number of rows.
     """
     scale = log_scale(values) if scale is None else scale
     kinds = {row: (marks or {})[name] for row, name in enumerate(names) if name in (marks or {})}
@@ -373,7 +381,7 @@ def heat_map(
 
 
 def _edges(rows: int, kinds: Mapping[int, Mark]) -> list[int]:
-    """Where each row begins, and where the last one ends."""
+    """Returns where each row begins, and where the last one ends, in pixels."""
     each = min(14.0, max(1.0, MAX_ROWS_HEIGHT / max(rows, 1))) if rows <= 720 else 720 / rows
     heights = np.full(rows, each)
     if len(kinds) <= MAX_ENLARGED_MARKS and each < MIN_MARKED_HEIGHT:
@@ -431,7 +439,7 @@ def _draw_label(pixels: Pixels, letters: Letters, label: Label, layout: HeatMapL
 
 
 def _draw_steps(pixels: Pixels, letters: Letters, steps: Sequence[int], layout: HeatMapLayout) -> None:
-    """The axis of steps: the first and the last, and those between that have room."""
+    """Draws the axis of steps: the first, the last, and those between that have room."""
     bottom, columns = layout.edges[-1], len(steps)
     letters.write("step", layout.left - MARK_WIDTH - 2, bottom + 3, "right")
     taken: list[tuple[float, float]] = []
@@ -449,7 +457,7 @@ def _draw_steps(pixels: Pixels, letters: Letters, steps: Sequence[int], layout: 
 def _draw_bar(
     pixels: Pixels, letters: Letters, values: np.ndarray, scale: ColourScale, unit: str, layout: HeatMapLayout
 ) -> None:
-    """The colours with the values that they stand for, and those of missing values if there are any."""
+    """Draws the colour bar with its values, and the colours of missing and of non-finite values if there are any."""
     top = layout.edges[-1] + 18
     shades = np.arange(layout.width) * (SHADES - 1) // max(layout.width - 1, 1)
     pixels[top : top + 8, layout.left : layout.left + layout.width] = shades

@@ -1,4 +1,4 @@
-"""The picture of a convolution's kernels, and of how they have changed."""
+"""Draws a convolution's kernels, and how they have changed."""
 
 import math
 
@@ -10,18 +10,18 @@ from hookboard.images.picture import GREY, PAPER, TILE_GAP, Picture, Pixels, enl
 
 
 def selected_kernels(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
-    """A copy of the part of a convolution's weight that a picture shows.
+    """Copies the part of a convolution's weight that a picture shows.
 
-    Kernels of one or three channels are drawn in one tile each, so `kernels * channels` of them are shown.
+    Kernels of one or three channels take one tile each, so up to `kernels * channels` of them are selected.
 
     Args:
         weight: shape (kernels, channels, width), (kernels, channels, height, width) or (kernels, channels, depth,
             height, width).
-        kernels: how many kernels at most.
-        channels: how many of their input channels at most.
+        kernels: maximum number of kernels.
+        channels: maximum number of input channels of each.
 
     Returns:
-        Shape (kernels, channels, height, width), float32; of volumes the middle slice.
+        Shape (kernels, channels, height, width), float32; the middle slice of volumes.
     """
     if weight.shape[1] in (1, 3):
         kernels, channels = kernels * channels, weight.shape[1]
@@ -34,14 +34,13 @@ def selected_kernels(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
 
 
 def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *, size: int) -> Picture:
-    """The kernels now, and beside them their change since `before`.
+    """Draws the kernels, and beside them their change since `before`.
 
-    Kernels of three channels are drawn in colour, as red, green and blue; grey is 0. Kernels of one channel are one
-    tile each. For others each row is a kernel and each column one of its channels. Kernels of one pixel are drawn as
-    one matrix.
+    Kernels of three channels are drawn in colour (red, green and blue; grey is 0), kernels of one channel as one tile
+    each. For others each row is a kernel and each column a channel. Kernels of one pixel are drawn as one matrix.
 
     Args:
-        now: shape (kernels, channels, height, width), as `selected_kernels` gives it.
+        now: shape (kernels, channels, height, width), from `selected_kernels`.
         before: the same at the start of the fit.
         name: the module's name, for the caption.
         shape: the shape of the whole weight.
@@ -70,7 +69,7 @@ def _most(values: np.ndarray) -> float:
 
 
 def _drawn(values: np.ndarray, is_colour: bool, size: int) -> Pixels:
-    """RGB pixels, or indices of the grey palette, in the middle of their range where the value is 0."""
+    """Returns RGB pixels, or indices of the grey palette; 0 is drawn as mid-grey."""
     scaled = 0.5 + 0.5 * values / (_most(values) or 1.0)
     if is_colour:
         side = math.ceil(math.sqrt(len(scaled)))

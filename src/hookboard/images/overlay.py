@@ -1,4 +1,4 @@
-"""Class-activation maps over the input pictures: a row for each sample with the input, the map, and both together."""
+"""Draws class-activation maps over the input pictures, one row for each sample."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from hookboard.images.picture import CARD_WIDTH, HEAT, Picture, Pixels, enlarge,
 
 
 def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
-    """The input pictures of the model, as they were before normalization.
+    """Converts a model's inputs back to the pictures before normalization.
 
     Args:
         inputs: shape (n, channels, height, width).
-        mean: the mean that was subtracted from each channel; None draws each picture from its smallest to its largest
-            value.
+        mean: the mean that was subtracted from each channel. None stretches each picture from its smallest to its
+            largest value instead.
         std: the standard deviation that each channel was then divided by.
 
     Returns:
-        Shape (n, height, width, 3), uint8.
+        Shape (n, height, width, 3), uint8; other than three channels are averaged to grey.
     """
     pixels = inputs.detach().float().cpu()
     channels = pixels.shape[1]
@@ -35,7 +35,7 @@ def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[flo
 
 
 def overlays(inputs: Pixels, maps: Tensor, texts: Sequence[str], caption: str, *, size: int) -> Picture:
-    """A row for each sample: the input, its map from 0 to the map's greatest value, and both together.
+    """Draws a row for each sample: the input, its map scaled to its maximum, and both together.
 
     Args:
         inputs: shape (n, height, width, 3), uint8.

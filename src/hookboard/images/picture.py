@@ -21,17 +21,17 @@ _INFERNO = (
     "d04545 e35933 f1711f f98c0a fcaa0f f9c932 f2e865 fcffa4"
 )
 _NOT_FINITE_COLOUR = (0, 200, 220)
-"""Cyan, which the map does not hold: NaN and infinities."""
+"""Cyan, which neither palette contains."""
 
 LEVELS = 238
 NOT_FINITE = LEVELS
 INK = LEVELS + 1
 PAPER = 255
-"""Indices of the palette: values below LEVELS, then what has no value, then greys from ink to paper."""
+"""Indices of the palette: values from 0 to LEVELS - 1, then NaN and infinities, then greys from ink to paper."""
 
 
 def _palette(values: npt.ArrayLike) -> Pixels:
-    """Colours from 0 to 1 at even distances, what has no value, and greys from ink to paper; shape (256, 3)."""
+    """Returns 256 RGB colours, shape (256, 3): interpolated from `values`, then cyan, then greys from ink to paper."""
     anchors = np.asarray(values, dtype=float)
     at = np.linspace(0, len(anchors) - 1, LEVELS)
     colours = np.stack([np.interp(at, np.arange(len(anchors)), channel) for channel in anchors.T], axis=1)
@@ -45,7 +45,7 @@ GREY = _palette([[0, 0, 0], [255, 255, 255]])
 
 
 def indices(values: np.ndarray) -> Pixels:
-    """The palette index of each value; values outside of 0 to 1 are clipped.
+    """Returns the palette index of each value; values are clipped to [0, 1].
 
     >>> indices(np.array([0.0, 1.0, 7.0, np.nan])).tolist()
     [0, 237, 237, 238]
@@ -56,22 +56,22 @@ def indices(values: np.ndarray) -> Pixels:
 
 
 def rgb(values: np.ndarray) -> Pixels:
-    """Values of shape (...) in the colours of heat: shape (..., 3)."""
+    """Colours values of shape (...) in [0, 1]: returns shape (..., 3), uint8."""
     return HEAT[indices(values)]
 
 
 Normalize = Literal["map", "layer"] | tuple[float, float]
-"""The range of values that the colours span: that of each map, that of all maps of the layer, or a fixed one."""
+"""The range of values that the colours span: each map's own (`map`), that of all maps of the layer, or a fixed one."""
 
 TILE_GAP = 2
 """Pixels between two tiles."""
 
 CARD_WIDTH = 344
-"""The width of a card of TensorBoard, in pixels. It shrinks wider pictures, and their captions become unreadable."""
+"""Width of a card of TensorBoard in pixels. It shrinks wider pictures, so that captions become illegible."""
 
 
 def shrink(maps: Tensor, size: int) -> Tensor:
-    """Maps of shape (n, channels, height, width) with at most `size` pixels a side, by averaging over areas."""
+    """Shrinks maps of shape (n, channels, height, width) to at most `size` pixels a side, by averaging over areas."""
     height, width = maps.shape[-2:]
     factor = max(height, width) / size
     if factor <= 1:
@@ -81,16 +81,16 @@ def shrink(maps: Tensor, size: int) -> Tensor:
 
 
 def enlarge(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """Pixels of shape (..., height, width), repeated as often as fits into `size` pixels a side."""
+    """Repeats pixels of shape (..., height, width) as often as fits into `size` pixels a side."""
     times = max(1, size // max(pixels.shape[-2:]))
     return pixels.repeat(times, axis=-2).repeat(times, axis=-1)
 
 
 def scaled(maps: np.ndarray, normalize: Normalize) -> tuple[np.ndarray, str]:
-    """Maps of shape (n, channels, height, width) with their values from 0 to 1, and the range in words.
+    """Scales maps of shape (n, channels, height, width) to [0, 1]; returns them and their range in words.
 
-    Non-finite values become NaN and do not count for the range. If all values of a map are equal, it is drawn as 0 if
-    they are 0 (a dead channel), otherwise as 0.5.
+    Non-finite values become NaN and are ignored in the range. A map whose values are all equal becomes 0 if they are 0
+    (a dead channel), otherwise 0.5.
     """
     finite = np.where(np.isfinite(maps), maps, np.nan)
     if normalize == "map":
@@ -117,7 +117,7 @@ def _range(finite: np.ndarray, axis: tuple[int, ...] | None) -> tuple[np.ndarray
 
 
 def grid(tiles: Pixels) -> Pixels:
-    """Tiles in rows and columns as one picture, with white gaps between them.
+    """Arranges tiles in rows and columns of one picture, with white gaps between them.
 
     Args:
         tiles: shape (rows, columns, height, width) or (rows, columns, height, width, 3), uint8.
@@ -134,7 +134,7 @@ def grid(tiles: Pixels) -> Pixels:
 
 
 def squares(tiles: Pixels) -> Pixels:
-    """The tiles of each sample as a square, and as many squares side by side as fit into a card of TensorBoard.
+    """Arranges the tiles of each sample in a square, and as many squares side by side as fit on a card of TensorBoard.
 
     Args:
         tiles: shape (samples, tiles, height, width), uint8.
@@ -154,7 +154,7 @@ def squares(tiles: Pixels) -> Pixels:
 
 
 def _filled(tiles: Pixels, count: int) -> Pixels:
-    """The tiles and paper behind them, `count` in all."""
+    """Appends blank tiles until there are `count`."""
     return np.concatenate([tiles, np.full((count - len(tiles), *tiles.shape[1:]), PAPER, np.uint8)])
 
 
@@ -164,18 +164,18 @@ MARGIN = 4
 SPACE = 4
 
 PNG_COMPRESSION = 3
-"""Of zlib: more takes longer than the bytes that it saves take to be written."""
+"""Level of zlib: a higher one costs more time than the saved bytes take to write."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Pixels and what they show.
+    """Pixels and a caption that says what they show.
 
     Args:
-        pixels: shape (height, width) with indices of the palette, or (height, width, 3) with RGB; uint8.
-        caption: one sentence; it is drawn above the pixels.
-        palette: the colours of the indices, shape (256, 3).
-        is_photo: whether the pixels may be coded with loss, as a photograph is.
+        pixels: palette indices of shape (height, width), or RGB of shape (height, width, 3); uint8.
+        caption: one sentence, drawn above the pixels.
+        palette: the RGB colours of the indices, shape (256, 3).
+        is_photo: True to encode as JPEG, with loss.
     """
 
     pixels: Pixels
@@ -184,7 +184,7 @@ class Picture:
     is_photo: bool = False
 
     def image(self) -> Image.Image:
-        """The pixels with the caption above them."""
+        """Returns the pixels with the caption above them."""
         height, width = self.pixels.shape[:2]
         text = _text(self.caption, max(width, CARD_WIDTH))
         canvas = np.full((len(text) + height, text.shape[1], *self.pixels.shape[2:]), PAPER, np.uint8)
@@ -196,7 +196,7 @@ class Picture:
         return image
 
     def encode(self) -> tuple[bytes, int, int]:
-        """The coded image, its width and its height: JPEG for photographs, else PNG, which loses nothing."""
+        """Returns the encoded image, its width and its height: JPEG for photographs, otherwise lossless PNG."""
         image, file = self.image(), io.BytesIO()
         if self.is_photo:
             image.save(file, "JPEG", quality=90)
@@ -206,7 +206,7 @@ class Picture:
 
 
 def _text(caption: str, width: int) -> Pixels:
-    """The caption as palette indices, shape (height, width)."""
+    """Draws a caption, wrapped to `width`, as palette indices of shape (height, width)."""
     lines: list[list[Pixels]] = [[]]
     for word in map(_word, caption.split()):
         taken = sum(part.shape[1] + SPACE for part in lines[-1])
@@ -224,7 +224,7 @@ def _text(caption: str, width: int) -> Pixels:
 
 @functools.lru_cache(maxsize=2048)
 def _word(word: str) -> Pixels:
-    """One word as palette indices, shape (LINE_HEIGHT, width). Captions differ in few words: the others are kept."""
+    """Draws one word as palette indices, shape (LINE_HEIGHT, width). Cached, because captions differ in few words."""
     font = _font()
     strip = Image.new("L", (math.ceil(font.getlength(word)), LINE_HEIGHT), 255)
     ImageDraw.Draw(strip).text((0, 0), word, fill=0, font=font)
@@ -239,5 +239,5 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def text_block(text: str, width: int) -> Pixels:
-    """A text in as many lines as it needs, as palette indices of shape (height, width)."""
+    """Draws a text, wrapped to `width`, without margins above and below; palette indices of shape (height, width)."""
     return _text(text, width)[MARGIN:-MARGIN]

@@ -1,4 +1,4 @@
-"""Calls a model once more without a trace, for pictures and for the search for NaN."""
+"""Repeats a call of a model, or a training step, without leaving a trace: for pictures and the search for NaN."""
 
 from hookboard.replay.step import GENERATORS, CannotRunAgainError, RandomState, step_again, undisturbed
 

@@ -21,15 +21,15 @@ from hookboard.torch_private import NoCollectives
 
 @contextmanager
 def undisturbed(module: nn.Module, *given: object) -> Iterator[None]:
-    """Make a call of our own of `module` inside the context, with gradients.
+    """Lets hookboard call `module` inside the context, with gradients, and undoes what the call changed.
 
-    Inside, compiled code runs uncompiled, taps observe nothing, and edits use copies of their rules. Afterwards the
-    random state (of Python, NumPy, torch's CPU and CUDA generators) and what all modules hold are as they were, see
-    `State`. Parameters are not saved: a call does not change them.
+    Inside, compiled code runs uncompiled, hooks observe nothing, and edits use copies of their rules. Afterwards the
+    random state (of Python, NumPy, torch's CPU and CUDA generators) and the state of all modules are as before, see
+    `State`. Parameters are not saved, because a call does not change them.
 
     Args:
         module: the module.
-        given: what it is called with, if the call may change it; it is put back too.
+        given: arguments that the call may change; they are restored too.
     """
     with torch.inference_mode(False), torch.enable_grad(), run_eagerly(), own_call(), same_random_state():
         state = State(module, *given)
@@ -40,7 +40,7 @@ def undisturbed(module: nn.Module, *given: object) -> Iterator[None]:
 
 
 class CannotRunAgainError(RuntimeError):
-    """A step that must not be run again; the message says why, as the end of a sentence."""
+    """The step must not be run again. The message says why, as the end of a sentence."""
 
 
 class Generator(NamedTuple):
@@ -48,8 +48,8 @@ class Generator(NamedTuple):
 
     Args:
         read: returns its state; None if it is not in use yet.
-        write: puts it into such a state.
-        as_bytes: a state as bytes, which are equal if the states are.
+        write: restores such a state.
+        as_bytes: converts a state to bytes, to compare states.
     """
 
     read: Callable[[], Any]
@@ -75,22 +75,22 @@ GENERATORS = {
 
 
 class RandomState:
-    """The state of global random generators when this object is made.
+    """The state of global random generators at the time when this object is made.
 
     Args:
-        of: the names of the generators whose states are kept. Reading them takes 50 us and more.
+        of: the names of the generators. Reading a state takes 50 us or more.
     """
 
     def __init__(self, of: Collection[str] = GENERATORS.keys()) -> None:
         self._states = {name: state for name in of if (state := GENERATORS[name].read()) is not None}
 
     def restore(self) -> None:
-        """Put the generators into that state."""
+        """Puts the generators back into that state."""
         for name, state in self._states.items():
             GENERATORS[name].write(state)
 
     def moved(self) -> set[str]:
-        """The names of those that numbers were drawn from since."""
+        """Returns the names of the generators that numbers have been drawn from since."""
         found = set()
         for name, state in self._states.items():
             _, _, as_bytes = generator = GENERATORS[name]
@@ -99,7 +99,7 @@ class RandomState:
         return found
 
     def of_others(self) -> "RandomState":
-        """The state in which the other generators are now."""
+        """Returns the present state of the generators that this object does not hold."""
         return RandomState(GENERATORS.keys() - self._states.keys())
 
 
@@ -107,24 +107,24 @@ class RandomState:
 def step_again(
     trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, state: RandomState, backward: int
 ) -> Iterator[Callable[[], Tensor]]:
-    """Prepare another run of `training_step`, which must start and end inside the context.
+    """Prepares a repetition of `training_step`, which must start and end inside the context.
 
-    The module is called without the wrapper of its strategy, on this rank alone: a collective in it raises. Under
-    manual optimization no optimizer steps, and the step ends at its backward pass.
+    The module is called without its strategy's wrapper, on this rank alone: a collective in it raises. Under manual
+    optimization no optimizer steps, and the repetition ends at the given backward pass.
 
     Args:
         trainer: the Trainer.
-        pl_module: its module.
+        pl_module: its LightningModule.
         batch: the batch, as `training_step` got it.
         batch_idx: its index.
-        state: the random state in which `training_step` began.
-        backward: under manual optimization, which of its backward passes is meant, from 1.
+        state: the random state before `training_step`.
+        backward: under manual optimization, the backward pass to stop at, counted from 1.
 
     Yields:
         A function that runs the step and returns its loss.
 
     Raises:
-        CannotRunAgainError: another run could leave a trace, or could not be the same.
+        CannotRunAgainError: the repetition could leave a trace, or could differ.
     """
     _check(trainer, pl_module, batch, backward)
     with ExitStack() as until_end:
@@ -171,7 +171,7 @@ def _loss_in(returned: Any) -> Tensor:
 
 
 class _Reached(BaseException):
-    """The backward pass that is meant; no `except Exception` of the user's takes it."""
+    """Raised at the backward pass that ends a repetition; the user's `except Exception` does not catch it."""
 
     def __init__(self, loss: Tensor) -> None:
         self.loss = loss
@@ -199,7 +199,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class _Idle:
-    """Stands for an optimizer or a scheduler, and changes nothing."""
+    """Stands in for an optimizer or a scheduler, and changes nothing."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -224,7 +224,7 @@ def _idled(given: Any) -> Any:
 
 @contextmanager
 def _idle(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """Have manual optimization change nothing."""
+    """Keeps manual optimization from changing anything inside the context."""
     optimizers, schedulers = _idled(pl_module.optimizers()), _idled(pl_module.lr_schedulers())
     names = ("toggle_optimizer", "untoggle_optimizer", "clip_gradients")
     with ExitStack() as until_end:
@@ -238,7 +238,7 @@ def _idle(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
 
 @contextmanager
 def _without_logs(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """Ignore what the step logs, by `self.log` and by its loggers."""
+    """Discards what the step logs, with `self.log` or directly to its loggers."""
     loggers = trainer.loggers
     with _replaced(pl_module, log=_nothing, log_dict=_nothing):
         try:
@@ -250,7 +250,7 @@ def _without_logs(trainer: Trainer, pl_module: LightningModule) -> Iterator[None
 
 @contextmanager
 def _replaced(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Give an object other attributes, past any `__setattr__` of its class."""
+    """Replaces attributes of an object inside the context, bypassing any `__setattr__` of its class."""
     before = {name: owner.__dict__[name] for name in attributes if name in owner.__dict__}
     try:
         owner.__dict__.update(attributes)
