@@ -145,6 +145,7 @@ class SiteLogger(HookboardCallback[V]):
         if any(ROLES[role].is_gradient for role in state.roles):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             state.loss_scale = LossScale(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
+            state.sees_backward = state.loss_scale is not None
 
     def _recorder(self, trainer: Trainer, pl_module: LightningModule, state: StageState) -> Recorder:
         """What measures the tensors of one stage."""
@@ -183,15 +184,14 @@ class SiteLogger(HookboardCallback[V]):
 
     def _before_backward(self, state: V) -> None:
         """Note the scale that this backward pass carries."""
-        if state.loss_scale is not None:
-            state.taps.show_pending()
-            state.recorder.scale = state.loss_scale.before_backward()
+        assert state.loss_scale is not None
+        state.taps.show_pending()
+        state.recorder.scale = state.loss_scale.before_backward()
 
     def _after_backward(self, state: V) -> None:
         """Gradients that come from now on carry no scale."""
-        if state.loss_scale is not None:
-            state.taps.show_pending()
-            state.recorder.scale = None
+        state.taps.show_pending()
+        state.recorder.scale = None
 
     def _before_optimizer_step(self, pl_module: LightningModule, state: V, optimizer: Optimizer) -> None:
         self._follow_weights(pl_module, state)
@@ -206,8 +206,9 @@ class SiteLogger(HookboardCallback[V]):
 
     def _end_batch(self, trainer: Trainer, state: V) -> None:
         if state.stage == "train" and not is_accumulating(trainer):
-            self._do(state, "after the optimizer step", self._measure_after_step, trainer, state)
-            state.before.clear()
+            if state.weights:
+                self._do(state, "after the optimizer step", self._measure_after_step, trainer, state)
+                state.before.clear()
             if state.stage in self._live:
                 self._log(trainer, state)
 
@@ -256,10 +257,12 @@ class SiteLogger(HookboardCallback[V]):
         if wanted is not None and shared is None:
             self._stretch(state, wanted)
 
+        if shared is None:
+            return sent
+
         def arrived() -> tuple[Readings, list[float], list[float]]:
             readings, flags, numbers = sent()
-            if shared is not None:
-                state.wanted = int(flags[-1])
+            state.wanted = int(flags[-1])
             return readings, flags, numbers
 
         return arrived

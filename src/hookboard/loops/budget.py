@@ -59,7 +59,9 @@ class OverheadShare:
             return None
         is_first, self._step = self._step is None, step
         now = perf_counter()
-        spent = sum(clock.until(now) for clock in clocks)
+        spent = 0.0
+        for clock in clocks:
+            spent += clock.until(now)
         if self._last is not None and is_first:
             return None
         last, self._last = self._last, (now, spent)

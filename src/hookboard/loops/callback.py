@@ -212,7 +212,6 @@ class HookboardCallback(CallbackMethods[W]):
         except Exception as error:
             alert(f"{self._name} begins anew, without what was seen before the checkpoint: {error}.")
 
-    @timed
     def begin_batch(
         self, trainer: Trainer, pl_module: LightningModule, stage: str, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
@@ -222,7 +221,7 @@ class HookboardCallback(CallbackMethods[W]):
             return
         has_budget = self._budget is not None and stage == "train"
         if has_budget and is_due(logged_step(trainer), state.every_n_steps):
-            self._keep_step(state)
+            self._do(state, "at the start of a batch", self._keep_step, state)
             if stage not in self._live:  # another rank is lost
                 return
         state.is_due = self._wants(trainer, state, batch_idx, dataloader_idx)
@@ -245,7 +244,7 @@ class HookboardCallback(CallbackMethods[W]):
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "before the backward pass", self._see_loss, trainer, pl_module, state, loss)
-        if state is not None and state.is_due:
+        if state is not None and state.is_due and state.sees_backward:
             self._do(state, "before the backward pass", self._before_backward, state)
 
     def after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -253,7 +252,7 @@ class HookboardCallback(CallbackMethods[W]):
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "after the backward pass", self._see_gradients, trainer, pl_module, state)
-        if state is not None and state.is_due:
+        if state is not None and state.is_due and state.sees_backward:
             self._do(state, "after the backward pass", self._after_backward, state)
 
     def before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
@@ -276,7 +275,6 @@ class HookboardCallback(CallbackMethods[W]):
             if state.is_due:
                 self._do(state, "in the middle of a batch", state.observe, on)
 
-    @timed
     def end_batch(self, trainer: Trainer, stage: str) -> None:
         """See `_end_batch`."""
         state = self._live.get(stage)

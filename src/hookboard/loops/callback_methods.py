@@ -132,10 +132,10 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """Before a batch that is watched."""
 
     def _before_backward(self, state: W) -> None:
-        """Before the backward pass of a batch that is watched."""
+        """Before the backward pass of a batch that is watched, if the stage has `sees_backward`."""
 
     def _after_backward(self, state: W) -> None:
-        """After the backward pass of a batch that is watched."""
+        """After the backward pass of a batch that is watched, if the stage has `sees_backward`."""
 
     def _before_optimizer_step(self, pl_module: LightningModule, state: W, optimizer: Optimizer) -> None:
         """Before a step of this optimizer, in a batch that is watched."""

@@ -56,6 +56,7 @@ class StageState:
         last_due: the last step that was due; None before.
         wanted: the factor that the slowest rank wants from the next due step on; None before it is known.
         has_fault: whether a fault of ours has ended it.
+        sees_backward: whether the callback does something before and after the backward pass of watched batches.
         until_end: undoes, when the stage ends, what was done for it.
         until_batch_end: undoes, when a watched batch has ended, what was done for it.
     """
@@ -73,6 +74,7 @@ class StageState:
     last_due: int | None = None
     wanted: int | None = None
     has_fault: bool = False
+    sees_backward: bool = False
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)
 

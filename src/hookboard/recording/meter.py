@@ -159,7 +159,9 @@ class Meter:
         with self._lock:  # nobody has added to bins and not yet appended the row
             rows, channels = self.rows.take(self.channel_rows.take)
             measured = {each[0] for each in rows}
-            if lends_bins or not self.has_bins:
+            if not self.has_bins:
+                bins = {}
+            elif lends_bins:
                 bins = self.slots.lend_bins(measured)
             else:
                 with self.rows.streams.joined():
@@ -172,8 +174,8 @@ class Meter:
         packet = Packet(
             layout,
             merged,
-            [channels.get(number) for number in range(len(layout))],
-            [bins.get(number) for number in range(len(layout))],
+            [*map(channels.get, range(len(layout)))],
+            [*map(bins.get, range(len(layout)))],
             flags.to(merged.device).to(merged),
             along.to(merged.device).to(merged),
         )

@@ -85,15 +85,16 @@ class Packet:
             return lambda: self
         channels = [torch.as_tensor(each) for each in self.channels if each is not None]
         bins = [torch.as_tensor(each) for each in self.bins if each is not None]
-        arrived = sent_together([self.rows, self.flags, self.along, *channels, *bins])
+        arrived, layout = sent_together([self.rows, self.flags, self.along, *channels, *bins]), self.layout
+        has_channels, has_bins = [each is not None for each in self.channels], [each is not None for each in self.bins]
 
         def packet() -> Packet:
             rows, flags, along, *rest = arrived()
             parts = iter(rest)
             # A reading that is kept does not keep the packet.
-            its_channels = [None if each is None else next(parts).numpy().copy() for each in self.channels]
-            its_bins = [None if each is None else next(parts) for each in self.bins]
-            return Packet(self.layout, rows, its_channels, its_bins, flags, along)
+            its_channels = [next(parts).numpy().copy() if is_there else None for is_there in has_channels]
+            its_bins = [next(parts) if is_there else None for is_there in has_bins]
+            return Packet(layout, rows, its_channels, its_bins, flags, along)
 
         return packet
 

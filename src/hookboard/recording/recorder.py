@@ -132,48 +132,57 @@ class Recorder:
         mine, measured = self._meter.take(
             _NONE if flags is None else flags, _NONE if along is None else along, lends_bins=self._is_alone
         )
-        on_host = mine.to_host()
+        on_host, lent = mine.to_host(), mine.bins if self._is_alone and self._meter.has_bins else ()
 
         def arrived() -> tuple[Readings, list[float], list[float]]:
             packet = on_host()
             if self._exchange is not None:
                 packet = self._exchange.merged(packet)
             readings = self._readings(packet, measured)
-            if self._is_alone:
-                self._meter.slots.give_back(mine.bins)
+            if lent:
+                self._meter.slots.give_back(lent)
             return readings, packet.flags.tolist(), packet.along.tolist()
 
         return arrived
 
     def _readings(self, packet: Packet, measured: Container[int]) -> Readings:
         """Make the readings of every site that was measured here, or on another rank."""
-        sites, rows, slots = list(packet.layout), packet.rows.numpy(), self._meter.slots
-        channels = [None if each is None else np.asarray(each) for each in packet.channels]
+        sites, extents, rows = list(packet.layout), list(packet.layout.values()), packet.rows.numpy()
         elements = elements_in(rows)
         for row in np.flatnonzero(np.isnan(elements)):  # the rest is not the whole
             self._meter.off.add(sites[row])
-        is_read = elements > 0
-        for row in np.flatnonzero(elements == 0):
-            slot, channels[row] = slots.by_site.get(sites[row]), None
+        is_empty, slots = elements == 0, self._meter.slots.by_site
+        is_read = (elements > 0) | is_empty
+        for row in np.flatnonzero(is_empty):
+            slot = slots.get(sites[row])
             is_read[row] = slot is not None and slot.index in measured
-        kept = np.flatnonzero(is_read).tolist()
-        if self._places.sites != (read := [sites[row] for row in kept]):
+        read: list[Site] = []
+        channels: list[np.ndarray | None] = []
+        bins: list[np.ndarray | None] = []
+        dtypes: list[torch.dtype | None] = []
+        widths: list[int] = []
+        for row in np.flatnonzero(is_read).tolist():
+            its_channels, its_bins = packet.channels[row], packet.bins[row]
+            read.append(sites[row])
+            channels.append(None if its_channels is None or is_empty[row] else np.asarray(its_channels))
+            bins.append(None if its_bins is None else np.asarray(its_bins))
+            dtypes.append(extents[row].dtype)
+            widths.append(extents[row].channels)
+        if self._places.sites != read:
             self._places = Places(read)
-        extents = list(packet.layout.values())
-        dtypes, widths = [extents[row].dtype for row in kept], [extents[row].channels for row in kept]
-        rows = rows if len(kept) == len(rows) else rows[kept]
-        channels = [channels[row] for row in kept]
-        bins = [None if packet.bins[row] is None else np.asarray(packet.bins[row]) for row in kept]
+        rows = rows if len(read) == len(rows) else rows[is_read]
         for column in self._not_measured:  # one slice after the other: a list of columns would be copied
-            for part in (rows, *(each for each in channels if each is not None)):
-                part[:, column] = math.nan
+            rows[:, column] = math.nan
+            for part in channels:
+                if part is not None:
+                    part[:, column] = math.nan
         columns = self._plan.table(rows, bins, channels, dtypes)
-        drawn = self._histograms(rows, bins)
+        drawn = self._histograms(rows, bins) if self._histogram else len(read) * [None]
         return Readings(self._places, rows, channels, dtypes, widths, columns, drawn, self.stage)
 
     def _histograms(self, rows: np.ndarray, bins: Sequence[np.ndarray | None]) -> list[Histogram | None]:
         drawn: list[Histogram | None] = [None] * len(bins)
-        counted = [row for row, each in enumerate(bins) if each is not None] if self._histogram else []
+        counted = [row for row, each in enumerate(bins) if each is not None]
         if counted:
             low, high = rows[counted][:, [_MIN, _MAX]].T
             found = histograms([each for each in bins if each is not None], low, high)

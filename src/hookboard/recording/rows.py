@@ -265,6 +265,8 @@ class ChannelBuffer:
 
     def take(self) -> dict[int, ChannelRows | None]:
         """Empty the buffer; returns the merged rows of each owner, None where its calls had no channels in common."""
+        if not self._calls:
+            return {}
         with self._lock:
             calls, self._calls = self._calls, {}
             unlike, self._unlike = self._unlike, set()
