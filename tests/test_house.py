@@ -275,7 +275,7 @@ def private_uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
                     yield argument.value, node.lineno
 
 
-SAME_NAMES = {"Call", "Form", "Place", "gradients.py", "table.py"}
+SAME_NAMES = {"Call", "Form", "Place"}
 """Names of classes and files that are still there more than once."""
 
 
