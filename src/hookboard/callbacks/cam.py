@@ -117,7 +117,7 @@ class CAMLogger(PictureLogger):
         return Selection()
 
     def written_tags(self) -> list[str]:
-        """The tags that it writes; `<layer>` stands for a layer that is chosen when the model runs."""
+        """Return the tags that it writes; `<layer>` stands for a layer that is chosen when the model runs."""
         names = ["<layer>"] if self.modules is None else [n for w in self._live.values() for n in w.selection.modules]
         return [f"cam/{name}/{self.method}" for name in names] if self._live else []
 
@@ -235,7 +235,7 @@ class _ShownBatch:
 
 
 def _sent(groups: Sequence[Mapping[str, Tensor | None]]) -> Callable[[], list[dict[str, Any]]]:
-    """What gives the same with tensors on the host, see `sent_together`."""
+    """Start the copies of all tensors to the host; returns what gives the groups with the copies."""
     arrived = sent_together([tensor for group in groups for tensor in group.values() if tensor is not None])
 
     def groups_there() -> list[dict[str, Any]]:
@@ -252,7 +252,7 @@ def _no_such_class(target: str | int, wanted: list[int], last: int) -> NothingTo
 
 
 def _labels_in(batch: Any, call: Classification) -> Tensor | None:
-    """The first integers of shape (n,) in the batch of the n pictures, for the samples that are shown."""
+    """Return the first integers of shape (n,) in the batch of the n pictures, for the samples that are shown."""
     for _, tensor in tensors_in(batch):
         if tensor.shape == (call.of,) and not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor[: call.count].long()
@@ -260,7 +260,7 @@ def _labels_in(batch: Any, call: Classification) -> Tensor | None:
 
 
 def _as_maps(tensor: Tensor, layer: TargetLayer, aspect: float | None) -> Tensor:
-    """In float32, shape (n, channels, height, width)."""
+    """Return a layer's tensor as maps in float32, shape (n, channels, height, width)."""
     maps = maps_in(samples_first(tensor.float(), layer.module), layer.module, aspect=aspect)
     if tensor.ndim == 3 and maps.values.shape[1] == 1:
         raise NothingToShowError(
@@ -274,7 +274,7 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
 
 
 def _without_other_ranks(trainer: Trainer) -> AbstractContextManager[Any]:
-    """Where rank 0 alone calls the model: a collective in it would wait for ever, and raises instead."""
+    """Make collectives raise while rank 0 alone calls the model: they would wait for ever."""
     if trainer.world_size == 1 or isinstance(trainer.strategy, ModelParallelStrategy):
         return nullcontext()
     return NoCollectives(

@@ -129,7 +129,7 @@ class FeatureMapLogger(PictureLogger):
         return {name: found[name] for name in (names[round(k * (len(names) - 1) / last)] for k in range(last + 1))}
 
     def written_tags(self) -> list[str]:
-        """The tags that it writes."""
+        """Return the tags that it writes."""
         return [f"feature_maps/{name}" for state in self._live.values() for name in state.selection.modules]
 
     def _take(self, pl_module: LightningModule, batch: Any, state: PictureState) -> "_ShownTensors":
@@ -209,7 +209,7 @@ class _ShownTensors:
 
 
 def _is_worth_showing(module: nn.Module) -> bool:
-    """Whether it is a convolution or a transformer block (not an attention itself, but with one as a child)."""
+    """Return whether it is a convolution or a transformer block (not an attention itself, but with one as a child)."""
     if isinstance(module, CONVOLUTIONS):
         return True
     return not _is_attention(module) and any(map(_is_attention, module.children()))

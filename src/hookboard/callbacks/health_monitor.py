@@ -286,7 +286,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.end_if_asked(trainer, self.stop_on, self._verdicts, self._merges(trainer))
 
     def written_tags(self) -> Iterator[str]:
-        """The one by which two monitors are told to write the same."""
+        """Yield the verdict tag, so that two monitors in one Trainer are reported as writing the same tag."""
         return iter([VERDICT] if "train" in self._live else [])
 
     def _end_training(self, trainer: Trainer, state: HealthState) -> None:

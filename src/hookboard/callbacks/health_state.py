@@ -64,7 +64,7 @@ class Losses:
     waiting: Tensor | None
 
     def read(self, arrived: Sequence[float]) -> list[Loss]:
-        """The loss of each optimizer step, in order; `arrived` are those of `waiting`, on the host."""
+        """Return the loss of each optimizer step, in order; `arrived` are those of `waiting`, on the host."""
         on_host, losses = iter(arrived), dict[int, Loss]()
         for step, batch_idx, loss in self.parts:
             value = next(on_host) if isinstance(loss, Tensor) else loss
@@ -103,7 +103,7 @@ class LossMeter:
         return None
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """What a fit that is continued from a checkpoint must know: the parts so far.
+        """Return the losses that are kept, for a checkpoint.
 
         Args:
             again: the step and the index of a batch that is left out; None for none.
@@ -113,14 +113,14 @@ class LossMeter:
         return {"places": [part[:2] for part in kept], "on_host": on_host, "waiting": _together(kept)}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Begin with these parts."""
+        """Restore the losses of a checkpoint."""
         arrived = iter([] if parts["waiting"] is None else parts["waiting"].tolist())
         losses = [next(arrived) if loss is None else loss for loss in parts["on_host"]]
         places = parts["places"]
         self._parts = deque(((*place, loss) for place, loss in zip(places, losses, strict=True)), maxlen=MOST_LOSSES)
 
     def take(self) -> Losses:
-        """The losses since the last call; nothing here waits for the device."""
+        """Return the losses since the last call, without waiting for the device."""
         parts, self._parts = list(self._parts), deque(maxlen=MOST_LOSSES)
         if len(parts) == MOST_LOSSES:  # of the first step some may be lost: a part of its loss is not its loss
             parts = [part for part in parts if part[0] != parts[0][0]]
@@ -128,7 +128,7 @@ class LossMeter:
 
 
 def _together(parts: Sequence[Part]) -> Tensor | None:
-    """The losses that are on a device, shape (k,); None if there is none."""
+    """Return the losses that are on a device, shape (k,); None if there is none."""
     there = [loss for _, _, loss in parts if isinstance(loss, Tensor)]
     if not there:
         return None
@@ -137,7 +137,7 @@ def _together(parts: Sequence[Part]) -> Tensor | None:
 
 
 def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
-    """The loss of each step over the data of all ranks: the mean of theirs, whose gradient all of them follow.
+    """Return the loss of each step over the data of all ranks: the mean of theirs, whose gradient all of them follow.
 
     Every rank must call this.
 
@@ -164,7 +164,7 @@ def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
 
 
 def _summed(parts: Tensor) -> Tensor:
-    """The sum and the number of losses of several ranks; the rest is that of the first rank that has one."""
+    """Return the sum and the number of losses of several ranks; the rest is that of the first rank that has one."""
     first = (parts[:, :, 1] > 0).long().argmax(0)
     rest = parts[first, torch.arange(parts.shape[1], device=parts.device), 2:]
     return torch.cat([parts[:, :, :2].sum(0), rest], dim=1)
@@ -194,7 +194,7 @@ class Reporter:
     def after_look(
         self, verdicts: tuple[Verdict, ...], records: Mapping[str, Sequence[bytes]], scalars: Mapping[str, float]
     ) -> None:
-        """Write what is due after a look, and say what is new.
+        """Write the page after a look, and log a line for each new alarm.
 
         Args:
             verdicts: worst first.
@@ -207,7 +207,7 @@ class Reporter:
         self._loggers.write(replace(entry, scalars={**entry.scalars, **scalars}))
 
     def at_event(self, verdicts: tuple[Verdict, ...], step: int, before: Look | None) -> None:
-        """Write the readings before the first NaN or Inf, and say it.
+        """Log new alarms, and write the readings before the first NaN or Inf.
 
         Args:
             verdicts: worst first.
@@ -219,7 +219,7 @@ class Reporter:
             self._loggers.write(Entry(step, texts={BEFORE: before_nonfinite(before)}))
 
     def close(self, verdicts: tuple[Verdict, ...]) -> None:
-        """Write the last page, and say the verdict; once."""
+        """Write the last page and log the verdict; a second call does nothing."""
         run = self._judge.run
         if self._is_closed or not run.seen:
             return
@@ -229,7 +229,7 @@ class Reporter:
         say("\n".join(closing(run, verdicts, self._loggers.places)))
 
     def _say_new(self, verdicts: tuple[Verdict, ...]) -> None:
-        """A line for each new alarm that no other explains."""
+        """Log a line for each new alarm that no other explains."""
         for verdict in verdicts:
             key = verdict.rule, verdict.module
             if verdict.severity == "alarm" and key not in self.alarms:
@@ -242,7 +242,7 @@ def layers_in(
     modules: str | Sequence[str] | None,
     types: str | type | Sequence[str | type] | None,
 ) -> Selection:
-    """What is watched of a model, see `HealthMonitor`.
+    """Select the layers that `HealthMonitor` watches.
 
     Raises:
         ValueError: the patterns or types match no module.
@@ -260,14 +260,14 @@ def layers_in(
 
 
 def _rule_among(modules: object) -> str:
-    """A hint, where the name of a rule was given for modules; else ""."""
+    """Return a hint if the name of a rule was given as `modules`; otherwise ""."""
     given = list(modules) if isinstance(modules, list | tuple) else [modules]
     rule = next((name for name in RULES if name in given), None)
     return f" {rule!r} is a rule: give rules={rule!r}." if rule else ""
 
 
 def some_units(weight: Tensor) -> Tensor:
-    """Of a large weight, or its gradient, every k-th unit, whole; of a small one all.
+    """Return every k-th unit of a large weight or gradient, and all units of a small one.
 
     >>> some_units(torch.zeros(1000, 200)).shape
     torch.Size([250, 200])
@@ -285,7 +285,7 @@ def some_units(weight: Tensor) -> Tensor:
 
 
 def say_split(weights: Mapping[str, Weight]) -> None:
-    """Warn of weights that are split over processes: what cannot be seen of them."""
+    """Warn that some rules cannot judge weights that are split over processes."""
     split = [name for name, weight in weights.items() if any(isinstance(part, DTensor) for part in weight.parameters)]
     if split:
         warn(
@@ -344,7 +344,7 @@ class HealthState(MeasurementState):
     earlier: frozenset[tuple[str, str]] = field(default=frozenset(), kw_only=True)
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Besides, what the judge and the black box know, and the losses that no look has taken yet."""
+        """Return, besides, the state of the judge and of the black box, and the losses since the last look."""
         return {
             **super().parts(again),
             **{name: getattr(self, name) for name in _KEPT},
@@ -355,7 +355,7 @@ class HealthState(MeasurementState):
         }
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Go on judging the same run. A rank without a judge keeps to the same looks."""
+        """Restore the state of a checkpoint, to go on judging its run. A rank without a judge keeps to its looks."""
         if self.judge is not None and self.reporter is not None and parts["judge"] is not None:
             go_on(self.judge, parts["judge"], {layer.name: layer for layer in self.judge.run.layers})
             self.reporter.alarms = parts["alarms"]
@@ -367,7 +367,7 @@ class HealthState(MeasurementState):
         super().go_on(parts)
 
     def begin_judging(self, judge: Judge) -> None:
-        """Have this judge judge the run, and tell what it says."""
+        """Set the judge of the run, and a reporter for what it says."""
         self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps)
 
     def note_gaps(self) -> None:
@@ -437,7 +437,7 @@ class HealthState(MeasurementState):
             return None
 
     def follow(self, known: dict[str, Layer], layers: Mapping[str, Layer]) -> None:
-        """Take other layers, where the model has changed; `known` is what the recorder reads."""
+        """Replace the layers after the model has changed; `known` is the dict that the recorder reads."""
         known.clear()
         known.update(layers)
         self.recorder.forget_shapes()
@@ -450,7 +450,7 @@ class HealthState(MeasurementState):
         return self.black_box is not None and len(self.black_box.events) > self.told
 
     def new_events(self) -> list[Nonfinite]:
-        """What the black box has found since the last call."""
+        """Return what the black box has found since the last call."""
         events = [] if self.black_box is None else self.black_box.events[self.told :]
         self.told += len(events)
         return events
@@ -467,7 +467,7 @@ class HealthState(MeasurementState):
         return verdicts
 
     def guilty(self, stop_on: str | Sequence[str], verdicts: Sequence[Verdict]) -> Verdict | None:
-        """The first alarm of a rule of `stop_on`, which may be `alarm` for any; of those of this fit."""
+        """Return the first alarm of this fit from a rule in `stop_on`, where `alarm` stands for any rule."""
         asked = {stop_on} if isinstance(stop_on, str) else {*stop_on}
         alarms = (v for v in verdicts if v.severity == "alarm" and (v.rule, v.module) not in self.earlier)
         return next((v for v in alarms if {"alarm", v.rule} & asked), None)
@@ -501,7 +501,7 @@ class HealthState(MeasurementState):
 
 
 def firsts_over_ranks(ranks: Ranks, events: list[Nonfinite]) -> list[Nonfinite]:
-    """One event of each step that had any, of those of all ranks. Every rank must call this.
+    """Return the first event of each step, over all ranks. Every rank must call this.
 
     Each rank has batches of its own, so an event that a batch has led to names the rank.
     """
@@ -523,7 +523,7 @@ def _firsts(ranks: Sequence[Sequence[Nonfinite]]) -> list[Nonfinite]:
 
 
 def steps_of(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Stepped]:
-    """What an optimizer does with each of these weights, by its name, at the rates that are in force now.
+    """Return what an optimizer does with each weight at its current learning rates, by the weight's name.
 
     A weight that is frozen now (`requires_grad` is False) is left out: the optimizer holds it and does nothing with it.
     """

@@ -157,11 +157,11 @@ class Intervention(HookboardCallback[_EditState]):
             rank_zero_warn(f"Intervention has changed nothing in this fit: {self._description(state)}.")
 
     def written_tags(self) -> list[str]:
-        """The tag of the text that says what is changed."""
+        """Return the tag of the text that says what is changed."""
         return [state.tag for state in self._live.values()][:1]
 
     def _tag(self, trainer: Trainer) -> str:
-        """The tag of the text: of several interventions with the same role, all but the first have a number."""
+        """Return the tag of the text: of several interventions with the same role, all but the first have a number."""
         alike = [c for c in callbacks_of(trainer) if isinstance(c, Intervention) and c.role == self.role]
         number = next(i for i, callback in enumerate(alike, 1) if callback is self)
         return f"interventions/{self.role}" + (f"/{number}" if number > 1 else "")

@@ -80,7 +80,7 @@ class KernelLogger(PictureLogger):
         return Selection(found)
 
     def written_tags(self) -> list[str]:
-        """The tags that it writes."""
+        """Return the tags that it writes."""
         return [f"kernels/{name}" for state in self._live.values() for name in state.selection.modules]
 
     def _begin_training(self, trainer: Trainer, state: PictureState) -> None:
@@ -117,7 +117,7 @@ class KernelLogger(PictureLogger):
 
 
 def _weight_in_use(state: PictureState, name: str, module: nn.Module) -> Tensor | None:
-    """The weight in use; None, which is said once, if the user's code that computes it has failed."""
+    """Return the weight in use; None, which is said once, if the user's code that computes it has failed."""
     if state.memory.get(module, module) is None:
         return None
     try:

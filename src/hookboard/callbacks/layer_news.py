@@ -43,12 +43,12 @@ class LayerNews:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def parts(self) -> dict[str, Any]:
-        """What a fit that is continued from a checkpoint must know, for the same record."""
+        """Return what the record is made of, for a checkpoint."""
         facts = self._of[1] or self._earlier
         return {"facts": dict(facts), "met": self._met, "ran": self._ran, "shapes": self._shapes}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Know it. The record is written all the same: the fit may have a new folder."""
+        """Restore the parts of a checkpoint. The record is written again: the fit may have a new folder."""
         self._earlier, self._met, self._ran, self._shapes = (parts[name] for name in ("facts", "met", "ran", "shapes"))
 
     def look_again(self) -> None:
@@ -56,7 +56,7 @@ class LayerNews:
         self._facts = None
 
     def facts(self, model: nn.Module, selection: Selection) -> "Facts":
-        """What the other methods need of the model, which only the training thread may look at; each runs in any one.
+        """Collect what the other methods need of the model, in the training thread; they may run in any thread.
 
         Args:
             model: the whole model.
@@ -73,7 +73,7 @@ class LayerNews:
     def after_step(
         self, readings: Readings, facts: "Facts", recorder: Recorder, every_n_steps: int
     ) -> dict[str, list[bytes]]:
-        """The record by its tag if it has changed; otherwise nothing.
+        """Return the record by its tag if it has changed; otherwise an empty dict.
 
         Modules stand in the order in which they ran first; those that did not run so far, and those of which only
         parameters are watched, where the model defines them.
@@ -106,7 +106,7 @@ class LayerNews:
         recorder: Recorder,
         every_n_steps: int,
     ) -> dict[str, list[bytes]]:
-        """The same for who knows the order of the modules.
+        """Return the same as `after_step`, with an order of the modules that the caller knows.
 
         Args:
             sign: as long as it is the same object, the order is, and nothing is looked at.
@@ -143,7 +143,7 @@ class Facts(dict[str, LayerFacts]):
 
 
 def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts:
-    """What is known of each module.
+    """Collect what is known of each module.
 
     Args:
         model: the whole model.

@@ -45,7 +45,7 @@ class LossScale:
         return self.in_force()
 
     def in_force(self) -> Tensor | None:
-        """A copy of the current scale, shape ()."""
+        """Return a copy of the current scale, shape ()."""
         scale = scale_of(self._scaler)
         return None if scale is None else scale.detach().clone()
 
@@ -115,7 +115,7 @@ class LossScale:
         return readings.blanked(unknown)
 
     def _flags(self, optimizers: Sequence[Optimizer], device: torch.device) -> Tensor:
-        """What has happened since the last call, shape (optimizers + 1,), bool, on `device`.
+        """Return the overflows since the last call, shape (optimizers + 1,), bool, on `device`.
 
         Whether each optimizer has overflowed; and whether one has stepped before any backward pass of Lightning. Then
         gradients come from a backward pass of the user's, and nothing tells whether its loss was scaled.
@@ -143,7 +143,7 @@ class Holders:
 
     @staticmethod
     def of(model: nn.Module, optimizers: Sequence[Optimizer], weights: Mapping[str, Weight]) -> "Holders":
-        """Those of now."""
+        """Build the lookup tables from the current optimizers, modules and weights."""
         modules = {"": model, **dict(named_submodules(model))}
         return Holders(
             [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers],
@@ -152,7 +152,7 @@ class Holders:
         )
 
     def of_site(self, site: Site) -> set[int]:
-        """The numbers of the optimizers that a site belongs to: which hold the parameter, or one of the module.
+        """Return the numbers of the optimizers that a site belongs to: which hold the parameter, or one of the module.
 
         A module without parameters belongs to the optimizers of the module around it; if no module around it has any
         parameter, to all optimizers.
@@ -181,6 +181,6 @@ def marked(readings: Readings, guilty: Set[int], holders: Holders) -> Readings:
 
 
 def _is_of_call(site: Site) -> bool:
-    """Whether its gradients come with a call of a module, not with a parameter."""
+    """Return whether its gradients come with a call of a module, not with a parameter."""
     traits = ROLES[site.role]
     return traits.is_gradient and not traits.of_parameter

@@ -49,29 +49,29 @@ class MeasurementState(StageState):
     news: LayerNews = field(init=False)
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """The cadence in force, what is known of the layers, and whose turn comes next."""
+        """Return the cadence in force, what is known of the layers, and whose turn comes next."""
         turns = {} if self.before.turns is None else {"turns": self.before.turns.parts()}
         return {**{name: getattr(self, name) for name in _KEPT}, "news": self.news.parts(), **turns}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Keep to that cadence, to the order of the layers and to the turns."""
+        """Restore the cadence, the order of the layers and the turns."""
         if self.before.turns is not None:
             self.before.turns.go_on(parts.get("turns"))
         vars(self).update({name: parts[name] for name in _KEPT})
         self.news.go_on(parts["news"])
 
     def stop_showing(self) -> None:
-        """End what the hooks show of a batch."""
+        """Stop the hooks at the end of a batch."""
         self.taps.active = False
         if self.stage == "train":
             self.taps.settle()
 
     def observe(self, on: bool) -> None:
-        """Observe nothing while other callbacks run in the middle of a batch, then go on."""
+        """Switch the hooks off while other callbacks run in the middle of a batch, then on again."""
         self.taps.active = on
 
     def follow_weights(self, weights: dict[str, Weight]) -> dict[str, str]:
-        """Take these weights; returns the name of each that differs, and `new`, `replaced` or `gone`."""
+        """Replace the watched weights; returns the name of each that differs, and `new`, `replaced` or `gone`."""
         kinds = {name: "replaced" if name in self.weights else "new" for name in weights}
         kinds |= dict.fromkeys(self.weights.keys() - weights.keys(), "gone")
         before, self.weights = self.weights, weights
@@ -101,7 +101,7 @@ class MissingSites:
     def of(
         owner: str, state: MeasurementState, expected: Iterable[tuple[str, Role]], among: Sequence[str]
     ) -> "MissingSites":
-        """The gaps at this step. A weight whose turn comes later is none."""
+        """Collect the sites without a reading at this step; a weight whose turn comes later is none of them."""
         turns = state.before.turns
         waiting = frozenset[str]() if turns is None else turns.waiting
         named = [each for each in expected if each[1] != "parameter_update" or each[0] not in waiting]
@@ -115,7 +115,7 @@ class MissingSites:
         names_of: Callable[[Role], Sequence[str]],
         why_not_there: Callable[[str], str],
     ) -> None:
-        """Give one warning that names all sites without a reading, grouped by cause, and say what statistics lack.
+        """Warn once of all sites without a reading, grouped by cause, and log which statistics some sites lack.
 
         Args:
             state: of the stage.
@@ -136,7 +136,7 @@ class MissingSites:
             inform(f"{self.owner}: no {name} of {sites}: {why_not_there(name)} (this is said once).")
 
     def found(self, recorder: Recorder, readings: Iterable[Reading]) -> Iterator[tuple[str, Role, str]]:
-        """Name, role and cause of everything that should have been measured and was not."""
+        """Yield name, role and cause of everything that should have been measured and was not."""
         measured = {(reading.site.name, reading.site.role): reading for reading in readings}
         for (name, role), cause in self.causes.items():
             reading = measured.get((name, role))
@@ -153,7 +153,7 @@ def _why_silent(state: MeasurementState, name: str, role: Role) -> str:
 
 
 def facts_of(model: nn.Module, plan: Plan) -> dict[str, Any]:
-    """What a recorder needs for the statistics of a plan: `channels` and `ends`, where they ask for them."""
+    """Return the arguments `channels` and `ends` of a recorder, as far as the statistics of a plan need them."""
     facts: dict[str, Callable[..., Any]] = {}
     modules = {"": model, **dict(named_submodules(model))}
     if "channels" in plan.wanted:
@@ -171,7 +171,7 @@ def facts_of(model: nn.Module, plan: Plan) -> dict[str, Any]:
 def without_curves(
     names_of: Callable[[Role], Sequence[str]], readings: Sequence[Reading], among: Iterable[str]
 ) -> Iterator[tuple[str, str]]:
-    """Each statistic that was asked for and that some readings do not have, with the names of their sites in one line.
+    """Yield each requested statistic that some readings lack, with the names of their sites in one line.
 
     That most modules are no bounded activation is not worth a line, unless none is.
 
@@ -192,7 +192,7 @@ def without_curves(
 
 
 def say_if_copied(owner: str, device: torch.device) -> None:
-    """Say so if what a callback measures is copied to the host.
+    """Log a line if the device has no float64, so that what is measured is copied to the host.
 
     Args:
         owner: the callback's name.

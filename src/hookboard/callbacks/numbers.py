@@ -91,10 +91,10 @@ class SiteLogger(HookboardCallback[V]):
 
     @abstractmethod
     def _roles(self) -> Sequence[Role]:
-        """Which tensors are measured."""
+        """Return the roles of the tensors that are measured."""
 
     def _plan(self) -> Plan:
-        """The statistics, resolved.
+        """Resolve the statistics.
 
         Raises:
             ValueError: one of them is unknown.
@@ -102,16 +102,16 @@ class SiteLogger(HookboardCallback[V]):
         return plan(self.statistics)
 
     def _names(self, role: Role) -> list[str]:
-        """The names of the statistics that are logged for a role."""
+        """Return the names of the statistics that are logged for a role."""
         resolved = self._plan()
         return [*resolved.names, *(statistic.name for statistic in resolved.own)]
 
     def _why_not_there(self, statistic: str) -> str:
-        """Why some sites may not have a statistic; "" if every site has it."""
+        """Return why some sites may not have a statistic; "" if every site has it."""
         return DERIVED[statistic].why_not if statistic in DERIVED else ""
 
     def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
-        """The weights of these modules that are measured."""
+        """Return the weights of these modules that are measured."""
         return weights_of(owners)
 
     def _finish(self, found: Readings) -> Readings:
@@ -148,7 +148,7 @@ class SiteLogger(HookboardCallback[V]):
             state.sees_backward = state.loss_scale is not None
 
     def _recorder(self, trainer: Trainer, pl_module: LightningModule, state: StageState) -> Recorder:
-        """What measures the tensors of one stage."""
+        """Make the recorder of one stage."""
         resolved = self._plan()
         return Recorder(
             resolved,
@@ -189,7 +189,7 @@ class SiteLogger(HookboardCallback[V]):
         state.recorder.scale = state.loss_scale.before_backward()
 
     def _after_backward(self, state: V) -> None:
-        """Gradients that come from now on carry no scale."""
+        """Note that later gradients carry no scale."""
         state.taps.show_pending()
         state.recorder.scale = None
 
@@ -220,7 +220,7 @@ class SiteLogger(HookboardCallback[V]):
         self._log(trainer, state)
 
     def _end_training(self, trainer: Trainer, state: V) -> None:
-        """Say so if nothing was measured."""
+        """Log a line if nothing was measured."""
         if state.gaps_are_named:
             return
         if state.stage == "train":
@@ -292,12 +292,12 @@ class SiteLogger(HookboardCallback[V]):
         self._leave_to_worker(state, write, AFTER_LOOK[state.stage])
 
     def _expected(self, state: V) -> list[tuple[str, Role]]:
-        """Names and roles of which at least one tensor should be measured in due steps."""
+        """Return the names and roles of which at least one tensor should be measured in due steps."""
         of_weights = [role for role in state.roles if ROLES[role].of_parameter]
         return [*state.taps.expected(), *((name, role) for role in of_weights for name in state.weights)]
 
     def written_tags(self) -> Iterator[str]:
-        """The tags that it writes in the run that has started, as far as they are known before the first batch."""
+        """Return the tags that it writes in this run, as far as they are known before the first batch."""
         for state in self._live.values():
             for name, role in self._expected(state):
                 site = Site(name, role)

@@ -55,12 +55,12 @@ class PictureState(StageState):
     memory: dict[nn.Module, Tensor | None] = field(default_factory=dict, kw_only=True)
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """When pictures were taken last, and what is kept for the next ones."""
+        """Return when pictures were taken last, and what is kept for the next ones."""
         memory = {name: kept for name, module in self._modules if (kept := self.memory.get(module)) is not None}
         return {"last": self.last, "is_first": self.is_first, "memory": memory}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Take the next pictures as long after the last ones, with what was kept of modules that are still there."""
+        """Restore when pictures were taken last, and what was kept of modules that are still there."""
         self.last, self.is_first = parts["last"], parts["is_first"]
         for name, module in self._modules:
             now, earlier = self.memory.get(module), parts["memory"].get(name)
@@ -72,7 +72,7 @@ class PictureState(StageState):
         return self.selection.modules.items()
 
     def observe(self, on: bool) -> None:
-        """Observe nothing while other callbacks run in the middle of a batch, then go on."""
+        """Switch the hooks off while other callbacks run in the middle of a batch, then on again."""
         if self.taps is not None:
             self.taps.active = on
 
@@ -106,7 +106,7 @@ class PictureLogger(HookboardCallback[PictureState]):
 
     @abstractmethod
     def _pictures(self, trainer: Trainer, state: PictureState) -> Draw | None:
-        """What draws the pictures of the batch; None if there is nothing to draw."""
+        """Return the function that draws the pictures of the batch; None if there is nothing to draw."""
 
     # Its life.
 
@@ -179,7 +179,7 @@ class PictureLogger(HookboardCallback[PictureState]):
             )
 
     def _end_training(self, trainer: Trainer, state: PictureState) -> None:
-        """Say so where the fit was too short for a picture."""
+        """Log a line if the fit was too short for a picture."""
         if state.stage == "train" and state.is_first:
             inform(
                 f"{self._name} has shown nothing: the fit made {logged_step(trainer)} steps, and "
@@ -187,6 +187,6 @@ class PictureLogger(HookboardCallback[PictureState]):
             )
 
     def _source(self, state: PictureState) -> str:
-        """Which samples a picture shows."""
+        """Return which samples a picture shows, in words."""
         nouns = {"validate": "validation", "test": "test", "predict": "prediction"}
         return f"{nouns[state.stage]} batch {self.batch_idx}" if state.stage in nouns else "training batch"

@@ -92,7 +92,7 @@ class WeightsBefore:
             self.turns.forget()
 
     def clear(self) -> None:
-        """End the step."""
+        """End the step: forget its copies."""
         if self.turns is not None:
             self.turns.end(self.copies)
         # On the CPU fresh memory costs as much as the copy; a device has an allocator for that. Where there are turns
@@ -186,7 +186,7 @@ class Turns:
         self._is_said = False
 
     def said_once(self) -> str:
-        """A line for the user, at the end of the first step in which not all weights had their turn; else ""."""
+        """Return a line for the user after the first step in which not all weights had their turn; otherwise ""."""
         if self._is_said or not self.waiting:
             return ""
         self._is_said = True
@@ -197,11 +197,11 @@ class Turns:
         )
 
     def parts(self) -> str | None:
-        """What a fit that is continued must know: the weight that has waited longest; None before the first step."""
+        """Return the weight that has waited longest, for a checkpoint; None before the first step."""
         return next(iter(self._missed), None)
 
     def go_on(self, parts: str | None) -> None:
-        """Begin with that weight."""
+        """Restore the weight of a checkpoint that has the next turn."""
         self._first = parts
 
     def forget(self) -> None:
@@ -210,7 +210,7 @@ class Turns:
         self._missed, self._bytes, self._chosen, self._left = {}, {}, set(), MOST_COPIED_BYTES
 
     def of(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:
-        """Those of the weights that an optimizer is about to step which have their turn."""
+        """Return the weights that have their turn, among those that an optimizer is about to step."""
         for name, weight in weights.items():
             if name not in self._bytes:
                 self._bytes[name] = sum(map(bytes_of, weight.parameters))
@@ -241,7 +241,7 @@ class Turns:
         self._bytes[name] = bytes_of(copied)
 
     def end(self, copied: Container[str]) -> None:
-        """End the step.
+        """End the step: forget its copies.
 
         Args:
             copied: the names of the weights that were stepped.
@@ -262,7 +262,7 @@ class Turns:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """What a copy takes on this rank; of a split `DTensor` an equal share, which is the same on every rank."""
+    """Return the size of a copy on this rank; of a split `DTensor` an equal share, the same on every rank."""
     if is_lazy(tensor):
         return 0
     split = 1
@@ -312,7 +312,7 @@ def measure_surprise(recorder: Recorder, optimizer: Optimizer, weights: Mapping[
 
 
 def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[], None]:
-    """Have something done once, right after the optimizer has stepped; returns what takes that back.
+    """Call `do` once, right after the optimizer's next step; returns the function that cancels it.
 
     Nothing is done for an optimizer that takes no hooks: Lightning knows others than those of torch.
     """
@@ -354,7 +354,7 @@ def _has_second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> bo
 
 
 def _without_bias(kept: Tensor, step: Any, beta: float) -> Tensor:
-    """The second moment without its bias towards the 0 that it began with, in memory of its own."""
+    """Return a copy of the second moment without its bias towards 0."""
     steps = torch.as_tensor(step, device=measuring_device(kept.device)).double()
     wide = single_at_least(kept.dtype)
     moment: Tensor = kept.to(wide) / (1 - beta**steps).to(wide)
@@ -362,7 +362,7 @@ def _without_bias(kept: Tensor, step: Any, beta: float) -> Tensor:
 
 
 def _held(optimizer: Optimizer, weights: Mapping[str, Weight]) -> Iterator[tuple[str, Parameter, dict[str, Any]]]:
-    """Name, parameter and group of each weight that the optimizer holds and no parametrization computes."""
+    """Yield name, parameter and group of each weight that the optimizer holds and no parametrization computes."""
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     for name, weight in weights.items():
         if not weight.is_computed and id(weight.parameters[0]) in groups:

@@ -44,7 +44,7 @@ class Members(list[Any]):
                 return
 
     def observe(self, on: bool) -> None:
-        """Observe nothing while other callbacks run in the middle of a batch, or go on."""
+        """Switch the hooks of all members off while other callbacks run in the middle of a batch, or on again."""
         for member in self:
             member.observe(on)
 
@@ -70,7 +70,7 @@ class FirstCallback(Callback):
             member.begin_training(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Enclose callbacks that have been added since."""
+        """Move around callbacks that have been added since."""
         self._stay_first(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
@@ -202,7 +202,7 @@ class LastCallback(Callback):
 
 
 def join(trainer: Trainer, callback: Callback) -> None:
-    """Have a callback called at each point of the Trainer's run."""
+    """Add a callback to those that are called at each point of the Trainer's run."""
     given = callbacks_of(trainer)
     first = next((each for each in given if isinstance(each, FirstCallback)), None)
     if first is None:
@@ -215,7 +215,7 @@ def join(trainer: Trainer, callback: Callback) -> None:
 
 
 def leave(trainer: Trainer, callback: Callback) -> None:
-    """Have it called no more. With the last one `FirstCallback` and `LastCallback` leave the Trainer."""
+    """Remove a callback from the run; with the last one, `FirstCallback` and `LastCallback` leave the Trainer."""
     given = callbacks_of(trainer)
     for first in given:
         if isinstance(first, FirstCallback):

@@ -12,7 +12,7 @@ OVERHEAD = "hookboard/overhead"
 
 
 def is_due(step: int, every_n_steps: int) -> bool:
-    """Whether the optimizer step with this number, counted from 0, is measured and logged.
+    """Return whether the optimizer step with this number, counted from 0, is measured and logged.
 
     The last of every n steps is due. Lightning's own logging takes the same one, so that the points of both stand at
     the same steps. If `every_n_steps` is 0 (Lightning's "no logging"), no step is due.
@@ -24,7 +24,7 @@ def is_due(step: int, every_n_steps: int) -> bool:
 
 
 def is_due_now(state: StageState, step: int) -> bool:
-    """Whether this optimizer step of the training is due, at a cadence that may be stretched.
+    """Return whether this optimizer step of the training is due, at a cadence that may be stretched.
 
     Then so many steps lie between two due ones, wherever the factor has changed: a multiple of the new cadence may
     come right behind one of the old.
@@ -95,7 +95,7 @@ class Budget:
         """How many seconds a due step adds."""
 
     def begin_batch(self, step: int) -> None:
-        """Before each training batch, and before it is known whether it is due.
+        """Called before each training batch, and before it is known whether it is due.
 
         Args:
             step: the optimizer step that it belongs to.

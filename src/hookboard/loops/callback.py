@@ -106,7 +106,7 @@ class HookboardCallback(CallbackMethods[W]):
         vars(self)["state_key"] = type(self).__qualname__  # Lightning asks for it before each hook
 
     def __getstate__(self) -> dict[str, Any]:
-        """The configuration; a copy watches nothing until a run of its own starts."""
+        """Return the configuration; a copy watches nothing until a run of its own starts."""
         self._worker.wait()
         nothing = dict.fromkeys(["_budget", "_trainer", "_ranks", "patience", "_kept", "_loaded"])
         return without_trainer(self.__dict__) | nothing | {"_live": {}, "clock": Clock(), "share": OverheadShare()}
@@ -173,12 +173,12 @@ class HookboardCallback(CallbackMethods[W]):
             self._loaded = checkpoint.get(KEY, [] if self._loaded is None else self._loaded)
 
     def _is_taken(self, trainer: Trainer) -> bool:
-        """Whether it watches a run of another Trainer, which is still going on."""
+        """Return whether it watches a run of another Trainer, which is still going on."""
         other = None if self._trainer is None else self._trainer()
         return bool(self._live) and other is not None and other is not trainer and is_running(other)
 
     def _may_take(self, trainer: Trainer) -> bool:
-        """Whether no run of another Trainer is being watched; if one is, a warning says that this one will not be."""
+        """Return True unless the run of another Trainer is being watched; then warn that this one will not be."""
         if self._is_taken(trainer):
             rank_zero_warn(
                 f"{self._name} {self.verb} nothing in this run: it still watches that of another Trainer. "
@@ -424,7 +424,7 @@ class HookboardCallback(CallbackMethods[W]):
         return "train" in self._live
 
     def _overhead(self, trainer: Trainer, state: W) -> dict[str, float]:
-        """The share of time that all callbacks have taken since the last look of any, by its tag; one of them tells."""
+        """Return the share of time that all callbacks took since the last look, by tag; one of them tells."""
         if state.stage != "train":
             return {}
         every = self._together(trainer)
@@ -435,7 +435,7 @@ class HookboardCallback(CallbackMethods[W]):
         return {}
 
     def _together(self, trainer: Trainer) -> "list[HookboardCallback[Any]]":
-        """All callbacks of the Trainer that have a clock."""
+        """Return all callbacks of the Trainer that have a clock."""
         every = [callback for callback in callbacks_of(trainer) if isinstance(callback, HookboardCallback)]
         return every if self in every else [self]  # a callback of the user's may hold it and call it
 
@@ -479,7 +479,7 @@ class HookboardCallback(CallbackMethods[W]):
                 clock.began = None
 
     def _may_go_on(self, state: W, when: str, error: Exception) -> bool:
-        """Whether a fault is no fault of the run; then it has been said, and its stage has ended."""
+        """Handle an error of a callback: warn and end its stage. Returns False if the run must stop instead."""
         if isinstance(error, NothingToShowError):
             self._drop(state)
             rank_zero_warn(f"{self._name} {self.verb} nothing: {error}.")
@@ -511,11 +511,11 @@ class HookboardCallback(CallbackMethods[W]):
             self._ranks = self.patience = None
 
     def _at(self, point: str, exchange: Callable[[], T]) -> Callable[[], T]:
-        """What calls `exchange`, with several ranks as `Ranks.at` does; any thread may call it."""
+        """Return a function that calls `exchange`, by `Ranks.at` if there are several ranks; any thread may call it."""
         return exchange if self._ranks is None else functools.partial(self._ranks.at, point, exchange)
 
     def _leave_to_worker(self, state: W, job: Callable[[], None], when: str) -> None:
-        """Do what training need not wait for; if it fails, the same happens as if it had failed here.
+        """Do a job for which training need not wait. An error in it is handled as one of the callback.
 
         Args:
             state: what it is done for.
@@ -542,7 +542,7 @@ class HookboardCallback(CallbackMethods[W]):
                     _undo(state)
 
     def _end_run(self, trainer: Trainer) -> None:
-        """End all watches; what they know is kept for a checkpoint that is written after the fit."""
+        """End all stages, and keep what they know for a checkpoint that is written after the fit."""
         self._loaded = None
         try:
             with suppress(Exception):  # a fault that has ended the fit may be one here too

@@ -59,11 +59,11 @@ class CallbackMethods(Callback, ABC, Generic[W]):
 
     @abstractmethod
     def _stages(self, trainer: Trainer) -> Sequence[Stage]:
-        """The stages that it watches."""
+        """Return the stages that it watches."""
 
     @abstractmethod
     def _select(self, pl_module: LightningModule) -> Selection:
-        """The modules that it watches.
+        """Return the modules that it watches.
 
         Raises:
             ValueError: the configuration does not fit the model.
@@ -76,7 +76,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """Forget the last run."""
 
     def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
-        """The reason why nothing can be watched in this run; None if there is none."""
+        """Return the reason why nothing can be watched in this run; None if there is none."""
         if is_fast_dev_run(trainer):
             return "fast_dev_run has no log to write to"
         if self.needs_logger and not trainer.loggers:
@@ -89,27 +89,27 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         return None
 
     def _is_collective(self, trainer: Trainer) -> bool:
-        """Whether all ranks watch. Then they do what rank 0 decides."""
+        """Return whether all ranks measure. Then they do what rank 0 decides."""
         return False
 
     def _merges(self, trainer: Trainer) -> bool:
-        """Whether all ranks merge what they measure. Then all of them watch, or none."""
+        """Return whether all ranks merge what they measure. Then all of them measure, or none."""
         return False
 
     def _takes_part(self, trainer: Trainer) -> bool:
-        """Whether this rank watches."""
+        """Return whether this rank measures."""
         return trainer.is_global_zero or self._is_collective(trainer)
 
     def _cadence(self, trainer: Trainer) -> int:
-        """How many optimizer steps there are from one due step to the next."""
+        """Return the number of optimizer steps from one due step to the next."""
         return log_every_n_steps(trainer)
 
     def _may_stretch(self, state: W) -> bool:
-        """Whether the cadence may stretch yet; all ranks say the same."""
+        """Return whether the cadence may stretch yet; all ranks say the same."""
         return True
 
     def written_tags(self) -> Iterable[str]:
-        """The tags that it writes in the run that has started, as far as they are known before the first batch."""
+        """Return the tags that it writes in this run, as far as they are known before the first batch."""
         return ()
 
     # What it does at each point of its life.
@@ -118,33 +118,33 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """Attach the hooks that stay during the whole stage; called again when the selection has changed."""
 
     def _begin_training(self, trainer: Trainer, state: W) -> None:
-        """Before the first batch of a fit, when a checkpoint has been loaded."""
+        """Called before the first batch of a fit, when a checkpoint has been loaded."""
 
     def _begin_loop(self, trainer: Trainer, state: W) -> None:
-        """Before the first batch of an evaluation."""
+        """Called before the first batch of an evaluation."""
 
     @abstractmethod
     def _wants(self, trainer: Trainer, state: W, batch_idx: int, dataloader_idx: int) -> bool:
-        """Whether this batch is watched."""
+        """Return whether this batch is watched."""
 
     @abstractmethod
     def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: W, batch: Any) -> None:
-        """Before a batch that is watched."""
+        """Called before a batch that is watched."""
 
     def _before_backward(self, state: W) -> None:
-        """Before the backward pass of a batch that is watched, if the stage has `sees_backward`."""
+        """Called before the backward pass of a batch that is watched, if the stage has `sees_backward`."""
 
     def _after_backward(self, state: W) -> None:
-        """After the backward pass of a batch that is watched, if the stage has `sees_backward`."""
+        """Called after the backward pass of a batch that is watched, if the stage has `sees_backward`."""
 
     def _before_optimizer_step(self, pl_module: LightningModule, state: W, optimizer: Optimizer) -> None:
-        """Before a step of this optimizer, in a batch that is watched."""
+        """Called before a step of this optimizer, in a batch that is watched."""
 
     def _see_batch(self, trainer: Trainer, pl_module: LightningModule, state: W, batch: Any, batch_idx: int) -> None:
-        """Before each training batch, due or not."""
+        """Called before each training batch, due or not."""
 
     def _see_loss(self, trainer: Trainer, pl_module: LightningModule, state: W, loss: Tensor) -> None:
-        """Before each backward pass in training, due or not.
+        """Called before each backward pass in training, due or not.
 
         Args:
             trainer: the Trainer.
@@ -154,25 +154,25 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """
 
     def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, state: W) -> None:
-        """After each backward pass in training, due or not."""
+        """Called after each backward pass in training, due or not."""
 
     def _see_step(self, trainer: Trainer, pl_module: LightningModule, state: W, optimizer: Optimizer) -> None:
-        """Before each optimizer step, due or not."""
+        """Called before each optimizer step, due or not."""
 
     def _see_batch_end(self, trainer: Trainer, state: W) -> None:
-        """After each training batch, due or not, before `_end_batch`; once more where an epoch ends."""
+        """Called after each training batch, due or not, before `_end_batch`; once more where an epoch ends."""
 
     def _end_batch(self, trainer: Trainer, state: W) -> None:
-        """After a batch that was watched; in training the optimizer has stepped, unless it accumulates."""
+        """Called after a batch that was watched; in training the optimizer has stepped, unless it accumulates."""
 
     def _end_loop(self, trainer: Trainer, state: W) -> None:
-        """After the last batch of an evaluation."""
+        """Called after the last batch of an evaluation."""
 
     def _end_training(self, trainer: Trainer, state: W) -> None:
-        """After the last batch of a fit."""
+        """Called after the last batch of a fit."""
 
     def _leave(self, state: W) -> None:
-        """Before a stage ends, after an exception too; what was left to the worker is done. It must not raise."""
+        """Called before a stage ends, after an exception too, when the worker is done. It must not raise."""
 
 
 MANY = 2000
@@ -209,7 +209,7 @@ def warn_of_equal_tags(last: object, trainer: Trainer) -> None:
 
 
 def inform_of_many_tags(callback: CallbackMethods[Any]) -> None:
-    """Say so if a callback is going to write more than MANY tags, and how to narrow it."""
+    """Log a line if a callback is going to write more than MANY tags, and how to narrow it."""
     count = sum(1 for _ in callback.written_tags())
     if count > MANY:
         inform(

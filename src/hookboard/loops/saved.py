@@ -68,7 +68,7 @@ def arguments_of(callback: object, every_n_steps: int) -> dict[str, str]:
 def go_on(
     loaded: Any, name: str, arguments: Mapping[str, str], states: Mapping[str, StageState], must_be_there: bool
 ) -> None:
-    """Have watches know what the fit knew that this one continues.
+    """Restore the states of stages from the checkpoint of the fit that this one continues.
 
     Args:
         loaded: what the checkpoint has under `KEY`.
@@ -89,7 +89,7 @@ def go_on(
 
 
 def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[str, Any] | None:
-    """Take what a callback has kept, by stage, out of the list: what is left is for others like it.
+    """Remove a callback's entry from the list and return its parts by stage; other entries are for callbacks like it.
 
     Args:
         entries: what the checkpoint has under `KEY`.

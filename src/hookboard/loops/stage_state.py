@@ -29,7 +29,7 @@ class Selection:
     owners: dict[str, nn.Module] = field(default_factory=dict)
 
     def what_is_left(self, model: nn.Module) -> "Selection":
-        """The same without the modules that the model no longer has."""
+        """Return the same selection without the modules that the model no longer has."""
         there = {"": model, **dict(named_submodules(model))}
         modules, owners = (
             {name: module for name, module in given.items() if there.get(name) is module}
@@ -79,10 +79,10 @@ class StageState:
     until_batch_end: ExitStack = field(default_factory=ExitStack)
 
     def observe(self, on: bool) -> None:
-        """Observe nothing while other callbacks run in the middle of a batch that is watched, then go on."""
+        """Switch the hooks off while other callbacks run in the middle of a watched batch, then on again."""
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """What a fit that is continued from a checkpoint must know, as `hookboard.plain` packs it; nothing by default.
+        """Return what a checkpoint keeps of this stage, for `hookboard.plain` to pack; nothing by default.
 
         Args:
             again: the step and the index of the running batch, if that fit will run it again; None otherwise.
@@ -90,16 +90,16 @@ class StageState:
         return {}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Know what `parts` gave, before the first batch. If this raises, the state is left as it is."""
+        """Restore what `parts` returned, before the first batch. If this raises, the state is left as it is."""
 
 
 def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
-    """Whether both have the same module objects under the same names (`==` has another meaning for metrics)."""
+    """Return whether both have the same module objects under the same names (`==` has another meaning for metrics)."""
     return one.keys() == other.keys() and all(map(operator.is_, one.values(), other.values()))
 
 
 def changes(old: Selection, new: Selection) -> dict[str, str]:
-    """For each module that differs: its name and `new`, `replaced` or `gone`."""
+    """Compare two selections: returns the name of each module that differs, and `new`, `replaced` or `gone`."""
     found: dict[str, str] = {}
     for before, now in ((old.modules, new.modules), (old.owners, new.owners)):
         for name in {**before, **now}:
@@ -109,13 +109,13 @@ def changes(old: Selection, new: Selection) -> dict[str, str]:
 
 
 def names_in(model: nn.Module) -> list[str]:
-    """The names of all modules and parameters of the model."""
+    """Return the names of all modules and parameters of the model."""
     modules = {"": model, **dict(named_submodules(model))}
     return [*modules, *weights_of(modules)]
 
 
 def said_of_changes(found: dict[str, str], among: Iterable[str]) -> str:
-    """The changes in one line: "replaced: net.2; new: net.3".
+    """Describe changes in one line: "replaced: net.2; new: net.3".
 
     Args:
         found: name to `new`, `replaced` or `gone`.
@@ -127,7 +127,7 @@ def said_of_changes(found: dict[str, str], among: Iterable[str]) -> str:
 
 
 def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()) -> str:
-    """The gaps (sites without a reading) grouped by cause, one line for each cause.
+    """List the sites without a reading, grouped by cause: one line for each cause.
 
     Args:
         gaps: name, role and cause of each.
@@ -157,7 +157,7 @@ class Decision:
 
 
 def agreed(mine: Decision) -> Decision:
-    """The decision of rank 0, which alone writes. Every rank must call this, once for each callback.
+    """Return the decision of rank 0, which alone writes. Every rank must call this, once for each callback.
 
     Ranks that decide for themselves wait for each other for ever: often rank 0 alone has a logger.
 

@@ -12,17 +12,17 @@ ask_for_rank(lambda: getattr(rank_zero_only, "rank", 0) == 0)
 
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:
-    """All callbacks of the Trainer, in their order."""
+    """Return all callbacks of the Trainer, in their order."""
     return trainer.callbacks  # type: ignore[attr-defined, no-any-return]  # set outside its __init__
 
 
 def is_running(trainer: Trainer) -> bool:
-    """Whether the Trainer is in the midst of a run."""
+    """Return whether the Trainer is in the midst of a run."""
     return trainer.state.status == TrainerStatus.RUNNING
 
 
 def logged_step(trainer: Trainer) -> int:
-    """The value that Lightning's loggers write for the optimizer step that the current batch belongs to.
+    """Return the value that Lightning's loggers write for the optimizer step that the current batch belongs to.
 
     `global_step` is not it: it counts every optimizer's step, and has already moved on when a batch ends.
     """
@@ -30,7 +30,7 @@ def logged_step(trainer: Trainer) -> int:
 
 
 def batch_to_repeat(trainer: Trainer) -> tuple[int, int] | None:
-    """The optimizer step and the index of the running batch, if a fit that is continued from now on runs it again.
+    """Return the optimizer step and the index of the running batch if a fit continued from now runs it again.
 
     None if it has ended, so far that only callbacks have still to hear of it.
     """
@@ -39,24 +39,24 @@ def batch_to_repeat(trainer: Trainer) -> tuple[int, int] | None:
 
 
 def is_accumulating(trainer: Trainer) -> bool:
-    """Whether the optimizer step that the current batch belongs to is still to come."""
+    """Return whether the optimizer step that the current batch belongs to is still to come."""
     return trainer.fit_loop.epoch_loop._should_accumulate()
 
 
 def running_stage(trainer: Trainer) -> str:
-    """The stage that runs now, in Lightning's terms: one of `Stage`, or `sanity_check`."""
+    """Return the stage that runs now, in Lightning's terms: one of `Stage`, or `sanity_check`."""
     stage = trainer.state.stage
     assert stage is not None, "no loop runs"
     return stage.value
 
 
 def log_every_n_steps(trainer: Trainer) -> int:
-    """The Trainer's `log_every_n_steps`; 0 means that it logs nothing."""
+    """Return the Trainer's `log_every_n_steps`; 0 means that it logs nothing."""
     return trainer.log_every_n_steps  # type: ignore[attr-defined, no-any-return]  # set outside its __init__
 
 
 def is_fast_dev_run(trainer: Trainer) -> bool:
-    """Whether the Trainer only tries out a few batches; then its logger writes nothing."""
+    """Return whether the Trainer only tries out a few batches; then its logger writes nothing."""
     return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set outside its __init__
 
 
@@ -65,7 +65,7 @@ _SET_BY_LIGHTNING = ("log", "log_dict")
 
 
 def without_trainer(state: dict[str, Any]) -> dict[str, Any]:
-    """A callback's attributes without those that Lightning sets on it."""
+    """Return a callback's attributes without those that Lightning sets on it."""
     return {name: value for name, value in state.items() if name not in _SET_BY_LIGHTNING}
 
 
@@ -76,5 +76,5 @@ def let_go_of_model(callback: Callback) -> None:
 
 
 def is_alone(trainer: Trainer) -> bool:
-    """Whether an evaluation runs outside of a fit (`Trainer.validate` and so on)."""
+    """Return whether an evaluation runs outside of a fit (`Trainer.validate` and so on)."""
     return trainer.state.fn != TrainerFn.FITTING

@@ -17,7 +17,7 @@ OnFault = Callable[[BaseException], None]
 
 
 def has_own_thread(device: torch.device) -> bool:
-    """Whether what follows a due step is done in a thread of its own, for a model on this device.
+    """Return whether what follows a due step is done in a thread of its own, for a model on this device.
 
     On the CPU it is not: there is no device to wait for, Python runs one thread at a time, and torch uses the other
     cores.
@@ -37,7 +37,7 @@ class Patience:
         self._left = seconds
 
     def wait_for(self, changed: threading.Condition, is_so: Callable[[], bool]) -> bool:
-        """Wait until it is so; returns whether it is."""
+        """Wait until `is_so` returns True, or the patience ends; returns what it returned last."""
         if is_so():
             return True
         has_come = changed.wait_for(is_so, max(self._left, min(self.seconds, 1.0)))
@@ -96,7 +96,7 @@ class Worker:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Do what finished jobs have handed over; nothing is waited for."""
+        """Do what finished jobs have handed over, without waiting."""
         while self._tasks and not self._is_here:
             self._tasks.popleft()()
 
@@ -121,7 +121,7 @@ class Worker:
         self.catch_up()
 
     def close(self) -> None:
-        """The same; then the thread has ended. The next job starts another."""
+        """Wait as `settle` does, then end the thread. The next job starts another."""
         if self._patience is not None:
             self.wait()
         thread = self._thread

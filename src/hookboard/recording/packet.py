@@ -46,7 +46,7 @@ class Extent(NamedTuple):
         return looked_at(self.channels)
 
     def holds(self, other: "Extent") -> bool:
-        """Whether there is room for what the other has."""
+        """Return whether there is room for what the other has."""
         return other.channels in (0, self.channels) and (self.has_bins or not other.has_bins)
 
     def joined(self, other: "Extent") -> "Extent":
