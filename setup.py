@@ -28,7 +28,7 @@ def readme() -> str:
     return link.sub(lambda m: f"{m[1]}{m[2]}({public[1]}/{'raw' if m[1] else 'blob'}/HEAD/{m[3]})", text)
 
 
-HEADERS = [f"src/hookboard/measure/_native_{name}.h" for name in ("values", "tensor", "reader")]
+HEADERS = [f"src/hookboard/measure/_native_{name}.h" for name in ("values",)]
 
 
 class BuildFor(build_ext):

@@ -38,23 +38,16 @@ def on_device(tensor, plan=ALL, counts=None, moments_only=False):
     return row_on_device(tensor, values_of(tensor, may_wait=False), plan, counts, moments_only)
 
 
-def by_kernel(tensor, dim=None, counts=None):
+def by_kernel(tensor, dim=None, counts=None, minus=None):
     """What the compiled kernel gives of one tensor: its row, and those of its channels."""
-    return native.read(tensor, native.form_of(tensor, dim), with_abs_mean=True, counts=counts)
+    form = native.form_of(tensor, None if dim is None else dim % tensor.dim(), with_gaps=True)
+    return native.read(tensor, form, with_abs_mean=True, counts=counts, minus=minus)
 
 
-def can_be_joined(tensor, dim=None, minus=None):
-    """Whether `measure_all` takes a tensor, the dimension of its channels, and what is subtracted from it."""
+def kernel_reads(tensor, dim=None, minus=None):
+    """Whether the kernel takes a tensor, the dimension of its channels, and what is subtracted from it."""
     form = form_of(tensor, dim)
     return form is not None and (minus is None or can_subtract(minus, form))
-
-
-def joined(given):
-    """What `measure_all` takes, from tensors, the dimensions of their channels, and what is subtracted from them."""
-    return [
-        (tensor, native.form_of(tensor, None if dim is None else dim % tensor.dim(), with_gaps=True), minus)
-        for tensor, dim, minus in given
-    ]
 
 
 WAYS = [on_cpu, without_a_compiler, on_device]

@@ -4,7 +4,6 @@ import pytest
 import torch
 from oracle import normal
 from torch import nn
-from ways import Raises
 
 from hookboard.measure import BINS, form_of, native
 from hookboard.measure.bins import bins_of
@@ -72,40 +71,27 @@ def of_a_like(tensor):
     return native.form_of(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype))
 
 
-@pytest.fixture(params=[True, False], ids=["asked from C", "asked from Python"])
-def _either_way(request, monkeypatch):
-    """Older torch cannot be asked from C what a tensor is."""
-    if request.param and not native._CAN_VIEW:
-        pytest.skip("this torch is not asked from C")
-    monkeypatch.setattr(native, "_CAN_VIEW", request.param)
-
-
-@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("tensor", READABLE.values(), ids=READABLE)
 def test_a_tensor_like_one_before_is_read_without_a_second_search(tensor):
     assert native.is_like(tensor, of_a_like(tensor))
 
 
-@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("name", ["meta", "a subclass", "sparse", "mkldnn"])
 def test_what_looks_alike_and_lies_elsewhere_is_not_read(name):
     assert not native.is_like(UNREADABLE[name], of_a_like(torch.empty(3)))
 
 
-@pytest.mark.usefixtures("_either_way")
 def test_a_view_that_means_the_negative_of_its_memory_is_not_read_like_one_that_does_not():
     form = form_of(torch.ones(3, 2)[:, 0], None)
     assert form is not None
     assert not native.is_like(torch.view_as_complex(torch.ones(3, 2)).conj().imag, form)
 
 
-@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("other", [normal(4), normal(3, dtype=torch.float64), normal(6)[::2], normal(3, 1)], ids=str)
 def test_a_tensor_of_another_shape_stride_or_type_is_searched_anew(other):
     assert not native.is_like(other, native.form_of(normal(3)))
 
 
-@pytest.mark.usefixtures("_either_way")
 def test_a_tensor_inside_of_a_transform_is_not_read_like_one_outside():
     form, seen = native.form_of(normal(3)), []
     torch.func.vmap(lambda row: seen.append(native.is_like(row, form)) or row)(normal(2, 3))
@@ -113,7 +99,6 @@ def test_a_tensor_inside_of_a_transform_is_not_read_like_one_outside():
     assert seen == [False, False]
 
 
-@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("left", [0, 1, 9])
 def test_memory_that_was_freed_is_not_read_like_that_of_the_tensor_before(left):
     tensor = normal(10)
@@ -121,19 +106,6 @@ def test_memory_that_was_freed_is_not_read_like_that_of_the_tensor_before(left):
     tensor.untyped_storage().resize_(left * tensor.element_size())
     is_read = native.is_like(tensor, form)
     assert not is_read
-
-
-@pytest.mark.parametrize("ask", [lambda x, form: native.is_like(x, form), lambda x, form: native.are_finite([x])])
-def test_an_interrupt_under_a_mode_of_the_user_is_not_swallowed(ask):
-    tensor = normal(3)
-    form = native.form_of(tensor)
-    if not native._CAN_VIEW:
-        pytest.skip("this torch is not asked from C")
-    with pytest.raises(KeyboardInterrupt), Raises(KeyboardInterrupt):
-        ask(tensor, form)
-    with Raises(RuntimeError):
-        assert not ask(tensor, form)
-    assert ask(tensor, form)
 
 
 @pytest.mark.parametrize("dim", [None, 0])

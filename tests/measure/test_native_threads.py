@@ -12,7 +12,7 @@ import pytest
 import torch
 from oracle import normal, row_of, rows_of_channels
 from torch.utils.data import DataLoader, Dataset
-from ways import by_kernel, joined, no_counts
+from ways import by_kernel, no_counts
 
 from hookboard.measure import native
 
@@ -73,12 +73,6 @@ GAPS = {
     "a difference": (normal(200_003), None, normal(200_003, mean=0.5)),
     "a difference of slices": (normal(901, 411)[::3], None, normal(301, 411, mean=0.5)),
 }
-TOGETHER = [
-    *((tensor, dim, None) for tensor, dim in TENSORS.values() if tensor.is_contiguous()),
-    *((normal(size), None, None) for size in range(1, 400)),
-    *GAPS.values(),
-    *((normal(5, size), 0, None) for size in range(1, 100)),
-]
 
 
 def measured(tensor, dim):
@@ -113,25 +107,9 @@ def test_the_row_of_a_large_tensor_is_that_of_its_values(tensor, dim):
         assert close(channels, rows_of_channels([tensor], dim))
 
 
-def test_tensors_measured_together_give_the_same_bits_with_any_number_of_threads():
-    def rows():
-        return bits(native.read_all(joined(TOGETHER), with_abs_mean=True))
-
-    alone = with_threads(1, rows)
-    for threads in (2, 3, 2, 7):
-        assert with_threads(threads, rows) == alone, threads
-
-
-def test_a_tensor_gives_the_same_bits_alone_and_together_with_others():
-    together = bits(native.read_all(joined(TOGETHER), with_abs_mean=True))
-    for (tensor, dim, minus), found in zip(TOGETHER, together, strict=True):
-        if minus is None and tensor.is_contiguous():
-            assert bits([measured(tensor, dim)]) == [found]
-
-
 @pytest.mark.parametrize(("tensor", "dim", "minus"), GAPS.values(), ids=GAPS)
 def test_a_large_slice_or_difference_is_measured_as_its_values(tensor, dim, minus):
-    ((row, channels),) = with_threads(2, lambda: native.read_all(joined([(tensor, dim, minus)]), with_abs_mean=True))
+    row, channels = with_threads(2, lambda: by_kernel(tensor, dim, minus=minus))
     values = tensor if minus is None else tensor - minus
     assert close(row, row_of(values.reshape(-1).double().numpy()))
     if dim is not None:

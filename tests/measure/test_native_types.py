@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from oracle import assert_true, normal, row_of, rows_of_channels
-from ways import ALL, by_kernel, can_be_joined, joined, no_counts, on_cpu, statistics, without_a_compiler
+from ways import ALL, by_kernel, kernel_reads, no_counts, on_cpu, statistics, without_a_compiler
 
-from hookboard.measure import measure_all, measure_channels
+from hookboard.measure import measure_channels, plan
 from hookboard.measure.bins import as_single, bins_of
+from hookboard.recording import Recorder
+from hookboard.sites import Site
 
 pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
 
@@ -174,14 +176,14 @@ def test_subnormal_numbers_of_float16_are_read_where_torch_flushes_those_of_floa
 @every_type
 def test_the_difference_of_two_tensors_is_taken_in_float32_at_least(dtype):
     tensor, minus = normal(6000, dtype=dtype), normal(6000, mean=0.5, dtype=dtype)
-    assert can_be_joined(tensor, None, minus)
-    ((row, _),) = measure_all(joined([(tensor, None, minus)]), ALL)
+    assert kernel_reads(tensor, None, minus)
+    row, _ = by_kernel(tensor, minus=minus)
     wide = torch.promote_types(dtype, torch.float32)
     assert close(row, row_of((tensor.to(wide) - minus.to(wide)).double().numpy()))
 
 
 def test_tensors_of_two_types_are_not_subtracted():
-    assert not can_be_joined(normal(9), None, normal(9).half())
+    assert not kernel_reads(normal(9), None, normal(9).half())
 
 
 BEYOND = {
@@ -206,12 +208,9 @@ def test_squares_beyond_float64_are_measured_truly_and_counted_once(values):
     assert torch.equal(counts, bins_by_torch(tensor))
 
 
-def test_squares_beyond_float64_do_not_disturb_what_is_measured_together():
+def test_an_update_whose_squares_are_beyond_float64_is_measured_truly():
     huge, minus = normal(70, dtype=torch.float64) * 1e300, normal(70, mean=1.0, dtype=torch.float64) * 1e300
-    given = [(normal(50), None, None), (huge, None, minus), (huge.view(7, 10), 0, None), (normal(9, 4), 0, None)]
-    found = measure_all(joined(given), ALL)
-    for (tensor, dim, minus), (row, channels) in zip(given, found, strict=True):
-        values = tensor if minus is None else tensor - minus
-        assert_true(statistics(row), [values])
-        if dim is not None:
-            assert np.allclose(channels, rows_of_channels([values], dim), rtol=1e-7, atol=1e-14)
+    recorder = Recorder(plan(["mean", "std", "max"]), torch.device("cpu"))
+    recorder.observe_all([(Site("a", "parameter_update"), huge, minus)])
+    (reading,) = recorder.flush()[0].values()
+    assert_true(reading.statistics, [huge - minus])

@@ -158,14 +158,6 @@ def test_tensors_that_are_given_together_are_measured_like_single_ones():
         assert_true(reading.statistics, [given[reading.site]])
 
 
-def test_more_values_than_may_wait_are_measured_in_several_calls(monkeypatch):
-    monkeypatch.setattr("hookboard.recording.meter.MOST_WAITING", 10)
-    mine = recorder()
-    mine.observe_all((Site(str(i), "parameter"), normal(7, mean=i), None) for i in range(5))
-    for i, reading in enumerate(mine.flush()[0].values()):
-        assert_true(reading.statistics, [normal(7, mean=i)])
-
-
 def test_a_difference_is_taken_in_float32_at_least():
     mine = recorder()
     after, before = (normal(50, mean=mean, dtype=torch.bfloat16) for mean in (1.0, 1.5))

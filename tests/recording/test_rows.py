@@ -1,5 +1,6 @@
 import threading
 
+import numpy as np
 import pytest
 import torch
 from oracle import assert_true, normal
@@ -70,14 +71,13 @@ def test_no_row_is_lost_while_several_threads_append(monkeypatch):
 
 def test_a_row_that_comes_while_channels_are_handed_on_waits_for_the_next_flush_with_its_channels():
     buffer, row, handed = RowBuffer([], CPU), measure(torch.ones(3), plan("mean")), []
-    row = torch.tensor(row, dtype=torch.float64).numpy().tobytes()
 
     def hand_on(owner, channels):
         handed.append(owner)
         if owner == 0:
-            buffer.kept.append((1, row, bytearray(8 * WIDTH)))  # as a reader does in another thread
+            buffer.append(1, row, np.zeros((1, WIDTH)))  # as another thread does
 
     buffer.on_channels = hand_on
-    buffer.kept.append((0, row, bytearray(8 * WIDTH)))
+    buffer.append(0, row, np.zeros((1, WIDTH)))
     counts = [buffer.merged(buffer.take(dict)[0], 2)[:, 0].tolist() for _ in range(2)]
     assert (counts, handed) == ([[3, 0], [0, 3]], [0, 1])

@@ -20,7 +20,7 @@ from hookboard.first_nan.explain import backward_event, forward_event, parameter
 from hookboard.first_nan.search import Search
 from hookboard.health import Nonfinite
 from hookboard.layouts import stored
-from hookboard.measure import are_finite, measuring_device, needs_host
+from hookboard.measure import measuring_device, needs_host
 from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.ranks import local
@@ -154,15 +154,6 @@ class Sentinels:
         first = [p for p in (owned[0] if owned else []) if p.numel() <= MAX_FIRST_MODULE_ELEMENTS]
         self._whole = list({id(p): p for p in [*first, *_spread(small)]}.values())
         self._columns = _spread(large) if len(small) < MIN_SMALL_PARAMETERS else []
-
-    def are_surely_finite(self) -> bool:
-        """Returns True if the host can tell at once that all sentinels are finite. False means "unknown": ask `total`.
-
-        It runs after every backward pass, when the caches hold none of its data, so it uses few different operations
-        and only this thread.
-        """
-        whole, columns = self._gradients()
-        return bool(whole or columns) and are_finite(whole, columns)
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Returns the gradients that are read completely, and those of which one column is read."""
@@ -377,7 +368,7 @@ class BlackBox:
         self._drawn |= since.moved()
 
     def _look_at_gradients(self) -> None:
-        if self._is_scaled or (self.is_exact and self._sentinels.are_surely_finite()):
+        if self._is_scaled:
             return
         total = self._sentinels.total()
         if total is None:

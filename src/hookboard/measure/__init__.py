@@ -1,8 +1,8 @@
 """From a tensor to a row: numbers such as count, mean and deviation that merge exactly, and the statistics from them.
 
 `measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too. `form_of` says how
-the compiled kernel reads a tensor: with that, `measure_like` does either for the next one like it, and `measure_all`
-for many at once. Nothing else in this folder is given tensors of a model.
+the compiled kernel reads a tensor: with that, `measure_like` does either for the next one like it. Nothing else in this
+folder is given tensors of a model.
 """
 
 from hookboard.measure.accelerator import tell_of_compiling
@@ -11,7 +11,6 @@ from hookboard.measure.blocks import blocks_of
 from hookboard.measure.channels import (
     ChannelRows,
     form_of,
-    measure_all,
     measure_channels,
     measure_like,
 )
@@ -23,14 +22,10 @@ from hookboard.measure.host import measuring_device, needs_host
 from hookboard.measure.merge import merge_rows
 from hookboard.measure.native import (
     Form,
-    are_finite,
     can_subtract,
     is_like,
-    merged_list,
-    read_alike,
     tell_of_missing_kernel,
 )
-from hookboard.measure.reader import Reader
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
 from hookboard.measure.sampling import MOST_CHANNELS, MOST_ROW_BYTES, every_of, looked_at
 from hookboard.measure.scratch import forget_scratch
@@ -64,11 +59,9 @@ __all__ = [
     "Histogram",
     "Moments",
     "Plan",
-    "Reader",
     "Row",
     "Statistic",
     "StatisticColumns",
-    "are_finite",
     "as_list",
     "blocks_of",
     "can_subtract",
@@ -83,15 +76,12 @@ __all__ = [
     "is_like",
     "looked_at",
     "measure",
-    "measure_all",
     "measure_channels",
     "measure_like",
     "measuring_device",
     "merge_rows",
-    "merged_list",
     "needs_host",
     "plan",
-    "read_alike",
     "single_at_least",
     "tell_of_compiling",
     "tell_of_missing_kernel",

@@ -494,22 +494,17 @@ FOR_EACH_PROCESSOR static void add_tables(int64_t *counts, const Tables *tables)
     }
 }
 
-/* What one thread takes at once: a piece of a large job, or some small jobs. */
 typedef struct {
-    const Job *first, *end;
-    size_t piece;
-} Task;
-
-typedef struct {
-    const Task *tasks;
-    size_t count, next;
+    const Job *job;
+    size_t next;
     int with_abs_sum, are_few;
     int64_t *counts; /* of the bins of all values; NULL if they are not wanted */
-} Tasks;
+} Pieces;
 
-static void do_tasks(void *argument)
+/* What one thread does: takes pieces until there are none. */
+static void do_pieces(void *argument)
 {
-    Tasks *all = argument;
+    Pieces *all = argument;
     Tables tables;
     Also also = {.abs_sum = all->with_abs_sum};
     if (all->counts && all->are_few) {
@@ -518,9 +513,8 @@ static void do_tasks(void *argument)
         memset(&tables, 0, sizeof tables);
         also.tables = &tables;
     }
-    for (size_t k; (k = take_next(&all->next)) < all->count;) {
-        for (const Job *job = all->tasks[k].first; job < all->tasks[k].end; job++)
-            do_piece(job, all->tasks[k].piece, &also);
+    for (size_t piece; (piece = take_next(&all->next)) < all->job->pieces;) {
+        do_piece(all->job, piece, &also);
         if (also.tables && tables.counted > INT32_MAX) {
             add_tables(all->counts, &tables);
             memset(&tables, 0, sizeof tables);
@@ -530,66 +524,29 @@ static void do_tasks(void *argument)
         add_tables(all->counts, &tables);
 }
 
-/* There are at most as many tasks as pieces; returns how many. */
-static size_t fill_tasks(Task *tasks, const Job *jobs, const Job *end)
+/* Fills the rows of the job, and adds the bins of its values to the counts, unless these are NULL. Returns 0 and sets an
+   exception if there is no memory for that. */
+static int do_job(Job *job, int with_abs_sum, int64_t *counts, int threads)
 {
-    size_t count = 0, gathered = PIECE;
-    for (const Job *job = jobs; job < end; job++) {
-        size_t effort = effort_of(job);
-        if (job->pieces == 1 && gathered + effort <= PIECE) {
-            tasks[count - 1].end = job + 1;
-            gathered += effort;
-            continue;
-        }
-        for (size_t piece = 0; piece < job->pieces; piece++)
-            tasks[count++] = (Task){job, job + 1, piece};
-        gathered = job->pieces == 1 ? effort : PIECE;
-    }
-    return count;
-}
-
-/* Fills the rows of all jobs, and adds the bins of their values to the counts, unless these are NULL. Returns 0 and
-   sets an exception if there is no memory for that. */
-static int do_jobs(Job *jobs, size_t count, int with_abs_sum, int64_t *counts, int threads)
-{
-    size_t pieces = 0, numbers = 0, effort = 0;
-    Tasks all = {.with_abs_sum = with_abs_sum, .counts = counts};
-    for (Job *job = jobs; job < jobs + count; job++) {
-        cut(job);
-        effort += effort_of(job);
-        pieces += job->pieces;
-        numbers += job->pieces > 1 ? job->pieces * numbers_found(job) : 0;
-        job->found = job->row;
-    }
-    if (effort < ENOUGH && !numbers) {
-        Task task = {jobs, jobs + count, 0};
-        all.tasks = &task;
-        all.count = 1;
-        all.are_few = effort < FEW;
-        do_tasks(&all);
-        for (Job *job = jobs; job < jobs + count; job++)
-            join_pieces(job);
+    cut(job);
+    size_t effort = effort_of(job);
+    Pieces all = {.job = job, .with_abs_sum = with_abs_sum, .are_few = effort < FEW, .counts = counts};
+    job->found = job->row;
+    if (effort < ENOUGH && job->pieces == 1) {
+        do_pieces(&all);
+        join_pieces(job);
         return 1;
     }
-    double *found = malloc(numbers * sizeof *found + pieces * sizeof(Task));
+    double *found = malloc(job->pieces * numbers_found(job) * sizeof *found);
     if (!found) {
         PyErr_NoMemory();
         return 0;
     }
     Py_BEGIN_ALLOW_THREADS
-    Task *tasks = (Task *)(found + numbers);
-    double *free_from = found;
-    for (Job *job = jobs; job < jobs + count; job++) {
-        if (job->pieces > 1) {
-            job->found = free_from;
-            free_from += job->pieces * numbers_found(job);
-        }
-    }
-    all.tasks = tasks;
-    all.count = fill_tasks(tasks, jobs, jobs + count);
-    in_threads(do_tasks, &all, effort < ENOUGH ? 1 : threads);
-    for (Job *job = jobs; job < jobs + count; job++)
-        join_pieces(job);
+    if (job->pieces > 1)
+        job->found = found;
+    in_threads(do_pieces, &all, effort < ENOUGH ? 1 : threads);
+    join_pieces(job);
     free(found);
     Py_END_ALLOW_THREADS
     return 1;
@@ -609,13 +566,11 @@ static PyObject *as_list(const double *row)
     return list;
 }
 
-#define JOB "nninnnn" /* what native.py gives of a tensor */
-
 static PyObject *measure(PyObject *module, PyObject *args)
 {
     Py_ssize_t address, minus, outer, channels, inner, apart, counts;
     int type, with_abs_sum, threads;
-    if (!PyArg_ParseTuple(args, JOB "pni", &address, &minus, &type, &outer, &channels, &inner, &apart, &with_abs_sum,
+    if (!PyArg_ParseTuple(args, "nninnnnpni", &address, &minus, &type, &outer, &channels, &inner, &apart, &with_abs_sum,
                           &counts, &threads))
         return NULL;
     double row[WIDTH];
@@ -627,7 +582,7 @@ static PyObject *measure(PyObject *module, PyObject *args)
     Job job = {.x = (const void *)address, .minus = (const void *)minus, .type = type, .outer = (size_t)outer,
                .channels = (size_t)channels, .inner = (size_t)inner, .apart = (size_t)apart, .row = row,
                .rows = channels ? (double (*)[WIDTH])PyByteArray_AsString(rows) : NULL};
-    if (do_jobs(&job, 1, with_abs_sum, (int64_t *)counts, threads))
+    if (do_job(&job, with_abs_sum, (int64_t *)counts, threads))
         return Py_BuildValue("NN", as_list(row), rows);
     Py_DECREF(rows);
     return NULL;
@@ -692,121 +647,6 @@ static PyObject *merge_all(PyObject *module, PyObject *args)
     return merged_memory(owners, (double (*)[WIDTH])rows, (const int64_t *)owner, count);
 }
 
-/* The memory of the row of each owner, where none has several; `nothing` for one that has none. */
-static PyObject *placed_memory(Py_ssize_t owners, const char *rows, const int64_t *owner, Py_ssize_t count,
-                               const char *nothing, Py_ssize_t size)
-{
-    PyObject *memory = PyByteArray_FromStringAndSize(NULL, owners * size);
-    char *block = memory ? PyByteArray_AsString(memory) : NULL;
-    if (!memory)
-        return NULL;
-    for (Py_ssize_t k = 0; k < owners; k++)
-        memcpy(block + k * size, nothing, (size_t)size);
-    for (Py_ssize_t i = 0; i < count; i++)
-        memcpy(block + owner[i] * size, rows + i * size, (size_t)size);
-    return memory;
-}
-
-/* Copies the numbers of a row, which is bytes or a list; 0 if it is neither, or of another length. */
-static int copy_row(char *to, PyObject *row, Py_ssize_t size)
-{
-    char *bytes;
-    Py_ssize_t length;
-    if (PyBytes_Check(row)) {
-        if (PyBytes_AsStringAndSize(row, &bytes, &length) || length != size)
-            return 0;
-        memcpy(to, bytes, (size_t)size);
-        return 1;
-    }
-    if (!PyList_Check(row) || PyList_Size(row) * (Py_ssize_t)sizeof(double) != size)
-        return 0;
-    for (Py_ssize_t f = 0; f < PyList_Size(row); f++) {
-        double number = PyFloat_AsDouble(PyList_GetItem(row, f));
-        memcpy(to + f * (Py_ssize_t)sizeof number, &number, sizeof number);
-    }
-    return !PyErr_Occurred();
-}
-
-static PyObject *merge_list(PyObject *module, PyObject *args)
-{
-    PyObject *list, *memory = NULL;
-    const char *nothing;
-    Py_ssize_t owners, size;
-    if (!PyArg_ParseTuple(args, "O!ny#", &PyList_Type, &list, &owners, &nothing, &size))
-        return NULL;
-    Py_ssize_t count = PyList_Size(list), taken = 0;
-    char *rows = PyMem_Malloc((size_t)(count * size) + 1), *has_one = PyMem_Calloc((size_t)owners + 1, 1);
-    int64_t *owner = PyMem_Malloc((size_t)count * sizeof *owner + 1);
-    int is_fine = rows && has_one && owner, have_several = 0;
-    if (!is_fine)
-        PyErr_NoMemory();
-    for (; is_fine && taken < count; taken += is_fine) {
-        PyObject *item = PyList_GetItem(list, taken), *row = PyTuple_GetItem(item, 1);
-        owner[taken] = row ? PyLong_AsLongLong(PyTuple_GetItem(item, 0)) : -1;
-        is_fine = owner[taken] >= 0 && owner[taken] < owners && copy_row(rows + taken * size, row, size);
-        if (is_fine) {
-            have_several |= has_one[owner[taken]];
-            has_one[owner[taken]] = 1;
-        }
-    }
-    if (is_fine && !have_several)
-        memory = placed_memory(owners, rows, owner, count, nothing, size);
-    else if (is_fine && size == sizeof EMPTY)
-        memory = merged_memory(owners, (double (*)[WIDTH])rows, owner, count);
-    PyMem_Free(rows);
-    PyMem_Free(has_one);
-    PyMem_Free(owner);
-    if (memory || PyErr_Occurred())
-        return memory;
-    Py_RETURN_NONE;
-}
-
-static int read_job(PyObject *list, Py_ssize_t i, Job *job)
-{
-    PyObject *item = PyList_GetItem(list, i);
-    Py_ssize_t address, minus, outer, channels, inner, apart;
-    int type;
-    if (!item || !PyArg_ParseTuple(item, JOB, &address, &minus, &type, &outer, &channels, &inner, &apart))
-        return 0;
-    *job = (Job){.x = (const void *)address, .minus = (const void *)minus, .type = type, .outer = (size_t)outer,
-                 .channels = (size_t)channels, .inner = (size_t)inner, .apart = (size_t)apart};
-    return 1;
-}
-
-static PyObject *measure_all(PyObject *module, PyObject *args)
-{
-    PyObject *list, *all = NULL, *each = NULL, *result = NULL;
-    int with_abs_sum, threads;
-    if (!PyArg_ParseTuple(args, "Opi", &list, &with_abs_sum, &threads))
-        return NULL;
-    Py_ssize_t count = PyList_Size(list), channels = 0;
-    Job *jobs = count < 0 ? NULL : PyMem_Malloc((size_t)count * sizeof *jobs);
-    if (!jobs)
-        return count < 0 ? NULL : PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < count; i++) {
-        if (!read_job(list, i, jobs + i))
-            goto done;
-        channels += (Py_ssize_t)jobs[i].channels;
-    }
-    all = PyByteArray_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof EMPTY);
-    each = all ? PyByteArray_FromStringAndSize(NULL, channels * (Py_ssize_t)sizeof EMPTY) : NULL;
-    if (!each)
-        goto done;
-    double (*row)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(all);
-    double (*rows)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(each);
-    for (Job *job = jobs; job < jobs + count; rows += job->channels, job++) {
-        job->row = *row++;
-        job->rows = rows;
-    }
-    if (do_jobs(jobs, (size_t)count, with_abs_sum, NULL, threads))
-        result = Py_BuildValue("OO", all, each);
-done:
-    PyMem_Free(jobs);
-    Py_XDECREF(all);
-    Py_XDECREF(each);
-    return result;
-}
-
 /* The sum of the bins from one place to another, in the order of values: from the lowest finite one to the highest.
    Whole numbers up to 2^53 add up exactly in any order. */
 #define SUM_BETWEEN(type)                                                                                              \
@@ -851,41 +691,16 @@ static PyObject *sum_bins(PyObject *module, PyObject *args)
     return memory;
 }
 
-#include "_native_tensor.h"
-#include "_native_reader.h"
-
 static PyMethodDef methods[] = {
     {"measure", measure, METH_VARARGS,
      "measure(address, minus, type, outer, channels, inner, apart, with_abs_mean, counts, threads): the row of a tensor, "
      "see Job, and the memory of the rows of its channels; None for a row where squares of float64 leave its range, and "
      "for no channels. The bins of the values are added to `counts`, unless that is 0."},
-    {"measure_all", measure_all, METH_VARARGS,
-     "measure_all([(address, minus, type, outer, channels, inner, apart), ...], with_abs_mean, threads): the memory of "
-     "the rows of several tensors, and that of the rows of their channels, see Job. The count is NaN where `measure` "
-     "returns None."},
     {"merge_all", merge_all, METH_VARARGS,
      "merge_all(address of rows, address of their owners, count, owners): the memory of the merged row of each owner."},
-    {"merge_list", merge_list, METH_VARARGS,
-     "merge_list([(owner, row, ...), ...], owners, nothing): the memory of the merged row of each owner, `nothing` for one "
-     "that has none. None if a row is neither bytes of that length nor a list of as many numbers, or if an owner has "
-     "several that are longer than `merge_all` takes."},
     {"sum_bins", sum_bins, METH_VARARGS,
      "sum_bins([address of bins, ...], are_floats, address of places, parts): the memory of the sums of the bins of each "
      "between its places, of which there is one more than parts, int64, from the lowest to the highest value."},
-    {"find_view", find_view, METH_VARARGS,
-     "find_view(torch.Tensor, torch.nn.Parameter): whether torch lets itself be asked from C what a tensor is. Only then "
-     "what follows ever says True."},
-    {"is_like", is_like, METH_VARARGS,
-     "is_like(tensor, key): whether it is a tensor of torch's own in memory that is there, and of the type, shape and "
-     "stride of which the key holds the numbers."},
-    {"are_finite", are_finite, METH_VARARGS,
-     "are_finite([tensor, ...], [tensor, ...]): whether all values of the first are finite, and of the second those of "
-     "the first column; False too where that cannot be told here."},
-    {"read_all", read_all, METH_VARARGS,
-     "read_all([(reader, tensor, minus), ...]): reads the tensors that are like the last of their readers, all in one go; "
-     "returns the others. What `minus` holds is subtracted first, unless it is None."},
-    {"set_up", set_up, METH_VARARGS,
-     "set_up(torch.get_num_threads, time.perf_counter): before the first reader is called."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -894,11 +709,5 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 
 PyMODINIT_FUNC PyInit__native(void)
 {
     find_threads();
-    PyObject *module = PyModule_Create(&definition), *reader = module ? PyType_FromSpec(&reader_spec) : NULL;
-    Py_XINCREF(reader); /* it is the module's, and read_all's */
-    reader_type = (PyTypeObject *)reader;
-    if (reader && !PyModule_AddObject(module, "Reader", reader))
-        return module;
-    Py_XDECREF(module);
-    return NULL;
+    return PyModule_Create(&definition);
 }

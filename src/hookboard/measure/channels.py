@@ -1,7 +1,5 @@
 """`measure_channels`: a row for each channel of a tensor, and the tensor's own row as their merge."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -101,28 +99,8 @@ def form_of(tensor: Tensor, dim: int | None) -> native.Form | None:
     return native.form_of(tensor, dim, with_gaps=True)
 
 
-def measure_all(
-    tensors: Sequence[tuple[Tensor, native.Form, Tensor | None]], plan: Plan
-) -> list[tuple[Row, ChannelRows | None]]:
-    """Measure many tensors in one call, without histograms and the user's statistics: for small ones calls cost most.
-
-    Args:
-        tensors: each with its form, see `form_of`; and with what is subtracted from it first, which `can_subtract` has
-            let pass: None for nothing.
-        plan: what to measure.
-
-    Returns:
-        For each what `measure_channels` returns.
-    """
-    rows = native.read_all(tensors, with_abs_mean="abs_mean" in plan.wanted)
-    return [
-        (row, channels) if row is not None else _alone(*each, plan)
-        for each, (row, channels) in zip(tensors, rows, strict=True)
-    ]
-
-
 def measure_like(
-    tensor: Tensor, form: native.Form, plan: Plan, counts: Tensor | None = None
+    tensor: Tensor, form: native.Form, plan: Plan, counts: Tensor | None = None, minus: Tensor | None = None
 ) -> tuple[Row, ChannelRows | None] | None:
     """What `measure_channels` returns for a tensor that is like one before; it takes a fraction of the time.
 
@@ -131,18 +109,13 @@ def measure_like(
         form: see `form_of`.
         plan: what to measure; nothing may stand behind the moments.
         counts: as in `measure`.
+        minus: is subtracted first, in float32 at least; it must have passed `can_subtract`. None for nothing.
 
     Returns:
         None for float64 values whose squares leave its range. Then only the bins were counted.
     """
-    row, channels = native.read(tensor, form, with_abs_mean="abs_mean" in plan.wanted, counts=counts)
+    row, channels = native.read(tensor, form, with_abs_mean="abs_mean" in plan.wanted, counts=counts, minus=minus)
     return None if row is None else (row, channels)
-
-
-def _alone(tensor: Tensor, form: native.Form, minus: Tensor | None, plan: Plan) -> tuple[Row, ChannelRows | None]:
-    """One of many whose squares float64 cannot hold."""
-    tensor = tensor if minus is None else tensor - minus
-    return (measure(tensor, plan), None) if form.dim is None else measure_channels(tensor, form.dim, plan)
 
 
 def _rows_by_kernel(

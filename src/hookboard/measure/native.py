@@ -7,9 +7,8 @@ many there are.
 import functools
 import math
 import threading
-import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,26 +22,11 @@ try:
 except ImportError:  # there was no C compiler when hookboard was installed
     _native = None  # type: ignore[assignment]
 
-_CAN_VIEW = _native is not None and _native.find_view(Tensor, nn.Parameter)
-"""Whether the kernel can ask torch itself what a tensor is."""
-
-R = TypeVar("R", bound=tuple[object, Tensor, Tensor | None])
-
 _TYPES = {torch.float32: (0, 4), torch.float64: (1, 8), torch.bfloat16: (2, 2), torch.float16: (3, 2)}
 """What the kernel reads: the number that it has for a type, and the bytes of a value."""
 
-_DLPACK = {torch.float32: (2, 32), torch.float64: (2, 64), torch.bfloat16: (4, 16), torch.float16: (2, 16)}
-"""The same types as DLPack has them: its code, and the bits of a value."""
-
 _COUNTING = threading.Lock()
 """Held while bins are added: the kernel may run without the interpreter's lock."""
-
-COMPILED_READER: type | None = None
-"""The base of what reads tensors without Python, see `reader.py`; None where the kernel cannot ask torch."""
-
-if _CAN_VIEW:
-    _native.set_up(torch.get_num_threads, time.perf_counter)
-    COMPILED_READER = _native.Reader
 
 
 @functools.cache
@@ -67,7 +51,6 @@ class Form(NamedTuple):
         channels: how many there are; 0 if their rows are not wanted.
         reach: how many values lie between its first and its last, both included.
         given: what the kernel takes, see `Job` in `_native.c`: type, outer, channels, inner, apart.
-        key: type, shape and stride in numbers, see `is_like` in `_native.c`.
     """
 
     shape: torch.Size
@@ -77,7 +60,6 @@ class Form(NamedTuple):
     channels: int
     reach: int
     given: tuple[int, int, int, int, int]
-    key: bytes
 
 
 def form_of(tensor: Tensor, dim: int | None = None, *, with_gaps: bool = False) -> Form | None:
@@ -105,15 +87,12 @@ def form_of(tensor: Tensor, dim: int | None = None, *, with_gaps: bool = False) 
     else:
         return None
     given = _TYPES[tensor.dtype][0], outer, channels, inner, apart
-    key = np.array([*_DLPACK[tensor.dtype], *tensor.shape, *tensor.stride()], np.int64).tobytes()
-    form = Form(tensor.shape, tensor.stride(), tensor.dtype, dim, channels, reach, given, key)
+    form = Form(tensor.shape, tensor.stride(), tensor.dtype, dim, channels, reach, given)
     return form if _is_in_memory(tensor, reach) else None
 
 
 def is_like(tensor: Tensor, form: Form) -> bool:
     """Whether `form_of` would give this form again, with the same arguments; it takes a fraction of the time."""
-    if _CAN_VIEW and _native is not None:
-        return _native.is_like(tensor, form.key)
     return (
         is_plain(tensor)
         and tensor.shape == form.shape
@@ -121,16 +100,6 @@ def is_like(tensor: Tensor, form: Form) -> bool:
         and tensor.dtype is form.dtype
         and _is_in_memory(tensor, form.reach)
     )
-
-
-def are_finite(tensors: Sequence[Tensor], of_columns: Sequence[Tensor] = ()) -> bool:
-    """Whether the values of plain floating-point tensors on the CPU are all finite; False too where it cannot be told.
-
-    Args:
-        tensors: are read whole.
-        of_columns: of these the first value of each row is read.
-    """
-    return _CAN_VIEW and _native is not None and _native.are_finite(list(tensors), list(of_columns))
 
 
 def can_subtract(minus: Tensor, form: Form) -> bool:
@@ -178,7 +147,12 @@ def _is_in_memory(tensor: Tensor, values: int) -> bool:
 
 
 def read(
-    tensor: Tensor, form: Form, *, with_abs_mean: bool, counts: Tensor | None = None
+    tensor: Tensor,
+    form: Form,
+    *,
+    with_abs_mean: bool,
+    counts: Tensor | None = None,
+    minus: Tensor | None = None,
 ) -> tuple[list[float] | None, np.ndarray | None]:
     """The row of a tensor, and those of its channels; `abs_mean` may be left 0.
 
@@ -187,55 +161,21 @@ def read(
         form: of the tensor.
         with_abs_mean: whether to fill that column.
         counts: the bins of the values are added to this, shape (BINS,), int64, contiguous, on the CPU.
+        minus: is subtracted first, in float32 at least; it must have passed `can_subtract`.
 
     Returns:
         The row, and the rows of the channels, shape (channels, WIDTH), float64; None if they are not wanted. The row is
         None, and those of the channels are not right, for float64 values whose squares leave its range, of any channel.
         Then only the bins were added.
     """
-    given, threads = (tensor.data_ptr(), 0, *form.given, with_abs_mean), torch.get_num_threads()
+    less = 0 if minus is None else minus.data_ptr()
+    given, threads = (tensor.data_ptr(), less, *form.given, with_abs_mean), torch.get_num_threads()
     if counts is None:
         row, memory = _native.measure(*given, 0, threads)
     else:
         with _COUNTING:
             row, memory = _native.measure(*given, counts.data_ptr(), threads)
     return row, None if memory is None else np.ndarray((form.channels, WIDTH), np.float64, memory)
-
-
-def read_all(
-    tensors: Sequence[tuple[Tensor, Form, Tensor | None]], *, with_abs_mean: bool
-) -> list[tuple[list[float] | None, np.ndarray | None]]:
-    """The rows of tensors, and of their channels, in one call; `abs_mean` may be left 0.
-
-    Args:
-        tensors: each with its form; and with what is subtracted from it first, in float32 at least, which must have
-            passed `can_subtract`: None for nothing.
-        with_abs_mean: whether to fill that column.
-
-    Returns:
-        For each tensor what `read` returns.
-    """
-    jobs = [
-        (tensor.data_ptr(), 0 if minus is None else minus.data_ptr(), *form.given) for tensor, form, minus in tensors
-    ]
-    of_all, of_channels = _native.measure_all(jobs, with_abs_mean, torch.get_num_threads())
-    rows, channels = (np.frombuffer(memory).reshape(-1, WIDTH) for memory in (of_all, of_channels))
-    start, found = 0, []
-    for row, (_, form, _) in zip(rows.tolist(), tensors, strict=True):
-        is_right = row[0] == row[0]  # its count is NaN
-        end = start + form.channels
-        found.append((row if is_right else None, channels[start:end] if form.channels else None))
-        start = end
-    return found
-
-
-def read_alike(given: list[R]) -> list[R]:
-    """Have readers without bins read tensors that are like their last, all in one go; returns the others.
-
-    Args:
-        given: the reader, the tensor, and what is subtracted from it first, in float32 at least; None for nothing.
-    """
-    return _native.read_all(given) if given and _CAN_VIEW and _native is not None else given
 
 
 def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:
@@ -257,21 +197,6 @@ def merged(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
     owner = owner.contiguous()
     memory = _native.merge_all(rows.data_ptr(), owner.data_ptr(), len(rows), owners)
     return torch.from_numpy(np.ndarray((owners, WIDTH), np.float64, memory))
-
-
-def merged_list(rows: Sequence[tuple[Any, ...]], owners: int, nothing: bytes) -> Tensor | None:
-    """The merged row of each owner; None where a row is a tensor, or where columns behind the moments need a merge.
-
-    Args:
-        rows: each begins with its owner and the row, as bytes or as a list of numbers.
-        owners: how many there are.
-        nothing: the row of an owner that has none.
-
-    Returns:
-        Shape (owners, columns), float64.
-    """
-    memory = None if _native is None else _native.merge_list(list(rows), owners, nothing)
-    return None if memory is None else torch.from_numpy(np.frombuffer(memory).reshape(owners, len(nothing) // 8))
 
 
 def add_counts(counts: Tensor, more: Tensor) -> None:

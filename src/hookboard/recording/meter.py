@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookboard.clock import Clock
+from hookboard.clock import Clock, timed
 from hookboard.layouts import shape_of
 from hookboard.measure import (
     ChannelRows,
@@ -23,11 +23,9 @@ from hookboard.measure import (
     is_like,
     looked_at,
     measure,
-    measure_all,
     measure_channels,
     measure_like,
     measuring_device,
-    read_alike,
     single_at_least,
 )
 from hookboard.messages import warn_switched_off
@@ -36,12 +34,6 @@ from hookboard.recording.packet import Packet
 from hookboard.recording.rows import MOST_CALLS, ChannelBuffer, RowBuffer
 from hookboard.recording.slot import Slot, Slots
 from hookboard.sites import Site
-
-MOST_WAITING = 1 << 20
-"""After so many values those that wait are measured: some of them are copies, made for this."""
-
-Given = tuple[Slot, Tensor, Tensor | None]
-"""What is measured together with others: the slot of a site, its tensor, and what is subtracted first."""
 
 
 class Meter:
@@ -63,7 +55,7 @@ class Meter:
     ) -> None:
         self.rows = RowBuffer(plan.more, measuring_device(device))
         self.channel_rows = ChannelBuffer(self.rows.device, self.rows.streams)
-        self.slots = Slots(self.rows.device, self._plan_of, self._wants_bins, self._set_up)
+        self.slots = Slots(self.rows.device, self._plan_of, self._wants_bins)
         self.off: set[Site] = set()
         """The sites of which measuring has failed, on any rank."""
         self.has_bins = bool(histogram) or "bins" in plan.wanted
@@ -77,73 +69,25 @@ class Meter:
         self.rows.on_channels = None if channels is None else self._take_channels
         self._ends = ends
         self._rank = rank
-        self._clock = clock
-        self._scale: Tensor | None = None
-        self._has_scaled = False
-
-    @property
-    def scale(self) -> Tensor | None:
+        self.clock = clock
+        self.scale: Tensor | None = None
         """The scale that gradients carry now, shape (); they are divided by it. None if they carry none."""
-        return self._scale
 
-    @scale.setter
-    def scale(self, scale: Tensor | None) -> None:
-        self._scale = scale
-        if scale is not None and not self._has_scaled:
-            self._has_scaled = True
-            for slot in list(self.slots.by_site.values()):
-                slot.read_nothing()
+    def observer(self, site: Site) -> Callable[[Tensor], None]:
+        """See `Recorder.open`."""
+        return functools.partial(self._observe_timed, self.slots.of(site))
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
         """See `Recorder.observe_all`."""
-        given: list[Given] = []
-        values, by_site = 0, self.slots.by_site
+        by_site = self.slots.by_site
         for site, tensor, minus in tensors:
             if self._is_copied:
                 tensor, minus = tensor.detach().cpu(), None if minus is None else minus.cpu()
-            given.append((by_site.get(site) or self.slots.of(site), tensor, minus))
-            values += tensor.numel()
-            if values > MOST_WAITING:
-                self._observe_given(given)
-                given, values = [], 0
-        self._observe_given(given)
+            self._observe(by_site.get(site) or self.slots.of(site), tensor, minus)
 
-    def _observe_given(self, given: list[Given]) -> None:
-        waiting: list[tuple[Tensor, Form, Tensor | None]] = []
-        owners: list[tuple[Slot, bool]] = []
-        for slot, tensor, minus in read_alike(given):
-            try:
-                part, is_whole = self._prepared(slot, tensor)
-                if part is None:
-                    continue
-                form = None if slot.counts is not None else self._form(slot, part, is_whole)
-                if minus is not None and (form is None or not can_subtract(minus, form)):
-                    self._observe_difference(slot, tensor, minus)
-                elif form is None:
-                    self._observe(slot, tensor)
-                else:
-                    waiting.append((part, form, minus))
-                    owners.append((slot, is_whole))
-            except Exception as error:
-                self._fail(slot, error)
-        rows = measure_all(waiting, self._plan) if waiting else ()
-        for (part, form, _), (slot, is_whole), (row, channels) in zip(waiting, owners, rows, strict=True):
-            self._keep(slot, part, row, channels)
-            self._read_next(slot, form, is_whole)
-
-    def _observe_difference(self, slot: Slot, tensor: Tensor, minus: Tensor) -> None:
-        # A block holds only some of the channels.
-        blocks = blocks_of(tensor, minus) if self._channels is None else [(tensor, minus)]
-        for part, less in blocks:
-            wide = single_at_least(part.dtype)  # neighbouring weights differ by less than half precision resolves
-            self._observe(slot, part.to(wide) - less.to(wide))
-
-    def _set_up(self, slot: Slot) -> None:
-        slot.otherwise = functools.partial(self._observe, slot)
-        slot.on_fault = functools.partial(self._fail, slot)
-        slot.rows, slot.room = self.rows.kept, self.rows.room
-        slot.most, slot.lock = MOST_CALLS, self._lock
-        slot.clock = self._clock
+    @timed
+    def _observe_timed(self, slot: Slot, tensor: Tensor) -> None:
+        self._observe(slot, tensor)
 
     def take(self, flags: Tensor, along: Tensor, *, lends_bins: bool) -> tuple[Packet, set[int]]:
         """Take what was measured since the last call; what another thread measures meanwhile is wholly in one packet.
@@ -181,30 +125,42 @@ class Meter:
         )
         return packet, measured
 
-    def _take_channels(self, index: int, rows: ChannelRows | bytearray | None) -> None:
+    def _take_channels(self, index: int, rows: ChannelRows | None) -> None:
         self.slots.in_order[index].calls = 0
         self.channel_rows.append(index, rows)
 
-    def _observe(self, slot: Slot, tensor: Tensor) -> None:
+    def _observe(self, slot: Slot, tensor: Tensor, minus: Tensor | None = None) -> None:
+        """Measure a tensor, or its difference from another."""
         try:
             part, is_whole = self._prepared(slot, tensor)
             if part is None:
                 return
+            form = self._form(slot, part, is_whole)
+            if minus is not None and (form is None or not can_subtract(minus, form)):
+                self._observe_difference(slot, tensor, minus)
+                return
             # What adds to bins and appends the row is one piece to who takes both.
             with nullcontext() if slot.counts is None else self._lock:
-                self._measure(slot, part, is_whole)
+                self._measure(slot, part, form, is_whole, minus)
         except Exception as error:
-            self._fail(slot, error)
+            self.switch_off([slot.site], error)
 
-    def _measure(self, slot: Slot, part: Tensor, is_whole: bool) -> None:
-        counts, form = slot.counts, self._form(slot, part, is_whole)
+    def _observe_difference(self, slot: Slot, tensor: Tensor, minus: Tensor) -> None:
+        # A block holds only some of the channels.
+        blocks = blocks_of(tensor, minus) if self._channels is None else [(tensor, minus)]
+        for part, less in blocks:
+            wide = single_at_least(part.dtype)  # neighbouring weights differ by less than half precision resolves
+            self._observe(slot, part.to(wide) - less.to(wide))
+
+    def _measure(self, slot: Slot, part: Tensor, form: Form | None, is_whole: bool, minus: Tensor | None) -> None:
+        counts = slot.counts
         if form is not None:
-            found = measure_like(part, form, slot.plan, counts)
+            found = measure_like(part, form, slot.plan, counts, minus)
             if found is not None:
                 self._keep(slot, part, *found)
-                self._read_next(slot, form, is_whole)
                 return
             counts = None  # the bins are counted
+        part = part if minus is None else part - minus
         scale = self.scale if slot.traits.is_gradient else None
         of: dict[str, Any] = {"counts": counts, "moments_only": slot.traits.moments_only, "scale": scale}
         dim = self._dim(slot, part, is_whole)
@@ -214,22 +170,9 @@ class Meter:
             row, channels = measure_channels(part, dim, slot.plan, **of)
         self._keep(slot, part, row, channels, None if channels is None or dim is None else part.shape[dim])
 
-    def _read_next(self, slot: Slot, form: Form, is_whole: bool) -> None:
-        """Have the slot itself read the next tensors of this form, unless more is to be done with one than that."""
-        is_scaled, is_elsewhere = self._has_scaled and slot.traits.is_gradient, self._rank and slot.traits.of_parameter
-        # Of several types in a step the first is noted, for which the first tensor of the next step must come here.
-        is_noted = form.dtype is slot.extent.dtype and slot.site not in self.off
-        may_read = is_whole and is_noted and form.dtype is not torch.float64
-        if may_read and not (is_scaled or is_elsewhere or self._is_copied):
-            slot.read_as(form.key, form.given, "abs_mean" in slot.plan.wanted)
-
-    def _fail(self, slot: Slot, error: Exception) -> None:
-        self.switch_off([slot.site], error)
-
     def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
         """See `Recorder.switch_off`."""
         for site in sites:
-            self.slots.of(site).read_nothing()
             self.off.add(site)
         warn_switched_off(f"{sites[0].role} of {sites[0].path!r}", error)
 
@@ -261,7 +204,6 @@ class Meter:
             return None
         form = slot.form
         if form is None or not is_like(part, form):
-            slot.read_nothing()
             form = slot.form = form_of(part, self._dim(slot, part, is_whole)) if part.numel() else None
         return form
 
@@ -277,7 +219,7 @@ class Meter:
         if self._channels is None or not tensor.numel():
             self.rows.append(slot.index, row)
             return
-        if slot.calls >= slot.most:
+        if slot.calls >= MOST_CALLS:
             self.rows.hand_on()
         if channels is not None:
             slot.calls += 1

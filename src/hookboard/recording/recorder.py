@@ -84,7 +84,7 @@ class Recorder:
 
         If measuring fails, that function gives one warning, and from then on does nothing.
         """
-        return self._meter.slots.of(site)
+        return self._meter.observer(site)
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
         """Measure tensors that nothing changes meanwhile, such as weights: many in one call, which costs far less.

@@ -17,7 +17,6 @@ from hookboard.measure import (
     Statistic,
     empty_row,
     merge_rows,
-    merged_list,
     tell_of_compiling,
     tell_of_missing_kernel,
     width_of,
@@ -33,9 +32,8 @@ MOST_PARTS = 1 << 18
 MOST_CALLS = 16
 """How many calls of a site are kept before their rows are merged."""
 
-Kept = tuple[int, Row | bytes] | tuple[int, Row | bytes, ChannelRows | bytearray | None]
-"""The index of a site and a row of it; and those of its channels, until they are handed on, which readers give as
-memory."""
+Kept = tuple[int, Row] | tuple[int, Row, ChannelRows | None]
+"""The index of a site and a row of it; and those of its channels, until they are handed on."""
 
 T = TypeVar("T")
 
@@ -93,12 +91,12 @@ class RowBuffer:
         self.streams = Streams()
         """Those on which the rows are made."""
         self._more = more
-        self._nothing = np.array(empty_row(more)).tobytes()
+        self._nothing = empty_row(more)
         self.kept: list[Kept] = []
         """Each row with the index of its site, and where they are wanted the rows of its channels: in one piece, so
-        that no flush comes between. Readers append them themselves."""
-        self.room = self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
-        self.on_channels: Callable[[int, ChannelRows | bytearray | None], object] | None = None
+        that no flush comes between."""
+        self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
+        self.on_channels: Callable[[int, ChannelRows | None], object] | None = None
         """Is handed each index with the rows of the channels, by one thread at a time; None for nobody."""
         self._most = self._least
         self._parts = 0
@@ -192,10 +190,9 @@ class RowBuffer:
 
     def _merged(self, rows: list[Kept], owners: int) -> Tensor:
         with self.streams.joined():
-            merged = merged_list(rows, owners, self._nothing)
-            return self._merged_here(rows, owners) if merged is None else self._on_device(merged)
+            return self._merged_in_stream(rows, owners)
 
-    def _merged_here(self, rows: list[Kept], owners: int) -> Tensor:
+    def _merged_in_stream(self, rows: list[Kept], owners: int) -> Tensor:
         row_of = {each[0]: each[1] for each in rows}
         sizes = [len(each[1]) if isinstance(each[1], Tensor) and each[1].dim() == 2 else 1 for each in rows]
         total = sum(sizes)
@@ -207,20 +204,15 @@ class RowBuffer:
             owner = owner.repeat_interleave(size, output_size=total)
         return merge_rows(self._block([each[1] for each in rows]), owner, owners, self._more)
 
-    def _block(self, rows: Sequence[Row | bytes]) -> Tensor:
+    def _block(self, rows: Sequence[Row]) -> Tensor:
         """One matrix of the rows, which are tensors where they were measured on another device than the CPU."""
         if any(isinstance(row, Tensor) for row in rows):
-            each = [self._on_device(row if isinstance(row, Tensor) else _tensor(row)) for row in rows]
+            each = [self._on_device(torch.as_tensor(row, dtype=torch.float64)) for row in rows]
             return torch.cat([row if row.dim() == 2 else row[None] for row in each])
-        as_bytes = (row if isinstance(row, bytes) else np.array(row, np.float64).tobytes() for row in rows)
-        return self._on_device(torch.from_numpy(np.frombuffer(bytearray().join(as_bytes)).reshape(len(rows), -1)))
+        return self._on_device(torch.from_numpy(np.array(rows, np.float64)))
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, non_blocking=True)
-
-
-def _tensor(row: list[float] | bytes) -> Tensor:
-    return torch.from_numpy(np.array(np.frombuffer(row) if isinstance(row, bytes) else row, dtype=np.float64))
 
 
 class ChannelBuffer:
@@ -238,16 +230,14 @@ class ChannelBuffer:
         self._unlike: set[int] = set()
         self._lock = threading.Lock()
 
-    def append(self, owner: int, rows: ChannelRows | bytearray | None) -> None:
+    def append(self, owner: int, rows: ChannelRows | None) -> None:
         """Keep the rows of one call.
 
         Args:
             owner: the index of the site.
-            rows: as numbers, or as the memory of a reader; None if the call had no channels. If it had none, or another
+            rows: None if the call had no channels. If it had none, or another
                 number of them than the calls before, the site has none until the next `take`.
         """
-        if isinstance(rows, bytearray):
-            rows = np.frombuffer(rows).reshape(-1, WIDTH)
         with self._lock:
             if owner in self._unlike:
                 return

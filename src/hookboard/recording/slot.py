@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import BINS, Form, Plan, Reader
+from hookboard.measure import BINS, Form, Plan
 from hookboard.recording.packet import Extent, Layout
 from hookboard.sites import ROLES, Role, Site
 
 
-class Slot(Reader):
-    """One site of a recorder, which is called with each of its tensors and measures it.
+class Slot:
+    """What a recorder knows of one site.
 
     Args:
         index: its number, in the order in which sites came.
@@ -21,7 +21,7 @@ class Slot(Reader):
         plan: its statistics.
     """
 
-    __slots__ = ("extent", "form", "plan", "shape", "site", "spare", "traits")
+    __slots__ = ("calls", "counts", "extent", "form", "index", "plan", "shape", "site", "spare", "traits")
 
     def __init__(self, index: int, site: Site, plan: Plan) -> None:
         self.index = index
@@ -39,11 +39,7 @@ class Slot(Reader):
         self.shape: tuple[int, ...] | None = None
         """Of its first tensor; None before, and of nested tensors."""
         self.calls = 0
-
-    def forget_form(self) -> None:
-        """Have the next tensor looked at as if it was the first."""
-        self.shape = self.form = None
-        self.read_nothing()
+        """How many tensors with channels were measured since their rows were handed on."""
 
 
 class Slots:
@@ -53,7 +49,6 @@ class Slots:
         device: where bins are counted.
         plan_of: gives the statistics of a site.
         wants_bins: tells whether a site has a histogram, from its first tensor.
-        set_up: says what a new slot does with tensors.
     """
 
     def __init__(
@@ -61,7 +56,6 @@ class Slots:
         device: torch.device,
         plan_of: Callable[[Site], Plan],
         wants_bins: Callable[[Site, Tensor], bool],
-        set_up: Callable[[Slot], None],
     ) -> None:
         self.by_site: dict[Site, Slot] = {}
         self.in_order: list[Slot] = []
@@ -71,7 +65,6 @@ class Slots:
         self._device = device
         self._plan_of = plan_of
         self._wants_bins = wants_bins
-        self._set_up = set_up
         self._changing = threading.Lock()
 
     def of(self, site: Site) -> Slot:
@@ -82,7 +75,6 @@ class Slots:
         with self._changing:
             if site not in self.by_site:
                 slot = Slot(len(self.by_site), site, self._plan_of(site))
-                self._set_up(slot)
                 self.in_order.append(slot)
                 self.by_site[site] = slot
                 self.extents[site] = slot.extent
@@ -112,7 +104,7 @@ class Slots:
     def forget_shapes(self) -> None:
         """Note the shapes anew, and where the channels are."""
         for slot in list(self.by_site.values()):
-            slot.forget_form()
+            slot.shape = slot.form = None
 
     def lend_bins(self, measured: Iterable[int]) -> dict[int, Tensor]:
         """The bins of those of some slots that have a histogram, int64, by number: until `give_back`, or for ever.

@@ -1,4 +1,4 @@
-"""Many tensors measured in one call: each row is that of its values alone, also of slices and of differences."""
+"""What the compiled kernel reads in one go beside whole tensors: slices with gaps between them, and differences."""
 
 import math
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from oracle import normal, row_of, rows_of_channels
-from ways import ALL, can_be_joined, joined
+from ways import by_kernel, kernel_reads, no_counts
 
-from hookboard.measure import measure_all
+from hookboard.measure import BINS
+from hookboard.measure.bins import bins_of
 
 pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
 
@@ -42,27 +43,29 @@ def close(measured, true):
     return np.allclose(np.asarray(measured), np.asarray(true), rtol=1e-7, atol=1e-14, equal_nan=True)
 
 
-def test_the_row_of_each_tensor_is_that_of_its_values():
-    given = [(tensor, dim, None) for tensor, dim in TENSORS.values()]
-    assert all(can_be_joined(*each) for each in given)
-    for (name, (tensor, dim)), (row, channels) in zip(TENSORS.items(), measure_all(joined(given), ALL), strict=True):
-        assert close(row, np.array(row_of(tensor.reshape(-1).double().numpy()), dtype=np.float64)), name
-        assert (channels is None) == (dim is None), name
-        if dim is not None:
-            assert close(channels, rows_of_channels([tensor], dim)), name
+@pytest.mark.parametrize(("tensor", "dim"), TENSORS.values(), ids=TENSORS)
+def test_the_row_of_a_tensor_is_that_of_its_values(tensor, dim):
+    assert kernel_reads(tensor, dim)
+    row, channels = by_kernel(tensor, dim)
+    assert close(row, np.array(row_of(tensor.reshape(-1).double().numpy()), dtype=np.float64))
+    assert (channels is None) == (dim is None)
+    if dim is not None:
+        assert close(channels, rows_of_channels([tensor], dim))
 
 
 @pytest.mark.parametrize("tensor", [t for t, _ in TENSORS.values()], ids=TENSORS)
 def test_a_difference_is_that_of_float32(tensor):
     minus = normal(*tensor.shape, mean=0.5)
-    assert can_be_joined(tensor, None, minus)
-    ((row, _),) = measure_all(joined([(tensor, None, minus)]), ALL)
+    assert kernel_reads(tensor, None, minus)
+    counts = no_counts()
+    row, _ = by_kernel(tensor, counts=counts, minus=minus)
+    assert torch.equal(counts, torch.bincount(bins_of((tensor - minus).flatten()), minlength=BINS))
     assert close(row, np.array(row_of((tensor - minus).reshape(-1).double().numpy()), dtype=np.float64))
 
 
 def test_equal_tensors_differ_by_nothing():
     tensor = normal(100, 9)[::2]
-    ((row, _),) = measure_all(joined([(tensor, None, tensor.clone())]), ALL)
+    row, _ = by_kernel(tensor, minus=tensor.clone())
     assert row[:5] == [450.0, 0.0, 0.0, 0.0, 450.0]
 
 
@@ -89,4 +92,4 @@ ALONE = {
 
 @pytest.mark.parametrize("name", ALONE)
 def test_what_the_kernel_cannot_read_is_measured_alone(name):
-    assert not can_be_joined(*ALONE[name])  # pytest would print an argument, and read freed memory for it
+    assert not kernel_reads(*ALONE[name])  # pytest would print an argument, and read freed memory for it
