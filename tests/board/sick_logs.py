@@ -61,7 +61,7 @@ VERDICTS = (
         "since": 20,
         "until": 60,
         "evidence": "Only zeros reach its weights (it follows from dead_units in encoder.layers.7.linear1).",
-        "advice": "Mend dead_units in encoder.layers.7.linear1 first.",
+        "advice": "Fix dead_units in encoder.layers.7.linear1 first.",
         "batch_idx": None,
     },
 )

@@ -91,7 +91,9 @@ def test_layers_that_torch_runs_as_one_operation_are_not_counted_as_looked_at_an
     below = [n for n, m in model.teacher.named_modules() if n.count(".") >= 2 and not isinstance(m, nn.ModuleList)]
     said = in_one_line(lines[-1])
     assert f"in 3 layers at 6 looks, from step 0 to 5; {len(below)} more gave no output." in said
-    assert "No output at any look of teacher.**: the module was not called (or its forward was called directly" in said
+    assert (
+        "No output at any look from teacher.**: the module was not called (or its forward was called directly" in said
+    )
     assert "torch ran its nn.TransformerEncoderLayer as one operation, as it does in evaluation)." in said
 
 
@@ -99,7 +101,7 @@ def test_a_layer_whose_weights_its_parent_uses_is_named_as_that(lines):
     judged(Toy(Attends()), sequences(*[4] * 6))
     said = in_one_line(lines[-1])
     assert "in 2 layers at 6 looks, from step 0 to 5; 1 more gave no output." in said
-    assert "No output at any look of net.attention.out_proj: the module was not called, yet its parameters" in said
+    assert "No output at any look from net.attention.out_proj: the module was not called, yet its parameters" in said
     assert "its parent uses its weights itself, as nn.MultiheadAttention does." in said
 
 

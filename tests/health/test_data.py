@@ -36,7 +36,7 @@ def test_an_input_far_from_1_is_worth_a_note(deviation, fires):
 def test_it_is_an_alarm_where_the_loss_shows_harm():
     (symptom,) = judged([row(100, 127, 74, low=0, high=255)] * 3, harmed)
     assert (symptom.module, symptom.severity) == ("", "alarm")
-    assert symptom.evidence.startswith("tensor 0 of the batch: the input lies in 0 to 255, with an RMS of 147")
+    assert symptom.evidence.startswith("tensor 0 of the batch: the input ranges from 0 to 255, with an RMS of 147")
 
 
 @pytest.mark.parametrize(("deviation", "fires"), [(0.3, False), (0.02, True)])

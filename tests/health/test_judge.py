@@ -378,13 +378,13 @@ def test_the_alarm_of_an_effect_waits_for_a_cause_that_has_not_lasted_yet():
 
 
 @pytest.mark.parametrize(
-    ("severity", "advice"), [("alarm", "If dead_units in fc0 proves true, mend that first."), ("note", "look")]
+    ("severity", "advice"), [("alarm", "If dead_units in fc0 is confirmed, fix that first."), ("note", "look")]
 )
-def test_an_effect_names_the_cause_that_is_not_certain_yet_and_an_alarm_what_to_mend_first(severity, advice):
+def test_an_effect_names_the_cause_that_is_not_certain_yet_and_an_alarm_what_to_fix_first(severity, advice):
     cut = at(*range(5, 20), name="no_gradient", severity=severity)
     dead = at(*range(6, 20), name="dead_units", severity="alarm")
     (verdict,) = judged(cut, dead, steps=8).verdicts
-    assert "(it may follow from dead_units in fc0, which is not certain yet: " in verdict.evidence
+    assert "(it may follow from dead_units in fc0, which is not yet certain: " in verdict.evidence
     assert verdict.advice == advice
 
 
@@ -502,4 +502,4 @@ def test_a_note_that_was_an_alarm_says_so():
         said += judge.verdicts
     first = next(i for i, verdict in enumerate(said) if verdict.severity == "alarm")
     assert {verdict.evidence for verdict in said[: first + 1]} == {"odd"}
-    assert (said[-1].severity, said[-1].evidence) == ("note", "odd (it was an alarm: the loss shows no harm any more)")
+    assert (said[-1].severity, said[-1].evidence) == ("note", "odd (it was an alarm: the loss no longer shows harm)")

@@ -86,7 +86,7 @@ def test_a_loss_at_chance_with_gradients_that_agree_on_nothing_is_no_layers_faul
     found = symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK, losses=stuck(STEPS_BEFORE_STUCK)))
     assert places(found) == [("", "alarm")]
     assert found[0].since == 0
-    assert "no layer is sick" in found[0].advice
+    assert "no layer is at fault" in found[0].advice
 
 
 def test_patience_is_needed_before_data_is_blamed():

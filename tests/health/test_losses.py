@@ -209,7 +209,7 @@ def test_a_loss_that_began_far_above_chance_and_stays_there_is_harm(values, reac
     losses.chance, losses.reach = 2.3, reach
     losses.extend(Loss(i, i, float(value)) for i, value in enumerate(values))
     assert losses.is_far_above_chance is fires
-    assert ("that of chance is 2.3" in losses.harm) is fires
+    assert ("where chance gives 2.3" in losses.harm) is fires
 
 
 def test_the_start_of_a_loss_is_the_very_first_one():

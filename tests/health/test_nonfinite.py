@@ -10,7 +10,7 @@ from hookboard.sites import Site
 
 
 def event(step=3, during="forward", **options):
-    return Nonfinite("net", during, step, 7, "", "It broke.", "Mend it.", **options)
+    return Nonfinite("net", during, step, 7, "", "It broke.", "Fix it.", **options)
 
 
 def test_the_symptom_is_an_alarm_of_its_step_and_batch():

@@ -282,7 +282,7 @@ def test_a_matrix_that_does_not_move_counts_and_a_bias_alone_does_not():
 def test_neighbours_that_do_not_move_are_said_once():
     found = symptoms(NOT_UPDATED, training(change=lambda step: still(*WEIGHTS[:4])))
     assert places(found) == [("fc0", "alarm")]
-    assert "the weights of 2 layers, fc0 to fc1, and they do not move: at a learning rate" in found[0].evidence
+    assert "the weights of 2 layers, fc0 to fc1, and they do not change: at a learning rate" in found[0].evidence
     assert not found[0].is_root
 
 
@@ -338,7 +338,7 @@ def frozen_ones(frozen, **options):
 def test_a_frozen_layer_between_trained_ones_is_a_note():
     found = frozen_ones(["fc1"])
     assert places(found) == [("fc1", "note")]
-    assert "4 layers before and behind are trained" in found[0].evidence
+    assert "4 layers before and after it are trained" in found[0].evidence
 
 
 @pytest.mark.parametrize("frozen", [["fc0"], ["head"], ["fc1", "fc2"]], ids=["first", "last", "two of five"])

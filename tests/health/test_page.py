@@ -21,7 +21,7 @@ def trained(count, looks=30, sick="net.7", every=10):
     """A judge that has seen `count` layers, of which one is ten times smaller than the others."""
     rng = np.random.default_rng(0)
     known = layers(*(Layer(f"net.{i}", "Linear", "linear", (f"net.{i}.weight",)) for i in range(count)))
-    rule = Rule("small", lambda run: [Symptom(sick, "It is small.", "Mend it.", "alarm")] if sick in known else [])
+    rule = Rule("small", lambda run: [Symptom(sick, "It is small.", "Fix it.", "alarm")] if sick in known else [])
     judge = Judge([rule], known, window=3)
     for step in range(0, looks * every, every):
         judge.see(seen(known, step, sick, rng))
@@ -247,9 +247,9 @@ def test_a_healthy_run_has_a_verdict_too():
 @pytest.mark.parametrize("looks", [1, 2])
 def test_too_few_looks_are_not_called_healthy(looks):
     said = headline(trained(5, looks=looks, sick="").run, [])
-    assert said.startswith("Not judged yet, of 5 layers: there w")
+    assert said.startswith("Not judged yet, 5 layers: there w")
     assert f"only {looks} look" in said
-    assert said.endswith("most verdicts need 3: in a short run, lower every_n_steps.")
+    assert said.endswith("most verdicts need 3; in a short run, lower every_n_steps.")
 
 
 def test_what_is_over_is_not_said_to_last():

@@ -45,7 +45,7 @@ def test_the_evidence_says_what_is_usual():
     run = run_of(CHAIN, lambda n: chain(bounded("act0", 0.01), bounded("act1", 0.9)))
     (symptom,) = symptoms(SATURATED, run)
     assert symptom.evidence == (
-        "90 % of the outputs of act1 (Tanh) lie at the ends of its range; of other layers of the kind 1 to 1 %."
+        "90 % of the outputs of act1 (Tanh) lie at the ends of its range; in other layers of this kind 1 to 1 %."
     )
 
 

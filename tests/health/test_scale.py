@@ -32,7 +32,7 @@ def test_layers_of_about_the_same_scale_are_healthy():
 def test_a_layer_that_scales_what_goes_in_by_another_factor_than_its_peers_is_out_of_line(up, fires):
     found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, up, up, up, up])))
     assert [symptom.module for symptom in found] == (["fc4"] if fires else [])
-    assert all("as it was initialized" in symptom.evidence for symptom in found)
+    assert all("as initialized" in symptom.evidence for symptom in found)
 
 
 @pytest.mark.parametrize(("losses", "severity"), [(falling, "note"), (harmed, "alarm")])
@@ -104,7 +104,7 @@ def test_a_first_loss_far_above_chance_that_takes_long_to_come_down_makes_an_ala
 
     (symptom,) = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, 2, 2, 2, 2]), losses=losses))
     assert (symptom.severity == "alarm") is fires
-    assert ("that of chance is 2.08" in symptom.evidence) is fires
+    assert ("where chance gives 2.08" in symptom.evidence) is fires
 
 
 def recurrent(norm, weight="weight_hh_l0", began=None, losses=falling):

@@ -21,7 +21,7 @@ def symmetric(rows, gradient, layer=None):
 def test_units_with_equal_weights_and_equal_gradients_are_an_alarm():
     (symptom,) = symmetric(equal(8), equal(8, 0.01))
     assert (symptom.module, symptom.severity) == ("fc0", "alarm")
-    assert symptom.evidence.startswith("8 of 8 units of fc0.weight have the weights and the gradient of another unit")
+    assert symptom.evidence.startswith("8 of 8 units of fc0.weight have the same weights and gradient as another unit")
 
 
 def test_a_pair_of_twins_is_a_note():
@@ -119,4 +119,4 @@ def test_of_several_layers_with_equal_units_the_first_is_named():
     read = [r for layer in layers for r in weights(layer.name, rows=equal(8), gradient=equal(8, 0.01))]
     (symptom,) = symptoms(SYMMETRIC_UNITS, run_of(layers, lambda n: read))
     assert symptom.module == "fc0"
-    assert symptom.evidence.endswith("The same in 1 layers behind it.")
+    assert symptom.evidence.endswith("The same is true of 1 later layer.")

@@ -50,7 +50,7 @@ def test_a_layer_whose_units_are_all_dead_is_an_alarm_at_the_layer_whose_weights
     (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS))))
     assert (symptom.module, symptom.severity, symptom.since) == ("fc1", "alarm", 0)
     assert symptom.evidence == (
-        "8 of 8 units of act1 (ReLU) gave 0 at every look since step 0; of other layers of the kind 0 % are dead."
+        "8 of 8 units of act1 (ReLU) gave 0 at every look since step 0; in other layers of this kind 0 % are dead."
     )
 
 

@@ -56,7 +56,7 @@ def test_copies_among_the_units_of_a_large_weight_are_those_of_the_sample():
         *weights("fc2", seed=5),
     ]
     (symptom,) = symptoms(SYMMETRIC_UNITS, run_of(layers, lambda n: readings))
-    assert symptom.evidence.startswith("8 of the 8 units looked at, of 32 of fc1.weight have the weights")
+    assert symptom.evidence.startswith("8 of the 8 units looked at, of 32 of fc1.weight have the same weights")
 
 
 def rectifier(rows, weight):

@@ -1,7 +1,7 @@
 """Which symptom follows from which: a verdict that another one explains is no alarm.
 
-What explains most stands first: a fault of the data or of the step hides behind the symptoms of many layers, a dead
-layer behind those of all that it feeds, and a loss that does not fall is the last thing to say.
+What explains most comes first: faults of the data or of a step cause symptoms in many layers, a dead layer causes
+symptoms in all layers it feeds, and a loss that does not fall is the last thing to report.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -11,19 +11,19 @@ from typing import Literal
 from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
 
-Where = Literal["anywhere", "same", "before", "behind"]
+Where = Literal["anywhere", "same", "before"]
 When = Literal["by then", "not later", "earlier", "at the start", "by steps"]
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A rule whose fault brings the symptoms of others.
+    """A rule whose fault brings about the symptoms of others.
 
     Args:
         rule: the rule that names the cause.
         effects: the rules whose symptoms it explains.
-        where: in which layers: in the `same` one, in those that run `before` it or `behind` it (both include the
-            same one), or `anywhere`. Of the whole model, it is anywhere.
+        where: in which layers: in the `same` one, in those that run `before` it (and the same one), or `anywhere`. A cause
+            of the whole model is anywhere.
         when: when the cause must have begun: `by then`, not later than its effect, apart from what a window leaves
             open; `not later`, to the step; `earlier` than its effect; `at the start`, before the first step changed a
             weight; `by steps`: by then, and the effect was not there before the first step changed a weight.
@@ -42,7 +42,7 @@ class Cause:
 
 
 def _is_adaptive(run: Run) -> bool:
-    """Whether steps are as large as the learning rate, whatever the gradient, as with Adam."""
+    """Return True if the size of a step follows the learning rate and not the gradient, as with Adam."""
     return any(stepped.is_adaptive for look in run.looks for stepped in look.stepped.values())
 
 
@@ -65,7 +65,7 @@ _STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
 """Symptoms of weights that do not move as they should."""
 
 _LAST = ("not_learning", "precision", "train_eval_gap")
-"""What follows from nearly everything."""
+"""Rules whose symptoms follow from nearly everything."""
 
 CAUSES: tuple[Cause, ...] = (
     Cause("not_learning", (*_SIGNAL, *_STANDSTILL, "update_too_large", "nonfinite", "spike"), only_if=_is_boundless),
@@ -118,13 +118,13 @@ CAUSES: tuple[Cause, ...] = (
 """From what explains most to what explains least."""
 
 ORDER = tuple(dict.fromkeys(cause.rule for cause in CAUSES[1:]))
-"""The rules in the order in which alarms that do not explain each other are said; those that are not here come last."""
+"""The order in which alarms that do not explain each other are reported; rules that are not listed come last."""
 
 
 def explained(
     verdicts: Sequence[Verdict], run: Run, hard: Collection[Verdict] = (), roots: Collection[Verdict] = ()
 ) -> dict[Verdict, Verdict]:
-    """For each verdict that another one explains: that other one.
+    """Map each verdict that another one explains to that other one.
 
     An alarm is explained by an alarm only, never by a note.
 
@@ -164,7 +164,7 @@ def _is_there(run: Run, one: Verdict, other: Verdict, where: Where) -> bool:
     if where == "anywhere" or not one.module or not other.module:
         return True
     at, place = run.place(one.module), run.place(other.module)
-    return {"same": place == at, "before": place <= at, "behind": place >= at}[where]
+    return place == at if where == "same" else place <= at
 
 
 def _is_then(run: Run, one: Verdict, other: Verdict, when: When) -> bool:
@@ -179,6 +179,6 @@ def _is_then(run: Run, one: Verdict, other: Verdict, when: When) -> bool:
 
 
 def _slack(run: Run) -> int:
-    """The steps that a window spans."""
+    """Return the number of steps that a window spans."""
     steps = list(run.table.recent_steps)[-run.window - 1 :]
     return steps[-1] - steps[0] if steps else 0

@@ -1,4 +1,4 @@
-"""What a judge knows of a run, for what is packed into a checkpoint: see `hookboard.plain`."""
+"""How the state of a judge is packed into a checkpoint, and restored: see `hookboard.plain`."""
 
 import copy
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ _OF_JUDGE = form_of_object(lambda: Judge([], {}, 1), derived=("run", "_rules", "
 
 
 def parts_of(judge: Judge) -> dict[str, Any]:
-    """What a judge knows: the run and its cases; not the rules that it was given."""
+    """Return what a judge knows: the run and its cases, without the rules it was given."""
     return {"run": judge.run, "cases": _OF_JUDGE.take(judge)}
 
 
 def go_on(judge: Judge, parts: Mapping[str, Any], layers: Mapping[str, Layer]) -> None:
-    """Have a judge that has seen nothing yet know what another one knew. If this raises, it is left as it is.
+    """Restore the state of another judge into one that has seen nothing yet; if this raises, it is left as it is.
 
     Args:
         judge: has the same window and the same rules.
@@ -61,7 +61,7 @@ class Timeline(SimpleNamespace):
 
 
 def _parts_of_run(run: Run) -> dict[str, Any]:
-    """Return all of a run; of looks that are not among the latest without their channels, which no rule asks for."""
+    """Return the parts of a run; looks that are not among the latest lose their channels, which no rule asks for."""
     table = run.table.parts()
     blocks = table["values"], table["spoiled"], table["every"], table["since"]
     timeline = dict(zip(_OF_TIMELINE, (table["steps"], *blocks), strict=True))
@@ -113,4 +113,4 @@ FORMS: Forms = {
     Silence: Form(_OF_SILENCE.take, lambda parts: _OF_SILENCE.make({"width": len(parts["looks"]), **parts})),
     Timeline: Form(vars, dict),
 }
-"""Of all that a judge knows."""
+"""The form of every class that a judge keeps."""

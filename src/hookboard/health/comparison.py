@@ -1,4 +1,4 @@
-"""`Comparison`: how far a model's outputs in an evaluation are from those in training, layer by layer."""
+"""`Comparison`: an evaluation against training, and running statistics of batch norms against those of batches."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,12 +14,12 @@ from hookboard.measure import FIELDS
 _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("mean", "deviation", "min", "max"))
 
 FAINT_DEVIATION_SHARE = 0.1
-"""Deviations of a channel below this share of the layer's RMS count as that share (a choice)."""
+"""Floor of a channel's standard deviation, as a share of the layer's RMS (a choice)."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """How far the outputs of one layer are from those in training.
+    """How far the outputs of one layer in an evaluation are from those in training.
 
     Args:
         layer: the layer.
@@ -40,7 +40,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Running:
-    """The running statistics of one batch norm, beside those of batches.
+    """The running statistics of one batch norm, compared with the statistics of batches.
 
     Args:
         layer: the norm.
@@ -56,7 +56,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An evaluation and the last look in training before it.
+    """An evaluation, compared with the last look in training before it.
 
     Args:
         step: the optimizer step of the evaluation.
@@ -70,7 +70,7 @@ class Comparison:
 
 
 def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]) -> Comparison:
-    """Compare an evaluation with the last of some looks in training."""
+    """Compare an evaluation with the last of several looks in training."""
     layers = list(layers)
     *others, last = training
     # In a training that moves fast, what lies farther apart differs by more.
@@ -88,7 +88,7 @@ def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]
 
 
 def size_of(one: Look, other: Look, layer: Layer) -> float:
-    """The size of the gap between two looks, see `Gap`; NaN if it cannot be told. Dropout has no say."""
+    """Return the size of the gap between two looks, see `Gap`; NaN if unknown, and for dropout."""
     before, after = one.of(layer.name, "output"), other.of(layer.name, "output")
     if before is None or after is None or layer.kind == "dropout":
         return math.nan
@@ -103,23 +103,23 @@ def size_of(one: Look, other: Look, layer: Layer) -> float:
 
 
 AFFINE_TOLERANCE = 0.02
-"""By what share the extremes of what a norm gives, in deviations from the mean, may differ from those of what it is
-given, and it is still an affine map of it (a choice: bfloat16 rounds to 0.004)."""
+"""Relative difference between the extremes of a norm's output and of its input, in standard deviations from the mean,
+up to which the norm counts as an affine map (a choice: bfloat16 rounds to 0.004)."""
 
 MOVED_CHANNEL_SHARE = 0.05
-"""Channels whose gain or bias a step moves by more than this share of what they deviate tell nothing (a choice): the
-evaluation comes after that step, and their gain is next to 0."""
+"""Share of its standard deviation above which a step that moves the gain or bias of a channel makes that channel
+useless for the comparison (a choice): the evaluation comes after that step."""
 
 TINY_SPREAD = 1e-30
 """Avoids division by zero."""
 
 
 def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]) -> Iterator[Running]:
-    """Read the running statistics of batch norms off what they are given and what they give in an evaluation.
+    """Infer the running statistics of batch norms from their inputs and outputs in an evaluation.
 
     A norm maps each channel x to a * x + b. In evaluation a is its gain over the running deviation; in training over
     that of the batch, and b is such that the mean becomes its bias. So what it gives in both tells the running mean and
-    deviation. A norm is left out if what runs before it is not what goes in.
+    deviation. A norm is left out if the layer that ran before it is not its input.
 
     Args:
         evaluation: the evaluation.
@@ -158,15 +158,15 @@ def _channels(look: Look, layer: Layer) -> np.ndarray | None:
 
 
 def _moved(look: Look, norm: Layer) -> float:
-    """How far the step of a look has moved gains and biases (RMS): those of an evaluation behind it are others."""
+    """Return how far the step of this look moved gains and biases (RMS); an evaluation after it uses the moved ones."""
     updates = (look.numbers(name, "parameter_update") for name in norm.weights)
     return max((update.moments.rms for update in updates if update is not None), default=0.0)
 
 
 def _signs(given: np.ndarray, gave: np.ndarray) -> np.ndarray:
-    """The signs of the gains, shape (channels,); 0 where what is given is no affine map of what is taken.
+    """Return the signs of the gains, shape (channels,); 0 where the output is not an affine map of the input.
 
-    Both extremes lie as many deviations from the mean before and behind; a negative gain turns them round.
+    Both extremes lie as many deviations from the mean before and after; a negative gain swaps them.
     """
     ends = [
         (part[:, [_MIN, _MAX]] - part[:, [_MEAN]]) / np.maximum(part[:, [_DEVIATION]], TINY_SPREAD)
@@ -178,7 +178,7 @@ def _signs(given: np.ndarray, gave: np.ndarray) -> np.ndarray:
 
 
 def _averages(looks: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """The averages over the last two, three ... looks."""
+    """Yield the averages over the last two, three ... looks."""
     for count in range(2, len(looks) + 1):
         yield np.mean(looks[-count:], axis=0)
 

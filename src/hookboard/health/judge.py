@@ -1,4 +1,4 @@
-"""`Judge`: asks all rules after each look, and makes verdicts of the symptoms that last."""
+"""`Judge`: asks the rules after each look, and turns symptoms that last into verdicts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +14,13 @@ Key = tuple[str, str]
 """The name of a rule, and of a module."""
 
 STEPS_BETWEEN_ASKING = (3, 4, 5)
-"""Where looks come at every step, rules are asked again after so many steps, in turn: what lasts is seen as well, at a
-quarter of the cost (a choice). Not always after as many, or what comes once in so many steps would seem to last. Rules
-that judge single steps are asked at each look."""
+"""Where every step is measured, all rules are asked again after this many steps, in turn: whatever lasts is seen as
+well, at a quarter of the cost (a choice). The number varies, or something periodic would seem to last. Rules that judge
+single steps are asked at each look."""
 
 WINDOWS_ALWAYS_ASKED = 4
-"""At the first looks, so many times the window, all rules are asked: much goes wrong there, and at once (a choice)."""
+"""Number of windows at the beginning of a run in which all rules are asked at every look: most faults show up there,
+and quickly (a choice)."""
 
 
 @dataclass
@@ -74,7 +75,7 @@ class Case:
         self.is_said = self.is_said or self.seen >= enough
 
     def verdict(self, rule: str, module: str, window: int, is_harmed: bool) -> Verdict:
-        """What is to be said of it. What was an alarm because of the loss is none when the loss is well again."""
+        """Return the verdict of this case; an alarm that only the loss made is a note once the loss is well again."""
         lasts = self.missed == 0 and (self.seen >= window or not self.at_once)
         return Verdict(
             "alarm" if self.is_alarm and (self.is_hard or is_harmed) else "note",
@@ -111,7 +112,7 @@ class Judge:
         self._asks = 0  # how often that was
 
     def see(self, look: Look) -> None:
-        """Take a measured step, and judge the run, see `STEPS_BETWEEN_ASKING`."""
+        """Add a measured step and judge the run, see `STEPS_BETWEEN_ASKING`."""
         self.run.see(look)
         self._verdicts = None
         self._well = 0 if self.run.losses.is_harmed else self._well + 1
@@ -125,14 +126,14 @@ class Judge:
             self._ask(look.step, [rule for rule in self._rules if rule.at_once])
 
     def see_evaluation(self, look: Look) -> None:
-        """Take an evaluation loop, and ask the rules that judge evaluations."""
+        """Add an evaluation loop and ask the rules that judge evaluations."""
         self.run.see_evaluation(look)
         if self.run.looks:
             self._verdicts = None
             self._ask(self.run.now.step, [rule for rule in self._rules if rule.of_evaluations])
 
     def add(self, rule: str, symptom: Symptom, step: int, is_located: bool = True, is_searched: bool = False) -> None:
-        """Take a symptom that was found outside of the looks, such as the site that gave the first NaN.
+        """Add a symptom that was found outside of the looks, such as the module that gave the first NaN.
 
         While it lasts, what looks show of the same rule is the same event, wherever they see it.
 
@@ -155,7 +156,7 @@ class Judge:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What is to be said of the run so far, worst first."""
+        """The verdicts on the run so far, worst first."""
         if self._verdicts is None:
             self._verdicts = self._sorted()
         return self._verdicts
@@ -189,17 +190,17 @@ class Judge:
         )
 
     def _with_its_past(self, verdict: Verdict) -> Verdict:
-        """A note that was an alarm says so: somebody may have read it in the terminal."""
+        """Add to a note that it was an alarm before: somebody may have read that in the terminal."""
         key = verdict.rule, verdict.module
         if verdict.severity == "alarm":
             self._alarmed.add(key)
         elif key in self._alarmed:
-            why = ": the loss shows no harm any more" if self._well >= self.run.window else ""
+            why = ": the loss no longer shows harm" if self._well >= self.run.window else ""
             return _and_says(verdict, f"it was an alarm{why}")
         return verdict
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
-        """A note that says so while its cause may be a case that has not lasted long enough; for a window at most."""
+        """Make a note of the verdict while its cause may be a case that is too young; for one window at most."""
         has_waited = abs(case.alarms) >= 2 * self.run.window
         if case.at_once or case.symptom.is_root or has_waited or case.missed:
             return verdict
@@ -213,10 +214,10 @@ class Judge:
         if cause is None:
             return verdict
         what, seen = f"{cause.rule}{_in(cause)}", cause.evidence.split(";")[0].rstrip(".")
-        hinting = _and_says(verdict, f"it may follow from {what}, which is not certain yet: {seen}")
+        hinting = _and_says(verdict, f"it may follow from {what}, which is not yet certain: {seen}")
         if verdict.severity == "note":
             return hinting
-        return replace(hinting, severity="note", advice=f"If {what} proves true, mend that first.")
+        return replace(hinting, severity="note", advice=f"If {what} is confirmed, fix that first.")
 
     def _place(self, rule: str) -> int:
         if rule in ORDER:
@@ -247,7 +248,7 @@ class Judge:
             self._miss(key)
 
     def _of_event(self, rule: str, symptom: Symptom, step: int) -> Key | None:
-        """The event from outside that a symptom belongs to, now with its place; None if there is none."""
+        """Return the event from outside that a symptom belongs to, now with its place; None if there is none."""
         key = next((key for key, case in self._open.items() if key[0] == rule and case.is_exact), None)
         if key is None or self._open[key].is_located:
             return key
@@ -288,7 +289,7 @@ class Judge:
 
 def _as_effect(verdict: Verdict, cause: Verdict) -> Verdict:
     effect = _and_says(verdict, f"it follows from {cause.rule}{_in(cause)}")
-    return replace(effect, severity="note", advice=f"Mend {cause.rule}{_in(cause)} first.")
+    return replace(effect, severity="note", advice=f"Fix {cause.rule}{_in(cause)} first.")
 
 
 def _and_says(verdict: Verdict, more: str) -> Verdict:

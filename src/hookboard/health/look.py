@@ -1,4 +1,4 @@
-"""`Look`: everything that is seen of a training at one measured step, as plain data on the host."""
+"""`Look`: everything measured at one step, as plain data on the host; and what of a model is measured for it."""
 
 import functools
 import math
@@ -76,27 +76,28 @@ class Look:
     is_scaled: bool = False
 
     def of(self, name: str, role: Role) -> Reading | None:
-        """The reading of a module or parameter: of several tensors the first. None if there is none."""
+        """Return the reading of a module or parameter, the first of several tensors; None if there is none."""
         row = self.table.places.first(role).get(name)
         return None if row is None else self.table.at(row)
 
     def numbers(self, name: str, role: Role) -> Numbers | None:
-        """The same without its statistics and its histogram, which is faster."""
+        """Return the same as `of`, but without statistics and histogram, which is faster."""
         row = self.table.places.first(role).get(name)
         return None if row is None else self.table.numbers(row)
 
     @functools.cached_property
     def table(self) -> Readings:
-        """The same readings as rows."""
+        """The same readings as rows of arrays."""
         return self.readings if isinstance(self.readings, Readings) else Readings.of(self.readings.values())
 
 
 MEASURED_VALUES_MAX = 1 << 16
-"""Of a weight with more values only every k-th unit is measured, so that the cost does not follow its size."""
+"""Maximum number of values of a weight that are measured whole. Of a larger one only every k-th unit is, so that the
+cost does not grow with its size."""
 
 
 def every_unit(shape: Sequence[int]) -> int:
-    """The k of a weight of that shape: units 0, k, 2 * k ... are measured. 1 if all are.
+    """Return the k of a weight of this shape: units 0, k, 2 * k ... are measured; 1 if all are.
 
     It is a multiple of the k of outputs with as many units, so that each unit whose weights are measured is one whose
     outputs are: rules compare the two.
@@ -111,7 +112,7 @@ def every_unit(shape: Sequence[int]) -> int:
 
 
 class NeedsHistogram:
-    """Tells of which tensors rules need a histogram: bounded activations, and what is in half precision.
+    """Tells which tensors need a histogram: outputs of bounded activations, and tensors in half precision.
 
     Args:
         layers: every layer that is watched, by name.
@@ -121,7 +122,7 @@ class NeedsHistogram:
         self._layers = layers
 
     def __call__(self, site: Site, tensor: Tensor) -> bool:
-        """Whether this tensor is counted into bins."""
+        """Return True if this tensor is to be counted into bins."""
         if tensor.dtype in (torch.float16, torch.bfloat16):
             return not ROLES[site.role].of_parameter
         layer = self._layers.get(site.name)

@@ -1,4 +1,4 @@
-"""`LossCurve`: whether the losses of a run show harm, or learning."""
+"""`LossCurve`: the loss of every step, in bounded memory, and whether it shows harm or learning."""
 
 import itertools
 import math
@@ -12,23 +12,24 @@ from hookboard.health.look import Loss
 from hookboard.health.robust import median
 
 SPIKE_DEVIATIONS = 10.0
-"""A spike lies this many deviations (from the median absolute deviation) above the median of the losses before it."""
+"""A spike lies this many robust standard deviations above the median of the losses before it."""
 
 SPIKE_FACTOR_ABOVE_LARGEST = 2.0
-"""And this many times as far above it as the largest of them."""
+"""And this many times as far above that median as the largest of them."""
 
 SPIKE_HISTORY_STEPS = 64
-"""How many losses before it a spike is compared with. A quarter of them must be there."""
+"""Number of earlier losses that a spike is compared with. A quarter of them must exist."""
 
 SPIKE_DEVIATION_FLOOR = 1e-3
-"""The least deviation that is assumed, as a share of the median."""
+"""Floor of the deviation, as a share of the median."""
 
 STEPS_AFTER_SPIKE = 4
-"""The steps after a spike that tell whether it stands alone (a choice)."""
+"""Number of steps after a spike that tell whether it stands alone (a choice)."""
 
 SPIKE_ALONE_SHARE = 0.25
-"""It stands alone if the median of these steps lies less than this share of its height above what was usual. After a
-poisoned batch of the benchmark's tuning half it is 0.001, or a thousand; if data or targets change, 0.4 to 1."""
+"""A spike stands alone if the median of the steps after it lies less than this share of its height above the usual
+loss. After a poisoned batch of the benchmark's tuning half the share is 0.001, or a thousand; if data or targets
+change, 0.4 to 1."""
 
 TINY_DEVIATION = 1e-12
 """Avoids division by zero."""
@@ -36,7 +37,7 @@ TINY_DEVIATION = 1e-12
 
 @dataclass(frozen=True)
 class Spike:
-    """A loss far outside of its own history.
+    """A loss far above its own history.
 
     Args:
         loss: the loss.
@@ -50,7 +51,7 @@ class Spike:
 
 
 def first_spike(losses: Sequence[Loss], before: np.ndarray) -> Spike | None:
-    """The first of some losses that is finite and lies far above those before them; None if there is none.
+    """Return the first of several losses that is finite and lies far above those before them; None if there is none.
 
     Args:
         losses: new losses, in their order.
@@ -71,11 +72,11 @@ def first_spike(losses: Sequence[Loss], before: np.ndarray) -> Spike | None:
 
 
 def is_new_level(spike: Spike, after: np.ndarray) -> bool:
-    """Whether the losses behind a spike are about as high: then it is no single step, data or targets are others.
+    """Return True if the losses after a spike are about as high: then data or targets have changed.
 
     Args:
         spike: the spike.
-        after: the losses behind it, shape (n,).
+        after: the losses after it, shape (n,).
 
     >>> spike = Spike(Loss(80, 5, 10.0), usual=1.0, score=40.0)
     >>> is_new_level(spike, np.array([9.0, 7.0, 8.0, 6.0])), is_new_level(spike, np.array([1.2, 1.0, 3.0, 3.5]))
@@ -89,21 +90,23 @@ FAR_ABOVE_CHANCE_FACTOR = 10.0
 """A loss that is this many times that of chance is far above it (a choice)."""
 
 FAR_ABOVE_CHANCE_SHARE_LEFT = 0.25
-"""And either this share of the first losses is left, or it is `ENORMOUS_CHANCE_FACTOR`."""
+"""A loss far above chance is harm if this share of the first losses is left, or if it is above
+`ENORMOUS_CHANCE_FACTOR`."""
 
 ENORMOUS_CHANCE_FACTOR = 1e6
 """A loss this many times that of chance is harm, however far it has come down (a choice)."""
 
 FIRST_LOSS_TOLERANCE_FACTOR = 1.02
-"""A first loss above that of chance by this factor, and by what the answers differ, is another loss (a choice)."""
+"""A first loss that exceeds this many times that of chance, plus the range of the model's outputs, is no mean cross
+entropy (a choice)."""
 
 HIGH_START_CHANCE_FACTOR = 5.0
-"""How many times that of chance a first loss must be to show that the initialization is wrong (a choice). In healthy
-trainings that begin so, it comes down within 32 steps (seen on the benchmark's tuning half)."""
+"""A first loss this many times that of chance shows that the initialization is wrong (a choice). In healthy trainings
+that begin so, it comes down within 32 steps (seen on the benchmark's tuning half)."""
 
 
 def starts_high(chance: float | None, start: float) -> bool:
-    """Whether the first losses are far above that of a model that knows nothing; False if that is not known.
+    """Return True if the first losses are far above that of a model that knows nothing; False if unknown.
 
     >>> starts_high(2.3, 20.0), starts_high(2.3, 4.0), starts_high(None, 20.0)
     (True, False, False)
@@ -112,7 +115,7 @@ def starts_high(chance: float | None, start: float) -> bool:
 
 
 def is_another(chance: float, reach: float | None, first: float) -> bool:
-    """Whether the first loss exceeds what a mean cross entropy can be with these answers: it is another loss.
+    """Return True if the first loss exceeds what a mean cross entropy of these outputs can be: it is another loss.
 
     >>> is_another(chance=2.3, reach=1.0, first=20.0), is_another(chance=2.3, reach=0.0, first=2.303)
     (True, False)
@@ -121,7 +124,7 @@ def is_another(chance: float, reach: float | None, first: float) -> bool:
 
 
 def is_far_above(chance: float, reach: float, first: float, start: float, low: float) -> bool:
-    """Whether a loss stays far above that of chance.
+    """Return True if a loss stays far above that of chance.
 
     The mean cross entropy of a classifier cannot exceed that of chance by more than its answers differ. Where the first
     loss does, it is another loss, such as a sum or a square, and chance tells nothing.
@@ -146,25 +149,25 @@ def is_far_above(chance: float, reach: float, first: float, start: float, low: f
 
 
 FIRST_LOSSES = 32
-"""How many of the first losses are kept."""
+"""Number of first losses that are kept."""
 
 START_LOSSES = 4
-"""The median of this many of them is the start (a choice)."""
+"""Number of first losses whose median is the start (a choice)."""
 
 RECENT_LOSSES = 1024
-"""How many of the last losses are kept."""
+"""Number of latest losses that are kept."""
 
 SPREAD_LOOKS = 8
-"""For how many looks the spread of the last layer's outputs is kept."""
+"""Number of looks for which the spread of the last layer's outputs is kept."""
 
 BLOCK_STEPS = 8
-"""The loss is smoothed by medians of this many steps: one or two wild batches do not move them."""
+"""The loss is smoothed by medians over this many steps: one or two wild batches do not change them."""
 
 NOISE_BLOCKS = 256
-"""For how many blocks the noise is kept. When they are full, every second one is dropped."""
+"""Maximum number of blocks whose noise is kept. When it is exceeded, every second one is dropped."""
 
 SPIKES_KEPT = 16
-"""How many of the last spikes are kept."""
+"""Number of latest spikes that are kept."""
 
 
 class LossHistory:
@@ -181,31 +184,32 @@ class LossHistory:
         self.best = math.inf
         """The lowest median of `BLOCK_STEPS` losses; inf before there is one."""
         self.chance: float | None = None
-        """The loss of a classifier that knows nothing: the logarithm of the number of its outputs. None: not known."""
+        """The loss of a classifier that knows nothing: the logarithm of its number of outputs. None if unknown."""
         self.spreads: deque[float] = deque(maxlen=SPREAD_LOOKS)
-        """How much the last layer's outputs differed between samples at the latest looks (RMS over channels)."""
+        """Standard deviation between samples of the last layer's outputs at the latest looks (RMS over channels)."""
         self.first_spread = math.nan
-        """The same at the first look; NaN if not known."""
+        """The same at the first look; NaN if unknown."""
         self.reach: float | None = None
-        """How far apart the model's first answers lie: its largest output less its smallest. None: not known."""
+        """The largest output of the model at the first look less its smallest. None if unknown."""
         self.first_nonfinite: Loss | None = None
         """The first loss that was NaN or infinite."""
         self.is_mixed = False
-        """Whether there are several losses: for one batch, or of optimizers that step in turns."""
+        """True if there are several losses: for one batch, or of optimizers that take turns."""
         self.spikes: deque[Spike] = deque(maxlen=SPIKES_KEPT)
-        """The last spikes; of neighbouring steps only the first."""
+        """The last spikes; of consecutive steps only the first."""
         self.reached_chance: int | None = None
-        """After how many steps the last `BLOCK_STEPS` losses lay at or below chance; None: not yet, or not known."""
+        """Number of steps after which the last `BLOCK_STEPS` losses lay at or below chance; None if not yet, or
+        unknown."""
         self.start = math.nan
-        """The median of the first few losses; NaN if there is none."""
+        """The median of the first few losses; NaN if there are none."""
         self.noise = math.nan
-        """The deviation from step to step, the median over blocks; NaN if there were too few steps."""
+        """The standard deviation from step to step, the median over blocks; NaN if there were too few steps."""
         self._paired = False
         self._noise: list[float] = []
         self._every = 1
 
     def extend(self, losses: Iterable[Loss]) -> None:
-        """Add the losses of some more steps, in their order."""
+        """Add the losses of further steps, in their order."""
         losses = list(losses)
         spike = first_spike(losses, self.last(SPIKE_HISTORY_STEPS))
         if spike is not None:
@@ -229,16 +233,16 @@ class LossHistory:
                 self._close_block()
 
     def last(self, count: int) -> np.ndarray:
-        """The values of the last steps, at most `count`, float64."""
+        """Return the values of the last steps, at most `count`, float64."""
         newest = [loss.value for loss in itertools.islice(reversed(self.recent), count)]
         return np.array(newest[::-1], dtype=np.float64)
 
     def level(self, count: int = 16) -> float:
-        """The median of the last losses; NaN if there is none."""
+        """Return the median of the last losses; NaN if there are none."""
         return median(self.last(count))
 
     def _note_pairs(self, loss: Loss) -> None:
-        """Several losses of one batch, and then another batch: not the same as one batch in each epoch."""
+        """Detect several losses of one batch followed by another batch; not the same as one batch per epoch."""
         if self.recent:
             is_same = self.recent[-1].batch_idx == loss.batch_idx
             self.is_mixed = self.is_mixed or (self._paired and not is_same)
@@ -257,52 +261,53 @@ class LossHistory:
 
 
 STEPS_BEFORE_JUDGING = 32
-"""Steps before which a finite loss tells nothing, neither harm nor learning."""
+"""Number of steps before which a finite loss tells nothing, neither harm nor learning."""
 
 STEPS_BEFORE_STUCK = 96
-"""Steps before which a loss that stays at its start is no harm: healthy deep nets without norm stay there for 60 (seen
-on the tuning half of the benchmark)."""
+"""Number of steps before which a loss that stays at its start is no harm: healthy deep nets without norms stay there
+for 60 (seen on the tuning half of the benchmark)."""
 
 HARM_STEPS = 32
-"""A rise counts as harm when no block of this many last steps came back down."""
+"""A rise of the loss counts as harm when no block among this many last steps came back down."""
 
 RISE_SHARE_OF_GAIN = 0.25
-"""Harm: the loss has lost this share of what it had gained, from its start to its best."""
+"""The loss has risen if it has lost this share of what it had gained, from its start to its best."""
 
 RISE_NOISE_DEVIATIONS = 2.5
-"""And it lies this many deviations of the noise above its best: by chance the lowest of `HARM_STEPS` steps, smoothed, lies
-0.7 above the lowest of all, and 2 in one case of a thousand."""
+"""And it lies this many standard deviations of its noise above its best: by chance the lowest of `HARM_STEPS` steps,
+smoothed, lies 0.7 above the lowest of all, and 2 in one case of a thousand."""
 
 DIVERGED_FACTOR = 1.5
-"""Harm: a loss that is above its start by this factor (or by `CLEAR_NOISE_DEVIATIONS` deviations of its noise, if that is more)."""
+"""A loss above its start by this factor has diverged (or by `CLEAR_NOISE_DEVIATIONS` standard deviations of its noise,
+if that is more)."""
 
 BOUNDLESS_FACTOR = 100.0
-"""Harm: a loss that has fallen below 0 by more than this many times the size of its start: it has no lower bound."""
+"""A loss that has fallen below 0 by more than this many times the size of its start may have no lower bound."""
 
 BOUNDLESS_PACE_SHARE = 0.5
-"""And in the second half of the last steps it falls by this share of what it falls in the first half, or by more (a
-choice): what has a bound comes to rest."""
+"""It has none if in the second half of the last steps it falls by at least this share of what it falls in the first
+half (a choice): a bounded loss comes to rest."""
 
 CLEAR_NOISE_DEVIATIONS = 4.0
-"""How many deviations of the noise a change of level must have to be one."""
+"""Number of standard deviations of its noise by which the loss must change for the change to be clear."""
 
 FALLING_SHARE = 0.02
 """A loss falls if over half of the run it falls by this share of its start, and clearly beyond the noise."""
 
 STUCK_SHARE = 0.05
-"""A fall by less than this share of the start (or of chance) is none: every model learns its last bias."""
+"""A fall by less than this share of the start (or of chance) does not count: every model learns its last bias."""
 
 ALIKE_ANSWERS_SPREAD = 0.3
-"""A classifier answers all samples alike if its outputs differ between samples by less than this: then they tell less
+"""A classifier answers all samples alike if its outputs differ between samples by less than this: then they carry less
 than 0.05 of entropy (half of the square)."""
 
 ALIKE_ANSWERS_CHANCE_SHARE = 0.5
-"""A model that answers all samples alike, with a loss below this share of chance, has learnt that most samples are of
-one class."""
+"""A model that answers all samples alike, with a loss below this share of chance, has learnt that most samples belong
+to one class."""
 
 LEVEL_NOISE_DEVIATIONS = 2.0
-"""A level must be this many deviations of its noise away from chance to be told from it. With two samples in a batch
-that takes hundreds of steps."""
+"""Number of standard deviations of its noise by which a level must differ from chance. With two samples per batch that
+takes hundreds of steps."""
 
 UNCLEAR_NOISE_SHARE = 0.5
 """Where the noise is more than this share of the start, nobody can tell whether the loss stays there."""
@@ -312,10 +317,10 @@ PRETRAINED_CHANCE_SHARE = 0.8
 
 
 class LossCurve(LossHistory):
-    """What the losses of a run say.
+    """What the losses of a run show.
 
-    Nothing is said of the first `STEPS_BEFORE_JUDGING` steps, unless the loss is not finite. Nothing but that is said either of
-    a run with several losses for one batch, such as a GAN: they go up and down against each other.
+    Apart from a loss that is not finite, nothing is concluded from the first `STEPS_BEFORE_JUDGING` steps, nor from a
+    run with several losses for one batch, such as a GAN: they go up and down against each other.
     """
 
     def __init__(self) -> None:
@@ -324,17 +329,17 @@ class LossCurve(LossHistory):
 
     @property
     def is_known(self) -> bool:
-        """Whether there were enough steps, each with one loss, to tell anything."""
+        """True if there were enough steps, each with one loss, to tell anything."""
         return self.steps >= STEPS_BEFORE_JUDGING and not self.is_mixed
 
     @property
     def is_finite(self) -> bool:
-        """Whether the last loss is finite; True if there is none."""
+        """True if the last loss is finite, or there is none."""
         return not self.recent or math.isfinite(self.recent[-1].value)
 
     @property
     def is_falling(self) -> bool:
-        """Whether the loss still falls: the last quarter of the last steps lies clearly below the first."""
+        """True if the loss still falls: the last quarter of the last steps lies clearly below the first quarter."""
         if not self.is_known:
             return False
         last = self.last(min(max(self.steps // 2, STEPS_BEFORE_JUDGING), RECENT_LOSSES))
@@ -348,14 +353,14 @@ class LossCurve(LossHistory):
 
     @property
     def is_learning(self) -> bool:
-        """Whether the loss lies clearly below its start, and does not rise."""
+        """True if the loss lies clearly below its start, and does not rise."""
         if not self.is_known or not self.is_finite or self.has_risen:
             return False
         return self.start - self.level() > max(STUCK_SHARE * abs(self.start), 2 * self.noise)
 
     @property
     def has_risen(self) -> bool:
-        """Whether the loss has lost much of what it had gained, and did not come back for `HARM_STEPS` steps."""
+        """True if the loss has lost much of what it had gained, and did not recover for `HARM_STEPS` steps."""
         if not self.is_known or not math.isfinite(self.best):
             return False
         gained = self.start - self.best
@@ -363,7 +368,7 @@ class LossCurve(LossHistory):
 
     @property
     def has_diverged(self) -> bool:
-        """Whether the loss is well above its start, and did not come back for `HARM_STEPS` steps; or has no lower bound."""
+        """True if the loss was well above its start for `HARM_STEPS` steps, or has no lower bound."""
         if not self.is_known:
             return False
         if self.is_boundless:
@@ -374,19 +379,19 @@ class LossCurve(LossHistory):
 
     @property
     def is_far_above_chance(self) -> bool:
-        """Whether the loss is far above that of chance, where it began, and did not come down for `HARM_STEPS` steps."""
+        """True if the loss began far above that of chance and did not come down for `HARM_STEPS` steps."""
         if not self.is_known or self.chance is None or self.reach is None:
             return False
         return is_far_above(self.chance, self.reach, self.first[0].value, self.start, self._low)
 
     @property
     def starts_high(self) -> bool:
-        """Whether the first losses were far above that of chance, and it took long to come down to it."""
+        """True if the first losses were far above that of chance, and took long to come down to it."""
         return starts_high(self.chance, self.start) and (self.reached_chance or self.steps) > STEPS_BEFORE_JUDGING
 
     @property
     def is_boundless(self) -> bool:
-        """Whether the loss fell far below 0 and falls no slower than before, so that it seems to have no lower bound.
+        """True if the loss fell far below 0 and falls no slower than before: it seems to have no lower bound.
 
         A likelihood may lie far below 0 too, but comes to rest there.
         """
@@ -403,7 +408,7 @@ class LossCurve(LossHistory):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the loss is still where it started, or at chance, and does not fall.
+        """True if the loss is still where it started, or at chance, and does not fall.
 
         Chance is that of equally frequent classes, or whatever a classifier reaches that answers all samples alike. One
         that starts far below chance, or not at step 0, was trained before: that its loss stays there is no harm.
@@ -425,11 +430,11 @@ class LossCurve(LossHistory):
         return is_alike or self._clear_level(STUCK_SHARE * self.chance) >= (1 - STUCK_SHARE) * self.chance
 
     def after(self, step: int) -> np.ndarray:
-        """The losses behind a step, of those that are kept, shape (n,), float64."""
+        """Return the losses after a step, of those that are kept, shape (n,), float64."""
         return np.array([loss.value for loss in self.recent if loss.step > step])
 
     def is_worse_since(self, step: int) -> bool:
-        """Whether the loss was well right before a step and at no time since; False if that is too long ago."""
+        """Return True if the loss was well right before a step and never since; False if that is too long ago."""
         if not self.is_harmed:
             return False
         before = [loss.value for loss in self.recent if loss.step < step][-BLOCK_STEPS:]
@@ -443,12 +448,12 @@ class LossCurve(LossHistory):
 
     @property
     def is_harmed(self) -> bool:
-        """Whether the loss shows harm: not finite, risen, diverged, far above chance or stuck."""
+        """True if the loss shows harm: not finite, risen, diverged, far above chance or stuck."""
         return bool(self.harm)
 
     @property
     def harm(self) -> str:
-        """What harm the loss shows, as a clause for the evidence of a verdict; "" if none."""
+        """The harm that the loss shows, as a clause for the evidence of a verdict; "" if none."""
         if self._harm[0] != self.steps:
             self._harm = self.steps, self._look_for_harm()
         return self._harm[1]
@@ -459,7 +464,7 @@ class LossCurve(LossHistory):
         if self.has_diverged:
             return f"the loss is {self.level():.3g} after {min(self.start, self.first[0].value):.3g} at the start"
         if self.is_far_above_chance:
-            return f"the loss is {self.level():.3g}, that of chance is {self.chance:.3g}"
+            return f"the loss is {self.level():.3g}, where chance gives {self.chance:.3g}"
         if self.has_risen:
             return f"the loss rose from {self.best:.3g} to {self.level():.3g}"
         if self.is_stuck:
@@ -467,7 +472,7 @@ class LossCurve(LossHistory):
         return ""
 
     def _clear_level(self, least: float) -> float:
-        """The median of so many last losses that chance moves it by less than `least`; NaN if there are too few.
+        """Return the median of so many last losses that noise moves it by less than `least`; NaN if there are too few.
 
         A median of n normal numbers has a deviation of 1.25 / sqrt(n) of theirs.
         """

@@ -1,4 +1,4 @@
-"""`Page`: what is written of a run: the table of verdicts, four heat maps, and 16 scalars with their charts."""
+"""`Page`: what is written about a run: a table, four heat maps, 16 scalars with charts, and records for the tab."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,17 +18,18 @@ VERDICT = "health/verdict"
 """The tag of the table."""
 
 PICTURE_GROWTH_FACTOR = 1.5
-"""Pictures are drawn again when there are this many times as many looks: each shows the whole run, so few are enough,
-and all of them together cost no more for each look of a long run than of a short one."""
+"""Pictures are drawn again when the number of looks has grown by this factor: each shows the whole run, so few are
+enough, and their total cost per look stays the same in a long run."""
 
 RECORD_GROWTH_FACTOR = 1.2
-"""The same for records: somebody may follow the run in the tab, and they cost less."""
+"""Records are written again when the number of looks has grown by this factor: somebody may follow the run in the tab,
+and they cost less than pictures."""
 
 _UNITS = {"activation_rms": "RMS", "gradient_rms": "RMS", "update_ratio": "ratio", "dead_fraction": "share"}
 
 
 class Page:
-    """Decides what is written after each look. It has 22 tags whatever the number of layers; records show no card.
+    """Decides what is written after each look. It uses 22 tags whatever the number of layers; records show no card.
 
     Scalars are written at every look; table and pictures when there are half as many looks again, when there is
     something new to say, and at the end.
@@ -46,7 +47,7 @@ class Page:
         self._record = RunRecord(every_n_steps, RECORD_GROWTH_FACTOR)
 
     def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
-        """What is to be written after a look."""
+        """Return what is to be written after a look."""
         is_new = _keys(verdicts) != self._told
         is_due = run.seen >= max(2, PICTURE_GROWTH_FACTOR * self._drawn_at)
         entry = Entry(run.now.step, scalars=scalars(run, verdicts), layout={} if self._has_layout else layout())
@@ -60,7 +61,7 @@ class Page:
         return entry
 
     def last(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
-        """What is to be written at the end of the fit: table and pictures."""
+        """Return what is to be written at the end of the fit: table and pictures."""
         entry = Entry(run.now.step)
         if self._told_at < run.seen or _keys(verdicts) != self._told:
             self._tell(entry, run, verdicts)
@@ -79,7 +80,7 @@ class Page:
 
 
 def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
-    """The heat map of each quantity that any layer has, by tag."""
+    """Return a heat map for each quantity that any layer has, by tag."""
     marks = marks_of(run, verdicts)
     drawn = {}
     for quantity, words in CHARTED.items():
@@ -103,7 +104,7 @@ def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
 
 
 def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
-    """The layers that alarms speak of, and those that notes speak of that last; a container stands for its layers."""
+    """Return the layers that alarms, and notes that still last, name; a container stands for its layers."""
     names = [layer.name for layer in run.layers]
     marks: dict[str, Mark] = {}
     for verdict in verdicts:
@@ -116,7 +117,7 @@ def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
 
 
 def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> dict[str, Mark]:
-    """The marks, those of a layer that gives no 0 itself moved to the activation behind it, which does.
+    """Move the marks of layers that give no zeros themselves to the activation after them, which does.
 
     Args:
         marks: the sick layers.
@@ -127,9 +128,9 @@ def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> di
     moved: dict[str, Mark] = {}
     for name, mark in marks.items():
         place = run.place(name)
-        behind = next((i for i in range(place + 1, min(place + 3, len(shares))) if shares[i]), None)
+        following = next((i for i in range(place + 1, min(place + 3, len(shares))) if shares[i]), None)
         is_dead = shares[place] or np.isinf(values[place]).any()
-        at = name if behind is None or is_dead else run.layers[behind].name
+        at = name if following is None or is_dead else run.layers[following].name
         moved[at] = "alarm" if "alarm" in (mark, moved.get(at)) else mark
     return moved
 
@@ -139,11 +140,12 @@ def _keys(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, bool]]:
 
 
 PROMPT_RECORDS_MAX = 32
-"""So many records are written as soon as there is a new verdict; later ones are in the next that is due anyway."""
+"""Maximum number of records written at once because of a new verdict; later ones wait for the next record that is due.
+"""
 
 
 class RunRecord:
-    """Decides after which looks the record of a run is written. Its methods do not raise.
+    """Decides after which looks the record of a run for the tab is written. Its methods do not raise.
 
     Each record holds the whole run, and is large. So it is written at the first look, when there are some more looks
     again, at the end, and when a verdict begins or ends for the first time. In a large model that may be at any look:
@@ -164,7 +166,7 @@ class RunRecord:
         self._is_off = False
 
     def after_look(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
-        """The record by its tag if it is to be written after this look; otherwise nothing."""
+        """Return the record by its tag if it is to be written after this look; otherwise nothing."""
         is_due = run.seen >= max(self._at + 1, self._growth * self._at)
         may_be_new = self._news < PROMPT_RECORDS_MAX and run.seen > self._at + run.window
         is_new = may_be_new and not self._told.issuperset(map(key_of, verdicts))
@@ -172,7 +174,7 @@ class RunRecord:
         return self._record(run, verdicts) if is_due or is_new else {}
 
     def last(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
-        """The record by its tag at the end of the fit, unless it has been written as it is."""
+        """Return the record by its tag at the end of the fit, unless it has been written as it is."""
         is_told = self._at == run.seen and tuple(self._last) == tuple(verdicts)
         return {} if is_told else self._record(run, verdicts)
 
@@ -190,7 +192,7 @@ class RunRecord:
 
 
 def values_of(run: Run, quantity: str) -> np.ndarray:
-    """A quantity over the run as heat maps show it, shape (layers, columns of `run.course_steps`), float64.
+    """Return a quantity over the run as heat maps show it, shape (layers, columns of `run.course_steps`), float64.
 
     NaN where nothing was measured, infinity where what it is taken of was not finite.
     """
@@ -210,5 +212,5 @@ def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int) -> Hea
 
 
 def key_of(verdict: Verdict) -> tuple[str, str, str, bool]:
-    """What makes a verdict another one: its numbers change at each look."""
+    """Return what identifies a verdict: its numbers change at each look."""
     return verdict.severity, verdict.rule, verdict.module, verdict.until is None

@@ -1,4 +1,4 @@
-"""Verdicts in words: the table of the page, and the lines in the terminal."""
+"""Verdicts in words, in the table of the page and in the terminal; and the scalars of the page with their charts."""
 
 import re
 import textwrap
@@ -20,13 +20,13 @@ CHARTED = {
     "update_ratio": "update-to-weight ratio",
     "dead_fraction": "share of dead units",
 }
-"""The quantities of the page, in words."""
+"""Quantity -> its name in charts and heat maps."""
 
 PERCENTILES = {"p10": 10, "median": 50, "p90": 90}
 
 
 def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Four numbers for each quantity of the latest look, by tag: 16 whatever the number of layers.
+    """Return four numbers for each quantity of the latest look, by tag: 16 whatever the number of layers.
 
     A quantity that no layer has is left out.
     """
@@ -43,7 +43,7 @@ def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def layout() -> Layout:
-    """The charts of TensorBoard's custom scalars: for each quantity what is usual, and the worst layer."""
+    """Return the charts of TensorBoard's custom scalars: for each quantity the usual values, and the worst layer."""
     usual = {
         f"{words}: median, 10 to 90 % of layers": ["Margin", _tags(quantity, "median", "p10", "p90")]
         for quantity, words in CHARTED.items()
@@ -56,7 +56,7 @@ def layout() -> Layout:
 
 
 def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, float] | None:
-    """The name and the value of the layer with the worst verdict; without one, of that farthest from the others.
+    """Return name and value of the layer with the worst verdict; without one, of the layer farthest from the others.
 
     Of dead units the greatest share. None if no layer has a finite value.
     """
@@ -74,7 +74,7 @@ def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, fl
 
 
 def _farthest(values: np.ndarray, places: np.ndarray) -> int:
-    """The one of these places whose value is farthest from the others, in its logarithm."""
+    """Return the one of these places whose value is farthest from the others on a logarithmic scale."""
     logs = np.log10(np.maximum(values[places], np.finfo(np.float64).tiny))
     return int(places[np.argmax(np.abs(logs - median(logs)))])
 
@@ -84,20 +84,21 @@ def _tags(quantity: str, *names: str) -> list[str]:
 
 
 TABLE_ROWS_MAX = 50
-"""How many verdicts the table has at most."""
+"""Maximum number of verdicts in the table."""
 
 CLOSING_VERDICTS_MAX = 3
-"""How many verdicts the terminal gets at the end of a fit."""
+"""Maximum number of verdicts printed to the terminal at the end of a fit."""
 
 TERMINAL_WIDTH = 100
-"""The width of the terminal, in characters."""
+"""Width of the terminal output, in characters."""
 
 SYMBOLS: dict[Severity, str] = {"alarm": "▲", "note": "△"}
-"""Every browser has them; coloured ones are missing on many a server, and TensorBoard shows no other colours."""
+"""Symbols that every browser can show; coloured ones are missing on many servers, and TensorBoard shows no other
+colours."""
 
 CELL_WIDTH = 56
-"""Maximum number of characters in a line of a cell. Without breaks of ours TensorBoard makes the column of the longest
-text so wide that it breaks the words of all others."""
+"""Maximum number of characters in a line of a cell. Without these line breaks TensorBoard makes the column of the
+longest text so wide that it breaks the words of all others."""
 
 NAME_WIDTH = 28
 """Maximum number of characters in a line of a layer's name."""
@@ -126,11 +127,11 @@ LOOK_AT = {
     "not_learning": _GRADIENTS,
     "train_eval_gap": _ACTIVATIONS,
 }
-"""Rule to the tag that shows what it has seen."""
+"""Rule -> the tag of the chart that shows what it has seen."""
 
 
 def table_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = None) -> Table:
-    """All verdicts as a table, worst first.
+    """Return all verdicts as a table, worst first.
 
     Args:
         run: what was looked at.
@@ -140,7 +141,7 @@ def table_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = 
     rest = len(verdicts) - TABLE_ROWS_MAX
     seen = f"Looked at {_layers(run)} at {_many(run.seen, 'step')} from {_ends(run)}"
     rhythm = f", every {_ordinal(every_n_steps)} step." if every_n_steps and every_n_steps > 1 else "."
-    more = f"And {rest} more, the last of this order. " if rest > 0 else ""
+    more = f"And {rest} more, further down this order. " if rest > 0 else ""
     rows = tuple(_row(verdict) for verdict in verdicts[:TABLE_ROWS_MAX])
     if not verdicts:
         rows = ((headline(run, verdicts), *[""] * (len(TABLE_COLUMNS) - 1)),)  # for loggers that take rows alone
@@ -152,7 +153,7 @@ def table_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = 
 
 
 def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """How many verdicts there are, in one sentence; it says so if there were too few looks for more."""
+    """Return the number of verdicts in one sentence; it says so if there were too few looks to judge."""
     alarms = sum(verdict.severity == "alarm" for verdict in verdicts)
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
     found = " and ".join(_many(count, noun) for count, noun in counts if count) or "Nothing stands out"
@@ -160,13 +161,13 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     unseen = f"; {len(run.unseen)} more gave no output" if run.unseen else ""
     if run.seen < run.window:
         looks = f"there {'was' if run.seen == 1 else 'were'} only {_many(run.seen, 'look')}"
-        where = f"{where}, but" if verdicts else f"Not judged yet, of {_layers(run)}:"
-        return f"{where} {looks}, and most verdicts need {run.window}: in a short run, lower every_n_steps{unseen}."
+        where = f"{where}, but" if verdicts else f"Not judged yet, {_layers(run)}:"
+        return f"{where} {looks}, and most verdicts need {run.window}; in a short run, lower every_n_steps{unseen}."
     return f"{where} at {_many(run.seen, 'look')}, from step {_ends(run)}{unseen}."
 
 
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -> list[str]:
-    """The lines at the end of a fit, in plain text, at most 100 characters each.
+    """Return the lines printed at the end of a fit, in plain text, at most 100 characters each.
 
     Args:
         run: what was looked at.
@@ -186,12 +187,12 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
 
 
 def news(verdict: Verdict) -> str:
-    """What is said of a verdict that is new: its evidence in full, in lines of at most 100 characters."""
+    """Return the text printed for a new verdict: its evidence in full, in lines of at most 100 characters."""
     return "\n".join(_wrapped(f"HealthMonitor: {_title(verdict)}: {_evidence(verdict)}", "", 4))
 
 
 def sentence(text: str, module: str = "") -> str:
-    """The text as a sentence: with a capital, unless it begins with the name of a layer, and with a full stop.
+    """Format a text as a sentence, with a capital (unless it begins with the layer) and a full stop.
 
     Args:
         text: evidence or advice.
@@ -210,7 +211,7 @@ def sentence(text: str, module: str = "") -> str:
 
 
 def ended_by(verdict: Verdict, step: int) -> str:
-    """Says that the fit ends after this optimizer step because of an alarm; the subject of the sentence is left out."""
+    """Return a sentence, without its subject, saying that the fit ends after this optimizer step because of an alarm."""
     where = f" in {verdict.module}" if verdict.module else ""
     return f"ends the fit after step {step} because of {verdict.rule}{where}. {_evidence(verdict)}"
 
@@ -235,7 +236,7 @@ def _title(verdict: Verdict) -> str:
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
-    """A row in Markdown, of few columns: a card of TensorBoard is not wide."""
+    """Return a row in Markdown, with few columns: TensorBoard's cards are narrow."""
     symbol = f"{SYMBOLS[verdict.severity]} {verdict.severity}"
     strong = f"**{symbol}**" if verdict.severity == "alarm" else symbol
     steps = [f"{verdict.since} to", "now" if verdict.until is None else str(verdict.until)]
@@ -258,7 +259,7 @@ def _broken(text: str) -> str:
 
 
 def _name_in_lines(name: str) -> list[str]:
-    """A dotted name in lines of at most 28 characters where its words allow it."""
+    """Split a dotted name into lines of at most 28 characters, at the dots."""
     lines = [""]
     for word in re.findall(r"[^.]*\.?", name):
         if lines[-1] and len(lines[-1]) + len(word) > NAME_WIDTH:
@@ -298,7 +299,7 @@ def _one_line(text: str) -> str:
 
 
 def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Names the layers that the charts call the worst at the latest look."""
+    """Return a sentence that names the worst layer of each chart at the latest look."""
     found = {quantity: worst(quantity, run, verdicts) for quantity in CHARTED} if run.seen else {}
     named: dict[str, list[str]] = {}
     for quantity, layer in found.items():
@@ -313,24 +314,28 @@ def _layers(run: Run) -> str:
 
 
 def _sampled(run: Run) -> str:
-    """Says of how many layers only some units were looked at, so that silence claims nothing of the others."""
+    """Return a sentence that says in how many layers only some units were looked at."""
     outputs = [run.now.numbers(layer.name, "output") for layer in run.layers] if run.looks else []
     wide = sum(output is not None and output.sample_of is not None for output in outputs)
-    return f" In {_many(wide, 'layer')} of over {MOST_CHANNELS:,} units only every k-th was looked at." if wide else ""
+    return (
+        f" In {_many(wide, 'layer')} with more than {MOST_CHANNELS:,} units, only every k-th unit was looked at."
+        if wide
+        else ""
+    )
 
 
 def _without_output(run: Run) -> str:
-    """Names the layers that gave no output at any look, and says why."""
+    """Return a sentence that names the layers without an output at any look, and says why."""
     causes: dict[str, list[str]] = {}
     for layer in run.unseen:
         causes.setdefault(run.why_silent.get(layer.name, ""), []).append(layer.name)
     among = [layer.name for layer in run.layers]
     parts = (f"{folded(_parents(names, among), among)}{cause and ': '}{cause}" for cause, names in causes.items())
-    return f" No output at any look of {'; of '.join(parts)}." if causes else ""
+    return f" No output at any look from {'; from '.join(parts)}." if causes else ""
 
 
 def _parents(names: Sequence[str], among: Iterable[str]) -> list[str]:
-    """The same layers in fewer words: a pattern for all that is below a module, where none of the others is.
+    """Shorten a list of layers: a pattern stands for all layers below a module, if none of the others is below it.
 
     >>> _parents(["teacher.0.fc", "teacher.0.norm", "net.1.fc"], ["net.1.norm", "teacher.0.norm"])
     ['teacher.**', 'teacher.**', 'net.1.fc']
@@ -342,7 +347,7 @@ def _parents(names: Sequence[str], among: Iterable[str]) -> list[str]:
 
 
 def _above(name: str) -> list[str]:
-    """Every module that a name is below, with a dot, the outermost first."""
+    """Return every module that contains this name, with a trailing dot, the outermost first."""
     parts = name.split(".")
     return [".".join(parts[:depth]) + "." for depth in range(1, len(parts))]
 

@@ -1,4 +1,4 @@
-"""`Rule`: a name and a function that judges. The built-in ones stand in `rules/`."""
+"""`Rule`: a named function that judges a run. `Symptom`: what it sees at a step. `Verdict`: what is said in the end."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ Severity = Literal["alarm", "note"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `HealthMonitor` says of one module, or of the whole model.
+    """What `HealthMonitor` says about one module, or about the whole model.
 
     Args:
-        severity: `alarm` if someone who knew would stop the run or mend the code; `note` if it is worth knowing.
+        severity: `alarm` if someone who knew would stop the run or fix the code; `note` if it is worth knowing.
         rule: the name of the rule.
         module: the dotted name of the layer where the fault lies; "" for the whole model. Of a chain of sick layers
             it is the one where it starts.
@@ -50,7 +50,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Symptom:
-    """What a rule sees at one step. It becomes a verdict when it has lasted.
+    """What a rule sees at one step. It becomes a verdict when it has lasted long enough.
 
     Args:
         module: the dotted name of the layer; "" for the whole model.
@@ -102,7 +102,7 @@ class Rule:
         at_once: Whether one symptom is enough for a verdict, and the rule is asked at every measured step. Otherwise a
             symptom must last for the monitor's `window`.
         of_evaluations: Whether it is asked after each evaluation loop too. The last one of a fit has no measured step
-            behind it.
+            after it.
 
     Raises:
         ValueError: The name has other characters, or `judge` is no function.
@@ -128,7 +128,7 @@ class Rule:
 
 
 def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mapping[str, Rule]) -> list[Rule]:
-    """Resolve what was given as `rules=`: names of built-in rules, dotted paths and `Rule` objects.
+    """Resolve what was passed as `rules=`: names of built-in rules, dotted paths and `Rule` objects.
 
     Args:
         given: one or several; None for all built-in ones.
@@ -148,7 +148,7 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
 
 
 def symptoms_of(rule: Rule, run: Run) -> list[Symptom]:
-    """Ask a rule.
+    """Ask a rule for its symptoms.
 
     Raises:
         TypeError: it gives something that is no `Symptom`.
@@ -166,7 +166,7 @@ def symptoms_of(rule: Rule, run: Run) -> list[Symptom]:
 
 
 def check_stop_on(given: str | Sequence[str], asked: Sequence[str], built_in: Mapping[str, Rule]) -> None:
-    """Check what was given as `stop_on=`.
+    """Check what was passed as `stop_on=`.
 
     Args:
         given: one or several names of rules, or `alarm`.

@@ -1,4 +1,4 @@
-"""`Run`: what has been seen of a training so far, in memory that does not grow with its length."""
+"""`Run`: what has been measured of a training so far, in memory that does not grow with its length."""
 
 import math
 from collections import deque
@@ -19,16 +19,17 @@ from hookboard.messages import unknown
 from hookboard.sites import Role
 
 BLOWN_UP_LOSS_FACTOR = 10.0
-"""A loss this many times its start has blown up before it was NaN (a choice: the logarithm of 0 gives Inf at once)."""
+"""A loss this many times its start has blown up before it became NaN (a choice: the logarithm of 0 gives Inf at once).
+"""
 
 BLOWN_UP_OUTPUT_FACTOR = 1e4
-"""Outputs this many times as large as at first have blown up (a choice)."""
+"""Outputs this many times as large as at the first look have blown up (a choice)."""
 
 _NAN_AND_INF = [FIELDS.index("nan"), FIELDS.index("posinf")]
 
 
 class Run:
-    """What rules judge.
+    """Everything that rules may look at.
 
     Args:
         layers: every layer that is watched, by name.
@@ -40,37 +41,38 @@ class Run:
         self.layers: list[Layer] = list(layers.values())
         """All layers, in the order in which they ran first; those that never ran stand last."""
         self.looks: deque[Look] = deque(maxlen=max(2 * window, 8))
-        """The latest looks, the last one is the newest."""
+        """The latest looks, the newest last."""
         self.first: Look | None = None
         """The first look."""
         self.evaluation: Look | None = None
-        """The latest evaluation loop: outputs only. None before the first."""
+        """The latest evaluation loop, outputs only. None before the first."""
         self.comparisons: deque[Comparison] = deque(maxlen=8)
         """The latest evaluation loops, compared with training."""
         self.rate_jumps: deque[RateJump] = deque(maxlen=4)
-        """The latest steps at which the learning rate rose far above what it had been."""
+        """The latest jumps of the learning rate far above its earlier values."""
         self.losses = LossCurve()
         """The loss of every step."""
         self.silence: dict[str, Silence] = {}
-        """Which units nothing activates, of each layer whose units can be silent, by its name."""
+        """Layer name -> which of its units no sample activates; only layers whose units can be silent."""
         self.why_silent: Mapping[str, str] = {}
-        """The most likely reason why a layer gave no output at the first look, by its name; only of those that did not
-        is it true."""
+        """Layer name -> the most likely reason why it gave no output at the first look. Only meaningful for layers that
+        gave none."""
         self.seen = 0
-        """How many looks there were."""
+        """Number of looks so far."""
         self.peak_rate: dict[str, float] = {}
-        """The largest learning rate so far of each weight that an optimizer has stepped."""
+        """Weight name -> its largest learning rate so far; only weights that an optimizer has stepped."""
         self.first_move = math.nan
-        """How far the first step moved the weights, relative to their size: the median over the layers."""
+        """By how much the first step changed the weights, relative to their size: the median over the layers."""
         self.first_nonfinite: Look | None = None
-        """The first look with NaN or Inf somewhere, while it lasts; None if all is finite now. A mask hides none."""
+        """The first look with NaN or Inf, as long as it lasts; None if everything is finite now. Any other
+        event takes the place of one with -Inf alone, which may be a mask."""
         self._is_masked = False  # whether it shows -Inf alone, as masks do
         self.table = RunTable(self.layers)
         """The numbers of all layers over the run."""
         self.now: Look
-        """The look that is judged."""
+        """The latest look, the one that is judged."""
         self.latest: LookArrays
-        """The same as arrays over all layers."""
+        """The latest look as arrays over all layers."""
         self.initial: LookArrays
         """The first look as arrays over all layers."""
         self._ran: dict[str, None] = {}
@@ -106,7 +108,7 @@ class Run:
             self.comparisons.append(compared(look, list(self.looks), self.layers))
 
     def follow(self, layers: Mapping[str, Layer]) -> None:
-        """Take other layers, where modules of the model were replaced, added or removed.
+        """Replace the layers, after modules of the model were replaced, added or removed.
 
         Args:
             layers: every layer that is watched from now on, by name.
@@ -125,20 +127,20 @@ class Run:
         self._reorder(place)
 
     def _reorder(self, place: Sequence[int]) -> None:
-        """Take the layers of the table in another order, see `RunTable.reorder`."""
+        """Reorder the layers of the table, see `RunTable.reorder`."""
         self.table.reorder(self.layers, place)
         self._ordered_by = None
         self.make_arrays()
 
     def make_arrays(self) -> None:
-        """Make `now`, `latest` and `initial` anew from the looks and the layers."""
+        """Rebuild `now`, `latest` and `initial` from the looks and the layers."""
         if self.first is not None:
             self.initial = LookArrays(self.first, self.arrays)
         if self.looks:
             self.now, self.latest = self.looks[-1], LookArrays(self.looks[-1], self.arrays)
 
     def recent(self, quantity: str) -> np.ndarray:
-        """A quantity of the latest looks, shape (layers, at most 64), float64; NaN where there was nothing.
+        """Return a quantity at the latest looks, shape (layers, at most 64), float64; NaN where nothing was measured.
 
         It is valid until the next look.
 
@@ -150,7 +152,7 @@ class Run:
         return self.table.recent(quantity)
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:
-        """A quantity over the whole run, see `RunTable.course`; its columns belong to `course_steps`."""
+        """Return a quantity over the whole run, see `RunTable.course`; its columns belong to `course_steps`."""
         return self.table.course(quantity, first)
 
     @property
@@ -164,7 +166,7 @@ class Run:
         return self.table.layers
 
     def has_run(self, layer: Layer) -> bool:
-        """Whether the layer gave an output at any look."""
+        """Return True if the layer gave an output at any look."""
         return layer.name in self._ran
 
     @property
@@ -173,16 +175,16 @@ class Run:
         return [layer for layer in self.layers if layer.is_called and not self.has_run(layer)] if self.seen else []
 
     def peers(self, layer: Layer) -> list[Layer]:
-        """The other layers of its kind."""
+        """Return the other layers of the same kind."""
         return [other for other in self.layers if other.kind == layer.kind and other.name != layer.name]
 
     def place(self, name: str) -> int:
-        """Where a layer stands in the order of execution; behind all if there is no such layer."""
+        """Return the place of a layer in the order of execution; a place after all others if there is no such layer."""
         return self.arrays.places.get(name, len(self.layers))
 
     @property
     def has_blown_up(self) -> bool:
-        """Whether the loss, or the outputs of a layer, grew by orders of magnitude while they were finite."""
+        """True if the loss, or the outputs of a layer, grew by orders of magnitude while they were finite."""
         begin = max([abs(loss.value) for loss in self.losses.first[:1]], default=0.0)
         if self.losses.largest > BLOWN_UP_LOSS_FACTOR * max(begin, abs(self.losses.start), 1.0):
             return True
@@ -193,7 +195,7 @@ class Run:
             )
 
     def units(self, name: str, role: Role = "output", looks: int | None = None) -> np.ndarray | None:
-        """The rows of each channel at the latest looks.
+        """Return the rows of each channel at the latest looks.
 
         Args:
             name: the layer, or the weight.
@@ -239,7 +241,7 @@ class Run:
             self.peak_rate[name] = max(look.stepped[name].rate, self.peak_rate.get(name, 0.0))
 
     def _look_at_answers(self, look: Look, is_first: bool) -> None:
-        """Take from the outputs of the last layer what tells a classifier that knows nothing, see `LossCurve`."""
+        """Note the loss of a classifier that knows nothing, from the outputs of the last layer, see `LossCurve`."""
         if is_first:
             ran = [
                 layer.name for layer in self.layers if layer.weights and look.numbers(layer.name, "output") is not None
@@ -266,7 +268,7 @@ class Run:
             silence.see(look.step, samples, is_silent)
 
     def _put_in_order(self, look: Look) -> None:
-        """Take the layers in the order of the first look; those that never ran stand last."""
+        """Order the layers as they ran at the first look; those that never ran come last."""
         if look.table.places is self._ordered_by:
             return
         known = {layer.name: layer for layer in self.layers}
@@ -290,16 +292,16 @@ def _is_alike(one: Layer, other: Layer) -> bool:
 
 
 RATE_JUMP_FACTOR = 3.0
-"""A learning rate that exceeds all before it by this factor has jumped, after the first looks (a choice: a warm-up does
-so in its first looks, a restart comes back to where it was)."""
+"""A learning rate that exceeds all earlier ones by this factor has jumped (a choice: a warm-up does so in its first
+looks, which do not count; a restart only returns to its old value)."""
 
 
 @dataclass(frozen=True)
 class RateJump:
-    """A learning rate far above all before.
+    """A learning rate far above all earlier ones.
 
     Args:
-        step: the first step at which it may have been in force: that behind the look before.
+        step: the first step at which it may have been in force: the one after the look before.
         seen: the step of the look that showed it.
         before: the largest one until then.
         after: the one that jumped.
@@ -313,7 +315,7 @@ class RateJump:
     until: int | None = None
 
     def followed(self, look: Look, before: Look) -> "RateJump":
-        """The same jump after another look: the rate may have come down, or up again.
+        """Return the same jump after another look: the rate may have come down, or gone up again.
 
         Args:
             look: the new look.
@@ -328,12 +330,12 @@ class RateJump:
 
 SOFTMAX_GRADIENT_MEAN_MAX = 1e-3
 """The mean of the gradient of the model's outputs, as a share of its RMS, above which no softmax follows them, so that
-they are no classifier's (a choice: after a softmax those of each sample add up to 0, but for rounding; where the loss
-takes the logarithm of a softmax's answers it is 1 / sqrt(classes))."""
+they are not a classifier's (a choice: after a softmax the gradients of each sample add up to 0 but for rounding; where
+the loss takes the logarithm of a softmax's outputs the share is 1 / sqrt(classes))."""
 
 
 def may_follow_softmax(look: Look, name: str) -> bool:
-    """Whether the loss may take a softmax of these outputs: then their gradients add up to 0 for each sample."""
+    """Return True if the loss may apply a softmax to these outputs: their gradients then add up to 0."""
     gradient = look.numbers(name, "grad_output")
     if gradient is None or not gradient.moments.count:
         return True

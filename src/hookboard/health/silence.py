@@ -1,4 +1,4 @@
-"""`Silence`: which units of a layer nothing has activated, and since when."""
+"""`Silence`: which units of a layer no sample activates, and since when."""
 
 from collections.abc import Iterator
 
@@ -8,18 +8,18 @@ from hookboard.health.run_table import LookArrays
 from hookboard.layers import Kind
 
 SILENT_AT_ZERO_KINDS: frozenset[Kind] = frozenset({"rectifier", "dropout"})
-"""Kinds whose units are silent where they give exactly 0."""
+"""Kinds of layers whose units are silent where they give exactly 0."""
 
 SILENT_BELOW_ZERO_KINDS: frozenset[Kind] = frozenset({"linear", "conv", "norm"})
-"""Kinds whose units a rectifier behind them would silence: those that give nothing above 0, and not 0 alone, as they do
-where nothing comes in."""
+"""Kinds of layers whose units a rectifier after them would silence: units that give nothing above 0, and not only 0, as
+they do without any input."""
 
 USUAL_SILENCE_QUANTILE = 0.75
-"""The share of the units of a layer whose earlier silences count as usual there (a choice)."""
+"""Quantile of a layer's units whose longest earlier silence counts as usual there (a choice)."""
 
 
 class Silence:
-    """The silent units of one layer: those that gave nothing at any sample and place since some step.
+    """The silent units of one layer: those that no sample and place has activated since some step.
 
     All arrays have the shape (units,).
 
@@ -31,15 +31,15 @@ class Silence:
     def __init__(self, units: int, width: int | None = None) -> None:
         self.width = units if width is None else width
         self.since = np.zeros(units)
-        """The optimizer step of the first look of the silence that lasts."""
+        """The optimizer step of the first look of the current silence."""
         self.looks = np.zeros(units, dtype=np.int64)
-        """For how many looks it lasts; 0 for a unit that is active."""
+        """Number of looks it has lasted; 0 for an active unit."""
         self.samples = np.zeros(units)
-        """Over how many values (samples and places) it lasts."""
+        """Number of values (samples and places) it has lasted."""
         self.ended = np.zeros(units, dtype=np.int64)
-        """The longest silence that ended, in looks."""
+        """The longest silence that has ended, in looks."""
         self.is_any = False
-        """Whether any unit is silent now."""
+        """True if any unit is silent now."""
 
     def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray | None) -> None:
         """Add a look.
@@ -66,7 +66,7 @@ class Silence:
         self.is_any = bool(self.looks.any())
 
     def lasting(self, looks: int, samples: int) -> np.ndarray:
-        """Which units have been silent for so many looks and values, shape (units,).
+        """Return which units have been silent for this many looks and values, shape (units,).
 
         A unit that was silent before and came back, alone or with most of its layer, must be silent for more than
         twice as long.
@@ -81,7 +81,7 @@ class Silence:
 
 
 def silent_in(look: LookArrays) -> Iterator[tuple[str, int, np.ndarray, np.ndarray | None]]:
-    """Of each layer whose units can be silent: its name and width, and of each unit its values and if all were silent.
+    """Yield of each layer whose units can be silent: name, width, values of each unit, and which units are silent.
 
     Instead of the last there is None where no unit was silent. Layers are left out of which nothing can be told: where
     an output is not finite, its units are neither silent nor active.
@@ -105,11 +105,11 @@ def silent_in(look: LookArrays) -> Iterator[tuple[str, int, np.ndarray, np.ndarr
 
 
 def onsets(began: np.ndarray, since: int) -> tuple[int, str]:
-    """The step at which most of some units fell silent, the first of several, and what to say of all of them.
+    """Return the step at which most of the units fell silent (the first such step), and a clause that says since when.
 
     Args:
         began: the step since which each is silent, shape (units,).
-        since: the step since which enough of them are to be worth a word.
+        since: the step since which enough of them are to be reported.
 
     >>> onsets(np.array([10, 10, 10]), 10), onsets(np.array([0, 0, 10, 20, 30]), 20)
     ((10, 'since step 10'), (0, 'since step 30, 4 of them by step 20, 2 since step 0'))

@@ -1,7 +1,7 @@
-"""The built-in rules: one file for each family. To add a rule, write its function in one of them and list it here.
+"""The built-in rules, one file for each family. To add a rule, write its function in one of them and list it here.
 
-A rule is asked at every look, and hardly ever has anything to say. So it first looks at whole columns (`Run.recent`,
-`Run.sheet`), whether any layer can have the symptom at all, and then at those layers one by one.
+A rule is asked at every look and rarely has anything to say. So it first checks whole columns (`Run.recent`,
+`Run.latest`) for whether any layer can have the symptom at all, and then those layers one by one.
 """
 
 from hookboard.health.rule import Rule

@@ -1,4 +1,4 @@
-"""`train_eval_gap`: the same layer speaks another language in validation."""
+"""`train_eval_gap`: layers whose outputs in validation are unlike those in training."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,24 +17,25 @@ from hookboard.measure import FIELDS
 _COUNT, _MEAN, _DEVIATION = FIELDS.index("count"), FIELDS.index("mean"), FIELDS.index("deviation")
 
 GAP_NOTE = 1.0
-"""Training and validation differ if in some layer the mean of the median channel is this many deviations off, or if the
-RMS differs by a factor of e (a choice: what a batch of 32 gives by chance is 0.2)."""
+"""Training and validation differ if in some layer the mean of the median channel is this many standard deviations off,
+or if the RMS differs by a factor of e (a choice: a batch of 32 gives 0.2 by chance)."""
 
 GAP_BEGIN = 0.25
-"""The gap begins at the first layer, right before that one, where it is this large already (a choice)."""
+"""The gap begins at the first layer, right before the one with a clear gap, where it is this large already (a choice).
+"""
 
 GAP_FACTOR_OVER_TRAINING = 4.0
-"""And if the difference is this many times that between two looks in training."""
+"""And the difference must be this many times that between two looks in training."""
 
 OTHER_DATA_GAP = 4.0
-"""And the data themselves are of another kind if the gap is this large where they enter. Augmentation makes 0.3; a
-share p of the samples has a mean that lies at most sqrt((1 - p) / p) deviations from that of all: 1 for one of two
-equal classes, 3 for one of ten."""
+"""The data themselves are of another kind if the gap is this large at the input. Augmentation makes 0.3; a share p of
+the samples has a mean at most sqrt((1 - p) / p) standard deviations from that of all: 1 for one of two equal classes, 3
+for one of ten."""
 
 STRANGE_STATISTICS_DISTANCE = 0.25
-"""How far running statistics must be from those of every look, and of averages over looks, not to belong to the batches
-that were seen. Healthy trainings of the benchmark's tuning half reach 0.21, where a momentum of 0.03 has not yet
-forgotten 0 and 1."""
+"""Distance of running statistics from those of every look, and of averages over looks, from which they do not belong to
+the batches that were seen. Healthy trainings of the benchmark's tuning half reach 0.21, where a momentum of 0.03 has
+not yet forgotten 0 and 1."""
 
 UNCHANGED_IN_EVALUATION_KINDS: frozenset[Kind] = frozenset(
     {"rectifier", "bounded", "smooth", "linear", "conv", "embedding"}
@@ -42,28 +43,29 @@ UNCHANGED_IN_EVALUATION_KINDS: frozenset[Kind] = frozenset(
 """Kinds of layers that do in validation what they do in training."""
 
 UNCHANGED_IN_EVALUATION_NORMS = {"LayerNorm", "GroupNorm", "RMSNorm"}
-"""Norms that do."""
+"""Types of norms that do in validation what they do in training."""
 
 BATCH_ALIKE_SHARE = 0.95
-"""How far the channels of the last layer move from batch to batch, as a share of their deviation within one, above
-which the samples of a batch are alike. Healthy trainings with batch norm in the benchmark's tuning half reach 0.31
+"""How far the channel means of the last layer move from batch to batch, as a share of the standard deviation within
+one, for the samples of a batch to be alike. Healthy trainings with batch norm in the benchmark's tuning half reach 0.31
 after their first `LOOKS_BEFORE_BATCH_ALIKE` looks."""
 
 BATCH_ALIKE_CHANCE_FACTOR = 3.0
-"""And how many times as far as the channels of independent samples move (a choice): two of a batch move them by 1."""
+"""And how many times as far as the channel means of independent samples move (a choice): two of a batch move them by 1.
+"""
 
 LOOKS_BEFORE_BATCH_ALIKE = 16
-"""Looks before which the answers still move by themselves."""
+"""Number of looks before which the outputs still move by themselves."""
 
 STEPS_BEFORE_SETTLED = 32
-"""Steps before which running statistics are still far from what they follow."""
+"""Number of steps before which running statistics are still far from what they follow."""
 
 
 def train_eval_gap(run: Run) -> Iterator[Symptom]:
-    """Where the outputs in validation begin to be unlike those in training at the same time.
+    """Report where the outputs in validation begin to differ from those in training at the same time.
 
     An alarm needs two evaluations in a row that show it, up to the last layer, and that it cannot be explained: neither
-    by data that are others where they come in, nor by running statistics that lag behind weights that move fast; and a
+    by data that differ at the input, nor by running statistics that lag behind weights that change fast; and a
     layer that may do other things in validation. Or batch norms see batches that are nothing like the data.
     """
     yield from _batches_alike(run)
@@ -80,30 +82,32 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     strange = _strange(list(run.comparisons)[-2:])
     evidence = (
         f"in validation its outputs have an RMS of {now.evaluation:.2g}, in training {now.training:.2g}, and its "
-        f"channels lie {now.size:.1f} deviations away ({now.usual:.2g} between two looks in training); the largest "
-        f"gap is {largest.size:.1f}, in {largest.layer.name}"
+        f"channels lie {now.size:.1f} standard deviations away ({now.usual:.2g} between two looks in training); "
+        f"the largest gap is {largest.size:.1f}, in {largest.layer.name}"
     )
-    advice = "look at running statistics of norms (momentum, eval mode), at dropout, and at how validation data is made"
+    advice = "check running statistics of norms (momentum, eval mode), dropout, and how validation data is prepared"
     if first.layer.name == gaps[0].layer.name:
-        # Where the data differ, norms may hide it from the layers behind.
+        # Where the data differ, norms may hide it from later layers.
         is_harm = min(gap.size for gap in found) > OTHER_DATA_GAP
-        evidence += "; it begins where the data come in: those of validation are others"
-        advice = "look at how validation data is made: its normalization first, then its shares of classes"
+        evidence += "; it begins at the input: validation data differ from training data"
+        advice = "check how validation data is prepared: its normalization first, then its class balance"
     else:
         is_harm = gaps[-1].size > GAP_NOTE / 2 and strange is not False and may_differ(run, first)
         if not may_differ(run, first):
-            evidence += "; no layer up to there does anything else in validation: weights move fast, or the data differ"
-            advice = "look at how validation data is made"
+            evidence += (
+                "; no layer up to there behaves differently in validation: weights change fast, or the data differ"
+            )
+            advice = "check how validation data is prepared"
         elif strange:
-            evidence += f"; the running statistics of {strange} are not those of any batch that was seen lately"
+            evidence += f"; the running statistics of {strange} match no batch seen lately"
         elif strange is False:
-            evidence += "; running statistics are those of batches seen lately: they lag behind, or the data differ"
+            evidence += "; running statistics match batches seen lately: they lag behind, or the data differ"
     severity: Severity = "alarm" if len(found) > 1 and is_harm else "note"
     yield Symptom(first.layer.name, evidence, advice, severity, largest.size)
 
 
 def _strange(comparisons: Sequence[Comparison]) -> str | Literal[False] | None:
-    """The first norm whose running statistics match no batches in any of some evaluations.
+    """Return the first norm whose running statistics match no batch in any of some evaluations.
 
     Returns:
         Its name; False if those of all norms match; None if nothing is known of a norm.
@@ -120,7 +124,7 @@ def _strange(comparisons: Sequence[Comparison]) -> str | Literal[False] | None:
 
 
 def begin_of(comparison: Comparison) -> Gap | None:
-    """The first layer of the stretch that leads to the first clear gap; None if there is none."""
+    """Return the first layer of the stretch that leads to the first clear gap; None if there is none."""
     gaps = list(comparison.gaps)
     clear = next((i for i, gap in enumerate(gaps) if _is_far(gap, GAP_NOTE)), None)
     if clear is None:
@@ -131,7 +135,7 @@ def begin_of(comparison: Comparison) -> Gap | None:
 
 
 def may_differ(run: Run, gap: Gap) -> bool:
-    """Whether the layer, or one before it, may do in validation what it does not in training, as dropout does."""
+    """Return True if the layer, or one before it, may behave differently in validation, as dropout does."""
     return any(
         layer.computed
         or not (layer.kind in UNCHANGED_IN_EVALUATION_KINDS or layer.type in UNCHANGED_IN_EVALUATION_NORMS)
@@ -140,7 +144,7 @@ def may_differ(run: Run, gap: Gap) -> bool:
 
 
 def _batches_alike(run: Run) -> Iterator[Symptom]:
-    """Batches whose samples are alike, as those sorted by class: batch norms take their statistics from each."""
+    """Report batches whose samples are alike, as those sorted by class; batch norms use the statistics of each."""
     norms = (run.layers[place] for place in run.arrays.batch_norms)
     norm = next((layer for layer in norms if layer.trainable), None)
     if norm is None or run.seen < LOOKS_BEFORE_BATCH_ALIKE or run.losses.is_mixed:
@@ -163,10 +167,10 @@ def _batches_alike(run: Run) -> Iterator[Symptom]:
     if not share > BATCH_ALIKE_CHANCE_FACTOR * chance or not takes_the_batch(run, norm):
         return
     evidence = (
-        f"the channels of {last.name} move by {share:.2g} of their deviation from batch to batch, where {chance:.2g} "
+        f"the channels of {last.name} move by {share:.2g} standard deviations from batch to batch, where {chance:.2g} "
         f"is usual: samples of a batch are alike, and batch norms take their statistics from each batch{harm_of(run)}"
     )
-    advice = "shuffle the data, or use norms that do without the batch, such as GroupNorm"
+    advice = "shuffle the data, or use norms that do not depend on the batch, such as GroupNorm"
     yield Symptom(norm.name, evidence, advice, "alarm", share)
 
 

@@ -1,4 +1,4 @@
-"""Rules about gradients on their way back: those that vanish and those that explode."""
+"""`vanishing_gradient` and `exploding_gradient`: gradients on their way back."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,27 +12,28 @@ from hookboard.health.rules.shared import BOUNDED_KINDS, activations_of, factor,
 from hookboard.health.run import Run
 
 VANISHING_DECADES_NOTE = 3.0
-"""Powers of ten by which the norm of the gradient falls from the last layers to the first (AutoTrainer: 1e-3)."""
+"""Powers of ten by which the norm of the gradient must fall from the last layers to the first (AutoTrainer: 1e-3)."""
 
 GRADIENT_CHANGE_DECADES_ALARM = 3.5
-"""Powers of ten by which it falls where next to nothing arrives: an alarm whatever the loss does, if it is still so
-after the first steps. Healthy trainings of the benchmark's tuning half reach 2.5 in their first steps and 0.6 later."""
+"""Powers of ten by which it must fall, or rise, for an alarm whatever the loss does, if that is still so after the
+first steps: next to nothing arrives. Healthy trainings of the benchmark's tuning half fall by 2.5 in their first steps
+and by 0.6 later."""
 
 EXPLODING_DECADES_NOTE = 1.85
-"""Powers of ten by which it rises (AutoTrainer: a factor of 70). Healthy trainings of the benchmark's tuning half reach
-1.1. By `GRADIENT_CHANGE_DECADES_ALARM` it is an alarm whatever the loss does."""
+"""Powers of ten by which the norm of the gradient must rise (AutoTrainer: a factor of 70). Healthy trainings of the
+benchmark's tuning half reach 1.1."""
 
 GRADIENT_GROWTH_DECADES = 2.0
-"""Powers of ten by which all gradients exceed their own history (chosen on the benchmark's tuning half)."""
+"""Powers of ten by which all gradients must exceed their own history (chosen on the benchmark's tuning half)."""
 
 HISTORY_WINDOWS = 4
-"""Windows of looks that a history needs before gradients are compared with it (a choice)."""
+"""Number of windows of looks that a history needs before gradients are compared with it (a choice)."""
 
 GRADIENT_LAYERS_MIN = 4
-"""Layers that a model needs for its gradients to have a trend (a choice)."""
+"""Number of layers from which the gradients of a model have a trend (a choice)."""
 
 FRONT_LAYERS_DIVISOR = 8
-"""The gradient must be lost for all of the first layers, one in this many, and for two at least (a choice)."""
+"""The gradient must be lost for all of the first layers: one in this many, and at least two (a choice)."""
 
 GRADIENT_CAUSE_SHARE = 0.5
 """One layer is the cause if it accounts for this share of the whole change (a choice)."""
@@ -40,7 +41,7 @@ GRADIENT_CAUSE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Course:
-    """The gradient on its way through the model.
+    """The gradient on its way back through the model.
 
     Args:
         places: of those layers whose output got a gradient that is not 0, in the order of execution.
@@ -52,12 +53,12 @@ class Course:
 
     @property
     def end(self) -> float:
-        """What is usual in the last layers: the median of the last quarter, of two layers at least."""
+        """The usual gradient in the last layers: the median of the last quarter, of two layers at least."""
         return median(self.norms[-max(2, len(self.norms) // 4) :])
 
 
 def course_of(run: Run) -> Course | None:
-    """The course of the gradient at this look; None if the model is too small, or the step was skipped.
+    """Return the course of the gradient at this look; None if the model is too small, or the step was skipped.
 
     A norm is compared, not an RMS: pooling spreads a gradient over all places, and keeps its norm within bounds.
     """
@@ -93,7 +94,7 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
 
 
 def _moves_nothing(run: Run, last: int) -> bool:
-    """Whether a gradient reaches weights of the first layers and a step leaves them as they are: it is that small.
+    """Return True if a gradient reaches weights of the first layers but is too small for a step to change them.
 
     Args:
         run: the run.
@@ -112,7 +113,7 @@ def _advice(run: Run) -> str:
 
 
 def _cause(steps: np.ndarray) -> int | None:
-    """The layer that changes the gradient most; None if no layer stands out.
+    """Return the layer that changes the gradient most; None if no layer stands out.
 
     Args:
         steps: by how much each layer but the first changes log10 of the norm, shape (layers - 1,).
@@ -122,9 +123,9 @@ def _cause(steps: np.ndarray) -> int | None:
 
 
 def _how(course: Course, change: float, steps: np.ndarray, place: int | None) -> str:
-    """Whether the gradient changes steadily or in one layer, as the end of a sentence."""
+    """Return whether the gradient changes steadily or in one layer, as the end of a sentence."""
     if place is None:
-        return f"steadily, {factor(change / len(steps))} times in each of {len(steps) + 1} layers"
+        return f"steadily, by a factor of {factor(change / len(steps))} in each of {len(steps) + 1} layers"
     usual = factor(float(np.median(np.abs(np.diff(course.norms)))))
     return f"by {factor(float(steps[place - 1]))} in this layer alone; usual: {usual}"
 
@@ -142,14 +143,14 @@ def _exploding(run: Run) -> Iterator[Symptom]:
     place = _cause(steps)
     evidence = f"the norm of the gradient grows by a factor of {factor(least)} from the last layers to the first, "
     evidence += _how(course, least, steps, place)
-    advice = "Look at how large the weights are, normalize what goes in, or clip gradients."
+    advice = "Check how large the weights are, normalize the inputs, or clip gradients."
     name = "" if place is None else run.layers[course.places[place]].name
     severity: Severity = "alarm" if least >= GRADIENT_CHANGE_DECADES_ALARM and run.losses.is_known else severity_of(run)
     yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=least)
 
 
 def _growing(run: Run) -> Iterator[Symptom]:
-    """All gradients against their own history."""
+    """Compare all gradients with their own history."""
     history = run.recent("gradient_rms")
     window = run.window
     if history.shape[1] < HISTORY_WINDOWS * window:

@@ -1,4 +1,4 @@
-"""`input_scale`: the range of what the model is given."""
+"""`input_scale`: the range of the data that the model is given."""
 
 import math
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ INPUT_RMS_LARGE = 20.0
 """RMS of the input from which it is not normalized: pixels of 0 to 255 have 100, standardized data 1 (a choice)."""
 
 INPUT_RMS_SMALL = 1e-2
-"""RMS of the input under which it is too small for the usual initialization: data divided by 255 twice (a choice)."""
+"""RMS of the input below which it is too small for the usual initialization: data divided by 255 twice (a choice)."""
 
 INPUT_VARIATION_MIN = 0.05
-"""Deviation of the input, as a share of the size of its mean, under which it hardly varies (a choice)."""
+"""Standard deviation of the input, as a share of the size of its mean, below which it hardly varies (a choice)."""
 
 WILD_COLUMN_FACTOR = 30.0
-"""How many times the RMS of the middle column a column must have (a choice: features in other units)."""
+"""A column is wild if its RMS is this many times that of the middle column (a choice: features in other units)."""
 
 INPUT_RMS_FACTOR_ALARM = 5.0
 """Factor beyond `INPUT_RMS_LARGE` or `INPUT_RMS_SMALL` from which the input is an alarm where the model learns little
@@ -39,28 +39,28 @@ STEPS_BEFORE_INPUT_ALARM = 128
 """Number of steps before which a model cannot be said to have learnt little (chosen on the benchmark's tuning half)."""
 
 SCALED_INSIDE_SHARE = 0.1
-"""A first layer whose output is under this share of what its weights and the input say is given a scaled input (a
-choice)."""
+"""A first layer whose output is below this share of what its weights and the input give has a scaled input (a choice).
+"""
 
 WILD_COLUMN_DEVIATIONS = 5.0
-"""And how many robust deviations it must lie away, in log RMS (a choice)."""
+"""And if it lies this many robust standard deviations away, in log RMS (a choice)."""
 
 WILD_COLUMN_GAP_DECADES = 0.7
-"""And by how many powers of ten it must lie beyond all columns that are not wild: counts of words have a long tail, but
-no gap in it (a choice)."""
+"""And by this many powers of ten beyond all columns that are not wild: word counts have a long tail, but no gap in it
+(a choice)."""
 
 TARGET_NAMES = frozenset({"y", "label", "labels", "target", "targets"})
 """Names of tensors of a batch that do not go into the model."""
 
 EQUAL_VALUES_MIN = 64
-"""Values that an input must have for it to be wrong that all are equal (a choice: one number for each sample may be a
+"""Number of values from which it is wrong that all of an input are equal (a choice: one number for each sample may be a
 constant by design)."""
 
 INPUT_COLUMNS_MIN = 4
-"""Columns that an input needs for one of them to be out of line (a choice)."""
+"""Number of columns from which one of them can be out of line (a choice)."""
 
 COLUMN_SPREAD_FLOOR_DECADES = 0.1
-"""The least deviation between columns that is assumed, in powers of ten (a choice)."""
+"""Floor of the deviation between columns, in powers of ten (a choice)."""
 
 
 def _input_scale(run: Run) -> Iterator[Symptom]:
@@ -78,7 +78,7 @@ def _input_scale(run: Run) -> Iterator[Symptom]:
 
 
 def _is_input(site: Site) -> bool:
-    """Whether a tensor of the batch goes into the model, as far as its place tells: others are targets, as a rule."""
+    """Return True if a tensor of the batch seems to go into the model, by its place: others are usually targets."""
     first, *_, last = site.index.split("/") if "/" in site.index else (site.index, site.index)
     if first.isdigit() and int(first) > 0:
         return False
@@ -102,11 +102,11 @@ def _nonfinite(run: Run, site: Site, reading: Numbers) -> Said | None:
     advice = "Look for missing values in the data, and for a division by 0 in its preparation."
     if not _is_replaced_inside(run):
         return evidence, advice, "alarm", 3.0
-    return f"{evidence}, and the model gives finite values all the same", advice, severity_of(run), 3.0
+    return f"{evidence}, yet the model's outputs are finite", advice, severity_of(run), 3.0
 
 
 def _is_replaced_inside(run: Run) -> bool:
-    """Whether the model replaces what is not finite, as for missing values: all outputs and the loss are finite."""
+    """Return True if the model replaces non-finite inputs: all its outputs and the loss are finite."""
     outputs = [_numbers(run.now, site) for site in run.now.table.places.of_role("output")]
     return bool(outputs) and run.losses.is_finite and not any(out and out.moments.nonfinite for out in outputs)
 
@@ -117,7 +117,7 @@ def _same(run: Run, site: Site, reading: Numbers) -> Said | None:
     if reading.moments.count < EQUAL_VALUES_MIN or reading.moments.max > value or value == 1:
         return None
     evidence = f"all {reading.moments.count:.0f} values of the input are {value:.3g}"
-    return evidence, "Look at how the data is read and prepared: every sample is the same.", "alarm", 3.0
+    return evidence, "Check how the data is read and prepared: every sample is the same.", "alarm", 3.0
 
 
 def _range(run: Run, site: Site, reading: Numbers) -> Said | None:
@@ -131,17 +131,17 @@ def _range(run: Run, site: Site, reading: Numbers) -> Said | None:
     if is_far and _learns_little(run) and not _is_normalized_at_once(run):
         severity = "alarm"
     if rms >= INPUT_RMS_LARGE:
-        evidence = f"the input lies in {span}, with an RMS of {rms:.3g}; about 1 is usual"
+        evidence = f"the input ranges from {span}, with an RMS of {rms:.3g}; about 1 is usual"
         return evidence, "Scale the input: subtract its mean and divide by its deviation.", severity, 2.0
     if rms <= INPUT_RMS_SMALL:
-        evidence = f"the input lies in {span}, with an RMS of only {rms:.2g}; about 1 is usual"
-        return evidence, "Look whether the input is scaled down twice.", severity, 2.0
-    evidence = f"the input lies in {span} and varies by {deviation:.2g} around {reading.moments.mean:.3g}"
-    return evidence, "Look whether the input is normalized twice; subtract its mean.", severity, 2.0
+        evidence = f"the input ranges from {span}, with an RMS of only {rms:.2g}; about 1 is usual"
+        return evidence, "Check whether the input is scaled down twice.", severity, 2.0
+    evidence = f"the input ranges from {span} and varies by {deviation:.2g} around {reading.moments.mean:.3g}"
+    return evidence, "Check whether the input is normalized twice; subtract its mean.", severity, 2.0
 
 
 def _entrance(run: Run) -> Layer | None:
-    """The first layer with weights."""
+    """Return the first layer with weights."""
     return next((layer for layer in run.layers if layer.weights and run.now.numbers(layer.name, "output")), None)
 
 
@@ -151,7 +151,7 @@ def _is_normalized_at_once(run: Run) -> bool:
 
 
 def _is_scaled_inside(run: Run, reading: Numbers) -> bool:
-    """Whether the model scales the input itself, before its first layer, which gives less than its weights say."""
+    """Return True if the model scales the input itself: its first layer gives less than its weights suggest."""
     first = _entrance(run)
     output = None if first is None else run.now.numbers(first.name, "output")
     gains = [] if first is None else [weight_gain(run.now, first, name) for name in first.weights]
@@ -167,7 +167,7 @@ def _is_scaled_inside(run: Run, reading: Numbers) -> bool:
 
 
 def _learns_little(run: Run) -> bool:
-    """Whether after a while much of the first loss is left."""
+    """Return True if much of the first loss is left after a while."""
     losses = run.losses
     return (
         losses.steps >= STEPS_BEFORE_INPUT_ALARM
@@ -177,7 +177,7 @@ def _learns_little(run: Run) -> bool:
 
 
 def _columns_differ(reading: Numbers) -> bool:
-    """Whether columns vary by less than the whole: then the mean of each column is another."""
+    """Return True if each column varies less than the whole: the columns have different means."""
     if reading.channels is None:
         return False
     return bool(np.median(reading.channels[:, _DEVIATION]) < INPUT_VARIATION_MIN * reading.moments.deviation)
@@ -203,11 +203,11 @@ def _wild(run: Run, site: Site, reading: Numbers) -> Said | None:
         f"column {worst * every_of(reading.width)} of the input has an RMS of {rms[worst]:.3g}, "
         f"{counted(len(far), len(rms), 'columns', reading.sample_of)} are that far out; usual: {10**middle:.2g}"
     )
-    return evidence, "Scale each column by itself, and look for wrong values in this one.", severity_of(run), 1.5
+    return evidence, "Scale each column separately, and look for wrong values in this one.", severity_of(run), 1.5
 
 
 def _constant(run: Run, site: Site, reading: Numbers) -> Said | None:
-    """Columns that never change, apart from those that are 0, such as the border of digits, or 1, such as a bias."""
+    """Report columns that never change, except those that are 0, such as a border of digits, or 1, such as a bias."""
     looks = [_numbers(look, site) for look in list(run.looks)[-run.window :]]
     seen = [past for past in looks if past is not None and past.channels is not None]
     columns = [past.channels for past in seen if past.channels is not None]
@@ -225,7 +225,7 @@ def _constant(run: Run, site: Site, reading: Numbers) -> Said | None:
         f"{counted(len(constant), len(low), 'columns', seen[0].sample_of)} of the input never change: "
         f"column {first * every_of(seen[0].width)} is {low[first]:.3g}"
     )
-    return evidence, "Look whether this column was meant to be filled, or leave it out.", "note", 1.0
+    return evidence, "Check whether this column was meant to be filled, or remove it.", "note", 1.0
 
 
 INPUT_SCALE = Rule("input_scale", _input_scale)

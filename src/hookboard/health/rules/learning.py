@@ -1,4 +1,4 @@
-"""Rules about the course of the loss: `spike` and `not_learning`."""
+"""`spike` and `not_learning`: the course of the loss."""
 
 import math
 from collections.abc import Iterator
@@ -16,25 +16,25 @@ from hookboard.health.rules.updates import UPDATE_RATIO_SMALL
 from hookboard.health.run import Run
 
 GRADIENT_SPIKE_FACTOR = 10.0
-"""A gradient is a spike if it is this many times the usual one, and as many robust deviations of its logarithm above
-it. ZClip takes 2.5 deviations, to clip it; to name it, it should be beyond doubt."""
+"""A gradient is a spike if it is this many times the usual one, and its logarithm as many robust standard deviations
+above. ZClip clips from 2.5 deviations; to report a spike, it should be beyond doubt."""
 
 GRADIENT_HISTORY_LOOKS = 16
-"""Looks that must lie before a spike of the gradient."""
+"""Number of looks that must lie before a spike of the gradient."""
 
 AGREEING_GRADIENT_COSINE = 0.3
 """Gradients whose median cosine from look to look is above this agree: the model only has to go on."""
 
 ANSWER_SPREAD_MIN = 0.1
-"""The data is at fault only if outputs differ between samples by this much: where they hardly do, the signal is lost on
-its way (chosen on the tuning half of the benchmark)."""
+"""The data is at fault only if outputs differ between samples by this much: where they hardly do, the signal is lost
+inside the model (chosen on the tuning half of the benchmark)."""
 
 ANSWER_SPREAD_SHARE_MIN = 0.15
 """Or by this share of their RMS (chosen on the tuning half of the benchmark)."""
 
 
 def spike(run: Run) -> Iterator[Symptom]:
-    """One step far outside its own history; an alarm if the loss was well before it and never came back."""
+    """Report one step far outside its own history; an alarm if the loss was well before it and never came back."""
     losses = run.losses
     if losses.is_mixed:
         return
@@ -50,7 +50,7 @@ def spike(run: Run) -> Iterator[Symptom]:
 
 
 def _ends_epoch(run: Run, loss: Loss) -> bool:
-    """Whether a loss is that of the last batch of an epoch, which has fewer samples as a rule: its loss is wilder."""
+    """Return True if a loss is that of the last batch of an epoch, usually a smaller one with a noisier loss."""
     ends = {before.batch_idx for before, after in pairwise(run.losses.recent) if after.batch_idx < before.batch_idx}
     return loss.batch_idx in ends
 
@@ -58,10 +58,10 @@ def _ends_epoch(run: Run, loss: Loss) -> bool:
 def _of_loss(found: Spike, harm: str, severity: str) -> Symptom:
     loss = found.loss
     evidence = (
-        f"the loss was {loss.value:.3g} at step {loss.step}, batch {loss.batch_idx}; {found.usual:.3g} was usual, "
-        f"{found.score:.0f} robust deviations less{harm}"
+        f"the loss was {loss.value:.3g} at step {loss.step}, batch {loss.batch_idx}; the median before was "
+        f"{found.usual:.3g}, {found.score:.0f} robust deviations lower{harm}"
     )
-    advice = f"look at the samples of batch {loss.batch_idx}, and clip gradients"
+    advice = f"check the samples of batch {loss.batch_idx}, and clip gradients"
     is_alarm = severity == "alarm"
     return Symptom(
         "", evidence, advice, "alarm" if is_alarm else "note", found.score, since=loss.step, batch_idx=loss.batch_idx
@@ -69,9 +69,9 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Symptom:
 
 
 def _harm_of(run: Run, found: Spike) -> str:
-    """What harm has lasted since a spike; "" if none, or if it is not the doing of that one step.
+    """Return the harm that has lasted since a spike; "" if none, or if that one step did not cause it.
 
-    It is that of a learning rate that jumped right before, or the losses behind it are as high: other data, as in a
+    It comes from a learning rate that jumped right before, or the losses after it are as high: other data, as in a
     curriculum, or another target.
     """
     if is_new_level(found, run.losses.after(found.loss.step)):
@@ -109,12 +109,12 @@ def _of_gradient(run: Run) -> Iterator[Symptom]:
             f"gradients of the weights were {math.exp(now - usual):.0f} times as large as usual at step {look.step}, "
             f"batch {look.batch_idx}"
         )
-        advice = f"look at the samples of batch {look.batch_idx}, and clip gradients"
+        advice = f"check the samples of batch {look.batch_idx}, and clip gradients"
         yield Symptom("", evidence, advice, size=now - usual, since=look.step, batch_idx=look.batch_idx)
 
 
 def not_learning(run: Run) -> Iterator[Symptom]:
-    """The loss stays at chance though the weights move: no layer is sick, look at the data and the labels.
+    """Report a loss that stays at chance though the weights move: no layer is at fault, but the data or the labels.
 
     Or it falls far below 0, so that there is nothing to be learnt.
     """
@@ -124,7 +124,7 @@ def not_learning(run: Run) -> Iterator[Symptom]:
         evidence = f"the loss fell from {losses.start:.3g} to {losses.lowest:.3g}: it has no lower bound"
         # A likelihood may be far below 0 as well; what has no bound takes the outputs along.
         severity: Severity = "alarm" if run.has_blown_up else "note"
-        yield Symptom("", evidence, "look at the sign of the loss", severity, since=first)
+        yield Symptom("", evidence, "check the sign of the loss", severity, since=first)
         return
     if not losses.is_stuck:
         return
@@ -135,16 +135,16 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     agreement = agreement_of(run)
     if agreement > AGREEING_GRADIENT_COSINE or not _speaks(run):
         return
-    agree = "" if math.isnan(agreement) else f", and gradients of neighbouring looks have a cosine of {agreement:.2f}"
+    agree = "" if math.isnan(agreement) else f", and gradients of consecutive looks have a cosine of {agreement:.2f}"
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
     evidence = f"{losses.harm}{chance}, while a step moves the weights by {moved:.1g} of their size{agree}"
-    advice = "no layer is sick: look whether inputs and labels belong together, and at the loss function"
+    advice = "no layer is at fault: check whether inputs and labels belong together, and the loss function"
     # Without chance nobody can tell it from a model that was trained before, and is trained on.
     yield Symptom("", evidence, advice, "note" if losses.chance is None else "alarm", since=first)
 
 
 def _speaks(run: Run) -> bool:
-    """Whether outputs differ between samples, or did at the start, and do not begin to do so just now."""
+    """Return True if outputs differ between samples, or did at the start, and did not only just begin to do so."""
     spreads = run.losses.spreads
     if not spreads:
         return True
@@ -155,7 +155,7 @@ def _speaks(run: Run) -> bool:
 
 
 def _rises(run: Run) -> bool:
-    """Whether learning rates still rise, as in a warm-up."""
+    """Return True if learning rates still rise, as in a warm-up."""
     first, now = run.looks[0].stepped, run.now.stepped
     return any(name in first and stepped.rate > first[name].rate for name, stepped in now.items())
 

@@ -1,4 +1,4 @@
-"""Rules about what numbers can hold: `nonfinite` and `precision`."""
+"""`nonfinite` and `precision`: what numbers can hold; and the event of the first NaN or Inf."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from hookboard.recording import Numbers, Reading
 Pass = Literal["batch", "forward", "backward", "optimizer", "start"]
 
 _ORDER: tuple[Pass, ...] = ("start", "batch", "forward", "backward", "optimizer")
-"""What comes first within a step."""
+"""The passes in their order within a step."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Nonfinite:
     parameter: str = ""
 
     def symptom(self, more: int = 0) -> Symptom:
-        """What the judge takes.
+        """Return the symptom for the judge.
 
         Args:
             more: how many further steps had non-finite values.
@@ -62,7 +62,7 @@ class Nonfinite:
 
 
 def first_of(events: Iterable[Nonfinite]) -> Nonfinite | None:
-    """The earliest of the events of several ranks; of one step, one whose place is known. None if there is none."""
+    """Return the earliest event of several ranks; within one step, one whose place is known. None if there is none."""
 
     def rank(event: Nonfinite) -> tuple[int, bool, int]:
         return event.step, not event.is_located, _ORDER.index(event.during)
@@ -71,7 +71,7 @@ def first_of(events: Iterable[Nonfinite]) -> Nonfinite | None:
 
 
 def before_nonfinite(look: Look) -> str:
-    """The readings of the last step before the event, as a table in Markdown: one row for each site."""
+    """Return the readings of the last step before the event as a table in Markdown, one row for each site."""
     lines = [
         f"Step {look.step}, batch {look.batch_idx}: the last measured step before the first non-finite value.",
         "",
@@ -90,20 +90,22 @@ def before_nonfinite(look: Look) -> str:
 
 
 SWALLOWED_SHARE_NOTE = 0.9
-"""Share of the weights with a gradient that an update did not change, from which rounding swallows it (a choice)."""
+"""Share of the weights with a gradient that an update did not change, above which updates are lost in rounding (a
+choice)."""
 
 UNDERFLOW_SHARE_NOTE = 0.5
-"""Share of the gradients below the normal range of their type, from which they underflow (a choice)."""
+"""Share of the gradients below the normal range of their type, above which they underflow (a choice)."""
 
 FLOAT16_HEADROOM_FACTOR = 8.0
-"""Values this many times below the largest of their type are near it (a choice: a GradScaler doubles its scale)."""
+"""Values less than this factor below the largest of their type are near it (a choice: a GradScaler doubles its scale).
+"""
 
 HALF_PRECISION_TYPES = frozenset({torch.float16, torch.bfloat16})
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where NaN or Inf came up first.
+    """Where NaN or Inf appeared first.
 
     Args:
         module: the layer; "" if it was the loss itself.
@@ -117,7 +119,7 @@ class Place:
 
 
 def nonfinite(run: Run) -> Iterator[Symptom]:
-    """The first NaN or Inf: in the forward pass, the loss, the backward pass or the optimizer."""
+    """Report the first NaN or Inf: in the forward pass, the loss, the backward pass or the optimizer."""
     first = run.first_nonfinite
     if first is None:
         return
@@ -136,19 +138,19 @@ def nonfinite(run: Run) -> Iterator[Symptom]:
     )
     severity: Severity = "alarm" if is_harm else "note"
     evidence = f"{place.text}, at step {since}, batch {batch}; the loss is {run.losses.level(1):.3g}"
-    advice = "look at what goes into it there: a division, root or logarithm near 0, an overflow, or a bad sample"
+    advice = "check what is computed there: a division, root or logarithm near 0, an overflow, or a bad sample"
     if place.is_mask and not is_harm:
-        advice = "a mask does that; nothing is to be done"
+        advice = "a mask does that; there is nothing to fix"
     yield Symptom(place.module, evidence, advice, severity, since=since, batch_idx=batch)
 
 
 def _first_place(run: Run, look: Look) -> Place | None:
-    """In the order in which a step computes: weights from before, outputs, the loss, gradients, weights."""
+    """Search in the order in which a step computes: weights from before, outputs, the loss, gradients, weights."""
     for layer in run.layers:
         before = [look.of(name, "parameter_before") for name in layer.weights]
         bad = next((reading for reading in before if _is_bad(reading)), None)
         if bad is not None:
-            return Place(layer.name, f"{_share(bad)} of {bad.site.name} before the step (by the optimizer, earlier)")
+            return Place(layer.name, f"{_share(bad)} of {bad.site.name} before the step (from an earlier step)")
     return _in_forward(run, look) or _in_loss(look) or _in_backward(run, look) or _in_optimizer(run, look)
 
 
@@ -161,7 +163,7 @@ def _in_forward(run: Run, look: Look) -> Place | None:
             continue
         if _is_bad(output):
             given = look.of(layer.name, "input") or before
-            went_in = "" if given is None else f"; what went in was {_finite_or_not(given)}"
+            went_in = "" if given is None else f"; its input was {_finite_or_not(given)}"
             place = Place(layer.name, f"{_share(output)} of its output (forward){went_in}", _is_mask(output))
             if not place.is_mask:
                 return place
@@ -178,19 +180,19 @@ def _in_loss(look: Look) -> Place | None:
 
 
 def _in_backward(run: Run, look: Look) -> Place | None:
-    """The gradient of an output is computed by what runs behind it, that of a weight by the layer itself."""
-    behind: Layer | None = None
+    """Search the backward pass; the gradient of an output is computed by the layer after it."""
+    following: Layer | None = None
     for layer in reversed(run.layers):
         gradient = look.of(layer.name, "grad_output")
         if gradient is not None and _is_bad(gradient):
-            named = layer if behind is None else behind
+            named = layer if following is None else following
             return Place(named.name, f"{_share(gradient)} of the gradient of {layer.name}'s output (backward)")
         for name in layer.weights:
             gradient_of_weight = look.of(name, "parameter_grad")
             if gradient_of_weight is not None and _is_bad(gradient_of_weight):
                 return Place(layer.name, f"{_share(gradient_of_weight)} of the gradient of {name} (backward)")
         if gradient is not None:
-            behind = layer
+            following = layer
     return None
 
 
@@ -225,7 +227,7 @@ def _finite_or_not(reading: Reading) -> str:
 
 
 def precision(run: Run) -> Iterator[Symptom]:
-    """Values at the limits of their type, and updates that rounding swallows."""
+    """Report values at the limits of their type, and updates that are lost in rounding."""
     look = run.now
     if HALF_PRECISION_TYPES.isdisjoint(look.table.dtypes):
         return
@@ -237,12 +239,12 @@ def precision(run: Run) -> Iterator[Symptom]:
             limit = torch.finfo(torch.float16).max
             largest = max(abs(output.moments.min), abs(output.moments.max))
             if limit / FLOAT16_HEADROOM_FACTOR < largest < math.inf:
-                evidence = f"its largest output is {largest:.3g}, and float16 ends at {limit:.0f}{_harm(run)}"
+                evidence = f"its largest output is {largest:.3g}, and the limit of float16 is {limit:.0f}{_harm(run)}"
                 yield Symptom(layer.name, evidence, "use bf16, or make its inputs or weights smaller", _severity(run))
 
 
 def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
-    """Gradients below the normal range of float16. Under a GradScaler nobody can tell, see `Look`."""
+    """Report gradients below the normal range of float16. Under a GradScaler nobody can tell, see `Look`."""
     if look.is_scaled:
         return
     narrow = [layer.name for layer in run.layers if _is_half(look.numbers(layer.name, "grad_output"))]
@@ -289,18 +291,18 @@ def _swallowed(run: Run, look: Look) -> Iterator[Symptom]:
     advice = "keep the weights in float32 (mixed precision), or raise the learning rate"
     if len(sick) > max(2, WHOLE_MODEL_SHARE * len(shares)):
         usual = median_of(sick.values())
-        evidence = f"rounding swallows {usual:.0%} of the updates of {len(sick)} layers in {kinds[next(iter(sick))]}"
+        evidence = f"{usual:.0%} of the updates of {len(sick)} layers in {kinds[next(iter(sick))]} are lost in rounding"
         yield Symptom("", evidence + _harm(run), advice, _severity(run), usual)
         return
     usual = median_of(share for name, share in shares.items() if name not in sick)
     for name, share in sick.items():
         others = "" if math.isnan(usual) else f"; other layers: {usual:.0%}"
-        evidence = f"rounding swallows {share:.0%} of its updates in {kinds[name]}{others}{_harm(run)}"
+        evidence = f"{share:.0%} of its updates in {kinds[name]} are lost in rounding{others}{_harm(run)}"
         yield Symptom(name, evidence, advice, _severity(run), share)
 
 
 def swallowed_share(look: Look, name: str) -> float:
-    """Of the elements of a weight that have a gradient, the share that the step did not change; NaN if unknown."""
+    """Return the share of the elements with a gradient that the step did not change; NaN if unknown."""
     update, gradient = look.of(name, "parameter_update"), look.of(name, "parameter_grad")
     if update is None or gradient is None:
         return math.nan
@@ -310,7 +312,7 @@ def swallowed_share(look: Look, name: str) -> float:
 
 
 def _underflow_share(reading: Reading) -> float:
-    """The share of the values that are not 0 and lie below the normal range of float16, as far as can be told."""
+    """Return the share of nonzero values below the normal range of float16, as far as can be told."""
     tiny = torch.finfo(torch.float16).tiny
     histogram, moments = reading.histogram, reading.moments
     if histogram is not None and histogram.counts.sum():

@@ -1,4 +1,4 @@
-"""Rules about what reaches the weights: `no_gradient` and `not_updated`."""
+"""`no_gradient` and `not_updated`: what reaches the weights."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,23 +23,23 @@ from hookboard.layers import Layer
 
 BACKBONE_SHARE = 0.5
 """If the weights that no optimizer holds are those of this share of the layers, from the first one on, they are taken
-for a backbone that is not to be trained: a note (a choice)."""
+for a frozen backbone: a note (a choice)."""
 
 FROZEN_SHARE_NOTE = 0.25
-"""Frozen layers between trained ones are worth a note if they are no larger a share of all layers than this (a choice:
-where adapters are trained, most layers are frozen)."""
+"""Frozen layers between trained ones are worth a note up to this share of all layers (a choice: where adapters are
+trained, most layers are frozen)."""
 
 WINDOWS_BEFORE_FORGOTTEN = 4
-"""Windows after which a layer that never ran is taken for forgotten (a choice)."""
+"""Number of windows after which a layer that never ran is taken for forgotten (a choice)."""
 
 NO_RATE = "its learning rate is 0"
 
 
 def no_gradient(run: Run) -> Iterator[Symptom]:
-    """Weights that an optimizer steps, and that no gradient reaches, or only zeros.
+    """Report weights that an optimizer steps but that no gradient reaches, or only zeros.
 
     Of a chain of such layers the last one in the order of execution is named: there the gradient is lost first. While
-    all learning rates are 0 (the first step of a warm-up), weights behind a layer that starts at 0 get none yet.
+    all learning rates are 0 (the first step of a warm-up), weights after a layer that starts at 0 get none yet.
     """
     look = run.now
     gradients = run.latest.rows("parameter_grad")
@@ -57,31 +57,34 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
         if without and len(without) == len(weights):
             yield from _never_ran(run, layer, weights, bool(chains))
         elif without:
-            evidence = f"no gradient reached {', '.join(without)}, while other weights of the layer had one"
-            yield Symptom(layer.name, evidence, "look whether forward uses it, and whether its input is all zeros")
+            evidence = f"no gradient reached {', '.join(without)}, while other weights of the layer got one"
+            yield Symptom(layer.name, evidence, "check whether forward uses it, and whether its input is all zeros")
 
 
 def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iterator[Symptom]:
-    """Layers that are not called: those of an expert that is not picked are well, others were forgotten.
+    """Report layers that are never called: an expert that is not picked is healthy, others were forgotten.
 
     Unless a gradient is cut off elsewhere: it may be missing here, where the module around uses a layer's weights.
     """
     if any(look.numbers(layer.name, "output") is not None for look in run.looks):
         return
     what = f"did not run at the last {len(run.looks)}" if run.has_run(layer) else f"never ran at {run.seen}"
-    who = f"the layer {what} looks, and" if layer.name else "of the model itself"  # which may have run
-    evidence = f"{who} no gradient reached its {_weights(len(weights))}, which an optimizer holds"
+    count = _weights(len(weights))
+    who = f"the layer {what} looks, and no gradient reached its {count}"
+    if not layer.name:  # the model itself may have run
+        who = f"no gradient reached the model's own {count}"
+    evidence = f"{who}, which an optimizer holds"
     is_expert = is_one_of_several(run, layer)
     is_new = not (run.has_run(layer) or is_expert or is_cut)
     is_forgotten = (
         is_new and run.seen > WINDOWS_BEFORE_FORGOTTEN * run.window and not _is_trained_between(run, run.now, weights)
     )
-    advice = "an expert that is never picked wants a loss that balances experts" if is_expert else "use it or drop it"
+    advice = "an expert that is never picked needs a loss that balances experts" if is_expert else "use it or remove it"
     yield Symptom(layer.name, evidence, advice, "alarm" if is_forgotten else "note")
 
 
 def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], list[Layer]]:
-    """Neighbours in the order of execution that ran and whose weights have no gradient; and the layers that have one.
+    """Return chains of neighbours that ran and whose weights have no gradient, and the layers that have one.
 
     Layers without weights, and those that no optimizer steps, do not part neighbours.
     """
@@ -105,7 +108,7 @@ def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], l
 
 
 def _is_trained_between(run: Run, look: Look, weights: Iterable[str]) -> bool:
-    """Whether weights without any gradient at this look are others than at a look before.
+    """Return True if weights without any gradient at this look have changed since an earlier look.
 
     Tasks take turns, and that of a layer may come between looks. Without a gradient no optimizer changes a weight, not
     even by decay; a gradient of zeros tells nothing.
@@ -114,7 +117,7 @@ def _is_trained_between(run: Run, look: Look, weights: Iterable[str]) -> bool:
 
 
 def _comes_back(run: Run, layer: Layer) -> bool:
-    """Whether a gradient reached the layer before and may do so again: branches are left out at random, or take turns.
+    """Return True if a gradient reached the layer before and may do so again, as with stochastic depth or turns.
 
     It is gone for good after two windows without any, and after more than twice the longest time without one before.
     """
@@ -127,32 +130,32 @@ def _comes_back(run: Run, layer: Layer) -> bool:
 
 
 def _gone_since(run: Run, layer: Layer) -> int | None:
-    """The step of the first look without a gradient behind the last one with it; None if there never was one."""
+    """Return the step of the first look without a gradient after the last one with it; None if there never was one."""
     reached = np.flatnonzero(run.recent("weight_gradient_rms")[run.place(layer.name)] > 0)
     return run.table.recent_steps[int(reached[-1]) + 1] if len(reached) else None
 
 
 def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Symptom:
-    last = _behind_without_gradient(run, look, chain[-1])
+    last = _last_without_gradient(run, look, chain[-1])
     usual = median_of(_gradient_rms(look, layer) for layer in others)
     zeros = all(look.numbers(name, "parameter_grad") is not None for layer in chain for name in layer.weights)
     what = "only zeros reach" if zeros else "no gradient reaches"
     where = chain[0].name if len(chain) == 1 else _from_to(chain)
-    elsewhere = f"elsewhere the gradient has an RMS of {usual:.2g}" if others else "nor any other layer"
+    elsewhere = f"elsewhere the gradient has an RMS of {usual:.2g}" if others else "nor those of any other layer"
     severity: Severity = "alarm" if others or run.losses.is_harmed else "note"
     return Symptom(
         last,
         f"{what} the weights of {where}; {elsewhere}",
-        f"look behind {last} for detach() or no_grad(), and for a layer whose output does not depend on its input",
+        f"look after {last} for detach() or no_grad(), and for a layer whose output does not depend on its input",
         severity,
         float(len(chain)),
         _gone_since(run, chain[-1]),
-        is_root=not zeros,  # a dead layer behind passes zeros: only a cut passes nothing
+        is_root=not zeros,  # a later dead layer passes zeros: only a cut passes nothing
     )
 
 
-def _behind_without_gradient(run: Run, look: Look, layer: Layer) -> str:
-    """The last of the layers without weights right behind this one that get no gradient either."""
+def _last_without_gradient(run: Run, look: Look, layer: Layer) -> str:
+    """Return the last of the layers without weights right after this one that get no gradient either."""
     if reaches(look.numbers(layer.name, "grad_output")):
         return layer.name
     name = layer.name
@@ -166,7 +169,7 @@ def _behind_without_gradient(run: Run, look: Look, layer: Layer) -> str:
 
 
 def not_updated(run: Run) -> Iterator[Symptom]:
-    """Weights that a gradient reaches and that do not move: in no optimizer, rate 0, or lost in rounding."""
+    """Report weights that a gradient reaches and that do not change: in no optimizer, rate 0, or lost in rounding."""
     look = run.now
     if look.overflowed:
         return
@@ -180,21 +183,25 @@ def not_updated(run: Run) -> Iterator[Symptom]:
         return
     stepped = [layer for layer in run.layers if stepped_weights(look, layer)]
     why_still = {layer.name: why for layer in stepped if (why := _why_still(run, look, layer))}
-    advice = "look at the learning rate of its group of parameters, and at the type of its weights"
+    advice = "check the learning rate of its parameter group, and the dtype of its weights"
     if len(stepped) > 2 and len(why_still) > WHOLE_MODEL_SHARE * len(stepped):
-        evidence = f"a gradient reaches {len(why_still)} layers that do not move: {next(iter(why_still.values()))}"
+        evidence = (
+            f"a gradient reaches {len(why_still)} layers whose weights do not change: {next(iter(why_still.values()))}"
+        )
         yield Symptom("", evidence, advice, "alarm")
         return
     for chain in _neighbours(stepped, why_still):
         why = why_still[chain[0].name]
         whose = "its weights" if len(chain) == 1 else f"the weights of {_from_to(chain)}"
-        evidence = f"a gradient reaches {whose}, and they do not move: {why}; {len(why_still)} of {len(stepped)} layers"
+        evidence = (
+            f"a gradient reaches {whose}, and they do not change: {why}; {len(why_still)} of {len(stepped)} layers"
+        )
         is_root = why.startswith(NO_RATE)
         yield Symptom(chain[0].name, evidence, advice, "alarm", float(len(chain)), is_root=is_root)
 
 
 def _neighbours(layers: Iterable[Layer], why: Mapping[str, str]) -> Iterator[list[Layer]]:
-    """Layers that follow each other in the order of execution and of which the same is said."""
+    """Yield chains of layers that follow each other in the order of execution and have the same reason."""
     for said, chain in itertools.groupby(layers, lambda layer: why.get(layer.name, "")):
         if said:
             yield list(chain)
@@ -207,13 +214,13 @@ def _from_to(chain: Sequence[Layer]) -> str:
 def _without_any_rate(run: Run) -> Iterator[Symptom]:
     # A warm-up starts at 0, and may stay there for a while.
     if run.seen > 2 * run.window and run.losses.is_stuck:
-        steps = f"steps {run.first.step if run.first else 0} to {run.now.step}"
-        evidence = f"the learning rate of every weight was 0 at all looks of {steps}; {run.losses.harm}"
-        yield Symptom("", evidence, "look at the learning rate and its schedule", "alarm", is_root=True)
+        steps = f"step {run.first.step if run.first else 0} to {run.now.step}"
+        evidence = f"the learning rate of every weight was 0 at all looks from {steps}; {run.losses.harm}"
+        yield Symptom("", evidence, "check the learning rate and its schedule", "alarm", is_root=True)
 
 
 def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
-    """Layers that a gradient reaches and whose weights no optimizer has stepped, and that did not move either."""
+    """Report layers that a gradient reaches, that no optimizer has stepped, and that did not move either."""
     if run.peak_rate.keys() >= run.arrays.trainable:
         return
     trained = [layer for layer in run.layers if layer.trainable - look.frozen and _is_reached(look, layer)]
@@ -221,8 +228,8 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
     # That weights do not move is seen at the second look, from where they were at the first.
     since = run.first.step if run.first is not None and run.seen == 2 else None
     if len(left) > 1 and len(left) == len(trained):
-        evidence = f"a gradient reaches all {len(left)} layers, and no optimizer moves any: they stay as they are"
-        advice = "look whether the optimizer was given the parameters of this model, not of a copy"
+        evidence = f"a gradient reaches all {len(left)} layers, but no optimizer updates any of them"
+        advice = "check whether the optimizer was given the parameters of this model, not of a copy"
         yield Symptom("", evidence, advice, "alarm", float(len(left)), since=since, is_root=True)
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
@@ -232,7 +239,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
             continue  # the one before it is named
         several = f"; the same is true of {len(left) - 1} other layers" if len(left) > 1 else ""
         evidence = (
-            f"a gradient comes to its output, and no optimizer holds its weights{several}; "
+            f"a gradient reaches its output, but no optimizer holds its weights{several}; "
             f"{len(trained) - len(left)} of {len(trained)} layers are in an optimizer"
         )
         advice = "give its parameters to the optimizer, or set requires_grad to False"
@@ -240,7 +247,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
 
 
 def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
-    """A few frozen layers between others of their kind that are trained: a backbone, or what has adapters, is none."""
+    """Report a few frozen layers between trained ones of their kind; not a backbone, nor a model with adapters."""
     if not (look.frozen or run.arrays.has_untrainable):
         return
     main = [layer for layer in run.layers if layer.has_matrix and run.has_run(layer)]
@@ -251,8 +258,8 @@ def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
     sides = ({layer.kind for layer in part if layer not in frozen} for part in (main[:at], main[at:]))
     if all(first.kind in kinds for kinds in sides):
         several = f", and those of {len(frozen) - 1} more" if len(frozen) > 1 else ""
-        evidence = f"its weights are frozen{several}; {len(main) - len(frozen)} layers before and behind are trained"
-        yield Symptom(first.name, evidence, "set requires_grad to True, unless it is meant to be so", is_root=True)
+        evidence = f"its weights are frozen{several}; {len(main) - len(frozen)} layers before and after it are trained"
+        yield Symptom(first.name, evidence, "set requires_grad to True, unless this is intended", is_root=True)
 
 
 def _is_frozen(look: Look, layer: Layer) -> bool:
@@ -265,12 +272,12 @@ def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
 
 
 def _is_reached(look: Look, layer: Layer) -> bool:
-    """Whether a gradient comes to the layer: that of a weight is measured only if an optimizer holds it."""
+    """Return True if a gradient reaches the layer; that of a weight is measured only if an optimizer holds it."""
     return reaches(look.numbers(layer.name, "grad_output")) or any(has_gradient(look, name) for name in layer.weights)
 
 
 def _why_still(run: Run, look: Look, layer: Layer) -> str:
-    """Why a layer's weights do not move though a gradient reaches them; "" if they move or have no gradient."""
+    """Return why the weights of a layer do not change though a gradient reaches them; "" if they do, or get none."""
     weights = main_weights(layer, [name for name in stepped_weights(look, layer) if has_gradient(look, name)])
     updates = [look.numbers(name, "parameter_update") for name in weights]
     if not weights or any(update is None or update.moments.rms != 0 or not update.moments.count for update in updates):
@@ -282,7 +289,7 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
         others = [stepped.rate for stepped in look.stepped.values() if stepped.rate]
         # A rate that was not 0 before has come to the end of its schedule.
         was_zero = not any(run.peak_rate[name] for name in weights)
-        return f"{NO_RATE}, that of others up to {max(others):.2g}" if others and was_zero else ""
+        return f"{NO_RATE}, while others go up to {max(others):.2g}" if others and was_zero else ""
     if is_done(run, layer):
         return ""
     parameter = look.numbers(weights[0], "parameter")

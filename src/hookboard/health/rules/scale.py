@@ -1,4 +1,4 @@
-"""`activation_scale`: activations that shrink or grow along depth, and layers out of line with their peers."""
+"""`activation_scale`: activations that shrink or grow along depth, layers out of line, norms and dropout."""
 
 import itertools
 import math
@@ -27,31 +27,32 @@ from hookboard.sites import Role
 DROPOUT_KINDS: frozenset[Kind] = frozenset({"dropout"})
 
 NORM_DEVIATION_MIN = 0.67
-"""Deviation of a batch norm's channels, as a multiple of its gain, up to which it is worth a note if half of the norms are
-outside. With the statistics of the batch it is 1, and less only where epsilon outweighs them."""
+"""Standard deviation of a batch norm's channels, as a multiple of its gain, below which it is worth a note if half of
+the norms are outside. With the statistics of the batch it is 1, and less only where epsilon outweighs them."""
 
 NORM_DEVIATION_MAX = 1.1
-"""Deviation of a batch norm's channels, as a multiple of its gain, from which it is worth a note in the same way."""
+"""Standard deviation of a batch norm's channels, as a multiple of its gain, above which it is worth a note in the same
+way."""
 
 NORM_DEVIATION_FACTOR_ALARM = 2.5
-"""Above this it is an alarm whatever the loss does."""
+"""Beyond this factor, up or down, it is an alarm whatever the loss does."""
 
 CONSTANT_CHANNEL_SHARE = 1e-3
-"""Channels that vary by less than this share of the one that varies most do not count: nothing comes in."""
+"""Channels that vary by less than this share of the one that varies most do not count: they have no input."""
 
 GAIN_SHARE_LOST = 0.2
-"""Share of their first size to which gains must fall. In healthy trainings of the benchmark's tuning half 0.64 is
-left of the one that falls most."""
+"""Share of their first size to which gains must fall. In healthy trainings of the benchmark's tuning half 0.64 is left
+of the one that falls most."""
 
 GAIN_LOSS_PER_STEP = 0.01
 """And by at least this share in each step: a weight decay of 5e-4 at a rate of 0.1 takes 0.00005 (a choice)."""
 
 DROPPED_SHARE_NOTE = 0.9
-"""The share of values that a dropout must drop to be worth a note: 0.5 is usual, 0.8 the most in use."""
+"""Share of values that a dropout must drop to be worth a note: 0.5 is usual, 0.8 the most in use."""
 
 
 def normalization(run: Run) -> Iterator[Symptom]:
-    """Batch norms that do not normalize, and the first dropout that leaves hardly anything."""
+    """Report batch norms that do not normalize, and the first dropout that leaves hardly anything."""
     if run.arrays.batch_norms:
         yield from _gains_lost(run)
         yield from _unnormalized(run)
@@ -63,7 +64,7 @@ def normalization(run: Run) -> Iterator[Symptom]:
 
 
 def _gains_lost(run: Run) -> Iterator[Symptom]:
-    """Gains that go towards 0, faster than any usual decay takes them there."""
+    """Report gains that go towards 0, faster than any usual decay takes them there."""
     gains = run.course("weight_rms")[run.arrays.batch_norms]
     is_known = gains[:, 0] > 0
     gains = gains[is_known]
@@ -79,11 +80,11 @@ def _gains_lost(run: Run) -> Iterator[Symptom]:
         return
     now = median_of((run.recent("weight_rms")[run.arrays.batch_norms, -1][is_known] / gains[:, 0]).tolist())
     evidence = (
-        f"the gains of batch norms went down to {left[lowest]:.2g} of what they were, in {steps[lowest] - steps[0]} "
-        f"steps, and are at {now:.2g} now: what they give, and the gradient that they pass on, goes down with them"
+        f"the gains of batch norms fell to {left[lowest]:.2g} of their first size in {steps[lowest] - steps[0]} "
+        f"steps, and are at {now:.2g} now: their outputs, and the gradients they pass on, shrink with them"
         f"{harm_of(run)}."
     )
-    advice = "Look at the weight decay: gains and biases want none."
+    advice = "Check the weight decay: leave gains and biases out of it."
     start = int(np.argmax(left < 1 / NORM_DEVIATION_MAX))
     first = run.layers[run.arrays.batch_norms[0]]
     size, since = fell / math.log(10), int(steps[start])
@@ -92,7 +93,7 @@ def _gains_lost(run: Run) -> Iterator[Symptom]:
 
 
 def takes_the_batch(run: Run, layer: Layer) -> bool:
-    """Whether a batch norm gives what the statistics of the batch make of it, as far as can be told."""
+    """Return True if the output of a batch norm fits the statistics of the batch, as far as can be told."""
     return bool(_is_usual(_normalized(run)[run.place(layer.name)]))
 
 
@@ -101,7 +102,7 @@ def _is_usual(share: np.ndarray) -> np.ndarray:
 
 
 def _normalized(run: Run) -> np.ndarray:
-    """The deviation of the channels of each layer, as a share of its gain, shape (layers,); NaN if it cannot be told.
+    """Return the deviation of the channels of each layer, as a share of its gain, shape (layers,); NaN if unknown.
 
     It says something of batch norms only.
     """
@@ -125,7 +126,7 @@ def _normalized(run: Run) -> np.ndarray:
 
 
 def _unnormalized(run: Run) -> Iterator[Symptom]:
-    """Batch norms whose outputs are not what the statistics of the batch give."""
+    """Report batch norms whose outputs do not fit the statistics of the batch."""
     norms = run.arrays.batch_norms
     shares = _normalized(run)[norms]
     is_known = ~np.isnan(shares)
@@ -142,9 +143,9 @@ def _unnormalized(run: Run) -> Iterator[Symptom]:
     severity: Severity = "alarm" if is_far else severity_of(run)
     evidence = (
         f"channels deviate by {min(found):.2g} to {max(found):.2g} times their gain in {len(off)} of {is_known.sum()} "
-        f"batch norms; normalized by the statistics of the batch it is 1 exactly: they use others{harm_of(run)}."
+        f"batch norms; with the statistics of the batch it is exactly 1, so they use others{harm_of(run)}."
     )
-    advice = "Look whether they are in evaluation mode while training, and whether their statistics fit the data."
+    advice = "Check whether they are in evaluation mode while training, and whether their statistics fit the data."
     size = max(abs(float(np.log10(share))) for share in found)
     yield Symptom(run.layers[norms[0]].name, evidence, advice, severity, size=size)
 
@@ -159,53 +160,54 @@ def _heavy_dropout(run: Run, place: int) -> Symptom | None:
     dropped = 1 - (output.moments.count - output.moments.zeros) / left if left else 0.0
     if not DROPPED_SHARE_NOTE <= dropped < 1:
         return None
-    evidence = f"it drops {100 * dropped:.0f} % of what it is given, and scales the rest by {1 / (1 - dropped):.2g}"
+    evidence = f"it drops {100 * dropped:.0f} % of its input, and scales the rest by {1 / (1 - dropped):.2g}"
     return Symptom(layer.name, f"{evidence}{harm_of(run)}.", "Lower its rate.", severity_of(run), size=dropped)
 
 
 PEER_LAYERS_MIN = 4
-"""Layers that are needed to say what is usual (a choice)."""
+"""Number of layers that are needed to say what is usual (a choice)."""
 
 LAYER_GAIN_DECADES = 1.3
-"""Powers of ten by which what a layer does to the scale must differ from what its peers do. Healthy trainings of the
-benchmark's tuning half reach 0.9."""
+"""Powers of ten by which a layer's gain (output over input) must differ from that of its peers. Healthy trainings of
+the benchmark's tuning half reach 0.9."""
 
 WEIGHT_GAIN_DECADES = 0.65
-"""Powers of ten by which its weights must differ too: otherwise what ran before it is not what goes in."""
+"""Powers of ten by which the gain of its weights must differ too: otherwise the layer that ran before it is not its
+input."""
 
 OUT_OF_LINE_Z = 5.0
 """Robust z-score from which a layer is out of line with its peers (a choice)."""
 
 PEER_SPREAD_FLOOR_DECADES = 0.2
-"""The least deviation between peers that is assumed, in powers of ten (a choice: 60 % from layer to layer)."""
+"""Floor of the deviation between peers, in powers of ten (a choice: 60 % from layer to layer)."""
 
 DEPTH_CHANGE_DECADES = 2.0
 """Powers of ten by which activations may shrink or grow from the first to the last layer. Healthy trainings of the
 benchmark's tuning half reach 1.4."""
 
 STEADY_LAYER_SHARE = 0.5
-"""Share of the change along depth that one layer may make, where it is steady (a choice)."""
+"""Share of the change along depth up to which a single layer may contribute, if the change is steady (a choice)."""
 
 FADING_DECADES = -4.0
-"""Powers of ten by which the weights of all layers together shrink a signal, without any norm, from which it is an alarm
+"""Powers of ten by which the weights of all layers together must scale a signal down, without any norm, for an alarm
 whatever the loss does (a choice)."""
 
 SWELLING_DECADES = 3.0
-"""Powers of ten by which they blow it up, from which it is worth a note (a choice)."""
+"""Powers of ten by which they must scale it up to be worth a note (a choice)."""
 
 FADING_DECADES_PER_LAYER = -0.6
-"""And by which each layer shrinks it, on average: PyTorch's own initialization loses 0.24."""
+"""And by which each layer must scale it down, on average: PyTorch's own initialization loses 0.24."""
 
 SWELLING_DECADES_PER_LAYER = 0.3
-"""And by which each layer blows it up, on average: He's initialization gains 0.15."""
+"""And by which each layer must scale it up, on average: He's initialization gains 0.15."""
 
 RECURRENT_NORM_MAX = 3.0
-"""L2 norm of the recurrent weights of a unit from which a recurrent layer feeds back more than it can hold: PyTorch
+"""L2 norm of a unit's recurrent weights from which the feedback of a recurrent layer grows without bounds: PyTorch
 begins with 0.58, trained layers of the benchmark's tuning half reach 1.4."""
 
 RECURRENT_RMS_MAX = 10.0
-"""RMS of the outputs of a recurrent layer, by itself and as a multiple of what goes in, from which it feeds back more
-than it can hold: with tanh it is 1 at most (a choice)."""
+"""RMS of the outputs of a recurrent layer, by itself and as a multiple of that of its input, from which its feedback
+grows without bounds: with tanh it is 1 at most (a choice)."""
 
 RECURRENT_KINDS: frozenset[Kind] = frozenset({"recurrent"})
 NORM_KINDS: frozenset[Kind] = frozenset({"norm"})
@@ -216,14 +218,14 @@ DRIFT_DECADES = 1.5
 """Powers of ten by which a layer may leave its own scale of the first looks (a choice: a factor of 30)."""
 
 MODEL_DRIFT_DECADES = 3.0
-"""Powers of ten by which most layers together exceed their own scale of the first looks where nothing holds the model
-any more: an alarm whatever the loss does. Healthy trainings of the benchmark's tuning half reach 1.0."""
+"""Powers of ten by which most layers together exceed their own scale of the first looks when the model has blown up: an
+alarm whatever the loss does. Healthy trainings of the benchmark's tuning half reach 1.0."""
 
 
 def _activation_scale(run: Run) -> Iterator[Symptom]:
     scales = scales_of(run)
     single = list(_out_of_line(run, scales, scales_of(run, at_start=True)))
-    # One layer that is out of line moves all behind it.
+    # One layer that is out of line moves all later ones.
     chain = [] if single else [*_along_weights(run, scales), *_along_depth(run, scales)][:1]
     said: set[str] = set()
     for symptom in (*single, *chain, *_recurrent(run), *normalization(run), *_drifted(run)):
@@ -233,7 +235,7 @@ def _activation_scale(run: Run) -> Iterator[Symptom]:
 
 
 def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Symptom]:
-    """Layers that scale what goes in by another factor than their peers, now or at the first look."""
+    """Report layers that scale their input by another factor than their peers, now or at the first look."""
     for seen, other in ((scales, None), (first, scales)):
         known = np.isfinite(seen.gains)
         if known.sum() < PEER_LAYERS_MIN:
@@ -254,16 +256,16 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Symptom]:
                 continue
             when = "" if other is None else " at the first look"
             evidence = (
-                f"its output has {factor(seen.gains[place])} times the RMS of what goes in{when} "
+                f"its output has {factor(seen.gains[place])} times the RMS of its input{when} "
                 f"({10 ** seen.log[place]:.2g}); usual here: {factor(float(np.median(others)))} times"
             )
             evidence += _initial(run, layer) if other is None else ", and its weights are still out of line"
-            advice = "Look at how the weights of this layer are initialized and scaled."
+            advice = "Check how the weights of this layer are initialized and scaled."
             yield Symptom(layer.name, f"{evidence}{_harm(run)}.", advice, _severity(run), size=abs(off))
 
 
 def _along_depth(run: Run, scales: Scales) -> Iterator[Symptom]:
-    """Activations that shrink or grow steadily from layer to layer."""
+    """Report activations that shrink or grow steadily from layer to layer."""
     count = len(scales.layers)
     if count <= PEER_LAYERS_MIN:
         return
@@ -280,8 +282,8 @@ def _along_depth(run: Run, scales: Scales) -> Iterator[Symptom]:
     layer = scales.layers[start]
     what = "shrinks" if step < 0 else "grows"
     evidence = (
-        f"from here the RMS of activations {what} in {count} layers from {10 ** scales.log[start]:.2g} to "
-        f"{10 ** scales.log[-1]:.2g}, {factor(step)} times in each layer{_initial(run, layer)}{_harm(run)}."
+        f"from here the RMS of activations {what} over {count} layers from {10 ** scales.log[start]:.2g} to "
+        f"{10 ** scales.log[-1]:.2g}, by a factor of {factor(step)} in each layer{_initial(run, layer)}{_harm(run)}."
     )
     yield Symptom(layer.name, evidence, _initialize(run), _severity(run), size=abs(change))
 
@@ -291,7 +293,7 @@ def _initialize(run: Run) -> str:
 
 
 def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
-    """Weights that let a signal fade or swell, though biases hide it; nothing normalizes it."""
+    """Report weights that make a signal fade or swell, though biases hide it, if nothing normalizes it."""
     if len(scales.layers) <= PEER_LAYERS_MIN or run.arrays.of_kind(NORM_KINDS).any():
         return
     whole = float(np.nansum(scales.weights))
@@ -301,16 +303,15 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
         or (whole >= SWELLING_DECADES and each >= SWELLING_DECADES_PER_LAYER)
     ):
         return
-    what = "keep" if whole < 0 else "blow a signal up to"
     evidence = (
-        f"the weights of {len(scales.layers)} layers {what} {factor(each)} times a signal in "
-        f"each, {factor(whole)} times in all, and nothing normalizes it{_harm(run)}."
+        f"the weights of {len(scales.layers)} layers scale a signal by a factor of {factor(each)} in "
+        f"each, {factor(whole)} in all, and nothing normalizes it{_harm(run)}."
     )
     yield Symptom("", evidence, _initialize(run), "alarm" if whole < 0 else _severity(run), size=abs(whole))
 
 
 def _recurrent(run: Run) -> Iterator[Symptom]:
-    """Recurrent layers that feed back more than they can hold."""
+    """Report recurrent layers whose feedback grows without bounds."""
     for layer in (run.layers[place] for place in np.flatnonzero(run.arrays.of_kind(RECURRENT_KINDS))):
         names = [name for name in layer.weights if "weight_hh" in name]
         norm = max((_norm(run.now, layer, name, "parameter") for name in names), default=0.0)
@@ -318,7 +319,7 @@ def _recurrent(run: Run) -> Iterator[Symptom]:
             yield from _blown_up(run, layer)
             continue
         evidence = (
-            f"the recurrent weights of a unit have an L2 norm of {norm:.2g}: what it feeds back grows with each step "
+            f"the recurrent weights of a unit have an L2 norm of {norm:.2g}: its feedback grows with each step "
             f"of a sequence; 0.6 to 1 is usual{_harm(run)}."
         )
         advice = "Initialize the recurrent weights as orthogonal matrices, and clip gradients."
@@ -330,7 +331,7 @@ def _recurrent(run: Run) -> Iterator[Symptom]:
 
 
 def _blown_up(run: Run, layer: Layer) -> Iterator[Symptom]:
-    """A recurrent layer without bounds, as one with ReLU: its weights are small, and what it gives is not."""
+    """Report an unbounded recurrent layer, such as one with ReLU, with large outputs from small weights."""
     output = run.now.numbers(layer.name, "output")
     before = run.layers[: run.place(layer.name)]
     given = next((reading for other in reversed(before) if (reading := run.now.numbers(other.name, "output"))), None)
@@ -340,8 +341,8 @@ def _blown_up(run: Run, layer: Layer) -> Iterator[Symptom]:
     if not output.moments.rms > RECURRENT_RMS_MAX * usual:
         return
     evidence = (
-        f"its output has an RMS of {output.moments.rms:.2g}, {output.moments.rms / usual:.2g} times that of what goes "
-        f"in: what it feeds back grows with each step of a sequence{_initial(run, layer)}{_harm(run)}."
+        f"its output has an RMS of {output.moments.rms:.2g}, {output.moments.rms / usual:.2g} times that of its "
+        f"input: its feedback grows with each step of a sequence{_initial(run, layer)}{_harm(run)}."
     )
     advice = "Initialize the recurrent weights smaller, or use tanh, an LSTM or a GRU; and clip gradients."
     yield Symptom(layer.name, evidence, advice, _severity(run), size=math.log10(output.moments.rms / usual))
@@ -353,7 +354,7 @@ def _norm(look: Look, layer: Layer, name: str, role: Role) -> float:
 
 
 def _drifted(run: Run) -> Iterator[Symptom]:
-    """The first layer that has left its own scale of the first looks."""
+    """Report the first layer that has left its own scale of the first looks."""
     if len(run.course_steps) < 2 * run.window:
         return
     history = run.course("activation_rms", run.window)
@@ -368,7 +369,7 @@ def _drifted(run: Run) -> Iterator[Symptom]:
     usual = median_of(moved.tolist())
     if usual >= MODEL_DRIFT_DECADES:
         evidence = f"the RMS of the outputs of most layers is {factor(usual)} times that at the start{_harm(run)}."
-        yield Symptom("", evidence, "Lower the learning rate, and look at the sign of the loss.", "alarm", size=usual)
+        yield Symptom("", evidence, "Lower the learning rate, and check the sign of the loss.", "alarm", size=usual)
         return
     # In a healthy training activations grow, in some layers more than in others.
     for place in np.flatnonzero((moved <= -DRIFT_DECADES) | (moved - max(usual, 0.0) >= DRIFT_DECADES)):
@@ -379,7 +380,7 @@ def _drifted(run: Run) -> Iterator[Symptom]:
             f"the RMS of its output went from {early[place]:.2g} in the first looks to {now[place]:.2g}; "
             f"usual here: {factor(usual)} times{_harm(run)}."
         )
-        advice = "Look at its learning rate and weight decay, and at its weights over time."
+        advice = "Check its learning rate and weight decay, and its weights over time."
         # What normalizes is to keep a scale.
         is_harm = layer.kind == "norm" and moved[place] < 0
         severity: Severity = "alarm" if is_harm else severity_of(run)
@@ -388,13 +389,13 @@ def _drifted(run: Run) -> Iterator[Symptom]:
 
 
 def _initial(run: Run, layer: Layer) -> str:
-    """Whether the scale was there at the first look, as the end of a clause."""
+    """Return the end of a clause that says whether the scale was there at the first look."""
     place = run.place(layer.name)
     first, now = run.course("activation_rms", 1)[place, 0], run.recent("activation_rms")[place, -1]
     if not (first > 0 and now > 0):
         return ""
     change = abs(math.log10(now / first))
-    return ", as it was initialized" if change < LAYER_GAIN_DECADES / 2 else f", after {first:.2g} at the first look"
+    return ", as initialized" if change < LAYER_GAIN_DECADES / 2 else f", after {first:.2g} at the first look"
 
 
 def _severity(run: Run) -> Severity:
@@ -403,7 +404,7 @@ def _severity(run: Run) -> Severity:
 
 def _harm(run: Run) -> str:
     if run.losses.starts_high and not run.losses.is_harmed:
-        return f"; the first loss was {run.losses.start:.3g}, that of chance is {run.losses.chance:.3g}"
+        return f"; the first loss was {run.losses.start:.3g}, where chance gives {run.losses.chance:.3g}"
     return harm_of(run)
 
 

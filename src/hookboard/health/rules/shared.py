@@ -1,4 +1,4 @@
-"""What several rules need: the layer before another one, the rows of a weight, robust numbers, severity."""
+"""Helpers of several rules: layers before another one, rows of a weight, gradients, scales, severity."""
 
 import math
 import re
@@ -18,19 +18,19 @@ from hookboard.recording import Numbers
 from hookboard.sites import Role
 
 WHOLE_MODEL_SHARE = 0.8
-"""What holds for this share of the layers is said once, of the whole model (a choice)."""
+"""What holds for this share of the layers is reported once, for the whole model (a choice)."""
 
 BOUNDED_KINDS: frozenset[Kind] = frozenset({"bounded"})
 UNBOUNDED_KINDS: frozenset[Kind] = frozenset({"rectifier", "smooth"})
 
 
 def activations_of(run: Run, kinds: frozenset[Kind]) -> list[str]:
-    """The types of those activations of some kinds that have run, each once; one that is a function is not seen."""
+    """Return the types of the activation modules of some kinds that have run, each once; functions are not seen."""
     return list(dict.fromkeys(layer.type for layer in run.layers if layer.kind in kinds and run.has_run(layer)))
 
 
 def initialization(run: Run) -> str:
-    """How the weights of a model begin that has these activations, as a clause of advice."""
+    """Return a clause of advice that names the usual initialization for the activations of this model."""
     kinds = {"He": UNBOUNDED_KINDS, "Xavier": BOUNDED_KINDS}
     found = {name: activations_of(run, of) for name, of in kinds.items()}
     which = ", ".join(f"{name} for {' and '.join(types)}" for name, types in found.items() if types)
@@ -38,7 +38,7 @@ def initialization(run: Run) -> str:
 
 
 def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
-    """The last layer with weights that runs before this one; with `units` of them, if given. None if there is none."""
+    """Return the last layer with weights (and `units` units, if given) that runs before this one, or None."""
     for other in reversed(run.layers[: run.place(layer.name)]):
         output = run.now.numbers(other.name, "output")
         has_units = units is None or (output is not None and output.channels is not None and output.width == units)
@@ -48,7 +48,7 @@ def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
 
 
 def weight_of(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | None:
-    """The rows of the weight that belong to every so many units of a layer.
+    """Return the rows of the weight that belong to every k-th unit of a layer.
 
     Args:
         run: the run.
@@ -66,7 +66,7 @@ def weight_of(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | No
 
 
 def unit_rows(reading: Numbers | None, shape: Sequence[int] | None, width: int, every: int) -> np.ndarray | None:
-    """The rows of every so many units in a reading of a weight of that shape, or of its gradient; see `weight_of`."""
+    """Return the rows of every k-th unit from a reading of a weight of this shape; see `weight_of`."""
     if reading is None or reading.channels is None or not shape or shape[0] != width:
         return None
     own = every_unit(shape)
@@ -77,7 +77,7 @@ def unit_rows(reading: Numbers | None, shape: Sequence[int] | None, width: int, 
 
 
 def counted(some: int, seen: int, what: str, sample_of: int | None) -> str:
-    """How many of those that were looked at, which are a sample of so many unless that is None.
+    """Return how many of those looked at are meant, in words; they may be a sample of a larger number.
 
     >>> counted(3, 8, "units", None), counted(412, 1024, "units", 14_336)
     ('3 of 8 units', '412 of the 1,024 units looked at, of 14,336')
@@ -88,12 +88,12 @@ def counted(some: int, seen: int, what: str, sample_of: int | None) -> str:
 
 
 def was_zero(run: Run, layer: Layer) -> bool:
-    """Whether all its weights with two or more dimensions, or all it has, were 0 before the first measured step."""
+    """Return True if all matrices of the layer (or all its weights) were 0 before the first measured step."""
     return bool(run.initial.began_at_zero[run.place(layer.name)])
 
 
 def factor(decades: float) -> str:
-    """A factor, of its logarithm to the base 10.
+    """Format a factor, given its logarithm to the base 10.
 
     >>> factor(2.4), factor(0.006)
     ('2.5e+02', '1.014')
@@ -103,17 +103,17 @@ def factor(decades: float) -> str:
 
 
 def severity_of(run: Run) -> Severity:
-    """An alarm if the loss shows harm, otherwise a note."""
+    """Return an alarm if the loss shows harm, otherwise a note."""
     return "alarm" if run.losses.is_harmed else "note"
 
 
 def harm_of(run: Run) -> str:
-    """What harm the loss shows, as the end of a sentence; "" if none."""
+    """Return the harm that the loss shows, as the end of a sentence; "" if none."""
     return f"; {run.losses.harm}" if run.losses.is_harmed else ""
 
 
 def is_one_of_several(run: Run, layer: Layer) -> bool:
-    """Whether a layer that has run has the same name but for a number, as the experts of a `ModuleList`."""
+    """Return True if a layer that has run has the same name but for a number, as the experts of a `ModuleList`."""
     pattern = re.compile(re.sub(r"\d+", r"\\d+", re.escape(layer.name)))
     return any(run.has_run(other) and pattern.fullmatch(other.name) for other in run.layers)
 
@@ -123,21 +123,21 @@ DONE_GRADIENT_SHARE = 1e-4
 
 
 def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
-    """Whether a weight is another than at a look before, `unknown` if not seen: in a GAN optimizers take turns."""
+    """Return True if a weight has changed since an earlier look; `unknown` if it was not measured then."""
     readings = [look.numbers(weight, "parameter") for look in run.looks]
     known = [(m.mean, m.deviation, m.min, m.max) for m in (r.moments for r in readings if r is not None)]
     return unknown if len(known) < 2 else any(numbers != known[-1] for numbers in known)
 
 
 def is_done(run: Run, layer: Layer) -> bool:
-    """Whether a layer has moved, and hardly any gradient is left of that at first: there is nothing more to learn."""
+    """Return True if a layer has moved and hardly any of its first gradient is left: it has nothing more to learn."""
     place = run.place(layer.name)
     first, now = run.course("weight_gradient_rms", 1)[place, 0], run.recent("weight_gradient_rms")[place, -1]
     return bool(now < DONE_GRADIENT_SHARE * first and (run.course("update_ratio")[place] > 0).any())
 
 
 def stepped_weights(look: Look, layer: Layer) -> list[str]:
-    """Its trainable weights with gradients of their own that an optimizer stepped at this look.
+    """Return the trainable weights of a layer, with gradients of their own, that an optimizer stepped at this look.
 
     A large embedding of which only some rows were measured is left out: the tokens of the batch may be in none of them.
     """
@@ -153,30 +153,30 @@ def _is_whole(look: Look, name: str, shape: Sequence[int]) -> bool:
 
 
 def main_weights(layer: Layer, names: Iterable[str]) -> list[str]:
-    """Of some of its weights those with two or more dimensions; all of them if there is none."""
+    """Return those of the given weights with two or more dimensions; all of them if there is none."""
     names = list(names)
     return [name for name in names if len(layer.shapes.get(name, ())) > 1] or names
 
 
 def has_gradient(look: Look, weight: str) -> bool:
-    """Whether a gradient that is not all 0 has reached a weight."""
+    """Return True if a gradient that is not all 0 has reached a weight."""
     return reaches(look.numbers(weight, "parameter_grad"))
 
 
 def gets_zeros(look: Look, layer: Layer) -> bool:
-    """Whether a gradient has come to all that a layer learns, and all of it is 0."""
+    """Return True if a gradient has reached all trainable weights of a layer, and all of it is 0."""
     gradients = [look.numbers(name, "parameter_grad") for name in layer.trainable]
     return bool(gradients) and not any(gradient is None or reaches(gradient) for gradient in gradients)
 
 
 def usual_gradient(run: Run) -> float:
-    """The median over the layers that a gradient reaches; NaN if there is none. Before a dead layer none arrives."""
+    """Return the median gradient (RMS) of the layers that a gradient reaches; NaN if there is none."""
     gradients = run.recent("weight_gradient_rms")[:, -1]
     return median_of(gradients[gradients > 0].tolist())
 
 
 def reaches(gradient: Numbers | None) -> bool:
-    """Whether a gradient is there and not all 0."""
+    """Return True if a gradient exists and is not all 0."""
     if gradient is None:
         return False
     moments = gradient.moments
@@ -190,7 +190,7 @@ WEIGHING_KINDS: frozenset[Kind] = frozenset({"linear", "conv"})
 
 @dataclass(frozen=True)
 class Scales:
-    """The scale of linear and convolutional layers at one look.
+    """The output scale of linear and convolutional layers at one look.
 
     Args:
         layers: those with an output that is not 0, in the order of execution.
@@ -205,7 +205,7 @@ class Scales:
     weights: np.ndarray
 
     def heaviness(self, layer: Layer) -> float:
-        """By how many powers of ten its weights scale more than those of the others; NaN if not known."""
+        """Return by how many powers of ten a layer's weights scale more than those of the others; NaN if unknown."""
         place = next((i for i, other in enumerate(self.layers) if other.name == layer.name), None)
         if place is None:
             return math.nan
@@ -213,7 +213,7 @@ class Scales:
 
 
 def scales_of(run: Run, at_start: bool = False) -> Scales:
-    """The scales at the latest look, or at the first.
+    """Return the scales at the latest look, or at the first one.
 
     Layers whose weights began at 0 are left out: they are to grow.
     """
@@ -229,7 +229,7 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
 
 
 def _weight_gains(run: Run) -> np.ndarray:
-    """The gain of the first weight of each layer that has one, see `weight_gain`; shape (layers,)."""
+    """Return the gain of the first weight of each layer that has one, see `weight_gain`; shape (layers,)."""
     rms, table = run.latest.rows("parameter").rms, run.arrays
     size = rms * np.sqrt(table.inputs)
     first = table.first_of_each((size > 0) & (rms < np.inf))
@@ -239,7 +239,7 @@ def _weight_gains(run: Run) -> np.ndarray:
 
 
 def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -> float:
-    """log10 of the factor by which a weight scales a signal of independent values: the L2 norm of a unit's weights."""
+    """Return log10 of a weight's gain for a signal of independent values: the L2 norm of a unit's weights."""
     reading, shape = look.numbers(name, role), layer.shapes[name]
     if len(shape) < 2 or reading is None or not reading.moments.count or not 0 < reading.moments.rms < math.inf:
         return math.nan
@@ -250,7 +250,7 @@ _MEAN = FIELDS.index("mean")
 
 
 def agreement_of(run: Run) -> float:
-    """The median cosine between the gradients of neighbouring looks; NaN if they have no channels.
+    """Return the median cosine between the gradients of consecutive looks; NaN if they have no channels.
 
     Of each weight the mean gradient of each channel is compared: a projection of the gradient.
     """

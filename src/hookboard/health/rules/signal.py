@@ -1,4 +1,4 @@
-"""`saturated`: bounded activations and gates at their ends, where they pass no gradient."""
+"""`saturated` and `collapsed`: activations at the ends of their range, and layers that answer all samples alike."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,16 +19,17 @@ SATURATED_SHARE_NOTE = 0.5
 """Share of saturated outputs from which it is a symptom (DeepDiagnosis)."""
 
 CHAIN_LAYERS_MIN = 3
-"""Number of hidden layers from which `CHAIN_SATURATED_SHARE_ALARM` is asked for (a choice)."""
+"""Number of hidden layers that `CHAIN_SATURATED_SHARE_ALARM` needs (a choice)."""
 
 CHAIN_SATURATED_SHARE_ALARM = 0.55
-"""Share that half of the hidden layers must reach from the first look on to be an alarm whatever the loss does. Healthy trainings of the benchmark's tuning half reach 0.47 in one layer."""
+"""Share of saturated outputs that half of the hidden layers must reach from the first look on to be an alarm whatever
+the loss does. Healthy trainings of the benchmark's tuning half reach 0.47 in one layer."""
 
 CHANCE_LOSS_TOLERANCE = 0.1
-"""How close to the loss of chance the first loss must be to be a cross entropy, as a share (a choice)."""
+"""Relative distance from the loss of chance up to which a first loss is taken for a cross entropy (a choice)."""
 
 SHUT_GATE_RATIO_NOTE = 0.02
-"""RMS of the output of an LSTM or GRU, as a share of that of its input (1 at most), under which its gates are shut (a
+"""RMS of the output of an LSTM or GRU, as a share of that of its input (1 at most), below which its gates are shut (a
 choice; it begins at about 0.1)."""
 
 SHUT_GATE_RATIO_ALARM = 1e-3
@@ -38,7 +39,7 @@ GATE_BIAS_SHUT = -4.0
 """A bias of a gate below this keeps it shut: a sigmoid gives 0.02 there."""
 
 GATE_BIAS_MEAN_NOTE = -0.5
-"""Mean of the biases of a recurrent layer under which one gate in four has such a bias (-4 / 4, with a margin)."""
+"""Mean of the biases of a recurrent layer below which one gate in four has such a bias (-4 / 4, with a margin)."""
 
 
 def _saturated(run: Run) -> Iterator[Symptom]:
@@ -69,7 +70,7 @@ def _saturated(run: Run) -> Iterator[Symptom]:
 
 
 def _share(run: Run, layer: Layer) -> float | None:
-    """The share of outputs at the ends of the range, or of units that stay at one end; the larger one."""
+    """Return the share of outputs at the ends of the range, or of units that stay at one end; the larger of the two."""
     share, reading = _share_at(run.now, layer), run.now.of(layer.name, "output")
     units = run.units(layer.name, looks=min(run.window, len(run.looks)))
     if share is None or reading is None or units is None:
@@ -82,7 +83,7 @@ def _share(run: Run, layer: Layer) -> float | None:
 
 
 def _share_at(look: Look | None, layer: Layer) -> float | None:
-    """The share of outputs at the ends of the range; without a histogram it is estimated from the deviation."""
+    """Return the share of outputs at the ends of the range; estimated from the deviation if there is no histogram."""
     reading = None if look is None else look.of(layer.name, "output")
     if reading is None or not reading.moments.count:
         return None
@@ -107,15 +108,17 @@ def _range(layer: Layer, reading: Reading) -> tuple[float, float]:
 
 def _symptom(run: Run, layer: Layer, share: float, others: list[float], severity: Severity) -> Symptom:
     source = source_of(run, layer)
-    usual = f"; of other layers of the kind {100 * min(others):.0f} to {100 * max(others):.0f} %" if others else ""
+    usual = f"; in other layers of this kind {100 * min(others):.0f} to {100 * max(others):.0f} %" if others else ""
     evidence = f"{100 * share:.0f} % of the outputs of {layer.name} ({layer.type}) lie at the ends of its range{usual}"
-    advice = "Make what goes in smaller: weights and bias at the start, the learning rate later; or normalize it."
+    advice = (
+        "Make its input smaller, through weights and bias at the start or the learning rate later; or normalize it."
+    )
     module = layer.name if source is None else source.name
     return Symptom(module, f"{evidence}{harm_of(run)}.", advice, severity, size=share)
 
 
 def _softmax_twice(run: Run, layer: Layer) -> Iterator[Symptom]:
-    """A softmax before a loss that takes one itself.
+    """Report a softmax before a loss that applies one itself.
 
     Two things tell it from the likelihood and from a squared error: the gradients of each sample add up to 0, and the
     first loss is that of chance.
@@ -131,19 +134,19 @@ def _softmax_twice(run: Run, layer: Layer) -> Iterator[Symptom]:
     if abs(gradient.moments.mean) > SOFTMAX_GRADIENT_MEAN_MAX * gradient.moments.rms:
         return
     evidence = (
-        f"the gradient of its answers adds up to 0 for each sample (its mean is {abs(gradient.moments.mean):.1g}, its "
-        f"RMS {gradient.moments.rms:.1g}): a softmax of the loss follows, which sees nothing beyond 0 to 1"
+        f"the gradient of its outputs adds up to 0 for each sample (its mean is {abs(gradient.moments.mean):.1g}, its "
+        f"RMS {gradient.moments.rms:.1g}): the loss applies a softmax again, to values from 0 to 1"
     )
-    advice = "Leave out this softmax: CrossEntropyLoss takes one itself."
+    advice = "Remove this softmax: CrossEntropyLoss applies one itself."
     yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, "alarm", size=1.0)
 
 
 def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
-    """LSTM and GRU give o * tanh(c), or a mean of tanh: within -1 and 1."""
+    """Report shut or saturated gates. LSTM and GRU give o * tanh(c), or a mean of tanh: from -1 to 1."""
     reading = run.now.of(layer.name, "output")
     if reading is None or not reading.moments.count:
         return
-    advice = "Look at how its biases and weights are initialized: gates want to begin half open."
+    advice = "Check how its biases and weights are initialized: gates should start half open."
     # Between -1 and 1 the mean of squares is the smaller one: absolute values are as large on average, or larger.
     if reading.moments.rms**2 >= END and reading.moments.max <= 1 and reading.moments.min >= -1:
         evidence = f"its outputs lie at the ends of their range: their RMS is {reading.moments.rms:.2g}"
@@ -152,7 +155,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
     rms = run.recent("activation_rms")[: run.place(layer.name), -1]
     given = next((min(1.0, value) for value in reversed(rms) if value > 0), 0.0)
     if reading.moments.rms < SHUT_GATE_RATIO_NOTE * given:
-        evidence = f"its output has an RMS of {reading.moments.rms:.2g}, what goes in {given:.2g}: its gates are shut"
+        evidence = f"its output has an RMS of {reading.moments.rms:.2g}, its input {given:.2g}: its gates are shut"
         severity: Severity = "alarm" if reading.moments.rms < SHUT_GATE_RATIO_ALARM * given else severity_of(run)
         yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
         return
@@ -173,16 +176,16 @@ SATURATED = Rule("saturated", _saturated)
 
 
 SPREAD_ALARM = 1e-3
-"""Spread over the samples, as a share of the RMS, under which a layer answers all alike. At the end of a classifier it
+"""Spread over the samples, as a share of the RMS, below which a layer answers all alike. At the end of a classifier it
 is an alarm whatever the loss does, after the first steps. Healthy ones of the benchmark's tuning half go down to 0.06,
-when they have learnt how frequent the classes are and nothing else."""
+when they have only learnt how frequent the classes are."""
 
 SPREAD_NOTE = 0.02
-"""Spread at the end of the model under which hardly anything is left of what tells samples apart: worth a note."""
+"""Spread at the end of the model below which hardly anything is left that tells samples apart: worth a note."""
 
 SPREAD_NONE = 1e-6
-"""Spread under which nothing at all is left of the samples: what reaches the end of the model like this is harm by
-itself. Rounding of float32 leaves 1e-7."""
+"""Spread below which nothing at all is left of the samples: harm by itself at the end of the model. Rounding of float32
+leaves 1e-7."""
 
 SPREAD_DIFFERENT = 0.05
 """Spread over the samples from which a layer tells them apart (a choice)."""
@@ -194,7 +197,7 @@ COLLAPSE_CAUSE_SHARE = 0.5
 """One layer is the cause if it accounts for this share of the fall, in powers of ten (a choice)."""
 
 VALUES_PER_UNIT_MIN = 8
-"""Values for each unit in one look that are needed to tell whether they differ (a choice)."""
+"""Number of values of each unit in one look that are needed to tell whether they differ (a choice)."""
 
 
 def _collapsed(run: Run) -> Iterator[Symptom]:
@@ -228,41 +231,41 @@ def _collapsed(run: Run) -> Iterator[Symptom]:
             yield Symptom(run.layers[place].name, evidence, COLLAPSED_ADVICE, "note", size=float(spread[before]))
 
 
-COLLAPSED_ADVICE = (
-    "Look at what this layer is given, and at its weights and its bias: what comes in does not matter to it."
-)
+COLLAPSED_ADVICE = "Check the input of this layer, its weights and its bias: its output hardly depends on its input."
 
 
 def _at_the_end(run: Run, layers: list[Layer], course: np.ndarray) -> Symptom:
-    """The model answers all samples alike. Where that begins: at the layer that makes most of it, if one does."""
+    """Report that the model answers all samples alike, at the layer that causes most of it, if one does."""
     log = np.log10(np.maximum(course, np.finfo(np.float32).tiny))
     top = int(np.flatnonzero(course >= SPREAD_CLEAR)[-1])
-    # The level that is not exceeded any more behind each layer.
+    # The level that is not exceeded any more after each layer.
     level = np.maximum.accumulate(log[top:][::-1])[::-1]
     steps = -np.diff(level)
     worst = int(np.argmax(steps))
     is_sudden = steps[worst] >= COLLAPSE_CAUSE_SHARE * steps.sum()
     evidence = (
-        f"what the model answers differs between samples by {course[-1]:.1g} of its RMS, "
-        f"what {layers[top].name} gives by {course[top]:.2g}"
+        f"the model's outputs differ between samples by {course[-1]:.1g} of their RMS, "
+        f"those of {layers[top].name} by {course[top]:.2g}"
     )
     if is_sudden:
-        evidence += f"; it is lost in this layer, behind which it is {course[top + worst + 1]:.1g}"
+        evidence += f"; the difference is lost in this layer, after which it is {course[top + worst + 1]:.1g}"
     else:
-        evidence += f"; it fades over {len(steps)} layers"
+        evidence += f"; the difference fades over {len(steps)} layers"
     # Numbers to be hit may differ by a thousandth of their size.
     is_classifier = run.losses.chance is not None
     is_hard = course[-1] < SPREAD_NONE or (course[-1] < SPREAD_ALARM and run.losses.is_known and is_classifier)
     severity: Severity = "alarm" if is_hard else severity_of(run)
     name = layers[top + worst + 1].name if is_sudden else ""
     advice = (
-        COLLAPSED_ADVICE if is_sudden else "Look for missing shortcuts, a rate that is too high, and how weights begin."
+        COLLAPSED_ADVICE
+        if is_sudden
+        else "Check for missing shortcuts, a learning rate that is too high, and the initialization."
     )
     return Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-log[-1]))
 
 
 def _answer(run: Run) -> np.ndarray:
-    """Which layers give enough values to compare, of two channels or more: a single number may lie far from 0."""
+    """Return which layers give enough values to compare, of at least two channels."""
     outputs = run.latest.rows("output")
     channels = np.zeros(len(run.layers))
     channels[outputs.units.places] = outputs.units.widths

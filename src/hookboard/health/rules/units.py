@@ -1,4 +1,4 @@
-"""`dead_units`: units and channels that no sample activates."""
+"""`dead_units` and `symmetric_units`: units that no sample activates, and units that are copies of each other."""
 
 import math
 from collections import Counter
@@ -58,14 +58,14 @@ class Dead:
 
     @property
     def in_words(self) -> str:
-        """How many of how many units are dead."""
+        """How many of how many units are dead, in words."""
         return counted(self.dead, self.units, "units", self.width if self.is_sample else None)
 
 
 def dead_of(
     at: Layer, source: Layer, dead: np.ndarray, counts: np.ndarray, since: np.ndarray, width: int
 ) -> Dead | None:
-    """The dead units of a layer; None if no unit counts.
+    """Return the dead units of a layer; None if no unit counts.
 
     Args:
         at: see `Dead`, as `source` and `width`.
@@ -81,13 +81,13 @@ def dead_of(
 
 
 def is_finite(run: Run, layer: Layer) -> bool:
-    """Whether the layer gave an output at this look, and all of it is finite."""
+    """Return True if the layer gave an output at this look, and all of it is finite."""
     output = run.now.numbers(layer.name, "output")
     return output is not None and not output.moments.nonfinite
 
 
 def has_no_weights(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | None:
-    """Which of every so many units have only zeros as weights, as after pruning; None if that was not measured.
+    """Return which of every k-th unit have only zeros as weights, as after pruning; None if that was not measured.
 
     Of a norm, the weights of the layer before it count.
     """
@@ -100,19 +100,19 @@ def has_no_weights(run: Run, layer: Layer, width: int, every: int) -> np.ndarray
 
 
 def has_its_own_activation(run: Run, layer: Layer) -> bool:
-    """Whether the layer that runs next is an activation that tells by itself which of these units are dead."""
-    behind = next(iter(run.layers[run.place(layer.name) + 1 :]), None)
-    if behind is None or behind.kind not in ("rectifier", "bounded"):
+    """Return True if the next layer is an activation module that shows by itself which of these units are dead."""
+    following = next(iter(run.layers[run.place(layer.name) + 1 :]), None)
+    if following is None or following.kind not in ("rectifier", "bounded"):
         return False
-    mine, activated = (run.now.numbers(each.name, "output") for each in (layer, behind))
-    if behind.kind == "bounded" or mine is None or activated is None:
+    mine, activated = (run.now.numbers(each.name, "output") for each in (layer, following))
+    if following.kind == "bounded" or mine is None or activated is None:
         return True
     # A rectifier that several layers share, as in torchvision's ResNets, has seen more than this one.
     return mine.moments.count >= activated.moments.count
 
 
 def is_used(run: Run, layer: Layer, units: int) -> bool:
-    """Whether a layer that runs later takes so many units: those of a head are silent where a class never comes."""
+    """Return True if a later layer takes this many inputs; units of a head are silent where a class never occurs."""
     later = [(other, shape) for other in run.layers[run.place(layer.name) + 1 :] for shape in other.shapes.values()]
     if any(shape == (units,) and other.kind == "norm" for other, shape in later):
         return True
@@ -125,46 +125,47 @@ DEAD_SHARE_ALARM = 0.9
 layer of 16 channels still learns the digits as well as any (seen on the benchmark's tuning half)."""
 
 DEAD_SHARE_ALARM_IF_HARMED = 0.75
-"""Share of dead units that is an alarm if the loss shows harm. Deep in a net where hardly anything arrives, units are
-on or off for all samples, by chance: up to 55 % are off in trainings that are just slow (seen on the tuning half)."""
+"""Share of dead units that is an alarm if the loss shows harm. Deep in a net where hardly any signal arrives, units are
+on or off for all samples by chance: up to 55 % are off in trainings that are merely slow (seen on the tuning half)."""
 
 DEAD_SHARE_ONSET = 0.5
-"""A dead layer counts as dead from the step at which this share of its units was (a choice)."""
+"""A dead layer counts as dead from the step at which this share of its units was dead (a choice)."""
 
 DEAD_SHARE_NOTE = 0.25
 """Share of dead units that is worth a note. A healthy net of narrow layers starts with 5 to 20 % (seen on the tuning
 half)."""
 
 SILENT_VALUES_MIN = 128
-"""Values that a unit must have given, all silent, before it is dead: a unit that one sample in 50 activates is silent
-for this many in 8 of 100 cases (a choice)."""
+"""Number of values that a unit must have given, all silent, before it counts as dead: a unit that one sample in 50
+activates is silent for this many in 8 of 100 cases (a choice)."""
 
 SILENT_VALUES_MIN_WHOLE_LAYER = 32
-"""The same where all units of a layer are silent: not each of them by chance, as one may be (a choice)."""
+"""The same where all units of a layer are silent: that does not happen by chance as easily (a choice)."""
 
 DEAD_UNITS_MIN = 2
-"""How many units of a layer must be dead for it to be named (a choice)."""
+"""Number of dead units from which a layer is reported (a choice)."""
 
 LAYER_UNITS_MIN = 4
-"""Units that a layer needs for a share of its units to say something (a choice)."""
+"""Number of units from which a share of them says something (a choice)."""
 
 ARRIVING_GRADIENT_RATIO = 1e-4
-"""A gradient under this share of what is usual in the model does not arrive, where the pre-activation is `DEEP_PREACTIVATION`: after
-GELU at -5 it is 1e-5 of the usual. Elsewhere it must be 0 but for rounding, as after ReLU."""
+"""A gradient below this share of the model's usual one does not arrive, where the pre-activation is below
+`DEEP_PREACTIVATION`: after GELU at -5 it is 1e-5 of the usual. Elsewhere it must be 0 but for rounding, as after ReLU.
+"""
 
 ZERO_GRADIENT_RATIO = 1e-12
-"""The share of the usual that counts as 0."""
+"""Share of the model's usual gradient that counts as 0."""
 
 DEEP_PREACTIVATION = -3.0
-"""Where GELU and SiLU give almost nothing."""
+"""Pre-activation at which GELU and SiLU give almost nothing."""
 
 FAINT_INPUT_SPREAD = 0.02
-"""Spread over the samples, as a share of the RMS, of what goes into a layer, under which a unit is on or off for nearly
-all samples, by chance (a choice: so small a share of its range decides)."""
+"""Spread of a layer's input over the samples, as a share of its RMS, below which a unit is on or off for nearly all
+samples, by chance (a choice)."""
 
 CONSTANT_INPUT_SPREAD = 1e-5
-"""Spread over the samples, as a share of the RMS, under which a layer is given a constant: something before it is
-dead, and half of its own units are negative by chance. Rounding of float32 leaves 1e-7."""
+"""Spread over the samples, as a share of the RMS, below which a layer is given a constant: something before it is dead,
+and half of its own units are negative by chance. Rounding of float32 leaves 1e-7."""
 
 
 def _dead_units(run: Run) -> Iterator[Symptom]:
@@ -173,7 +174,7 @@ def _dead_units(run: Run) -> Iterator[Symptom]:
     if not silent:
         return
     layers = [layer for layer in run.layers if layer.name in silent]
-    exact = [dead for layer in layers if layer.kind in SILENT_AT_ZERO_KINDS and (dead := _dead_behind(run, layer))]
+    exact = [dead for layer in layers if layer.kind in SILENT_AT_ZERO_KINDS and (dead := _dead_after(run, layer))]
     named = {dead.source.name for dead in exact if dead.share > DEAD_SHARE_NOTE}
     others = [layer for layer in layers if layer.kind not in SILENT_AT_ZERO_KINDS and layer.name not in named]
     called = [dead for layer in others if (dead := _dead_before_a_function(run, layer))]
@@ -194,17 +195,17 @@ def _dead_units(run: Run) -> Iterator[Symptom]:
 
 
 def _usual(run: Run, dead: Dead) -> list[float]:
-    """The shares of dead units in other layers of the kind: in other rectifiers, or before other functions."""
+    """Return the shares of dead units in other layers of this kind: in other rectifiers, or before other functions."""
     if dead.at.kind in SILENT_AT_ZERO_KINDS:
         alike = [layer for layer in run.layers if layer.kind == dead.at.kind]
-        exact = [other for layer in alike if (other := _dead_behind(run, layer))]
+        exact = [other for layer in alike if (other := _dead_after(run, layer))]
         return [other.share for other in exact if other.source is not dead.source]
     silences = [run.silence[layer.name] for layer in run.peers(dead.at) if layer.name in run.silence]
     return [float(_lasting(run, silence).mean()) for silence in silences]
 
 
 def _is_given_a_constant(run: Run, dead: Dead) -> bool:
-    """Whether a dead layer gives, or is given, all but the same for all samples: then the cause lies before it."""
+    """Return True if a dead layer has nearly the same input or output for all samples: the cause lies before it."""
     place = run.place(dead.source.name)
     if place and run.recent("sample_spread")[place - 1, -1] < FAINT_INPUT_SPREAD:
         return True
@@ -232,16 +233,16 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     if dead.at.kind in SILENT_AT_ZERO_KINDS:
         what = f"{whole} gave 0 at every look {when}"
     else:
-        what = f"{whole} gave nothing above 0 at any look {when}, and no gradient reaches them: the activation behind "
-        what += "them is closed"
-    others = f"; of other layers of the kind {_range(usual)} are dead" if usual else ""
+        what = f"{whole} gave nothing above 0 at any look {when}, and no gradient reaches them: the activation after "
+        what += "them passes nothing on"
+    others = f"; in other layers of this kind {_range(usual)} are dead" if usual else ""
     first = run.first.step if run.first is not None else 0
     if dead.at.kind == "dropout":
         advice = "Lower the rate of this dropout."
     elif onset <= first:
-        advice = "Look at how this layer is initialized, its bias first; then at the scale of what goes in."
+        advice = "Check how this layer is initialized, its bias first; then the scale of its input."
     else:
-        advice = f"Lower the learning rate or warm it up, and look at this layer's updates just before step {onset}."
+        advice = f"Lower the learning rate or warm it up, and check this layer's updates just before step {onset}."
     is_hard = dead.share >= DEAD_SHARE_ALARM
     return Symptom(
         dead.source.name, f"{what}{others}.", advice, severity, size=dead.share, since=since, is_hard=is_hard
@@ -249,7 +250,7 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
 
 
 def _range(shares: Iterable[float]) -> str:
-    """The least and the largest of some shares in percent.
+    """Format the smallest and the largest of some shares in percent.
 
     >>> _range([0.4, 0.05]), _range([0.0, 0.001])
     ('5 to 40 %', '0 %')
@@ -258,8 +259,8 @@ def _range(shares: Iterable[float]) -> str:
     return " to ".join(dict.fromkeys([percent[0], percent[-1]])) + " %"
 
 
-def _dead_behind(run: Run, layer: Layer) -> Dead | None:
-    """The dead units of a rectifier, or of a dropout that drops everything."""
+def _dead_after(run: Run, layer: Layer) -> Dead | None:
+    """Return the dead units of a rectifier, or of a dropout that drops everything."""
     silence = run.silence.get(layer.name)
     if silence is None or not is_finite(run, layer):
         return None
@@ -279,7 +280,7 @@ def _dead_behind(run: Run, layer: Layer) -> Dead | None:
 
 
 def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
-    """The units whose pre-activations never exceed 0 and that no gradient reaches."""
+    """Return the units whose pre-activations never exceed 0 and that no gradient reaches."""
     silence = run.silence.get(layer.name)
     if silence is None or len(silence.looks) < LAYER_UNITS_MIN or not is_finite(run, layer):
         return None
@@ -307,12 +308,12 @@ def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
 
 
 def _looks(run: Run) -> int:
-    """Looks for which a unit is silent before it counts; the judge waits for a window more."""
+    """Return for how many looks a unit must be silent before it counts; the judge waits for a window more."""
     return max(2, run.window // 2)
 
 
 def _lasting(run: Run, silence: Silence) -> np.ndarray:
-    """Which units are dead, shape (units,). Where all of a layer are silent, each needs fewer values to say so."""
+    """Return which units are dead, shape (units,). Where a whole layer is silent, fewer values are needed."""
     dead, all_of_them = (
         silence.lasting(_looks(run), SILENT_VALUES_MIN),
         silence.lasting(_looks(run), SILENT_VALUES_MIN_WHOLE_LAYER),
@@ -321,7 +322,7 @@ def _lasting(run: Run, silence: Silence) -> np.ndarray:
 
 
 def _gets_no_gradient(run: Run, layer: Layer, weight: str) -> np.ndarray | None:
-    """Of which units the weight gets no gradient in any of the looks, shape (units,); None if that cannot be told."""
+    """Return for which units the weight gets no gradient at any look, shape (units,); None if unknown."""
     usual = usual_gradient(run)
     rows = run.units(weight, "parameter_grad", _looks(run))
     if rows is None or not usual > 0:
@@ -346,14 +347,14 @@ TWIN_SHARE_ALARM = 0.5
 """Share of units with a twin above which it is an alarm: the layer is worth less than half of its size (a choice)."""
 
 CONSTANT_WEIGHT_UNITS_MIN = 4
-"""Units that a layer must have for a constant weight to be an alarm whatever the loss does (a choice)."""
+"""Number of units from which a constant weight is an alarm whatever the loss does (a choice)."""
 
 PARTED_SHARE = 0.5
-"""Units that began as one have parted where they differ by this share of what independent random weights of their size
-do (a choice)."""
+"""Units that began identical have diverged where they differ by this share of what independent random weights of their
+size do (a choice)."""
 
 TWIN_WEIGHT_TOLERANCE = 1e-5
-"""Two units have the same weights if no number of theirs differs by more than this share of its size: about 100
+"""Two units have the same weights if none of their numbers differs by more than this share of its size: about 100
 roundings of float32."""
 
 TWIN_GRADIENT_TOLERANCE = 1e-3
@@ -361,17 +362,18 @@ TWIN_GRADIENT_TOLERANCE = 1e-3
 
 
 def _symmetric_units(run: Run) -> Iterator[Symptom]:
-    """The first layer of each severity: where all weights are alike, all layers are sick."""
+    """Report the first layer of each severity: where all weights are alike, all layers show the symptom."""
     found = [symptom for place in _suspects(run) if (symptom := _in_layer(run, run.layers[place]))]
     for severity in ("alarm", "note"):
         several = [symptom for symptom in found if symptom.severity == severity]
         if several:
-            others = f" The same in {len(several) - 1} layers behind it." if len(several) > 1 else ""
+            noun = "layer" if len(several) == 2 else "layers"
+            others = f" The same is true of {len(several) - 1} later {noun}." if len(several) > 1 else ""
             yield replace(several[0], evidence=several[0].evidence + others)
 
 
 def _suspects(run: Run) -> list[int]:
-    """The places of all layers whose weights may have twins, or were constant at first: hardly any is looked at."""
+    """Return the places of all layers whose weights may have twins, or were constant at first: hardly any."""
     table, weights = run.arrays, run.latest.rows("parameter").units
     is_judged = (table.is_trainable & ~table.of_kind(MAY_BE_EQUAL_KINDS)[table.owner])[weights.places]
     is_suspect = np.zeros(len(table.weights), dtype=bool)
@@ -383,7 +385,7 @@ def _suspects(run: Run) -> list[int]:
 
 
 def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
-    """The numbers of the weights with units of which each number is close to that of another unit, as twins' are.
+    """Return the weights some of whose units have all numbers close to those of another unit, as twins do.
 
     Twins differ by less than two roundings of the largest number there is.
 
@@ -423,7 +425,7 @@ def _in_layer(run: Run, layer: Layer) -> Symptom | None:
 
 
 def _constant_at_first(run: Run, name: str, units: int) -> float | None:
-    """The value that all elements of a weight had before the first measured step; None if they differed, or were 0."""
+    """Return the value that all elements of a weight had before the first step; None if they differed, or were 0."""
     before = None if run.first is None else run.first.numbers(name, "parameter_before")
     if before is None or before.moments.count < 2 * units or not before.moments.mean:
         return None
@@ -435,8 +437,8 @@ def _constant_symptom(run: Run, layer: Layer, name: str, value: float) -> Sympto
     course = [(look.step, _parted(look, name)) for look in (run.first or run.now, *run.looks)]
     now = course[-1][1]
     evidence = (
-        f"all elements of {name} were {value:.3g} at the start: its units begin as one, and take long to part; now "
-        f"they differ by {100 * now:.2g} % of what random ones do"
+        f"all elements of {name} were {value:.3g} at the start: its units start out identical and are slow to "
+        f"diverge; now they differ by {100 * now:.2g} % of what random ones would"
     )
     until = (
         max(step for step, share in course if step == course[0][0] or share < PARTED_SHARE)
@@ -454,7 +456,7 @@ def _constant_symptom(run: Run, layer: Layer, name: str, value: float) -> Sympto
 
 
 def _parted(look: Look, name: str) -> float:
-    """How much the units of a weight differ, as a share of what independent random ones do; NaN if not measured.
+    """Return how much the units of a weight differ, as a share of what independent random ones do; NaN if not measured.
 
     The means of n such elements deviate by a share of 1 / sqrt(n) of the size of one.
     """
@@ -466,7 +468,7 @@ def _parted(look: Look, name: str) -> float:
 
 
 def _twins(weights: np.ndarray, gradients: np.ndarray) -> int:
-    """How many units have the weights and the gradient of another unit.
+    """Return how many units have the weights and the gradient of another unit.
 
     Units without any weight count only where the whole layer has none: single ones are pruned.
     """
@@ -485,7 +487,7 @@ def _twins(weights: np.ndarray, gradients: np.ndarray) -> int:
 
 
 def _rounded(rows: np.ndarray, share: float) -> np.ndarray:
-    """The numbers of each unit in units of a share of its own size, and that size as a power of ten."""
+    """Return the numbers of each unit in multiples of a share of its own size, and that size as a power of ten."""
     size = np.abs(rows).max(axis=1, keepdims=True)
     decade = np.floor(np.log10(size, where=size > 0, out=np.full_like(size, -300.0)))
     return np.hstack([np.round(rows / (share * 10.0**decade)), decade])
@@ -494,8 +496,8 @@ def _rounded(rows: np.ndarray, share: float) -> np.ndarray:
 def _symmetric_symptom(layer: Layer, name: str, twins: int, units: int) -> Symptom:
     share, width = twins / units, layer.shapes[name][0] if name in layer.shapes else units
     evidence = (
-        f"{counted(twins, units, 'units', width if units < width else None)} of {name} have the weights and the "
-        f"gradient of another unit, so they stay equal; units of other layers differ."
+        f"{counted(twins, units, 'units', width if units < width else None)} of {name} have the same weights and "
+        f"gradient as another unit, so they stay identical; units of other layers differ."
     )
     return Symptom(layer.name, evidence, SYMMETRY_ADVICE, "alarm" if share > TWIN_SHARE_ALARM else "note", size=share)
 

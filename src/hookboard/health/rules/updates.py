@@ -1,4 +1,4 @@
-"""`update_too_large`: steps that move the weights too far."""
+"""`update_too_large` and `update_too_small`: how far a step moves the weights, relative to their size."""
 
 import math
 from collections.abc import Iterator
@@ -13,32 +13,33 @@ from hookboard.health.run import RateJump, Run
 from hookboard.layers import Layer
 
 UPDATE_RATIO_LARGE = 0.1
-"""Updates are large if their median over the layers, relative to the weights, is above this for a window
-(DeepDiagnosis, TheDeepChecker)."""
+"""Update ratio above which steps are large, as the median over the layers, for a window (DeepDiagnosis,
+TheDeepChecker)."""
 
 FIRST_UPDATE_RATIO_LARGE = 0.3
-"""Or if it is above this in the first step: Adam then comes to 0.1 in narrow layers (seen on the benchmark's tuning
-half), and weights that have grown by the next look hide it."""
+"""The same for the first step: Adam then comes to 0.1 in narrow layers (seen on the benchmark's tuning half), and
+weights that have grown by the next look hide it."""
 
 FIRST_UPDATE_RATIO_OVERWRITES = 0.5
-"""In the first step it is a defect whatever the loss does: little is left of the initialization. Healthy trainings of
-the benchmark's tuning half reach 0.14 (RMSprop, whose first step is the largest)."""
+"""Update ratio of the first step that is a defect whatever the loss does: little is left of the initialization. Healthy
+trainings of the benchmark's tuning half reach 0.14 (RMSprop, whose first step is the largest)."""
 
 LOSS_LEAP_FACTOR = 2.0
-"""Or if the first step is `UPDATE_RATIO_LARGE` and one of the next losses this many times the first one, and that of chance: healthy
-trainings whose loss leaps begin trained, and move by 0.005 (seen on the benchmark's tuning half)."""
+"""The loss leaps if after a first step above `UPDATE_RATIO_LARGE` it is this many times the first one, and that of
+chance: healthy trainings whose loss leaps were trained before, and move by 0.005 (seen on the benchmark's tuning half).
+"""
 
 WEIGHT_GROWTH_ALARM = 30.0
-"""Or if most weights have become this many times as large as at the first look: that is no training any more, whatever
-the loss does. In healthy trainings of the benchmark's tuning half no weight grows by more than 4.2."""
+"""Growth of most weights since the first look that is an alarm whatever the loss does. In healthy trainings of the
+benchmark's tuning half no weight grows by more than 4.2."""
 
 USUAL_WEIGHT_NORM_MIN = 0.1
-"""Only weights count for this that began with an L2 norm of a unit of at least so much: what begins near 0 is to grow
+"""L2 norm of a unit's weights at the start from which a weight counts for this: what begins near 0 is supposed to grow
 (PyTorch's own initialization gives 0.58)."""
 
 SUMMED_GRADIENT_COSINE = 0.9
-"""Cosine of gradients that are all but the same: that of a sum and the next one. In healthy runs it is below 0.6 (seen
-on the benchmark's tuning half)."""
+"""Cosine of gradients that are nearly identical, as that of a sum and the next one. In healthy runs it is below 0.6
+(seen on the benchmark's tuning half)."""
 
 SUMMED_GRADIENT_GROWTH = 3.0
 """And they must be this many times as large as at the start: a sum grows."""
@@ -47,15 +48,16 @@ SUMMED_GRADIENT_GROWTH_UNHARMED = 5.0
 """`SUMMED_GRADIENT_GROWTH` where the loss shows no harm, and does not fall either."""
 
 SUMMED_GRADIENT_COSINE_UNHARMED = 0.95
-"""`SUMMED_GRADIENT_COSINE` where the loss shows no harm, and does not fall either. Healthy trainings of the benchmark's tuning half
-whose gradients grow reach a cosine of 0.87."""
+"""`SUMMED_GRADIENT_COSINE` where the loss shows no harm, and does not fall either. Healthy trainings of the benchmark's
+tuning half whose gradients grow reach a cosine of 0.87."""
 
 LAYER_UPDATE_FACTOR_LARGE = 30.0
-"""A layer's updates are large if they are above `UPDATE_RATIO_LARGE`, and this many times the median of the others."""
+"""A single layer's updates are large if they are above `UPDATE_RATIO_LARGE`, and this many times the median of the
+others."""
 
 
 def update_too_large(run: Run) -> Iterator[Symptom]:
-    """Steps that are large for the weights, before the loss took harm from them.
+    """Report steps that were large for the weights, before the loss took harm.
 
     They may be over when the harm shows: a network that they have killed no longer moves. So the whole run is looked
     at, but only while there is harm, or if the very first step has overwritten the weights, or if they have grown out
@@ -101,13 +103,13 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
         if start is not None and not _was_zero(run, run.layers[place]):
             moves, until = _moves("its weights", "of their size", steps, row, is_large)
             evidence = f"{moves}; usual here: {whole[-1]:.1g}{harm_of(run)}"
-            advice = "lower the learning rate of its group of parameters"
+            advice = "lower the learning rate of its parameter group"
             since, size = int(steps[start]), float(row[start])
             yield Symptom(run.layers[place].name, evidence, advice, "alarm", size, since, until=until)
 
 
 def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """How far steps moved some layers, over the whole run up to the latest look.
+    """Return how far steps moved some layers, over the whole run up to the latest look.
 
     Returns:
         The steps of the looks that show it, shape (looks,), and the update ratios, shape (layers, looks); NaN where
@@ -123,7 +125,7 @@ def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _moves(whose: str, of: str, steps: np.ndarray, moved: np.ndarray, is_large: np.ndarray) -> tuple[str, int | None]:
-    """How far a step moves weights, or how far it did while that was too far, and when that was over.
+    """Describe how far a step moves weights, or how far it did while that was too far, and when that ended.
 
     Args:
         whose: the weights.
@@ -148,12 +150,12 @@ def _jumped(run: Run, jump: RateJump) -> Symptom:
         f"the learning rate rose from {jump.before:.2g} to {jump.after:.2g} between steps {jump.step} and {jump.seen}, "
         f"and is {_rate(run):.2g} now{harm_of(run)}"
     )
-    advice = "look at the schedule, and lower the learning rate"
+    advice = "check the schedule, and lower the learning rate"
     return Symptom("", evidence, advice, "alarm", jump.after / jump.before, jump.step, until=jump.until)
 
 
 def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> Symptom:
-    """Large steps of the whole model.
+    """Report large steps of the whole model.
 
     Args:
         run: the run.
@@ -165,25 +167,25 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     among = f"of their size in the median over the layers ({before})"
     moves, until = _moves("the weights", among, steps, whole, whole > UPDATE_RATIO_LARGE)
     evidence = f"{moves}, at a learning rate that is now {_rate(run):.2g}{harm_of(run)}"
-    advice = "lower the learning rate, or let it rise slowly from 0, and clip gradients"
+    advice = "lower the learning rate, or warm it up from 0, and clip gradients"
     return Symptom("", evidence, advice, "alarm", float(whole[first]), int(steps[first]), until=until)
 
 
 def _rate(run: Run) -> float:
-    """The largest learning rate in force; NaN if no optimizer stepped."""
+    """Return the largest learning rate in force; NaN if no optimizer stepped."""
     return max((stepped.rate for stepped in run.now.stepped.values()), default=math.nan)
 
 
 def _grown_model(run: Run, growth: float) -> Symptom:
-    evidence = f"most weights have become {growth:.2g} times as large as at the first look, or more{harm_of(run)}"
-    advice = "lower the learning rate, and look at the options of the optimizer"
+    evidence = f"most weights have grown to {growth:.2g} times their size at the first look, or more{harm_of(run)}"
+    advice = "lower the learning rate, and check the options of the optimizer"
     sizes = run.course("weight_rms")[[i for i, layer in enumerate(run.layers) if _began_full(run, layer)]]
     grew = medians_of(sizes / sizes[:, :1]) > SUMMED_GRADIENT_GROWTH
     return Symptom("", evidence, advice, "alarm", growth, _first_step(run, grew))
 
 
 def _growth(run: Run) -> float:
-    """How many times as large as at the first look the weights are: the median over layers; NaN if none is large."""
+    """Return the growth of the weights since the first look, the median over layers; NaN if none grew much."""
     first, now = run.course("weight_rms", 1)[:, 0], run.recent("weight_rms")[:, -1]
     growth = np.divide(now, first, out=np.full_like(now, np.nan), where=first > 0)
     if not (growth > WEIGHT_GROWTH_ALARM).any():
@@ -192,7 +194,7 @@ def _growth(run: Run) -> float:
 
 
 def _began_full(run: Run, layer: Layer) -> bool:
-    """Whether a weight of the layer with two or more dimensions had a usual size at the first look."""
+    """Return True if a matrix of the layer had a usual size at the first look."""
     return run.first is not None and any(
         10 ** weight_gain(run.first, layer, name) >= USUAL_WEIGHT_NORM_MIN
         for name in layer.weights
@@ -201,7 +203,7 @@ def _began_full(run: Run, layer: Layer) -> bool:
 
 
 def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
-    """Steps that follow the sum of many gradients, each of them of a usual size."""
+    """Report steps along the sum of many gradients, each of them of a usual size."""
     layers = run.arrays.with_matrix
     if not layers or not run.losses.is_known:
         return
@@ -210,27 +212,27 @@ def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
         return
     gradients = medians_of(run.course("weight_gradient_rms")[layers])
     evidence = (
-        f"gradients of neighbouring looks are all but the same (cosine {agreement:.2f}) and {now / first:.2g} times as "
+        f"gradients of consecutive looks are nearly identical (cosine {agreement:.2f}) and {now / first:.2g} times as "
         f"large as at the start: they add up{harm_of(run)}"
     )
-    advice = "look whether zero_grad() is called before each backward pass"
+    advice = "check whether zero_grad() is called before each backward pass"
     yield Symptom(
         "", evidence, advice, "alarm", now / first, _first_step(run, gradients > SUMMED_GRADIENT_GROWTH * first)
     )
 
 
 def _first_step(run: Run, is_so: np.ndarray) -> int:
-    """The step of the first column where it is so; the latest one if that look is not among the columns."""
+    """Return the step of the first column where it is so; that of the latest look if there is none."""
     return run.course_steps[int(np.argmax(is_so))] if is_so.any() else run.now.step
 
 
 def _ends(run: Run, quantity: str, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """A quantity of some layers at the latest look and at the first, shape (layers, 1) each."""
+    """Return a quantity of some layers at the latest look and at the first, shape (layers, 1) each."""
     return run.recent(quantity)[layers, -1:], run.course(quantity, 1)[layers]
 
 
 def _leapt(run: Run) -> bool:
-    """Whether the loss leapt behind a large first step."""
+    """Return True if the loss leapt after a large first step."""
     chance = run.losses.chance
     if chance is None or not run.first_move > UPDATE_RATIO_LARGE or not run.losses.first or run.losses.is_mixed:
         return False
@@ -239,7 +241,7 @@ def _leapt(run: Run) -> bool:
 
 
 def _first_of(is_large: np.ndarray, window: int) -> int | None:
-    """The start of the first stretch of `window` in a row; None if there is none."""
+    """Return the start of the first stretch of `window` in a row; None if there is none."""
     length = 0
     for i, large in enumerate(is_large):
         length = length + 1 if large else 0
@@ -249,7 +251,7 @@ def _first_of(is_large: np.ndarray, window: int) -> int | None:
 
 
 def _was_zero(run: Run, layer: Layer) -> bool:
-    """Whether a weight of the layer, other than a bias or a gain, was all 0 before the first step."""
+    """Return True if a matrix of the layer was all 0 before the first step."""
     if run.first is None:
         return False
     befores = [
@@ -262,19 +264,19 @@ UPDATE_TOO_LARGE = Rule("update_too_large", update_too_large)
 
 
 UPDATE_RATIO_SMALL = 1e-4
-"""Updates of the whole model are small if their median over the layers, relative to the weights, is below this: in 200
-steps the weights change by 2 % at most (TheDeepChecker; DeepDiagnosis says 1e-5, and 1e-3 is usual)."""
+"""Update ratio below which steps of the whole model are small, as the median over the layers: in 200 steps the weights
+change by 2 % at most (TheDeepChecker; DeepDiagnosis says 1e-5, and 1e-3 is usual)."""
 
 LAYER_UPDATE_SHARE_SMALL = 1e-3
-"""A layer's updates are small if they are below this share of the median of the others (a choice: learning rates that
-fall from layer to layer on purpose end at about 1e-2)."""
+"""A single layer's updates are small if they are below this share of the median of the others (a choice: learning rates
+that fall from layer to layer on purpose end at about 1e-2)."""
 
 SCHEDULE_END_SHARE = 0.05
-"""A schedule is at its end when the learning rate is below this share of its largest: then small steps are wanted."""
+"""A schedule is at its end when the learning rate is below this share of its largest: then small steps are intended."""
 
 
 def update_too_small(run: Run) -> Iterator[Symptom]:
-    """Steps too small to learn anything: of the whole model, or of one layer among others."""
+    """Report steps too small to learn anything: of the whole model, or of one layer among others."""
     look = run.now
     ratios = run.recent("update_ratio")[:, -1]
     places = np.flatnonzero(run.arrays.has_matrix & (ratios > 0) & (ratios < np.inf))
@@ -302,7 +304,7 @@ def update_too_small(run: Run) -> Iterator[Symptom]:
         others = median_of(other for key, other in moving.items() if key != name)
         if ratio < min(LAYER_UPDATE_SHARE_SMALL * others, UPDATE_RATIO_SMALL):
             evidence = f"a step moves its weights by {ratio:.1g} of their size; usual here: {others:.1g}{harm_of(run)}"
-            advice = "look at the learning rate of its group of parameters, and at its gradient"
+            advice = "check the learning rate of its parameter group, and its gradient"
             yield Symptom(name, evidence, advice, "alarm" if run.losses.is_harmed else "note", others / ratio)
 
 
@@ -313,14 +315,14 @@ def _small_model(run: Run, look: Look, usual: float) -> Symptom:
         f"a step moves the weights by {usual:.1g} of their size in the median over the layers, where 1e-3 is usual, at "
         f"a learning rate of {max(rates):.2g} in {optimizer}{harm_of(run)}"
     )
-    advice = "raise the learning rate, and look whether gradients are clipped or an epsilon outweighs them"
+    advice = "raise the learning rate, and check whether gradients are clipped or an epsilon outweighs them"
     # Without chance nobody can tell a loss that stays from that of a model that was trained before.
     severity: Severity = "alarm" if run.losses.is_stuck and run.losses.chance is not None else "note"
     return Symptom("", evidence, advice, severity, UPDATE_RATIO_SMALL / usual, _small_since(run))
 
 
 def _small_since(run: Run) -> int:
-    """The step since which the whole model has moved by as little: a loss that falls at first hides it."""
+    """Return the step since which the whole model has moved this little: a loss that falls at first hides it."""
     layers = run.arrays.with_matrix
     levels = medians_of(run.course("update_ratio")[layers])
     since = run.now.step
@@ -332,7 +334,7 @@ def _small_since(run: Run) -> int:
 
 
 def _is_between(run: Run, layer: Layer) -> bool:
-    """Whether the layer's learning rate is 0, still rises, or is at the end of its schedule."""
+    """Return True if the layer's learning rate is 0, still rises, or is at the end of its schedule."""
     name = next((name for name in layer.weights if name in run.now.stepped), None)
     if name is None:
         return True
@@ -342,7 +344,7 @@ def _is_between(run: Run, layer: Layer) -> bool:
 
 
 def _is_spoiled(look: Look, layer: Layer) -> bool:
-    """Whether a step has left NaN or Inf in the weights of the layer: the rest tells nothing."""
+    """Return True if a step has left NaN or Inf in the weights of the layer: the rest tells nothing."""
     updates = (look.numbers(name, "parameter_update") for name in layer.weights)
     return any(update is not None and update.moments.nonfinite > 0 for update in updates)
 
