@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 
-from hookboard.plain import Form, packed
+from hookboard.plain import Codec, packed
 
 
 class Look:
@@ -18,7 +18,7 @@ def fresh_rows(look):
 
 
 def test_of_blocks_that_are_made_to_be_packed_one_lies_in_memory_at_a_time():
-    looks, forms = [Look() for _ in range(20)], {Look: Form(fresh_rows, lambda parts: Look())}
+    looks, forms = [Look() for _ in range(20)], {Look: Codec(fresh_rows, lambda parts: Look())}
     tracemalloc.start()
     found = packed(looks, forms)
     _, peak = tracemalloc.get_traced_memory()

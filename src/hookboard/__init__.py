@@ -1,6 +1,6 @@
 """See inside the model you train: Lightning callbacks that log activations, gradients and parameters of its layers.
 
-`api.py` lists everything public. README.md is where to begin; CONTRIBUTING.md defines the words of the source.
+`api.py` lists everything public. Begin with README.md; CONTRIBUTING.md defines the words that the source uses.
 """
 
 import importlib.util
@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 
 def _load(name: str) -> Any:
-    """What is public is loaded when somebody asks for it: TensorBoard, which shows the tab, needs no torch for that."""
+    """Loads a public name on first use, because TensorBoard, which shows the tab, needs no torch for that."""
     if not name.startswith("_") and importlib.util.find_spec(f"hookboard.{name}"):  # a folder or file
         return importlib.import_module(f"hookboard.{name}")
     if name == "__all__" or not name.startswith("_"):  # notebooks ask everything for `_repr_html_`

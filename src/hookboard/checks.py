@@ -1,6 +1,6 @@
-"""Checks of what users give as arguments. Each raises ValueError, of a wrong type too.
+"""Checks of arguments that users pass. Each raises ValueError, also for a wrong type.
 
-The errors name the argument, quote what was given, and say what is valid.
+The errors name the argument, quote its value, and say what is valid.
 """
 
 import math
@@ -15,13 +15,13 @@ Name = TypeVar("Name", bound=str)
 
 
 def wrong(option: str, given: object, valid: str, otherwise: str | None = None) -> ValueError:
-    """The error for an argument that means nothing.
+    """Returns the error for an invalid argument.
 
     Args:
-        option: its name.
+        option: the name of the argument.
         given: its value.
-        valid: what can be given.
-        otherwise: why it may be left out, as "for no limit", or ""; None if it may not.
+        valid: what is valid, in words.
+        otherwise: why it may be left out, such as "for no limit", or ""; None if it must be given.
 
     >>> wrong("samples", 0, "a whole number, 1 or more")
     ValueError('samples=0: give a whole number, 1 or more.')
@@ -31,10 +31,10 @@ def wrong(option: str, given: object, valid: str, otherwise: str | None = None) 
 
 
 def check_switches(**given: object) -> None:
-    """Check arguments that are either true or false.
+    """Checks arguments that are True or False.
 
     Raises:
-        ValueError: one of them is neither.
+        ValueError: an argument is neither.
     """
     for option, value in given.items():
         if not isinstance(value, bool | np.bool_):
@@ -42,17 +42,17 @@ def check_switches(**given: object) -> None:
 
 
 def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", otherwise: str | None = None) -> None:
-    """Check a whole number.
+    """Checks a whole number.
 
     Args:
         option: the name of the argument.
         given: its value.
-        least: the smallest that is valid; None if all are.
-        of: of what it is a number, as "optimizer steps".
+        least: the smallest valid number; None if there is none.
+        of: what is counted, such as "optimizer steps".
         otherwise: see `wrong`.
 
     Raises:
-        ValueError: it is no whole number, or too small.
+        ValueError: it is not a whole number, or too small.
     """
     if given is None and otherwise is not None:
         return
@@ -62,12 +62,12 @@ def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", ot
 
 
 def check_steps(every_n_steps: Any, otherwise: str) -> None:
-    """Check an `every_n_steps`, see `check_whole`."""
+    """Checks `every_n_steps`, see `check_whole`."""
     check_whole("every_n_steps", every_n_steps, of="optimizer steps", otherwise=otherwise)
 
 
 def check_share(max_overhead: Any) -> None:
-    """Check a `max_overhead`, see `check_number`."""
+    """Checks `max_overhead`, see `check_number`."""
     valid = "the largest share of the training time that the callback may take, above 0 and at most 1, such as 0.02"
     check_number("max_overhead", max_overhead, valid, lambda share: 0 < share <= 1, "for no limit")
 
@@ -79,17 +79,17 @@ def check_number(
     is_valid: Callable[[float], bool] = lambda number: True,
     otherwise: str | None = None,
 ) -> None:
-    """Check a number.
+    """Checks a number.
 
     Args:
         option: the name of the argument.
         given: its value.
         valid: which numbers are valid, in words.
-        is_valid: the same; NaN is passed to it too.
+        is_valid: returns True for a valid number; it is also called with NaN.
         otherwise: see `wrong`.
 
     Raises:
-        ValueError: it is no number, or no valid one.
+        ValueError: it is not a number, or not a valid one.
     """
     if given is None and otherwise is not None:
         return
@@ -98,25 +98,25 @@ def check_number(
 
 
 def is_whole(given: object) -> bool:
-    """Whether it is a whole number, of Python or NumPy."""
+    """Returns True for an integer of Python or NumPy; bool does not count."""
     return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
 
 def is_number(given: object) -> bool:
-    """Whether it is a real number, of Python or NumPy; NaN and infinities are."""
+    """Returns True for a real number of Python or NumPy, including NaN and infinities."""
     return is_whole(given) or isinstance(given, float | np.floating)
 
 
 def is_finite(given: Any) -> bool:
-    """Whether it is a real number, and neither NaN nor infinite."""
+    """Returns True for a real number that is neither NaN nor infinite."""
     return is_number(given) and bool(abs(given) < math.inf)
 
 
 def check_text(**given: object) -> None:
-    """Check arguments that are any text.
+    """Checks arguments that are strings.
 
     Raises:
-        ValueError: one of them is no string.
+        ValueError: an argument is not a string.
     """
     for option, value in given.items():
         if not isinstance(value, str):
@@ -124,17 +124,17 @@ def check_text(**given: object) -> None:
 
 
 def check_identifier(option: str, given: object) -> None:
-    """Check a name that becomes part of tags.
+    """Checks a name that becomes part of tags.
 
     Raises:
-        ValueError: it has other characters than letters, digits and underscores.
+        ValueError: it is not made of letters, digits and underscores.
     """
     if not isinstance(given, str) or not given.isidentifier():
         raise wrong(option, given, "a name of letters, digits and underscores, as in 'near_zero'")
 
 
 def check_function(option: str, given: object, valid: str) -> None:
-    """Check a function, or an object that can be called like one. A class is neither: its parentheses are missing.
+    """Checks that something can be called. A class cannot: most likely its parentheses were forgotten.
 
     Raises:
         ValueError: it cannot be called, or is a class.
@@ -144,7 +144,7 @@ def check_function(option: str, given: object, valid: str) -> None:
 
 
 def check_name(option: str, given: object, valid: Iterable[str]) -> None:
-    """Check an argument that takes one of some names.
+    """Checks an argument that takes one of several names.
 
     Raises:
         ValueError: it is none of them.
@@ -155,18 +155,18 @@ def check_name(option: str, given: object, valid: Iterable[str]) -> None:
 
 
 def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> list[Name]:
-    """Check an argument that takes one name or several.
+    """Checks an argument that takes one name or several.
 
     Args:
         option: the name of the argument in the plural.
         given: one name or several.
-        valid: all names that may be given.
+        valid: all valid names.
 
     Returns:
         The given names, in the order of `valid`.
 
     Raises:
-        ValueError: no name is given, or one is not among `valid`.
+        ValueError: no name is given, or one is not in `valid`.
 
     >>> chosen("roles", "input", ["output", "input"])
     ['input']
@@ -178,10 +178,10 @@ def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> li
 
 
 def check_differ(option: str, given: object, names: Sequence[str]) -> None:
-    """Check that no two of those that were given have the same name.
+    """Checks that no name occurs twice.
 
     Raises:
-        ValueError: two have.
+        ValueError: one does.
     """
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -191,27 +191,27 @@ def check_differ(option: str, given: object, names: Sequence[str]) -> None:
 def check_list(
     option: str, given: Any, is_valid: Callable[[Any], bool], valid: str, otherwise: str | None = None
 ) -> None:
-    """Check a list, or another sequence, with at least one element.
+    """Checks a list, or another sequence, with at least one element.
 
     Args:
         option: the name of the argument.
         given: its value.
-        is_valid: whether an element is valid.
-        valid: what can be given, in words.
+        is_valid: returns True for a valid element.
+        valid: what is valid, in words.
         otherwise: see `wrong`.
 
     Raises:
-        ValueError: it is no list, an empty one, or an element is not valid.
+        ValueError: it is not a list, it is empty, or an element is invalid.
     """
     if not is_list(given) or not given or not all(map(is_valid, given)):
         raise wrong(option, given, valid, otherwise)
 
 
 def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
-    """Check the mean and deviation by which the channels of pictures were normalized.
+    """Checks the mean and standard deviation that pictures were normalized with, one number per channel.
 
     Raises:
-        ValueError: one is missing, or one is no list of finite numbers, above 0 in `std`.
+        ValueError: only one is given, or one is not a list of finite numbers, in `std` above 0.
     """
     if mean is not None:
         check_list("mean", mean, is_finite, "a list with a number for each channel", "with std")
@@ -223,25 +223,25 @@ def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | Non
 
 
 def is_list(given: object) -> bool:
-    """Whether it is a list or like one. Sets, whose order differs between processes, and iterators are not."""
+    """Returns True for a list or another sequence, but not for strings, sets (their order varies) and iterators."""
     return isinstance(given, Sequence) and not isinstance(given, str | bytes)
 
 
 def several(option: str, given: Any, kinds: Any, valid: str, otherwise: str | None = None) -> list[Any]:
-    """Check an argument that takes one thing or a list of them.
+    """Checks an argument that takes one value or a list of values.
 
     Args:
         option: the name of the argument.
         given: its value.
-        kinds: the class of each, or a tuple of classes, as for `isinstance`.
-        valid: what can be given, in words.
+        kinds: the class of each value, or a tuple of classes, as for `isinstance`.
+        valid: what is valid, in words.
         otherwise: see `wrong`.
 
     Returns:
-        A list of them.
+        A list of the values.
 
     Raises:
-        ValueError: one is of another kind, or the list is empty.
+        ValueError: a value is of another class, or the list is empty.
 
     >>> several("types", "Conv2d", str, "the name of a class, or several in a list")
     ['Conv2d']

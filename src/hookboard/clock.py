@@ -9,29 +9,29 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 class Clock:
-    """Adds up the time that the host spends in the hooks of one callback, of Lightning and of modules and tensors."""
+    """Adds up the time that the host spends in the hooks of one callback: those of Lightning, modules and tensors."""
 
     def __init__(self) -> None:
         self.spent = 0.0
-        """In seconds, without the hook that is running."""
+        """Seconds spent, without the hook that is running now."""
         self.began: float | None = None
-        """When the hook began that is running; None while none is."""
+        """When the running hook began; None if none is running."""
 
     def start(self) -> float | None:
-        """Count from now on. Returns what `stop` is to be given; None if a hook is being counted already."""
+        """Starts counting. Returns the value to pass to `stop`; None if a hook is being counted already."""
         if self.began is not None:
             return None
         self.began = perf_counter()
         return self.began
 
     def stop(self, began: float | None) -> None:
-        """Add the time since `start`, which has returned `began`."""
+        """Adds the time since `start`; `began` is what `start` returned."""
         if began is not None:
             self.began = None
             self.spent += perf_counter() - began
 
     def until(self, now: float) -> float:
-        """The seconds that were spent until now, with those in the hook that is running."""
+        """Returns the seconds spent until now, including those in the running hook."""
         return self.spent + (0.0 if self.began is None else now - self.began)
 
 

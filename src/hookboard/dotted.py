@@ -1,4 +1,4 @@
-"""Objects that users name by a dotted path, as YAML must."""
+"""Imports objects that users name by a dotted path, as YAML must."""
 
 import importlib
 from typing import TypeVar
@@ -7,15 +7,15 @@ T = TypeVar("T")
 
 
 def object_at(path: str, kind: type[T], what: str) -> T:
-    """The object at a dotted path.
+    """Imports the object at a dotted path.
 
     Args:
-        path: module and attribute, with a dot between them.
-        kind: the class that it must be of.
+        path: module and attribute, joined by a dot.
+        kind: the class that it must be an instance of.
         what: what it is for the user, used in errors: "rule", "statistic".
 
     Raises:
-        ValueError: the path cannot be imported, or leads to something else.
+        ValueError: the path cannot be imported, or the object is not a `kind`.
 
     >>> object_at("math.pi", float, "number")
     3.141592653589793

@@ -1,4 +1,4 @@
-"""Run compiled code uncompiled for a while, so that hooks fire that were added after compilation."""
+"""Runs compiled code uncompiled for a while, so that hooks that were added after compilation fire."""
 
 import threading
 from collections.abc import Iterator
@@ -16,12 +16,11 @@ _stance: Any = None
 
 @contextmanager
 def run_eagerly() -> Iterator[None]:
-    """Run compiled code uncompiled until the context is left.
+    """Runs compiled code uncompiled inside the context, in the whole process.
 
-    It applies to the whole process. Several contexts may be open at once and be left in any order: compiled code stays
-    uncompiled until the last one is left. Then the stance (`torch.compiler.set_stance`) is again the one from before
-    the first context. A stance that the user sets in between stays; when it ends, the one from before the first context
-    is in force.
+    Several contexts may be open at once and end in any order: code runs compiled again when the last one ends, under
+    the stance (`torch.compiler.set_stance`) from before the first. A stance that the user sets in between stays in
+    force; when it ends, the one from before the first context applies.
     """
     _enter()
     try:

@@ -1,4 +1,4 @@
-"""`Layer`: what is known of a module beside its numbers: its kind, its range, where its channels stand, its order."""
+"""`Layer`: what is known of a module besides its numbers: its kind, its weights, and where its channels are."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,14 +48,16 @@ _KINDS: dict[Kind, tuple[type[nn.Module], ...]] = {
     "attention": (nn.MultiheadAttention,),
     "dropout": (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
 }
-"""The kinds of layers: a layer is compared with others of its kind first. `ReLU6` is a `Hardtanh` too: order counts."""
+"""The kinds of layers: a layer is compared with others of its kind first. Order matters: `ReLU6` is a `Hardtanh` too.
+"""
 
-NORMS_OF_THE_LAST = ("LayerNorm", "RMSNorm")
-"""Normalization layers whose channels stand in the last dimension; those of all others stand in the second."""
+CHANNELS_LAST_NORMS = ("LayerNorm", "RMSNorm")
+"""Normalization layers whose channels are the last dimension; for all others they are the second."""
 
-END = 0.97
-"""How far from the middle of its range to the end an output is saturated: tanh beyond 2.1, where it passes 6 % of the
-gradient (Karpathy)."""
+SATURATED_SHARE = 0.97
+"""An output is saturated if it is beyond this share of the way from the middle of its range to the end: for tanh beyond
+2.1, where it passes 6 % of the gradient (Karpathy).
+"""
 
 RANGES = {
     "Tanh": (-1.0, 1.0),
@@ -64,7 +66,7 @@ RANGES = {
     "Hardsigmoid": (0.0, 1.0),
     "Softsign": (-1.0, 1.0),
 }
-"""By the name of the class; a Hardtanh may be given another one."""
+"""The range of each bounded activation, by class name; a Hardtanh may be given another one."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,10 @@ class Layer:
     Args:
         name: its dotted name.
         type: the name of its class.
-        kind: what it is; `other` if none of the known kinds.
-        weights: the dotted names of the weights that it owns itself.
-        trainable: those of them that may be trained (`requires_grad`).
-        shapes: the shape of each weight, by its dotted name.
+        kind: its kind; `other` if it is none of the known ones.
+        weights: the dotted names of its own weights, without those of submodules.
+        trainable: those of them that require gradients.
+        shapes: the shape of each weight, by dotted name.
         computed: those of the weights that a parametrization computes; they have no gradient of their own.
     """
 
@@ -91,30 +93,30 @@ class Layer:
 
     @property
     def is_called(self) -> bool:
-        """Whether it is a module that can be called: neither the LightningModule nor a container of parameters."""
+        """True if the module can be called: it is neither the LightningModule nor a container of parameters."""
         return bool(self.name) and self.type not in ("ParameterList", "ParameterDict")
 
     @functools.cached_property
     def has_matrix(self) -> bool:
-        """Whether a weight has two or more dimensions, or may have: gains and biases often start at 0 or 1."""
+        """True if a weight has at least two dimensions or an unknown shape; gains and biases often start at 0 or 1."""
         return any(len(self.shapes.get(name, (1, 1))) > 1 for name in self.weights)
 
     @functools.cached_property
     def stepped(self) -> tuple[str, ...]:
-        """Those of the trainable weights that may have a gradient of their own."""
+        """The trainable weights that have a gradient of their own."""
         return tuple(name for name in self.weights if name in self.trainable - self.computed)
 
 
 def kind_of(module: nn.Module) -> Kind:
-    """The kind of a module."""
+    """Returns the kind of a module; `other` if it is none of the known ones."""
     return next((kind for kind, types in _KINDS.items() if isinstance(module, types)), "other")
 
 
 def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -> dict[str, Layer]:
-    """A layer for each module, by name.
+    """Makes a layer of each module, by name.
 
     Args:
-        modules: name to module: all that are watched, or own weights.
+        modules: name to module: all that are watched or own weights.
         weights: the weights of these modules, by dotted name.
 
     >>> layers_of({"head": nn.Linear(2, 1)}, {})["head"].kind
@@ -137,10 +139,10 @@ def _trainable(names: Iterable[str], weights: Mapping[str, Weight]) -> frozenset
     return frozenset(name for name in names if any(p.requires_grad for p in weights[name].parameters))
 
 
-def ends_of(module: nn.Module) -> tuple[float, float] | None:
-    """From which two values on an output of this module is saturated; None if it is no bounded activation.
+def saturation_limits(module: nn.Module) -> tuple[float, float] | None:
+    """Returns the lower and upper output at which a bounded activation counts as saturated; None for other modules.
 
-    >>> ends_of(nn.Tanh())
+    >>> saturation_limits(nn.Tanh())
     (-0.97, 0.97)
     """
     if kind_of(module) != "bounded":
@@ -150,18 +152,18 @@ def ends_of(module: nn.Module) -> tuple[float, float] | None:
     else:
         low, high = next(RANGES[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in RANGES)
     middle, half = (low + high) / 2, (high - low) / 2
-    return middle - END * half, middle + END * half
+    return middle - SATURATED_SHARE * half, middle + SATURATED_SHARE * half
 
 
-def with_late_ones(order: Iterable[str], late: Iterable[str], defined: Sequence[str]) -> list[str]:
-    """The order in which layers ran first, with those that came later put where the model defines them.
+def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence[str]) -> list[str]:
+    """Adds layers that ran later to an order of execution, at their place in the model's definition.
 
     Args:
-        order: the names of those that ran at first, in their order.
-        late: names, of which some may be in `order`.
+        order: the names of the layers that ran at first, in that order.
+        late: the names to add; some may be in `order` already.
         defined: all names, in the order of the model.
 
-    >>> with_late_ones(["c", "a"], ["b"], ["a", "b", "c"])
+    >>> order_with_late(["c", "a"], ["b"], ["a", "b", "c"])
     ['c', 'a', 'b']
     """
     order = list(order)
@@ -177,13 +179,13 @@ def with_late_ones(order: Iterable[str], late: Iterable[str], defined: Sequence[
 
 
 class ChannelDims:
-    """Tells the dimension of channels of each tensor; asked in the order of execution, each layer once at least.
+    """Tells which dimension of a tensor holds the channels.
 
-    A layer without weights, such as an activation function, has its channels where the layer before it had them when it
-    was asked first.
+    Call it in the order of execution, at least once for each layer: a layer without weights, such as an activation
+    function, has its channels where the layer before it had them at the first call.
 
     Args:
-        layers: every layer that is watched, by name.
+        layers: all watched layers, by name.
 
     Example:
         >>> import torch
@@ -198,7 +200,7 @@ class ChannelDims:
         self._known: dict[tuple[str, int], tuple[Layer | None, bool]] = {}
 
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
-        """The dimension; None if the tensor has no channels, or they are not wanted."""
+        """Returns the dimension; None if the tensor has no channels or they are not needed."""
         if site.role == "input" and not site.name:
             return _of_batch(tensor)
         if site.role in ("parameter", "parameter_grad"):
@@ -214,10 +216,10 @@ class ChannelDims:
 
 
 class DefinedDims:
-    """Tells the dimension of channels of each tensor, in whatever order it is asked, of any part of the layers.
+    """Tells which dimension of a tensor holds the channels, in whatever order tensors come.
 
-    A layer without weights is taken to follow the layer that the model defines before it, a module with layers inside
-    to end with the last of them.
+    A layer without weights is taken to follow the layer that the model defines before it; a module with submodules, to
+    end with the last of them.
 
     Args:
         layers: all layers of the model by name, in the order in which it defines them.
@@ -240,7 +242,7 @@ class DefinedDims:
                 self._stands_last[".".join(parts[:depth])] = is_last
 
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
-        """The dimension; None if the tensor has no channels."""
+        """Returns the dimension; None if the tensor has no channels."""
         if tensor.dim() < 2 or ROLES[site.role].moments_only:
             return None
         if ROLES[site.role].of_parameter:
@@ -249,18 +251,18 @@ class DefinedDims:
 
 
 def _stands_last(layer: Layer | None, before: bool) -> bool:
-    """Whether a layer has its channels in the last dimension, by what held before it."""
+    """Returns True if a layer's channels are the last dimension; `before` says so of the layer before it."""
     if layer is None:
         return before
     if layer.kind in ("linear", "embedding", "recurrent", "attention"):
         return True
     if layer.kind == "norm":
-        return layer.type in NORMS_OF_THE_LAST
+        return layer.type in CHANNELS_LAST_NORMS
     return before and layer.kind != "conv"
 
 
 def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:
-    """The dimension of the channels of a tensor with two dimensions or more."""
+    """Returns the channel dimension of a tensor with at least two dimensions."""
     if layer is not None and layer.kind == "conv" and layer.shapes:
         spatial = len(next(iter(layer.shapes.values()))) - 2
         return tensor.dim() - spatial - 1
@@ -268,7 +270,7 @@ def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:
 
 
 def _of_batch(tensor: Tensor) -> int | None:
-    """The features of a batch: the second dimension of images and tables, the last of sequences."""
+    """Returns the feature dimension of a batch: the second of images and tables, the last of sequences."""
     if tensor.dim() < 2 or not tensor.dtype.is_floating_point:
         return None
     return 2 if tensor.dim() == 3 else 1

@@ -1,4 +1,4 @@
-"""What not every layout of tensors has: a shape, and all values in memory."""
+"""Shapes and stored values of tensors of any layout: strided, sparse or nested."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from hookboard.torch_private import explicit_values
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...] | None:
-    """The shape; None for a nested tensor.
+    """Returns a tensor's shape; None for a nested tensor.
 
     >>> import torch
     >>> shape_of(torch.zeros(2, 3))
@@ -17,7 +17,7 @@ def shape_of(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def shape_in_words(tensor: Tensor) -> str:
-    """The shape, or those of the parts of a nested tensor.
+    """Writes a tensor's shape; for a nested tensor, the shapes of its parts.
 
     >>> import torch
     >>> shape_in_words(torch.zeros(2, 3))
@@ -28,10 +28,10 @@ def shape_in_words(tensor: Tensor) -> str:
 
 
 def stored(gradient: Tensor) -> Tensor:
-    """The numbers that a gradient keeps in memory, as a strided tensor: of a sparse one those that are not left out.
+    """Returns the values that a gradient holds in memory, as a strided tensor: of a sparse one only those stored.
 
-    Several numbers for one place are not added up, for which the host would wait for the device: if one of them is not
-    finite, their sum is not either.
+    Several values for one position are not added up, because that would make the host wait for the device; if one of
+    them is not finite, neither is their sum.
 
     >>> import torch
     >>> stored(torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse())

@@ -1,4 +1,4 @@
-"""Warnings and errors: the category of warnings, errors about unknown names, and names in one line."""
+"""Warnings, lines of information, errors about unknown names, and lists of names in one line."""
 
 import difflib
 import functools
@@ -12,12 +12,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-SHOWN = 12
-MOST_QUOTED = 120
-"""So many characters of what a user has given are quoted at most."""
+MAX_LISTED = 12
+MAX_QUOTED_CHARS = 120
+"""Maximum number of characters that are quoted of what a user has given."""
 
-LONGEST, PATIENCE = 200, 0.5
-"""How many letters of a name `closest` compares at most, and how many seconds it takes for all names."""
+MAX_COMPARED_CHARS, MAX_COMPARE_SECONDS = 200, 0.5
+"""Maximum length of the names that `closest` compares, and maximum seconds that it takes for all of them."""
 
 
 class HookboardWarning(UserWarning):
@@ -25,9 +25,9 @@ class HookboardWarning(UserWarning):
 
 
 def warn(text: str) -> None:
-    """Give a warning of the category `HookboardWarning` that begins with "hookboard:".
+    """Gives a `HookboardWarning` that begins with "hookboard:".
 
-    It never raises: where a filter makes errors of warnings (`python -W error`), it is shown all the same.
+    It never raises: if a filter turns warnings into errors (`python -W error`), the warning is shown nevertheless.
     """
     hand_over(functools.partial(_give, f"hookboard: {text}"))
 
@@ -45,7 +45,7 @@ _thread = threading.local()
 
 
 def hand_over(task: Callable[[], None]) -> None:
-    """Do something that only the training thread may do: in that thread at once, elsewhere see `handing_over`."""
+    """Runs a task that only the training thread may do: at once in that thread, elsewhere see `handing_over`."""
     tasks = getattr(_thread, "tasks", None)
     if tasks is None:
         task()
@@ -55,7 +55,7 @@ def hand_over(task: Callable[[], None]) -> None:
 
 @contextmanager
 def handing_over(tasks: list[Callable[[], None]]) -> Iterator[None]:
-    """Collect what this thread hands over, warnings among it, for the training thread to do."""
+    """Collects in `tasks` what this thread hands over, warnings included, for the training thread to do later."""
     _thread.tasks = tasks
     try:
         yield
@@ -64,18 +64,21 @@ def handing_over(tasks: list[Callable[[], None]]) -> Iterator[None]:
 
 
 def rank_zero_warn(text: str) -> None:
-    """Give a warning, see `warn`, in the first process of a run only: for what all processes find."""
+    """Gives a warning, see `warn`, in the first process of a run only: for what all processes find."""
     if _is_rank_zero():
         warn(text)
 
 
 def inform(text: str) -> None:
-    """Log one line of information that begins with "hookboard:", as Lightning logs its own, in the first process."""
+    """Logs a line of information that begins with "hookboard:", in the first process only.
+
+    Lightning's own lines go to the same logger.
+    """
     hand_over(functools.partial(_log, logging.INFO, text))
 
 
 def alert(text: str) -> None:
-    """Log the same as a line of warning, for who has silenced Lightning's information."""
+    """Logs a line as a warning, for anyone who has silenced Lightning's information."""
     hand_over(functools.partial(_log, logging.WARNING, text))
 
 
@@ -85,7 +88,10 @@ def _log(level: int, text: str) -> None:
 
 
 def ask_for_rank(is_rank_zero: Callable[[], bool]) -> None:
-    """Have this function tell whether this is the first process of a run; without it, each process is."""
+    """Sets the function that tells whether this is the first process of a run.
+
+    Without it, every process counts as the first.
+    """
     global _is_rank_zero
     _is_rank_zero = is_rank_zero
 
@@ -94,27 +100,27 @@ _is_rank_zero: Callable[[], bool] = lambda: True  # noqa: E731  # `ask_for_rank`
 
 
 def warn_switched_off(what: str, error: Exception) -> None:
-    """Warn that something is no longer measured or written.
+    """Warns that something is no longer measured or written.
 
     Args:
         what: what is switched off, the subject of the sentence.
-        error: why.
+        error: the error that caused it.
     """
     cause = f"{type(error).__name__}: {error}{_place_of(error)}"
     warn(f"{what} is switched off from here on; all else goes on. Cause: {cause}")
 
 
 def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:
-    """The names most like `given`, best first.
+    """Returns the names most like `given`, best first.
 
-    A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`. Names of very many letters
-    are left out, and so is what cannot be compared within a moment.
+    A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`. Very long names are
+    skipped, and so are names that cannot be compared within MAX_COMPARE_SECONDS seconds.
 
     >>> closest("encoder.layr1", ["encoder.layer1", "encoder.layer2", "head"])
     ['encoder.layer1', 'encoder.layer2']
     """
-    until = time.monotonic() + PATIENCE
-    valid = [name for name in dict.fromkeys(valid) if len(name) <= LONGEST]
+    until = time.monotonic() + MAX_COMPARE_SECONDS
+    valid = [name for name in dict.fromkeys(valid) if len(name) <= MAX_COMPARED_CHARS]
     tails = {name: name.rpartition(".")[2] for name in valid}
     whole = _near(given, valid, count, 0.5, until)
     near = _near(given.rpartition(".")[2], tails.values(), count, 0.6, until)
@@ -123,8 +129,11 @@ def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:
 
 
 def _near(given: str, names: Iterable[str], count: int, cutoff: float, until: float) -> list[str]:
-    """What `difflib.get_close_matches` finds by then: two names of 200 letters can take it half a second."""
-    if len(given) > LONGEST:
+    """Does what `difflib.get_close_matches` does, until a deadline.
+
+    Comparing two names of 200 letters can take half a second.
+    """
+    if len(given) > MAX_COMPARED_CHARS:
         return []
     in_time = itertools.takewhile(lambda name: time.monotonic() < until, names)
     close = (name for name in in_time if difflib.get_close_matches(given, [name], 1, cutoff))
@@ -132,7 +141,7 @@ def _near(given: str, names: Iterable[str], count: int, cutoff: float, until: fl
 
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
-    """The error for a name that is not one of `valid`; it lists up to 32 of them.
+    """Returns the error for a name that is not in `valid`; it lists up to 32 valid names.
 
     >>> unknown("statistic", "men", ["mean", "std"])
     ValueError("unknown statistic 'men'; did you mean 'mean'? Valid: mean, std.")
@@ -144,17 +153,21 @@ def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
 
 
 def quoted(given: object) -> str:
-    """What a user has given, as Python would write it, in one line that is not too long.
+    """Returns the `repr` of what a user has given, in one line of limited length.
 
     >>> quoted("a" * 1000)
     "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ... aaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"
     """
     text = " ".join(repr(given).split())
-    return text if len(text) <= MOST_QUOTED else f"{text[: MOST_QUOTED // 2]} ... {text[-MOST_QUOTED // 4 :]}"
+    return (
+        text
+        if len(text) <= MAX_QUOTED_CHARS
+        else f"{text[: MAX_QUOTED_CHARS // 2]} ... {text[-MAX_QUOTED_CHARS // 4 :]}"
+    )
 
 
-def listed(names: Iterable[str], most: int = SHOWN) -> str:
-    """The names in one line; after the first `most` only the number of the others.
+def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
+    """Joins names in one line; after the first `most`, gives only the number of the others.
 
     >>> listed(["a", "b"])
     'a, b'
@@ -165,7 +178,7 @@ def listed(names: Iterable[str], most: int = SHOWN) -> str:
 
 
 def _place_of(error: Exception) -> str:
-    """Where an error was raised: the innermost line of code that is not ours; "" if all of it is ours."""
+    """Returns the innermost line of foreign code that raised an error, such as " (model.py, line 7)", or ""."""
     ours = os.path.dirname(os.path.abspath(__file__))
     lines = traceback.extract_tb(error.__traceback__)
     others = [line for line in lines if not os.path.abspath(line.filename).startswith(ours + os.sep)]

@@ -1,4 +1,4 @@
-"""The tensors inside the nested structures that modules take and return."""
+"""Finds and replaces the tensors inside the nested structures that modules take and return."""
 
 import copy
 import dataclasses
@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 
 SEQUENCES = (tuple, list)
-"""Not written as a union of types: torch 2.6 cannot trace one."""
+"""Not written as a union of types, which torch 2.6 cannot trace."""
 
 _TRACES_ATTRIBUTES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
-"""Older torch cannot look through `__dict__` in a graph: there a dataclass keeps its fields, and nothing besides."""
+"""Older torch cannot trace `__dict__`: inside a graph a rebuilt dataclass then keeps its fields and nothing else."""
 
 
 def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in `value`, with the index or key that leads to it, levels joined by a slash.
+    """Yields every tensor in `value` with its path: the indices or keys that lead to it, joined by slashes.
 
-    It looks inside tuples, lists, mappings and dataclasses; fields of named tuples and dataclasses have their names as
-    keys. Other objects are taken to hold no tensor. If the keys of two items read the same, such as 1 and "1", the
-    second has "~2" after its path.
+    It looks inside tuples, lists, mappings and dataclasses; fields of named tuples and dataclasses count as keys. Other
+    objects are taken to hold no tensor. If two keys read the same, such as 1 and "1", the second path ends in "~2".
 
     >>> import torch
     >>> x = torch.zeros(1)
@@ -56,7 +55,7 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
 
 
 def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments of a call as one structure: a single positional argument itself, several as a dict.
+    """Returns the arguments of a call as one structure: a single positional argument itself, otherwise a dict.
 
     >>> named_inputs((1,), {})
     1
@@ -67,16 +66,16 @@ def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The same structure with every tensor replaced by `change(tensor)`, in the order of `tensors_in`.
+    """Replaces every tensor by `change(tensor)`, in the order of `tensors_in`.
 
     Containers keep their class and their other content. A container in which nothing changed is returned itself, not a
-    copy. A container is made without its constructor and filled, because a constructor may change what it is given.
-    Only mappings that cannot be filled are built from their items.
+    copy. Containers are made without calling their constructor, which may change what it is given; only mappings that
+    cannot be filled are built from their items.
 
-    While torch.compile traces, ask `can_be_filled` before.
+    While torch.compile traces, check `can_be_filled` first.
 
     Raises:
-        TypeError: a container can neither be filled nor be built from its items.
+        TypeError: a container can neither be filled nor built from its items.
 
     >>> import torch
     >>> map_tensors(lambda x: x + 1, (torch.zeros(1), {"length": 3}))
@@ -97,7 +96,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def can_be_filled(value: object) -> bool:
-    """Whether `map_tensors` can rebuild a structure inside a graph of torch.compile, without code of its classes.
+    """Returns True if `map_tensors` can rebuild a structure while torch.compile traces, without code of its classes.
 
     >>> can_be_filled(({"a": 1}, [2]))
     True
@@ -122,7 +121,7 @@ def _is_same(new: Iterable[object], old: Iterable[object]) -> bool:
 
 
 def _rebuilt(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
-    """A container like `value` with other items."""
+    """Returns a container like `value` with other items."""
     kind = type(value)
     if kind in (tuple, list):
         return kind(items)
@@ -152,7 +151,7 @@ def _rebuilt(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
 
 
 def _with_attributes(twin: Any, value: Any) -> Any:
-    """`twin` with the attributes of `value`, set past any `__setattr__` of its class."""
+    """Copies the attributes of `value` to `twin`, bypassing any `__setattr__` of its class."""
     if hasattr(value, "__dict__") and (_TRACES_ATTRIBUTES or not torch.compiler.is_compiling()):
         for name, item in value.__dict__.items():
             twin.__dict__[name] = item
@@ -165,7 +164,7 @@ def _rebuilt_tuple(value: tuple[Any, ...], items: Sequence[Any]) -> Any:
 
 
 def _is_struct(kind: type) -> bool:
-    """Whether it is what torch.max and others return."""
+    """Returns True for the named results of torch.max and other functions."""
     return hasattr(kind, "n_sequence_fields")
 
 
@@ -187,7 +186,7 @@ def _rebuilt_dict(value: dict[Any, Any], keys: Sequence[Any], items: Sequence[An
 
 
 def _set_item_attributes(twin: Any, value: Any, keys: Sequence[Any], items: Sequence[Any]) -> None:
-    """Exchange the fields that are items too, as in the outputs of Hugging Face's models."""
+    """Replaces attributes that are items too, as in the outputs of Hugging Face's models."""
     names = _fields_of(type(value))
     held: Any = value
     for key, item in zip(keys, items, strict=True):
@@ -232,7 +231,10 @@ def _items(value: object) -> Iterator[tuple[object, object]]:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it
 def _fields_of(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass; of another class none. Older torch cannot trace how a class tells them."""
+    """Returns the field names of a dataclass, () for other classes.
+
+    A constant for torch.compile: older torch cannot trace how a class tells its fields.
+    """
     return tuple([field.name for field in dataclasses.fields(kind)]) if dataclasses.is_dataclass(kind) else ()
 
 

@@ -1,4 +1,4 @@
-"""Patterns over dotted names: what they match, and which pattern stands for several names in a message."""
+"""Patterns over dotted names: which names they match, and how messages write many names as one pattern."""
 
 import itertools
 import re
@@ -7,28 +7,28 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hookboard.messages import listed
 
-EXPRESSION = "re:"
-"""What a regular expression begins with."""
+REGEX_PREFIX = "re:"
+"""The prefix of a regular expression."""
 
-MOST_STARS = 4
+MAX_STARS = 4
 
 
 def matched(pattern: str, names: Iterable[str]) -> list[str]:
-    """The names that a pattern matches, each as a whole.
+    """Returns the names that a pattern matches as a whole.
 
     Args:
         pattern: `*` stays within one name, `**` crosses dots; a leading `re:` makes it a regular expression.
         names: dotted names; "" is the model itself, which a single `*` does not match.
 
     Raises:
-        ValueError: what follows `re:` is no regular expression.
+        ValueError: what follows `re:` is not a regular expression.
 
     >>> matched("**.conv", ["conv", "a.conv", "a.b.conv", "a.conv2"])
     ['conv', 'a.conv', 'a.b.conv']
     """
-    if pattern.startswith(EXPRESSION):
+    if pattern.startswith(REGEX_PREFIX):
         try:
-            expression = re.compile(pattern.removeprefix(EXPRESSION))
+            expression = re.compile(pattern.removeprefix(REGEX_PREFIX))
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
         return [name for name in names if expression.fullmatch(name)]
@@ -37,10 +37,10 @@ def matched(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def _is_match(parts: Sequence[str], name: str) -> bool:
-    """Whether a name matches the parts of a pattern: stars, and the text between them.
+    """Returns True if a name matches the parts of a pattern: stars and the text between them.
 
-    It follows all ways to match at once: where a regular expression would try them one after another, which takes for
-    ever with a dozen stars, each part here takes a few operations on numbers with a bit for each place in the name.
+    It follows all ways to match at once, as bits of an integer, one for each position in the name. A regular expression
+    would try them one after another, which takes forever with a dozen stars.
     """
     if not name.startswith(parts[0]):
         return False
@@ -65,9 +65,9 @@ def _is_match(parts: Sequence[str], name: str) -> bool:
 
 
 def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
-    """Dotted names in one line; names that differ only in numbers are written as one pattern, with a star.
+    """Writes dotted names in one line; names that differ only in numbers become one pattern with a star.
 
-    A pattern is used only if it matches no other name of `among`. The count of its names follows in parentheses.
+    A pattern is used only if it matches no other name in `among`. The number of its names follows in parentheses.
 
     Args:
         names: the names to write.
@@ -101,13 +101,13 @@ def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
 
 
 def _with_stars(name: str) -> Iterator[str]:
-    """The patterns that the name matches: some or all of its numeric parts replaced by stars."""
-    numbers = [i for i, part in enumerate(name.split(".")) if part.isdigit()][:MOST_STARS]
+    """Yields the name with some or all of its numeric parts replaced by stars."""
+    numbers = [i for i, part in enumerate(name.split(".")) if part.isdigit()][:MAX_STARS]
     for count in range(1, len(numbers) + 1):
         for chosen_ones in itertools.combinations(numbers, count):
             yield _starred(name, chosen_ones)
 
 
 def _starred(name: str, places: Sequence[int]) -> str:
-    """The name with stars for the parts at these places."""
+    """Replaces the parts at these places by stars."""
     return ".".join("*" if i in places else part for i, part in enumerate(name.split(".")))

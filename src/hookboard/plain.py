@@ -1,8 +1,7 @@
-"""Objects of ours as one tensor of bytes, and back: what a checkpoint can hold without pickle.
+"""Packs objects of hookboard into one tensor of bytes, and unpacks them: a checkpoint can hold it without pickle.
 
-The bytes are those of NumPy's `npz` without pickle: all arrays of a type behind each other, and a text in JSON that
-refers to them. Each part has a checksum, so that damage is noticed. Nothing that is read can do more than make objects
-of the classes that are named.
+The bytes are NumPy's `npz` without pickle: all arrays of each type, one behind the other, and a JSON text that refers
+to them. Each part has a checksum, so that damage is noticed. Unpacking can only make objects of the given classes.
 """
 
 import dataclasses
@@ -19,37 +18,37 @@ import torch
 from torch import Tensor
 
 _AS_THEY_ARE = {type(None), bool, int, float, str}
-"""What JSON has words for."""
+"""The types that JSON represents itself."""
 
 
-class Form(NamedTuple):
+class Codec(NamedTuple):
     """How objects of one class are taken apart and made again.
 
     Args:
-        take: gives the parts of an object by name.
-        make: makes an object of its parts.
+        take: returns an object's parts by name.
+        make: makes an object from its parts.
     """
 
     take: Callable[[Any], Mapping[str, Any]]
     make: Callable[[dict[str, Any]], Any]
 
 
-Forms = Mapping[type, Form]
+Codecs = Mapping[type, Codec]
 """The classes whose objects may be packed."""
 
 
-def form_of_dataclass(cls: type) -> Form:
-    """The form of a dataclass: its fields."""
+def dataclass_codec(cls: type) -> Codec:
+    """Takes a dataclass apart into its fields."""
     names = [field.name for field in dataclasses.fields(cls)]
-    return Form(lambda made: {name: getattr(made, name) for name in names}, lambda parts: cls(**parts))
+    return Codec(lambda made: {name: getattr(made, name) for name in names}, lambda parts: cls(**parts))
 
 
-def form_of_object(empty: Callable[[], Any], derived: Iterable[str] = ()) -> Form:
-    """The form of an object that holds its parts as attributes, or gives them to `copy` by `__getstate__`.
+def object_codec(empty: Callable[[], Any], derived: Iterable[str] = ()) -> Codec:
+    """Takes an object apart into its attributes, or into what its `__getstate__` returns.
 
     Args:
-        empty: makes one with all attributes.
-        derived: attributes that follow from the others.
+        empty: makes an object with all attributes.
+        derived: attributes that follow from the others and are left out.
     """
     derived = frozenset(derived)
 
@@ -67,16 +66,16 @@ def form_of_object(empty: Callable[[], Any], derived: Iterable[str] = ()) -> For
             vars(made).update(parts)
         return made
 
-    return Form(take, make)
+    return Codec(take, make)
 
 
 class Packed(NamedTuple):
-    """What was packed: a copy of all but the tensors, for which the host may still have to wait.
+    """A packed value: everything is copied except the tensors, for which the host may still have to wait.
 
     Args:
-        text: what refers to the others, shape (n,), uint8.
-        arrays: the name of a type to all arrays of it, behind each other.
-        tensors: on any device.
+        text: the JSON text, compressed, shape (n,), uint8.
+        arrays: the name of a type to all arrays of it, one behind the other.
+        tensors: the tensors, on any device.
     """
 
     text: np.ndarray
@@ -84,23 +83,23 @@ class Packed(NamedTuple):
     tensors: Sequence[Tensor]
 
     def written(self) -> Tensor:
-        """All of it as bytes, shape (n,), uint8."""
+        """Returns all of it as bytes, shape (n,), uint8; waits for the devices."""
         buffer, numbered = io.BytesIO(), enumerate(self.tensors)
         parts: dict[str, Any] = self.arrays | {f"tensor {i}": tensor.cpu().numpy() for i, tensor in numbered}
         np.savez(buffer, text=self.text, **parts)
         return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
 
-def packed(value: Any, forms: Forms) -> Packed:
-    """Pack a value; nothing here waits for a device.
+def packed(value: Any, forms: Codecs) -> Packed:
+    """Packs a value without waiting for a device.
 
     Args:
-        value: made of None, numbers, strings, lists, tuples, sets, mappings, deques, arrays, tensors (they come back as
-            arrays), and objects of the classes in `forms`. Of an object that comes twice one copy is kept.
-        forms: the classes, by their name.
+        value: made of None, numbers, strings, lists, tuples, sets, mappings, deques, arrays, tensors (unpacked as
+            arrays), and objects of the classes in `forms`. An object that occurs twice is packed once.
+        forms: how to pack the objects of each class.
 
     Raises:
-        TypeError: there is something else in it.
+        TypeError: the value contains something else.
 
     Example:
         >>> unpacked(packed({"a": (1, {2.5}), "b": np.zeros(2)}, {}).written(), {})
@@ -113,11 +112,11 @@ def packed(value: Any, forms: Forms) -> Packed:
     return Packed(np.frombuffer(text, np.uint8), arrays, packer.tensors)
 
 
-def unpacked(given: Tensor, forms: Forms) -> Any:
-    """The value of these bytes.
+def unpacked(given: Tensor, forms: Codecs) -> Any:
+    """Unpacks a value from bytes.
 
     Raises:
-        ValueError: they were spoiled, or hold what is not in `forms`.
+        ValueError: the bytes are damaged, or hold a class that is not in `forms`.
     """
     try:
         with np.load(io.BytesIO(given.cpu().numpy().tobytes()), allow_pickle=False) as file:
@@ -129,11 +128,11 @@ def unpacked(given: Tensor, forms: Forms) -> Any:
 
 
 class _Packer:
-    """Makes a tree for JSON of a value. What JSON has no word for is an object with one key that says what it is."""
+    """Turns a value into a tree for JSON; what JSON cannot represent becomes an object whose single key names its type."""
 
-    def __init__(self, forms: Forms) -> None:
+    def __init__(self, forms: Codecs) -> None:
         self.arrays: dict[str, list[np.ndarray]] = {}
-        """The name of a type to all of its arrays, flat."""
+        """The name of a type to all of its arrays, flattened."""
         self.tensors: list[Tensor] = []
         self._sizes: dict[str, int] = {}
         self._forms = forms
@@ -166,7 +165,7 @@ class _Packer:
         raise TypeError(f"a {type(value).__name__} cannot be packed")
 
     def _array(self, array: np.ndarray) -> Any:
-        """The type, the place among all of that type, and the shape."""
+        """Stores an array, and returns its type, its offset among all arrays of that type, and its shape."""
         name = str(array.dtype)
         at = self._sizes.get(name, 0)
         self._sizes[name] = at + array.size
@@ -183,9 +182,9 @@ class _Packer:
 
 
 class _Maker:
-    """Makes the value of a tree."""
+    """Turns such a tree back into the value."""
 
-    def __init__(self, forms: Forms, arrays: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, forms: Codecs, arrays: Mapping[str, np.ndarray]) -> None:
         self._make = {cls.__name__: form.make for cls, form in forms.items()}
         self._arrays = arrays
         self._made: list[Any] = []
@@ -220,13 +219,13 @@ class _Maker:
 
 
 def _narrow(block: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Columns in half of the room or less, where that loses nothing: those that are constant, and those of float32.
+    """Stores constant columns of a block once, and those that fit float32 in half the space.
 
     Args:
-        block: shape (rows, columns), float64, with a row at least.
+        block: shape (rows, columns), float64, with at least one row.
 
     Returns:
-        The first row; whether a column is constant; whether it is of float32; the columns of float32; all others.
+        The first row; whether each column is constant; whether it fits float32; the columns of float32; all others.
     """
     block = np.ascontiguousarray(block)
     bits = block.view(np.int64)  # -0.0 is not 0.0, and one NaN is as good as another
@@ -239,7 +238,7 @@ def _narrow(block: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _wide(first: np.ndarray, is_constant: np.ndarray, is_short: np.ndarray, *parts: np.ndarray) -> np.ndarray:
-    """The block of what `_narrow` gave."""
+    """Restores the block from what `_narrow` returned."""
     block = np.empty((len(parts[0]), len(first)))
     block[:, is_constant], block[:, is_short], block[:, ~(is_constant | is_short)] = first[is_constant], *parts
     return block

@@ -1,4 +1,4 @@
-"""Several processes (ranks) that train one model: which rank measures which tensor, and how they merge the results."""
+"""Several processes (ranks) that train one model: which of them measures a tensor, and how they merge the results."""
 
 import math
 import threading
@@ -18,19 +18,21 @@ from hookboard.torch_private import set_timeout, waited
 
 T = TypeVar("T")
 
-MOST_PEERS = 64
-"""Up to this many ranks, each talks to every other. More form a grid, whose rows merge first and then its columns:
-each of 1,024 ranks then has 62 connections instead of 1,023."""
+MAX_PEERS = 64
+"""Up to this many ranks, each talks to every other. More form a grid, which merges along its rows and then its columns:
+each of 1,024 ranks then has 62 connections instead of 1,023.
+"""
 
-BYTES_AT_ONCE = 1 << 24
-"""Bytes of a block that are merged at once: a rank holds a few times this beside the block itself."""
+MAX_MERGE_BYTES = 1 << 24
+"""Maximum size of the part of a block that is merged at a time: a rank holds a few times this besides the block."""
 
-TO_CONNECT, TO_ANSWER = timedelta(minutes=1), timedelta(minutes=30)
-"""How long a rank waits for the others: at the start, and in an exchange, before which one may save a checkpoint."""
+CONNECT_TIMEOUT, ANSWER_TIMEOUT = timedelta(minutes=1), timedelta(minutes=30)
+"""How long a rank waits for the others: to connect, and in an exchange, before which one may be saving a checkpoint."""
 
-PATIENCE = 60.0
-"""How many seconds the training thread of a rank waits for the others, at the end of a run or where they are several
-exchanges behind. After that it goes on without them."""
+MAX_WAIT_SECONDS = 60.0
+"""How many seconds a rank's training thread waits for the others, at the end of a run or when they are several
+exchanges behind. Then it goes on without them.
+"""
 
 
 _HAS_LEFT = "another rank has stopped measuring, or has ended"
@@ -42,19 +44,19 @@ class RanksLostError(RuntimeError):
 
 
 def has_process_group() -> bool:
-    """Whether this process can reach other ranks."""
+    """Returns True if this process can reach other ranks."""
     return dist.is_available() and dist.is_initialized()
 
 
 def gathered(mine: T) -> list[T]:
-    """The object of every rank, in their order, over the default process group. Every rank must call this."""
+    """Returns the objects of all ranks, in rank order, over the default process group. Every rank must call this."""
     everyones = [mine] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     return everyones
 
 
 class Level(NamedTuple):
-    """Some ranks that exchange with each other, this one among them."""
+    """A group of ranks that exchange with each other, this one among them."""
 
     group: dist.ProcessGroup
     size: int
@@ -62,21 +64,20 @@ class Level(NamedTuple):
 
 
 class Ranks:
-    """The processes of the default process group, connected by groups of their own. Every rank must make one.
+    """Connects the processes of the default process group by groups of their own. Every rank must make one.
 
-    What they merge cannot mix with what the training does in the default group, so any one thread of each rank may do
-    it while the training goes on; all ranks in the same order. It happens on the host, whatever device trains: it takes
-    no memory of an accelerator, and none of its time. Whoever exchanges with a rank that has left, or died, gets a
-    `RanksLostError`.
+    What they merge cannot mix with what the training sends in the default group, so one thread of each rank may merge
+    while training goes on, all ranks in the same order. It happens on the host, whatever device trains, and takes no
+    memory or time of an accelerator. An exchange with a rank that has left or died raises `RanksLostError`.
 
     Args:
-        most_peers: how many ranks talk to each other directly, see `MOST_PEERS`.
+        most_peers: maximum number of ranks that talk to each other directly, see `MAX_PEERS`.
 
     Raises:
         RuntimeError: the ranks cannot be connected.
     """
 
-    def __init__(self, most_peers: int = MOST_PEERS) -> None:
+    def __init__(self, most_peers: int = MAX_PEERS) -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
         self._levels: list[Level] = []
         self._is_exchanging = False
@@ -92,17 +93,18 @@ class Ranks:
         # What serves tensors on the host in the default group, if anything does.
         backend = dict(kind.split(":") for kind in dist.get_backend_config().split(",")).get("cpu", "gloo")
         for ranks in groups:  # every rank must make each of them
-            group = dist.new_group(list(ranks), timeout=TO_CONNECT, backend=backend)
+            group = dist.new_group(list(ranks), timeout=CONNECT_TIMEOUT, backend=backend)
             if self.rank in ranks:
                 assert isinstance(group, dist.ProcessGroup)
                 self._levels.append(Level(group, len(ranks), ranks.index(self.rank)))
-                set_timeout(group, TO_ANSWER)
+                set_timeout(group, ANSWER_TIMEOUT)
 
     def at(self, point: str, exchange: Callable[[], T]) -> T:
-        """What `exchange` returns, in which all ranks do the same at this point of the run. Every rank must call this.
+        """Returns what `exchange` returns, after checking that all ranks are at the same point. Every rank must call
+        it.
 
-        If it fails here, this rank takes part no longer from that moment on: what it would exchange next is not what
-        the others exchange now, and gloo ends a process that receives more than it expects.
+        If it fails, this rank takes no further part: what it would exchange next would not be what the others exchange,
+        and gloo aborts a process that receives more than it expects.
 
         Raises:
             RanksLostError: a rank does not take part, or is at another point.
@@ -124,14 +126,14 @@ class Ranks:
             raise RanksLostError(_HAS_LEFT if highest == math.inf else _ARE_APART)
 
     def merge(self, block: Tensor, merge: Callable[[Tensor], Tensor]) -> Tensor:
-        """A block of rows, of all ranks merged. Every rank must call this, with an equal shape.
+        """Merges a block of rows over all ranks. Every rank must call this, with an equal shape.
 
-        Each rank merges a share of the rows, and then gives it to all others. So the rows are the same on each to the
-        bit, and what a rank sends, receives and holds is about twice the block, however many ranks there are.
+        Each rank merges a share of the rows and sends it to all others. So the result is the same on every rank to the
+        bit, and a rank sends, receives and holds about twice the block, however many ranks there are.
 
         Args:
             block: shape (n, width), on the host.
-            merge: gives the merged rows, shape (m, width), of those of several ranks, shape (ranks, m, width).
+            merge: takes rows of several ranks, shape (ranks, m, width), and returns them merged, shape (m, width).
 
         Returns:
             Shape (n, width).
@@ -140,7 +142,7 @@ class Ranks:
             RanksLostError: a rank does not take part.
         """
         merged = torch.empty(block.shape, dtype=block.dtype, device=block.device)
-        at_once = max(1, BYTES_AT_ONCE // max(1, block.shape[1] * block.element_size()))
+        at_once = max(1, MAX_MERGE_BYTES // max(1, block.shape[1] * block.element_size()))
         for part, into in zip(block.split(at_once), merged.split(at_once), strict=True):
             into.copy_(self._merged(part, merge))
         return merged
@@ -164,9 +166,11 @@ class Ranks:
         return rows
 
     def combine(self, mine: T, combine: Callable[[list[T]], T]) -> T:
-        """What `combine` makes of the objects of all ranks, given those of several in their order.
+        """Combines the objects of all ranks. Every rank must call it. Meant for what is small or rare.
 
-        Every rank must call this. It is for what is small, or seldom there.
+        Args:
+            mine: the object of this rank.
+            combine: takes the objects of several ranks, in rank order, and returns one of the same kind.
 
         Raises:
             RanksLostError: a rank does not take part.
@@ -181,12 +185,12 @@ class Ranks:
         return mine
 
     def is_any(self, mine: bool) -> bool:
-        """Whether it is so on any rank. Every rank must call this."""
+        """Returns True if `mine` is True on any rank. Every rank must call this."""
         own = torch.tensor([[mine]], dtype=torch.float64, device="cpu")
         return bool(self.merge(own, lambda parts: parts.amax(0)).item())
 
     def union(self, mine: Iterable[T]) -> list[T]:
-        """The items of every rank, each once, in an order that is the same everywhere."""
+        """Returns the items of all ranks, each once, in the same order on every rank."""
         return self.combine(list(mine), lambda lists: list(dict.fromkeys(item for items in lists for item in items)))
 
     def _connected(self) -> list[Level]:
@@ -195,9 +199,10 @@ class Ranks:
         return self._levels
 
     def leave(self) -> None:
-        """Take part no longer; the others learn it at the next point, where a thread meets them.
+        """Takes no further part; the others learn of it at the next point, where a thread meets them.
 
-        Closed connections do not tell them while a process that this one has forked, such as a DataLoader's, lives.
+        Closing connections is not enough: they stay open while a process that this one has forked, such as a
+        DataLoader's worker, is alive.
         """
         if self._is_exchanging:  # the others would not meet it
             self.close()
@@ -210,15 +215,15 @@ class Ranks:
         self.close()
 
     def close(self) -> None:
-        """Close the connections, and take part no longer."""
+        """Closes the connections and takes no further part."""
         levels, self._levels = self._levels, []
         for level in levels:
             with suppress(ValueError, AssertionError):  # the default group has ended, and all others with it
                 dist.destroy_process_group(level.group)
 
 
-def connected(most_peers: int = MOST_PEERS) -> tuple[Ranks | None, str]:
-    """The ranks, or None and why they cannot be connected: the same on every rank. Every rank must call this."""
+def connected(most_peers: int = MAX_PEERS) -> tuple[Ranks | None, str]:
+    """Connects the ranks. Returns them, or None and the reason, the same on every rank. Every rank must call this."""
     ranks, fault = None, ""
     try:
         ranks = Ranks(most_peers)
@@ -236,7 +241,7 @@ def connected(most_peers: int = MOST_PEERS) -> tuple[Ranks | None, str]:
 
 
 def _divisor(size: int) -> int:
-    """The largest divisor that is at most the root."""
+    """Returns the largest divisor of `size` that is at most its square root."""
     return max(divisor for divisor in range(1, math.isqrt(size) + 1) if size % divisor == 0)
 
 
@@ -254,26 +259,26 @@ def _exchange(level: Level, into: Tensor, given: Tensor, received: list[int], se
 
 
 def _lost(error: RuntimeError) -> RanksLostError:
-    minutes = TO_ANSWER.total_seconds() / 60
+    minutes = ANSWER_TIMEOUT.total_seconds() / 60
     is_late = "imed out" in str(error)
     return RanksLostError(f"another rank has not answered for {minutes:.0f} minutes" if is_late else _HAS_LEFT)
 
 
 def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None:
-    """The part of a tensor that this rank measures, so that all ranks together measure each number once.
+    """Returns the part of a tensor that this rank measures, so that all ranks together measure each element once.
 
     Args:
-        tensor: plain, or a DTensor.
-        is_replicated: whether a plain tensor is the same on all ranks, as a parameter is. Otherwise it comes from this
+        tensor: a plain tensor or a DTensor.
+        is_replicated: True if a plain tensor is the same on all ranks, as a parameter is; False if it comes from this
             rank's own data.
         rank: the number of this process.
 
     Returns:
-        A plain tensor; None where another rank measures it.
+        A plain tensor; None if another rank measures it.
 
     Raises:
-        RuntimeError: a DTensor holds partial sums. To add them up takes a collective in the middle of the model, which
-            would hang the training where one rank has stopped measuring.
+        RuntimeError: a DTensor holds partial sums. Adding them up takes a collective in the middle of the model, which
+            would hang the training if one rank has stopped measuring.
     """
     if type(tensor) is Tensor:  # nearly all are; to ask for the others costs more than all that follows here
         return None if is_replicated and rank else tensor
@@ -290,11 +295,11 @@ def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor on this rank. For a DTensor this is a collective: every rank must call it."""
+    """Returns the whole tensor. For a DTensor this is a collective: every rank must call it."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return waited(full)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lies on this rank."""
+    """Returns the part of a tensor that is on this rank."""
     return waited(tensor.to_local()) if isinstance(tensor, DTensor) else tensor

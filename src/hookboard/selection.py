@@ -1,4 +1,4 @@
-"""From patterns and types to modules: a dict from dotted names to modules."""
+"""Selects modules by patterns and types."""
 
 import pydoc
 import re
@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from hookboard.checks import several
 from hookboard.messages import closest, listed
 from hookboard.parameters import parametrized
-from hookboard.patterns import EXPRESSION, matched
+from hookboard.patterns import REGEX_PREFIX, matched
 
 T = TypeVar("T", bound=str | type)
 Patterns = str | Sequence[str]
@@ -23,7 +23,7 @@ PARAMETRIZATIONS = "parametrizations"
 
 
 class NothingToSelectError(ValueError):
-    """The user gave neither patterns nor types, and the model has none of the modules that are selected by default."""
+    """The user gave neither patterns nor types, and the model has nothing to select by default."""
 
 
 def select(
@@ -33,18 +33,16 @@ def select(
     *,
     owning: Literal["forward", "parameters"] = "forward",
 ) -> dict[str, nn.Module]:
-    """The submodules of `root` that the patterns and types name, in the model's own order.
+    """Returns the submodules of `root` that the patterns and types select, in the model's order.
 
     Args:
-        root: the module whose submodules are selected. With `owning="parameters"` the root itself can be selected
-            too, under the name `""`: by default, by its type, by the patterns `""` and `**`, or by a regular
-            expression.
-        modules: a pattern or several, over dotted names relative to `root`. `*` stays within one name, `**`
-            crosses dots, a leading `!` excludes, a leading `re:` is a regular expression that must match the
-            whole name. Left out: every leaf module (metrics of torchmetrics excepted), or, with `types`, every
-            module of those types.
-        types: classes or class names (`Conv2d`, `torch.nn.Conv2d`); subclasses count, a leading `!` excludes.
-            With `modules`, both must hold.
+        root: the module whose submodules are selected. With `owning="parameters"` the root itself can be selected too,
+            under the name `""`: by default, by its type, by the patterns `""` and `**`, or by a regular expression.
+        modules: a pattern or several, over dotted names relative to `root`. `*` stays within one name, `**` crosses
+            dots, a leading `!` excludes, a leading `re:` is a regular expression that must match the whole name. Left
+            out: every leaf module (except metrics of torchmetrics), or, with `types`, every module of those types.
+        types: classes or class names (`Conv2d`, `torch.nn.Conv2d`); subclasses count, a leading `!` excludes. With
+            `modules`, both must match.
         owning: what a module must have to be selected: a `forward` to hook, or `parameters` of its own. With
             `parameters`, `modules` left out means every module that owns some, leaf or not.
 
@@ -87,9 +85,9 @@ def select(
 
 
 def named_submodules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every submodule except `root`, by its dotted name without the parts that wrappers add (`_orig_mod` and others).
+    """Yields every submodule except `root`, by its dotted name without parts that wrappers add (such as `_orig_mod`).
 
-    If a wrapper and the module inside it then have the same name, it means the module inside.
+    If a wrapper and the module inside it then have the same name, the name means the module inside.
     """
     everything = dict(root.named_modules())
     found: dict[str, nn.Module] = {}
@@ -133,14 +131,14 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
 
 
 def _split(given: Sequence[T]) -> tuple[list[T], list[T]]:
-    """What is asked for, and what is excluded by a leading `!`."""
+    """Separates what is included from what a leading `!` excludes."""
     excluded: list[Any] = [g[1:] for g in given if isinstance(g, str) and g.startswith("!")]
     included = [g for g in given if not (isinstance(g, str) and g.startswith("!"))]
     return included, excluded
 
 
 def _matcher(given: list[T], names_of: Callable[[T], set[str]]) -> set[str] | None:
-    """The names that any of `given` matches; None where nothing was given."""
+    """Returns the names that any of `given` matches; None if nothing is given."""
     return set().union(*map(names_of, given)) if given else None
 
 
@@ -156,18 +154,18 @@ def _names_matching(pattern: str, named: dict[str, nn.Module]) -> set[str]:
 
 
 def _meant(pattern: str, named: dict[str, nn.Module]) -> str:
-    """What a pattern that matches nothing was likely meant to be, as the end of a sentence."""
+    """Guesses what a pattern that matches nothing was meant to be; the end of a sentence."""
     if any(type(module).__name__ == pattern for module in named.values()):
         return f"; it is a type: give types={pattern!r}"
     owner, _, attribute = pattern.rpartition(".")
     if owner in named and attribute in dict(named[owner].named_parameters(recurse=False)):
         return f"; it is a parameter: name its module, {owner!r}"
     wider = re.sub(r"(?<!\*)\*(?!\*)", "**", pattern)
-    if wider != pattern and not pattern.startswith(EXPRESSION):
+    if wider != pattern and not pattern.startswith(REGEX_PREFIX):
         count = len(matched(wider, named))
         if count:
             return f"; '*' stays within one name: {wider!r} matches {count}"
-    near = closest(pattern.removeprefix(EXPRESSION), named)
+    near = closest(pattern.removeprefix(REGEX_PREFIX), named)
     return f"; the closest are {', '.join(map(repr, near))}" if near else ""
 
 
@@ -192,7 +190,7 @@ def _is_of_type(module: nn.Module, kind: str | type) -> bool:
 
 
 def _is_leaf(name: str, module: nn.Module) -> bool:
-    """Has no submodule of its own making, and is part of the model (not a metric, not a reparametrization)."""
+    """Returns True for a module without submodules that is part of the model, so no metric and no parametrization."""
     inside_parametrization = PARAMETRIZATIONS in name.split(".")
     children = [child for child, _ in module.named_children() if child != PARAMETRIZATIONS]
     return not children and not inside_parametrization and not isinstance(module, Metric)

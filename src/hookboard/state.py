@@ -1,4 +1,4 @@
-"""Remembers what a module holds, to put it back: buffers, attributes, and all that can be reached from them."""
+"""Saves the state of a module and restores it: buffers, attributes, and everything that can be reached from them."""
 
 import random
 import weakref
@@ -15,32 +15,32 @@ from torch import Tensor, nn
 
 from hookboard.torch_private import buffers_of
 
-MOST_OBJECTS = 1_000_000
-"""How many objects are looked at most; numbers and texts do not count."""
+MAX_OBJECTS = 1_000_000
+"""Maximum number of objects that are visited; numbers and strings do not count."""
 
 _CONSTANT = frozenset({bool, int, float, complex, str, bytes, range, slice, type(None), torch.Size, torch.dtype})
 _OF_LIBRARIES = frozenset({"torch", "lightning", "lightning_fabric", "pytorch_lightning", "logging"})
 _OF_THREADS = frozenset({"_thread", "threading", "queue", "multiprocessing"})
 _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
-"""What every module has, its hooks among it."""
+"""Attributes that every module has, its hooks among them."""
 
 
 class State:
-    """What a module and all modules inside it hold now, parameters excepted.
+    """The present state of a module and all modules inside it, without parameters.
 
     It follows attributes through lists, dicts, sets, deques, tuples, plain objects, methods, `partial` and other
-    modules. It keeps the content of these, of tensors and of NumPy arrays, and the state of random generators. Each
-    object is kept once, and is changed back in place. It does not follow objects of torch and Lightning (a Trainer, an
+    modules, and saves the content of these, of tensors and NumPy arrays, and the state of random generators. Each
+    object is saved once and restored in place. It does not follow objects of torch and Lightning (a Trainer, an
     optimizer), nor objects that hold a lock or a thread, because other threads may use them.
 
-    Not kept is what Python cannot set back (iterators, running generators, open files), and what no attribute holds
+    Not saved is what Python cannot set back (iterators, running generators, open files), and what no attribute holds
     (globals, attributes of classes, variables of a closure).
 
     Args:
-        held: the module, and whatever else the call may change.
+        held: the module, and anything else that may change.
 
     Raises:
-        RuntimeError: more than MOST_OBJECTS objects can be reached.
+        RuntimeError: more than MAX_OBJECTS objects can be reached.
     """
 
     def __init__(self, *held: object) -> None:
@@ -52,22 +52,22 @@ class State:
             if type(value) in _CONSTANT or id(value) in seen:
                 continue
             seen[id(value)] = value
-            if len(seen) > MOST_OBJECTS:
+            if len(seen) > MAX_OBJECTS:
                 raise RuntimeError(
-                    f"the model holds more than {MOST_OBJECTS} objects in its attributes, too many to put back after "
+                    f"the model holds more than {MAX_OBJECTS} objects in its attributes, too many to put back after "
                     "another call"
                 )
             waiting.extend(_keep(value, self._undo))
 
     def restore(self) -> None:
-        """Change back what has changed. It works once."""
+        """Restores everything that has changed. It works only once."""
         with torch.no_grad():
             self._undo.close()
 
 
 @contextmanager
 def same_random_state() -> Iterator[None]:
-    """Put Python's, NumPy's and torch's CPU and CUDA generators back in the end, where they are in use."""
+    """Restores the generators of Python, NumPy, torch's CPU and, if in use, CUDA at the end of the context."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     # The CPU's generator, and those of all CUDA devices if CUDA is in use.
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
@@ -80,10 +80,10 @@ def same_random_state() -> Iterator[None]:
 
 @singledispatch
 def _keep(value: Any, undo: ExitStack) -> Iterable[object]:
-    """Note in `undo` how to put the value back.
+    """Registers in `undo` how to restore the value.
 
     Returns:
-        What it holds.
+        The objects that it holds.
     """
     names = {cls.__module__.partition(".")[0] for cls in type(value).__mro__}
     if names & (_OF_LIBRARIES | _OF_THREADS) or type(value) in weakref.ProxyTypes:

@@ -18,7 +18,7 @@ from hookboard.health.silence import Silence
 from hookboard.loops import callback as base
 from hookboard.loops import saved
 from hookboard.loops.saved import KEY
-from hookboard.plain import Form
+from hookboard.plain import Codec
 from hookboard.recording import Readings
 
 DATA = batches(*[4] * 12)
@@ -215,7 +215,7 @@ def test_what_the_first_format_holds_is_taken(tmp_path, said, monkeypatch):
     """It had no widths."""
 
     def without(name, form):
-        return Form(lambda given: {k: part for k, part in form.take(given).items() if k != name}, form.make)
+        return Codec(lambda given: {k: part for k, part in form.take(given).items() if k != name}, form.make)
 
     older = {Readings: without("widths", saved.FORMS[Readings]), Silence: without("width", saved.FORMS[Silence])}
     with monkeypatch.context() as patch:

@@ -170,6 +170,6 @@ def test_what_other_threads_may_use_is_left_alone(tmp_path):
 
 
 def test_a_model_that_holds_too_much_ends_the_maps_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("hookboard.state.MOST_OBJECTS", 10)
+    monkeypatch.setattr("hookboard.state.MAX_OBJECTS", 10)
     with pytest.warns(UserWarning, match="holds more than 10 objects"):
         trained(tmp_path, "an object", CAMLogger(every_n_steps=1))

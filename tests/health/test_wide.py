@@ -14,7 +14,7 @@ from hookboard.health.rules.signal import COLLAPSED
 from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
 from hookboard.health.silence import Silence
 from hookboard.measure import looked_at
-from hookboard.plain import Form, packed, unpacked
+from hookboard.plain import Codec, packed, unpacked
 from hookboard.recording import Readings
 from hookboard.sites import Site
 
@@ -111,7 +111,7 @@ def test_whether_a_wide_layer_gives_enough_answers_goes_by_all_of_its_units(each
 def test_what_an_older_checkpoint_holds_had_a_row_for_each_channel():
     def without(name, cls):
         form = FORMS[cls]
-        return Form(lambda given: {k: v for k, v in form.take(given).items() if k != name}, form.make)
+        return Codec(lambda given: {k: v for k, v in form.take(given).items() if k != name}, form.make)
 
     older = {**FORMS, Readings: without("widths", Readings), Silence: without("width", Silence)}
     silence = Silence(3)

@@ -93,7 +93,7 @@ def main(folder, case):
     torch.set_num_threads(1)
     # At each batch rank 0 tells the others whether it has been asked to end.
     TrainingEpochLoop._broadcast_sigterm_tensor = lambda self: None
-    base.PATIENCE = 1.0 if case == "stuck" else 60.0
+    base.MAX_WAIT_SECONDS = 1.0 if case == "stuck" else 60.0
     monitor, clock = HealthMonitor(every_n_steps=1, window=1), Clock()
     is_second, is_shorter = os.environ["LOCAL_RANK"] == "1", case == "shorter"
     if case == "broken" and is_second:

@@ -11,7 +11,7 @@ from threading import BoundedSemaphore
 from hookboard import patterns
 from hookboard.board.source import RefusalError
 from hookboard.messages import closest, listed
-from hookboard.patterns import EXPRESSION, matched
+from hookboard.patterns import REGEX_PREFIX, matched
 from hookboard.record import LayerFacts
 
 MAX_PROCESSES = 4
@@ -111,14 +111,14 @@ def selected(layers: Mapping[str, LayerFacts], modules: Sequence[str], types: Se
 
 
 def _names_matching(layers: Mapping[str, LayerFacts], pattern: str, until: float) -> set[str]:
-    if pattern.startswith(EXPRESSION):
+    if pattern.startswith(REGEX_PREFIX):
         found = set(matched_by_expression(pattern, list(layers), until))
     else:
         found = set(matched(pattern, _in_time(layers, f"layers: {pattern!r}", until)))
     if not found:
         what = f"the pattern {pattern!r} matches no layer's whole name"
         wider = f"**{pattern}**"
-        if pattern and not pattern.startswith(EXPRESSION):
+        if pattern and not pattern.startswith(REGEX_PREFIX):
             count = len(matched(wider, _in_time(layers, f"layers: {pattern!r}", until)))
             what += f", {wider!r} matches {count}" if count else ""
         raise RefusalError(_nothing("layers", what, pattern, [name for name in layers if name]))
@@ -156,6 +156,6 @@ def _is_called(full: str, given: str) -> bool:
 
 
 def _nothing(field: str, what: str, given: str, valid: list[str]) -> str:
-    near = closest(given.removeprefix(EXPRESSION), valid)
+    near = closest(given.removeprefix(REGEX_PREFIX), valid)
     hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
     return f"{field}: {what}{hint}. Valid: {listed(valid)}."

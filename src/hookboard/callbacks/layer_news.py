@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hookboard.layers import with_late_ones
+from hookboard.layers import order_with_late
 from hookboard.layouts import shape_of
 from hookboard.loops import Selection
 from hookboard.messages import warn_switched_off
@@ -93,8 +93,8 @@ class LayerNews:
             defined = list(facts)
             ran = dict.fromkeys(name for role in _OF_CALLS for name in places.first(role) if name in facts)
             known = [name for name in self._ran if name in facts]
-            self._ran = with_late_ones(known or ran, ran, defined)
-            return with_late_ones(self._ran, defined, defined)
+            self._ran = order_with_late(known or ran, ran, defined)
+            return order_with_late(self._ran, defined, defined)
 
         return self.in_order(self._met, order, facts, recorder, every_n_steps)
 

@@ -11,7 +11,7 @@ from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.weights import WeightsBefore
 from hookboard.hooks import Taps
-from hookboard.layers import DefinedDims, ends_of, layers_of
+from hookboard.layers import DefinedDims, layers_of, saturation_limits
 from hookboard.loops import StageState, listed_gaps
 from hookboard.measure import Plan, needs_host
 from hookboard.messages import inform, rank_zero_warn
@@ -162,7 +162,7 @@ def facts_of(model: nn.Module, plan: Plan) -> dict[str, Any]:
     if "saturated_fraction" in plan.names:
 
         def ends(site: Site) -> tuple[float, float] | None:
-            return ends_of(modules[site.name]) if site.role == "output" and site.name in modules else None
+            return saturation_limits(modules[site.name]) if site.role == "output" and site.name in modules else None
 
         facts["ends"] = ends
     return facts

@@ -16,10 +16,10 @@ from hookboard.health.run import RateJump, Run
 from hookboard.health.run_table import RunTable
 from hookboard.health.silence import Silence
 from hookboard.layers import Layer
-from hookboard.plain import Form, Forms, form_of_dataclass, form_of_object
+from hookboard.plain import Codec, Codecs, dataclass_codec, object_codec
 from hookboard.recording import FORMS as OF_READINGS
 
-_OF_JUDGE = form_of_object(lambda: Judge([], {}, 1), derived=("run", "_rules", "_names", "_verdicts"))
+_OF_JUDGE = object_codec(lambda: Judge([], {}, 1), derived=("run", "_rules", "_names", "_verdicts"))
 
 
 def parts_of(judge: Judge) -> dict[str, Any]:
@@ -97,20 +97,20 @@ _ORDER = ["window", "layers", "looks", "first", "evaluation", "comparisons", "ra
 _ORDER += ["silence", "seen", "peak_rate", "first_move", "first_nonfinite", "_is_masked", "steps", "_recent"]
 _ORDER += ["_ran", "_defined", "_answers"]
 _REMADE = ("why_silent", "table", "now", "latest", "initial", "_ordered_by")
-_OF_RUN = form_of_object(lambda: Run({}, 1), derived=_REMADE)
-_OF_LOOK = form_of_dataclass(Look)
-_OF_SILENCE = form_of_object(lambda: Silence(0))
+_OF_RUN = object_codec(lambda: Run({}, 1), derived=_REMADE)
+_OF_LOOK = dataclass_codec(Look)
+_OF_SILENCE = object_codec(lambda: Silence(0))
 _PLAIN = (Case, Comparison, Gap, Layer, Loss, Nonfinite, RateJump, Running, Spike, Stepped, Symptom)
 
-FORMS: Forms = {
+FORMS: Codecs = {
     **OF_READINGS,
-    **{cls: form_of_dataclass(cls) for cls in _PLAIN},
-    Look: Form(_parts_of_look, _OF_LOOK.make),
-    LossCurve: form_of_object(LossCurve),
-    Recent: Form(vars, dict),
-    Run: Form(_parts_of_run, _made_run),
+    **{cls: dataclass_codec(cls) for cls in _PLAIN},
+    Look: Codec(_parts_of_look, _OF_LOOK.make),
+    LossCurve: object_codec(LossCurve),
+    Recent: Codec(vars, dict),
+    Run: Codec(_parts_of_run, _made_run),
     # Once all units had a row, and a silence had no width.
-    Silence: Form(_OF_SILENCE.take, lambda parts: _OF_SILENCE.make({"width": len(parts["looks"]), **parts})),
-    Timeline: Form(vars, dict),
+    Silence: Codec(_OF_SILENCE.take, lambda parts: _OF_SILENCE.make({"width": len(parts["looks"]), **parts})),
+    Timeline: Codec(vars, dict),
 }
 """The form of every class that a judge keeps."""

@@ -13,7 +13,7 @@ from hookboard.health.losses import LossCurve
 from hookboard.health.robust import median, median_of
 from hookboard.health.run_table import QUANTITIES, LayerArrays, LookArrays, RunTable, quantities_of
 from hookboard.health.silence import Silence, silent_in
-from hookboard.layers import Layer, with_late_ones
+from hookboard.layers import Layer, order_with_late
 from hookboard.measure import FIELDS
 from hookboard.messages import unknown
 from hookboard.sites import Role
@@ -278,7 +278,7 @@ class Run:
         self._ordered_by = look.table.places
 
     def _order(self, known: dict[str, Layer], ran: Iterable[str]) -> None:
-        order = with_late_ones(list(self._ran) or list(ran), ran, self._defined)
+        order = order_with_late(list(self._ran) or list(ran), ran, self._defined)
         self._ran = dict.fromkeys(order)
         order += [name for name in known if name not in self._ran]
         before = {name: place for place, name in enumerate(known)}

@@ -62,7 +62,7 @@ from hookboard.loops.trainer import (
 )
 from hookboard.loops.worker import Patience, Worker, has_own_thread
 from hookboard.messages import alert, inform, rank_zero_warn, warn_switched_off
-from hookboard.ranks import PATIENCE, Ranks, connected, has_process_group
+from hookboard.ranks import MAX_WAIT_SECONDS, Ranks, connected, has_process_group
 from hookboard.selection import NothingToSelectError
 from hookboard.writers import Loggers
 
@@ -351,7 +351,7 @@ class HookboardCallback(CallbackMethods[W]):
             in_thread = has_own_thread(pl_module.device) or self._ranks is not None
             if self._ranks is not None:  # where one callback has waited in vain, the next need not wait as long
                 others = (one.patience for one in self._together(trainer) if one.patience is not None)
-                self.patience = next(others, Patience(PATIENCE))
+                self.patience = next(others, Patience(MAX_WAIT_SECONDS))
             self._worker = Worker(f"hookboard {self._name}", in_thread, self.patience)
             self.share = OverheadShare()
             self.share.begin(one.clock for one in self._together(trainer))

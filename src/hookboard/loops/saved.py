@@ -13,7 +13,7 @@ import numpy as np
 
 from hookboard.health import FORMS as OF_HEALTH
 from hookboard.loops.stage_state import StageState
-from hookboard.plain import Forms, form_of_dataclass, packed, unpacked
+from hookboard.plain import Codecs, dataclass_codec, packed, unpacked
 from hookboard.record import LayerFacts
 
 KEY = "hookboard"
@@ -24,7 +24,7 @@ VERSION = 2
 READ = frozenset({1, VERSION})
 """The formats that are read. In the first, every channel had a row, and no width was kept."""
 
-FORMS: Forms = {**OF_HEALTH, LayerFacts: form_of_dataclass(LayerFacts)}
+FORMS: Codecs = {**OF_HEALTH, LayerFacts: dataclass_codec(LayerFacts)}
 
 FREE = ("stop_on", "max_overhead", "nonfinite", "sync_dist")
 """The arguments that may be others in a fit that is continued."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hookboard.measure import FIELDS, WIDTH, Histogram, Moments, StatisticColumns
-from hookboard.plain import Form, Forms, form_of_dataclass
+from hookboard.plain import Codec, Codecs, dataclass_codec
 from hookboard.sites import Role, Site, Stage
 
 _COUNT = FIELDS.index("count")
@@ -329,12 +329,12 @@ def _split(rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray | None]:
 
 _OF_SITES = ("name", "role", "index")
 
-FORMS: Forms = {
-    Places: Form(
+FORMS: Codecs = {
+    Places: Codec(
         lambda places: {name: [getattr(site, name) for site in places.sites] for name in _OF_SITES},
         lambda parts: Places([Site(*each) for each in zip(*(parts[name] for name in _OF_SITES), strict=True)]),
     ),
-    Histogram: form_of_dataclass(Histogram),
-    Readings: Form(_parts, _made),
+    Histogram: dataclass_codec(Histogram),
+    Readings: Codec(_parts, _made),
 }
 """Of `Readings` and what belongs to them."""

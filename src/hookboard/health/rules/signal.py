@@ -9,7 +9,7 @@ from hookboard.health.look import Look
 from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.shared import harm_of, severity_of, source_of
 from hookboard.health.run import SOFTMAX_GRADIENT_MEAN_MAX, Run
-from hookboard.layers import END, RANGES, Layer
+from hookboard.layers import RANGES, SATURATED_SHARE, Layer
 from hookboard.measure import FIELDS
 from hookboard.recording import Reading
 
@@ -77,8 +77,8 @@ def _share(run: Run, layer: Layer) -> float | None:
         return share
     low, high = _range(layer, reading)
     middle, half = (low + high) / 2, (high - low) / 2
-    at_high = (units[:, :, _MIN] >= middle + END * half).all(axis=0)
-    at_low = (units[:, :, _MAX] <= middle - END * half).all(axis=0)
+    at_high = (units[:, :, _MIN] >= middle + SATURATED_SHARE * half).all(axis=0)
+    at_low = (units[:, :, _MAX] <= middle - SATURATED_SHARE * half).all(axis=0)
     return max(share, float((at_high | at_low).mean()))
 
 
@@ -92,7 +92,7 @@ def _share_at(look: Look | None, layer: Layer) -> float | None:
     if reading.histogram is not None and len(reading.histogram.counts):
         edges, counts = reading.histogram.edges, reading.histogram.counts
         centres = (edges[:-1] + edges[1:]) / 2
-        return float(counts[np.abs(centres - middle) >= END * half].sum() / counts.sum())
+        return float(counts[np.abs(centres - middle) >= SATURATED_SHARE * half].sum() / counts.sum())
     # What is not at the ends is taken as evenly spread between them.
     square = ((reading.moments.mean - middle) ** 2 + reading.moments.deviation**2) / half**2 if half else 0.0
     return max(0.0, (3 * square - 1) / 2)
@@ -148,7 +148,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
         return
     advice = "Check how its biases and weights are initialized: gates should start half open."
     # Between -1 and 1 the mean of squares is the smaller one: absolute values are as large on average, or larger.
-    if reading.moments.rms**2 >= END and reading.moments.max <= 1 and reading.moments.min >= -1:
+    if reading.moments.rms**2 >= SATURATED_SHARE and reading.moments.max <= 1 and reading.moments.min >= -1:
         evidence = f"its outputs lie at the ends of their range: their RMS is {reading.moments.rms:.2g}"
         yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=1.0)
         return
