@@ -275,7 +275,7 @@ def private_uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
                     yield argument.value, node.lineno
 
 
-SAME_NAMES = {"Call", "Form", "Place"}
+SAME_NAMES = {"Call", "Place"}
 """Names of classes and files that are still there more than once."""
 
 
