@@ -1,0 +1,68 @@
+"""What `HealthMonitor` says of published faulty programs: `python -m benchmarks.programs`.
+
+python -m benchmarks.programs                  train each program faulty and fixed, with HealthMonitor(), print a table
+python -m benchmarks.programs --json FILE      the rows besides, with every alarm
+python -m benchmarks.programs --every 5        with the Trainer's log_every_n_steps at 5 in place of Lightning's 50
+python -m benchmarks.programs --harm           the scores without a monitor, by which the fix must beat the fault
+python -m benchmarks.programs --only 31880720  programs whose name contains this
+"""
+
+import argparse
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.health.runner import quiet
+from benchmarks.programs.posts import POSTS
+from benchmarks.programs.rows import each, harm, judged
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.programs", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--every", type=int, default=50, help="the Trainer's log_every_n_steps")
+    parser.add_argument("--harm", action="store_true", help="scores without a monitor on three seeds")
+    parser.add_argument("--only", default="", help="programs whose name contains this")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args(given)
+    names = [post.name for post in POSTS if options.only in post.name]
+    if options.harm:
+        for line in each(harm, names, options.processes):
+            print(line, flush=True)
+        return
+    rows = []
+    for row in each(functools.partial(judged, every=options.every), names, options.processes):
+        rows.append(row)
+        print(shown(row), flush=True)
+    print(sums(rows))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+def shown(row: dict[str, Any]) -> str:
+    def said(alarms: list[dict[str, Any]]) -> str:
+        return ", ".join(f"{alarm['rule']} {alarm['module']}".strip() for alarm in alarms) or "-"
+
+    cause = "yes" if row["cause"] else "no" if row["found"] else "-"
+    wrong, right = row["scores"]
+    return (
+        f"| {row['post']} | {row['fault']} | {'yes' if row['found'] else 'no'} | {said(row['alarms'])} | {cause}"
+        f" | {said(row['alarms_on_fix'])} | {wrong:.2g} -> {right:.2g} |"
+    )
+
+
+def sums(rows: Sequence[dict[str, Any]]) -> str:
+    def count(key: str) -> int:
+        return sum(row[key] for row in rows)
+
+    return (
+        f"{len(rows)} programs: found {count('found')}, cause right {count('cause')},"
+        f" false alarms on fixes {count('false_alarm')}"
+    )
+
+
+if __name__ == "__main__":
+    quiet()
+    main()

@@ -1,0 +1,57 @@
+"""The rows of the table, each made in a process of its own."""
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from benchmarks.health.runner import quiet
+from benchmarks.programs.posts import POSTS
+from benchmarks.programs.trial import Post, built, trained
+
+from hookboard import HealthMonitor
+
+HARM_SEEDS = (0, 1, 2)
+
+HARM_MARGIN = 0.1
+"""A fix must score so much better than its fault, on each seed, for the program to be in the table."""
+
+
+def each(act: Callable[[str], Any], names: Sequence[str], processes: int) -> Iterator[Any]:
+    if processes == 1:
+        yield from map(act, names)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes, quiet) as pool:
+        yield from pool.imap(act, names)
+
+
+def by_name(name: str) -> Post:
+    return next(post for post in POSTS if post.name == name)
+
+
+def harm(name: str) -> str:
+    """The scores of fault and fix on each seed, and whether the fix beats the fault on all of them."""
+    post = by_name(name)
+    pairs = [[trained(built(post, fixed, seed), seed, None).score for fixed in (False, True)] for seed in HARM_SEEDS]
+    does_harm = all(right - wrong >= HARM_MARGIN for wrong, right in pairs)
+    scores = "  ".join(f"{wrong:.3g} -> {right:.3g}" for wrong, right in pairs)
+    return f"{name:26} {'harm' if does_harm else 'NO HARM':8} {scores}"
+
+
+def judged(name: str, every: int) -> dict[str, Any]:
+    """Train a program faulty and fixed with a monitor; returns its row of the table."""
+    post = by_name(name)
+    fault = trained(built(post, False, 0), 0, HealthMonitor(), every)
+    fix = trained(built(post, True, 0), 0, HealthMonitor(), every)
+    return {
+        "post": post.name,
+        "source": post.source,
+        "fault": post.fault,
+        "causes": post.causes,
+        "found": bool(fault.alarms),
+        "cause": bool(fault.alarms) and fault.alarms[0]["rule"] in post.causes,
+        "false_alarm": bool(fix.alarms),
+        "scores": [fault.score, fix.score],
+        "seconds": [fault.seconds, fix.seconds],
+        "alarms": fault.alarms,
+        "alarms_on_fix": fix.alarms,
+    }
