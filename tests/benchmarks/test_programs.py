@@ -1,0 +1,108 @@
+"""The ported programs: each builds and trains, says where it comes from, and is scored in terms that compare."""
+
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+pytest.importorskip("sklearn")
+
+from benchmarks.health.runner import quiet
+from benchmarks.programs.__main__ import sums
+from benchmarks.programs.parts import bit_accuracy, clipped_binary_cross_entropy, r2, sgd, stack, standardized
+from benchmarks.programs.posts import LEFT_OUT, POSTS
+from benchmarks.programs.trial import Program, batches, built, trained
+
+pytestmark = pytest.mark.trains
+
+SOURCES = ("Wardat-ISU/DeepLocalize@297bc34:", "shiningrain/AUTOTRAINER@03a463e:", "ArabelaTso/DeepFD@9fe0895:")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_no_news():
+    threads = torch.get_num_threads()
+    with warnings.catch_warnings():
+        quiet()
+        yield
+    torch.set_num_threads(threads)
+
+
+def tiny(steps=3, samples=5, batch_size=2):
+    inputs = torch.arange(float(samples)).unsqueeze(1)
+    return Program(stack(1, 1), mse_loss, inputs, inputs, sgd(), batch_size, steps, r2)
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["faulty", "fixed"])
+@pytest.mark.parametrize("post", POSTS, ids=lambda post: post.name)
+def test_a_program_takes_two_steps(post, fixed):
+    program = built(post, fixed, seed=0)
+    losses = []
+
+    def kept(outputs, targets):
+        losses.append(program.loss(outputs, targets))
+        return losses[-1]
+
+    trained(replace(program, loss=kept, steps=2), 0, None)
+    assert len(losses) == 2
+    assert all(math.isfinite(loss) for loss in losses)
+
+
+@pytest.mark.parametrize("post", POSTS, ids=lambda post: post.name)
+def test_a_program_says_its_source_its_fault_its_fix_and_at_most_three_causes(post):
+    assert post.source.startswith(SOURCES)
+    assert post.fault.endswith(".")
+    assert post.fix
+    assert 1 <= len(post.causes) <= 3
+
+
+def test_no_program_is_there_twice_nor_left_out_as_well():
+    names = [post.name for post in POSTS]
+    assert len(set(names)) == len(names)
+    assert not set(names) & set(LEFT_OUT)
+
+
+def test_fault_and_fix_start_from_the_same_draw():
+    post = next(post for post in POSTS if post.name == "48221692")
+    assert torch.equal(built(post, False, 3).inputs, built(post, True, 3).inputs)
+
+
+def test_an_epoch_goes_over_all_samples_and_the_steps_are_as_many_as_asked():
+    drawn = [inputs.flatten().tolist() for inputs, _ in batches(tiny(steps=4))]
+    assert [len(one) for one in drawn] == [2, 2, 1, 2]
+    assert sorted(drawn[0] + drawn[1] + drawn[2]) == [0, 1, 2, 3, 4]
+
+
+def test_a_score_that_is_no_number_is_the_worst():
+    program = tiny()
+    nn.init.constant_(program.net[0].weight, math.nan)
+    assert trained(program, 0, None).score == -math.inf
+
+
+def test_the_score_of_the_best_constant_is_zero():
+    targets = torch.tensor([[1.0], [2.0], [6.0]])
+    assert r2(torch.full((3, 1), 3.0), targets) == pytest.approx(0)
+
+
+def test_a_bit_is_right_on_the_same_side_of_one_half():
+    assert bit_accuracy(torch.tensor([0.4, 0.6, 1.0]), torch.tensor([0.0, 0.0, 1.0])) == pytest.approx(2 / 3)
+
+
+def test_a_constant_column_is_standardized_to_zero():
+    assert standardized(torch.full((3, 1), 7.0)).tolist() == [[0.0]] * 3
+
+
+def test_outputs_beyond_a_probability_cost_as_much_as_the_nearest_one():
+    outputs, targets = torch.tensor([3.0]), torch.tensor([1.0])
+    assert clipped_binary_cross_entropy(outputs, targets).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_the_sums_count_what_was_found_named_and_cried_wolf():
+    rows = [
+        {"found": True, "cause": True, "false_alarm": False},
+        {"found": True, "cause": False, "false_alarm": True},
+    ]
+    assert sums(rows) == "2 programs: found 2, cause right 1, false alarms on fixes 1"
