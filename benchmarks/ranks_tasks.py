@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.callbacks.health_state import layers_in
-from hookboard.loops.stage_state import Watch
+from hookboard.loops.stage_state import StageState
 from hookboard.ranks import Ranks, connected
 from hookboard.recording import Recorder
 from hookboard.sites import Site
@@ -255,8 +255,8 @@ class Monitor(HealthMonitor):
 
     def recorder(self, model: LightningModule, ranks: Ranks) -> Recorder:
         self._ranks = ranks
-        watch = Watch("train", 1, Loggers([], ""), layers_in(model, None, None), {}, set())
-        return self._recorder(SimpleNamespace(), model, watch)
+        state = StageState("train", 1, Loggers([], ""), layers_in(model, None, None), {}, set())
+        return self._recorder(SimpleNamespace(), model, state)
 
     def shapes(self, model: LightningModule) -> dict[Site, torch.Size]:
         """Of every tensor, for two tokens; the model may be without values."""

@@ -128,7 +128,7 @@ def unpacked(given: Tensor, forms: Codecs) -> Any:
 
 
 class _Packer:
-    """Turns a value into a tree for JSON; what JSON cannot represent becomes an object whose single key names its type."""
+    """Turns a value into a tree for JSON; what JSON lacks becomes an object whose single key names its type."""
 
     def __init__(self, forms: Codecs) -> None:
         self.arrays: dict[str, list[np.ndarray]] = {}

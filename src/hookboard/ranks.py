@@ -100,10 +100,9 @@ class Ranks:
                 set_timeout(group, ANSWER_TIMEOUT)
 
     def at(self, point: str, exchange: Callable[[], T]) -> T:
-        """Returns what `exchange` returns, after checking that all ranks are at the same point. Every rank must call
-        it.
+        """Returns what `exchange` returns, after checking that all ranks are at the same point.
 
-        If it fails, this rank takes no further part: what it would exchange next would not be what the others exchange,
+        Every rank must call it. If it fails, this rank takes no further part: what it would exchange next would not be what the others exchange,
         and gloo aborts a process that receives more than it expects.
 
         Raises:

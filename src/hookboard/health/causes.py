@@ -22,8 +22,8 @@ class Cause:
     Args:
         rule: the rule that names the cause.
         effects: the rules whose symptoms it explains.
-        where: in which layers: in the `same` one, in those that run `before` it (and the same one), or `anywhere`. A cause
-            of the whole model is anywhere.
+        where: in which layers: in the `same` one, in those that run `before` it (and the same one), or `anywhere`. A
+            cause of the whole model is anywhere.
         when: when the cause must have begun: `by then`, not later than its effect, apart from what a window leaves
             open; `not later`, to the step; `earlier` than its effect; `at the start`, before the first step changed a
             weight; `by steps`: by then, and the effect was not there before the first step changed a weight.

@@ -211,7 +211,7 @@ def sentence(text: str, module: str = "") -> str:
 
 
 def ended_by(verdict: Verdict, step: int) -> str:
-    """Return a sentence, without its subject, saying that the fit ends after this optimizer step because of an alarm."""
+    """Return a sentence without its subject: that an alarm ends the fit after this optimizer step."""
     where = f" in {verdict.module}" if verdict.module else ""
     return f"ends the fit after step {step} because of {verdict.rule}{where}. {_evidence(verdict)}"
 
