@@ -102,8 +102,8 @@ class Ranks:
     def at(self, point: str, exchange: Callable[[], T]) -> T:
         """Returns what `exchange` returns, after checking that all ranks are at the same point.
 
-        Every rank must call it. If it fails, this rank takes no further part: what it would exchange next would not be what the others exchange,
-        and gloo aborts a process that receives more than it expects.
+        Every rank must call it. If it fails, this rank takes no further part: what it would exchange next would not be
+        what the others exchange, and gloo aborts a process that receives more than it expects.
 
         Raises:
             RanksLostError: a rank does not take part, or is at another point.
