@@ -1,15 +1,14 @@
 """The gradient with respect to a module's output, by tensor hooks that do not change the graph."""
 
 from collections.abc import Callable
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.hooks.views import Memory, Place, memory_of, place_of
-from hookboard.torch_private import base_of, sequence_number_of
+from hookboard.hooks.views import Memory, memory_of
+from hookboard.torch_private import base_of
 
 Observer = Callable[[Tensor], object]
 Explain = Callable[[str], object]
@@ -51,9 +50,6 @@ def watch_output(
     of the base's gradient is observed. It includes the gradient from other tensors in the same memory. If gradients
     come both through the view and past it, nothing is observed, and `on_unclear` is called with the cause.
 
-    If the same observer watches two views of the same elements and their memory is changed, the gradient is observed
-    only once.
-
     Returns:
         A handle that the caller must remove if the tensor is a leaf, because leaves keep their hooks. Otherwise None:
         the hook ends with the graph.
@@ -65,12 +61,9 @@ def watch_output(
             on_unclear(UNSEEN)
         handle: RemovableHandle = tensor.register_hook(OutputGradient(observe, switch))
         return handle if is_leaf else None
-    known = _known_twin(tensor, base, observe)
-    hooks = known or ViewGradient(memory, observe, memory.of_view, switch, on_unclear)
+    hooks = ViewGradient(memory, observe, memory.of_view, switch, on_unclear)
     tensor.register_hook(hooks.at_view)
-    if known is None:
-        base.register_hook(hooks.at_base)
-        _remember(tensor, base, observe, hooks)
+    base.register_hook(hooks.at_base)
     return None
 
 
@@ -157,44 +150,6 @@ def _is_sum(whole: Tensor, parts: list[Tensor]) -> bool:
         total = total + part
     # Equal but for rounding, however small the gradients are. On the meta device there is nothing to compare.
     return not whole.is_meta and torch.allclose(whole, total, atol=0, equal_nan=True)
-
-
-_TWINS = "hookboard.views"
-
-
-class _Twin:
-    """A view that was watched before. It lives with the node of the base, and holds no node: that would be a circle."""
-
-    __slots__ = ("hooks", "number", "observe", "where")
-
-    def __init__(self, observe: Observer, where: tuple[int, Place], number: int, hooks: ViewGradient) -> None:
-        self.observe = observe
-        self.where = where
-        self.number = number
-        self.hooks = hooks
-
-
-def _twins_of(base: Tensor) -> list[_Twin]:
-    # What torch declares as a method is a dict that lives as long as the node.
-    metadata = cast(dict[str, Any], base.grad_fn.metadata if base.grad_fn is not None else {})
-    twins: list[_Twin] = metadata.setdefault(_TWINS, [])
-    return twins
-
-
-def _remember(view: Tensor, base: Tensor, observe: Observer, hooks: ViewGradient) -> None:
-    assert view.grad_fn is not None
-    where = (base.output_nr, place_of(view))
-    _twins_of(base).append(_Twin(observe, where, sequence_number_of(view.grad_fn), hooks))
-
-
-def _known_twin(view: Tensor, base: Tensor, observe: Observer) -> ViewGradient | None:
-    """The hooks of a view of the same elements that was made beside this one, not on the way to it."""
-    where = (base.output_nr, place_of(view))
-    same = [twin for twin in _twins_of(base) if twin.where == where and twin.observe == observe]
-    if not same:
-        return None
-    numbers = {sequence_number_of(node) for node in views_between(view, base)}
-    return next((twin.hooks for twin in same if twin.number not in numbers), None)
 
 
 def views_between(view: Tensor, base: Tensor) -> list[Node]:

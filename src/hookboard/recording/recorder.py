@@ -87,7 +87,7 @@ class Recorder:
         return self._meter.observer(site)
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
-        """Measure tensors that nothing changes meanwhile, such as weights: many in one call, which costs far less.
+        """Measure tensors that nothing changes meanwhile, such as weights, or their differences from others.
 
         If measuring one of them fails, there is one warning, and from then on its site is left out.
 
