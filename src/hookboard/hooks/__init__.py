@@ -1,11 +1,11 @@
 """Hooks on modules and on gradients: taps, which read tensors, and edits, which change them."""
 
-from hookboard.hooks.calls import UNKNOWN
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import forget_graphs
-from hookboard.hooks.hook_order import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, sort_hooks
+from hookboard.hooks.hook import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, sort_hooks
 from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
+from hookboard.hooks.module_tap import UNKNOWN
 from hookboard.hooks.own_call import is_own_call, own_call, spare_of
 from hookboard.hooks.taps import NO_GRADIENT, Taps
 

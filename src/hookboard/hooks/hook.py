@@ -8,9 +8,28 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.hooks.hook_order import sort_hooks
 from hookboard.hooks.module_tap import ModuleTap
 from hookboard.torch_private import Detour, forward_hooks_of, forward_pre_hooks_of, renumber
+
+READS_BEFORE_EDITS, EDITS_VALUES, READS, EDITS_GRADIENTS = range(4)
+"""Where a hook stands: its owner says so by an attribute `place_among_hooks`; all others read what was edited."""
+
+
+def sort_hooks(hooks: dict[int, Callable[..., Any]]) -> None:
+    """Sort the hooks of a module.
+
+    First come hooks that read tensors before any edit, then edits of values in the order in which they were attached,
+    then all other hooks, and last the edits of gradients in reverse order, because backward runs in reverse.
+    """
+
+    def place(key: int) -> tuple[int, int]:
+        kind = getattr(getattr(hooks[key], "__self__", None), "place_among_hooks", READS)
+        if kind in (READS, READS_BEFORE_EDITS):
+            return kind, 0
+        return kind, -key if kind == EDITS_GRADIENTS else key
+
+    for key in sorted(hooks, key=place):
+        hooks[key] = hooks.pop(key)
 
 
 class Hook:

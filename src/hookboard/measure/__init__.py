@@ -8,15 +8,15 @@ folder is given tensors of a model.
 from hookboard.measure.accelerator import tell_of_compiling
 from hookboard.measure.bins import BINS
 from hookboard.measure.blocks import blocks_of
-from hookboard.measure.channels import (
+from hookboard.measure.columns import Columns
+from hookboard.measure.derived import DERIVED, dead_share
+from hookboard.measure.door import (
     ChannelRows,
     form_of,
+    measure,
     measure_channels,
     measure_like,
 )
-from hookboard.measure.columns import Columns
-from hookboard.measure.derived import DERIVED, dead_share
-from hookboard.measure.door import measure
 from hookboard.measure.histograms import Histogram, histogram, histograms
 from hookboard.measure.host import measuring_device, needs_host
 from hookboard.measure.merge import merge_rows
