@@ -1,12 +1,235 @@
-/** The heat map: a row for each layer, a column for each step. */
+/** The heat map: colours, scale, the grid of rows and cells that both views share, marks, and the tip at the mouse. */
 
-import { gradient } from "./colours.js";
-import { element, several, titled } from "./dom.js";
-import { drawAxis } from "./grid.js";
-import { gravest } from "./model.js";
-import { place, rounded, share, ticks } from "./scale.js";
+import { element, fitted, named, several, titled, written } from "./dom.js";
+import { gravest, isBroken, percentile, sorted } from "./model.js";
 import { addressOf } from "./state.js";
-import { isBroken } from "./values.js";
+
+/** Viridis without its darkest end, which is kept for 0. */
+const VALUES = [
+  [0, "#472c7a"], [0.125, "#3b518b"], [0.25, "#2c718e"], [0.375, "#21908d"], [0.5, "#27ad81"],
+  [0.65, "#5cc863"], [0.8, "#aadc32"], [1, "#fde725"],
+]; // prettier-ignore
+
+const AROUND = {
+  light: [[0, "#08439c"], [0.25, "#5f9bd6"], [0.45, "#e3ebf2"], [0.5, "#f4f4f4"], [0.55, "#f6eadf"], [0.75, "#ee9d4f"], [1, "#a63d00"]],
+  dark: [[0, "#7cc0ff"], [0.25, "#2f6db3"], [0.45, "#3b4652"], [0.5, "#414141"], [0.55, "#50453b"], [0.75, "#c46f1e"], [1, "#ffc68a"]],
+}; // prettier-ignore
+
+/** The colours of a theme, for plots; those of the page are in style.css. */
+export function coloursOf(isDark) {
+  const theme = isDark ? "dark" : "light";
+  return {
+    values: VALUES,
+    around: AROUND[theme],
+    zero: isDark ? "#000000" : "#14101c",
+    broken: "#ff00b8",
+    ink: isDark ? "#f1f1f1" : "#212121",
+    faint: isDark ? "#a8a8a8" : "#616161",
+    line: isDark ? "#5a5a5a" : "#d5d5d5",
+    paper: isDark ? "#303030" : "#ffffff",
+    band: isDark ? "rgba(190,190,190,0.22)" : "rgba(100,110,130,0.18)",
+    usual: isDark ? "#bdbdbd" : "#757575",
+    own: isDark ? "#ffb04d" : "#e65100",
+    forward: isDark ? "#6fc3ff" : "#1565c0",
+    backward: isDark ? "#ffb04d" : "#c75300",
+    alarm: isDark ? "#ff6b6b" : "#c5162e",
+    note: isDark ? "#ffca4d" : "#9a6200",
+  };
+}
+
+/** The colours of a scale as a CSS gradient from left to right. */
+export function gradient(colours) {
+  return `linear-gradient(to right, ${colours.map(([at, colour]) => `${colour} ${at * 100}%`).join(", ")})`;
+}
+
+const MARGIN = 2; // decades beyond the bulk of the values, as in the pictures of HealthMonitor
+const FARTHEST = 3; // decades that a scale of ratios shows to each side
+
+/**
+ * A scale.
+ * @typedef {Object} Scale
+ * @property {number} low the least value that has a colour of its own, in the units of `place`.
+ * @property {number} high the greatest.
+ * @property {boolean} isLog whether the logarithm (base 10) of the value is drawn.
+ * @property {boolean} isAround whether it is one of distances, with "the same" in its middle.
+ * @property {[boolean, boolean]} isCut whether smaller, and whether greater values are drawn in the end's colour.
+ */
+
+/** The scale of a run for values: far outliers are cut off, and that is said. */
+export function valueScale(values, isLog, isShare) {
+  const all = values.flat();
+  if (isShare && !isLog) return { low: 0, high: 1, isLog, isAround: false, isCut: [false, false] };
+  const finite = sorted(isLog ? all.map((cell) => (cell > 0 ? Math.log10(cell) : null)) : all);
+  if (!finite.length) return { low: isLog ? -1 : 0, high: isLog ? 0 : 1, isLog, isAround: false, isCut: [false, false] };
+  const [least, greatest] = [finite[0], finite[finite.length - 1]];
+  const [bottom, top] = [percentile(finite, 0.05), percentile(finite, 0.95)];
+  const room = isLog ? Math.max(MARGIN, top - bottom) : 2 * (top - bottom) || greatest - least;
+  let [low, high] = [Math.max(least, bottom - room), Math.min(greatest, top + room)];
+  const isCut = [least < low, greatest > high];
+  const narrow = Math.max(0, (isLog ? 1 : Math.abs(high) * 1e-3 || 1) - (high - low)) / 2; // noise is not to fill it
+  low -= narrow;
+  high += narrow;
+  return { low, high, isLog, isAround: false, isCut };
+}
+
+/** The scale of a run for distances: the same to both sides. */
+export function distanceScale(far, isLog) {
+  const sizes = sorted(far.flat().map((cell) => (cell === null ? null : Math.abs(cell))));
+  const has = (test) => far.some((row) => row.some((cell) => cell !== null && test(cell)));
+  const most = sizes.length ? percentile(sizes, 0.995) : 0;
+  const end = isLog ? Math.min(Math.max(most, 1), FARTHEST) : most || sizes[sizes.length - 1] || 1;
+  return { low: -end, high: end, isLog, isAround: true, isCut: [has((cell) => cell < -end), has((cell) => cell > end)] };
+}
+
+/** Where a value stands on its scale: its logarithm, or itself. A distance is one already. */
+export function place(value, scale) {
+  return scale.isLog && !scale.isAround ? Math.log10(value) : value;
+}
+
+/** From 0 at the low end to 1 at the high one. */
+export function share(at, scale) {
+  return Math.min(Math.max((at - scale.low) / (scale.high - scale.low), 0), 1);
+}
+
+/**
+ * The ticks of a scale in plain numbers.
+ * @param {Scale} scale the scale.
+ * @param {number} most about how many.
+ * @returns {{at: number, text: string}[]} `at` in the units of `place`.
+ */
+export function ticks(scale, most = 6) {
+  if (!scale.isLog) {
+    const sign = (value) => (scale.isAround && value > 0 ? "+" : "");
+    return rounded(scale.low, scale.high, most).map((at) => ({ at, text: sign(at) + written(at) }));
+  }
+  const spread = scale.high - scale.low;
+  const step = Math.max(1, Math.ceil(spread / most));
+  const exponents = [];
+  for (let e = Math.ceil(scale.low); e <= scale.high; e++) if (e % step === 0) exponents.push(e);
+  if (spread < 2.5 && most > 3) {
+    for (let e = Math.floor(scale.low); e <= scale.high; e++) exponents.push(e + Math.log10(3));
+    exponents.sort((a, b) => a - b);
+  }
+  const text = (e) => written(10 ** e, 1) + (scale.isAround ? "×" : "");
+  return exponents.filter((e) => e >= scale.low && e <= scale.high).map((at) => ({ at, text: text(at) }));
+}
+
+/** Round numbers between two. */
+export function rounded(low, high, most) {
+  const raw = (high - low) / most || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.999);
+  const made = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) made.push(i * step);
+  return made;
+}
+
+export const SYMBOLS = { alarm: "▲", note: "●" };
+
+/** How many rows and columns a key moves the cursor. */
+const MOVES = {
+  ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
+  PageUp: [-10, 0], PageDown: [10, 0], Home: [0, -Infinity], End: [0, Infinity],
+}; // prettier-ignore
+
+/**
+ * Make the grid.
+ * @param {Object} handlers `toggle(row)`, `choose(row)` (its layer is to open), `move(rows, columns)`, `enter()`.
+ * @returns {Object} its parts: `root`, `names`, `plot` (for plotly), `over` (for marks), `axis`, and `draw`.
+ */
+export function makeGrid(handlers) {
+  const names = element("div", { class: "names" });
+  const plot = element("div", { class: "plot", id: "hookboard-plot" });
+  const over = element("div", { class: "over" });
+  const field = element("div", { class: "field" }, [plot, over]);
+  const axis = element("div", { class: "axis" });
+  const said = element("div", { class: "said", "aria-live": "polite" });
+  const body = element("div", { class: "grid-body" }, [names, field]);
+  const root = element("div", { class: "grid", role: "grid", tabindex: "0", on: { keydown } }, [body, axis, said]);
+  let rows = [];
+
+  function keydown(event) {
+    const by = MOVES[event.key];
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    if (by) handlers.move(...by);
+    else if (event.key === "Enter" || event.key === " ") handlers.enter();
+    else return; // Escape is the page's
+    event.preventDefault();
+  }
+
+  /**
+   * Write the names.
+   * @param {Object[]} given the rows of `rowsSeen`.
+   * @param {number} height of a row, in pixels.
+   * @param {string} label what the grid shows, for those who hear it.
+   */
+  function draw(given, height, label) {
+    rows = given;
+    root.style.setProperty("--row", `${height}px`);
+    root.setAttribute("aria-label", label);
+    root.setAttribute("aria-rowcount", rows.length);
+    const width = names.clientWidth;
+    names.replaceChildren(...rows.map((row, i) => nameOf(row, i, width, handlers)));
+  }
+
+  /** Show the cursor on a row, and say what is there. */
+  function point(at, text) {
+    [...names.children].forEach((name, i) => name.classList.toggle("here", i === at));
+    if (names.children[at]) root.setAttribute("aria-activedescendant", names.children[at].id);
+    else root.removeAttribute("aria-activedescendant");
+    if (said.textContent !== text) said.textContent = text;
+  }
+
+  /** Bring a row into sight. */
+  function reveal(at) {
+    names.children[at]?.scrollIntoView({ block: "nearest" });
+  }
+
+  return { root, names, plot, over, field, axis, draw, point, reveal };
+}
+
+function nameOf(row, i, width, handlers) {
+  const severity = gravest(row.verdicts);
+  const type = row.isBlock ? (row.isOpen ? "" : several(row.rows.length, "row")) : (row.layer?.type ?? "");
+  const isNarrow = width < 240; // then there is no room for types
+  const room = width - row.depth * 12 - (severity ? 60 : 38) - (isNarrow || !type ? 0 : Math.min(type.length * 6 + 10, 100));
+  const rules = row.verdicts.map(({ severity: how, rule }) => `${how}: ${rule}`).join(", ");
+  const count = row.isBlock ? several(row.rows.length, "row") : "";
+  const name = named(row.name);
+  const act = () => (row.isBlock ? handlers.toggle(row) : handlers.choose(row));
+  return element(
+    "div",
+    {
+      class: `name ${severity} ${row.isBlock ? "block" : "leaf"}`, id: `hookboard-row-${i}`, role: "row",
+      "aria-expanded": row.isBlock ? String(row.isOpen) : null, "aria-level": row.depth + 1,
+      "aria-label": [name, row.layer?.type, count, rules].filter(Boolean).join(", "),
+      title: [name, row.layer?.type, count, rules].filter(Boolean).join("\n"),
+      style: { "--depth": row.depth }, on: { click: act },
+    }, // prettier-ignore
+    [
+      element("span", { class: "fold", text: row.isBlock ? (row.isOpen ? "▾" : "▸") : "" }),
+      severity ? element("span", { class: "mark", text: SYMBOLS[severity] }) : null,
+      element("span", { class: "label", text: fitted(row.label || name, room) }),
+      isNarrow ? null : element("span", { class: "type", text: type }),
+    ],
+  );
+}
+
+/**
+ * Write the ticks of an axis below the field.
+ * @param {HTMLElement} axis the place.
+ * @param {{share: number, text: string}[]} marks `share` from 0 at the left to 1.
+ * @param {string} title what the axis shows.
+ */
+export function drawAxis(axis, marks, title) {
+  axis.replaceChildren(
+    ...marks.map(({ share, text }) => {
+      const place = share > 0.97 ? "tick end" : "tick"; // the last one stays within the axis
+      return element("span", { class: place, text, style: { left: `${share * 100}%` } });
+    }),
+    element("span", { class: "title", text: title }),
+  );
+}
 
 /**
  * Draw the map.
@@ -149,4 +372,80 @@ export function wordsOf(run, numbers, state, rows, hidden) {
     facts: `${several(numbers.names.length - hidden, "row")}${folded}; ${span}; ${state.sort === "worst" ? "worst first" : state.sort === "name" ? "by name" : order}`,
     scale: scale.isCut.some(Boolean) ? "Values beyond the ends are drawn in the colour of the end." : "One scale for the whole run.",
   }; // prettier-ignore
+}
+
+/**
+ * The lines on a cell.
+ * @param {Object} picture `numbers` and `rows`.
+ * @param {number} at the place of the row among those that are seen.
+ * @param {number} column the column.
+ * @param {Object} state of the page.
+ * @returns {{name: string, type: string, lines: string[], verdicts: Object[]}|null} null where there is no row.
+ */
+export function cellOf({ numbers, rows }, at, column, state) {
+  const row = rows[at];
+  if (!row || column < 0 || column >= numbers.steps.length) return null;
+  const step = numbers.steps[column];
+  const index = row.at(column);
+  const lines = [`step ${step}`];
+  if (index < 0) lines.push(row.isOpen ? "opened: its rows are below" : "no value");
+  else lines.push(...valueLines(numbers, index, column, state));
+  const isFolded = row.isBlock && !row.isOpen;
+  if (isFolded && index >= 0) lines.push(`the worst of its ${row.rows.length} rows: ${numbers.names[index]}`);
+  const verdicts = row.verdicts.filter(({ since, until }) => since <= step && (until === null || step <= until));
+  return { name: named(row.name), type: index >= 0 ? numbers.owners[index].type : "", lines, verdicts };
+}
+
+function valueLines(numbers, index, column, state) {
+  const { values, others, usual, series, shown, scale, kinds, owners } = numbers;
+  const value = values[index][column];
+  if (value === null) return ["no value"];
+  const health = series.source === "health" && !Number.isFinite(value);
+  const lines = [`${titled(series.label)}: ${health ? "not finite (NaN or Inf)" : written(value, 4)}`];
+  if (others) {
+    const other = others[index][column];
+    lines.push(`in ${state.against}: ${other === null ? "no value" : written(other, 4)}`);
+    const far = shown[index][column];
+    if (far !== null && Number.isFinite(far)) lines.push(scale.isLog ? `ratio ${written(10 ** far)}` : `difference ${written(far)}`);
+    return lines;
+  }
+  const middle = usual[index][column];
+  if (Number.isFinite(value) && middle !== null) {
+    const same = kinds.filter((kind) => kind === kinds[index]).length;
+    const kind = same >= 3 ? owners[index].type || "like rows" : "all rows";
+    const ratio = series.scale === "log" && middle > 0 ? ` (${written(value / middle)} × it)` : "";
+    lines.push(`median of ${kind}: ${written(middle)}${ratio}`);
+  }
+  return lines;
+}
+
+/** The same in one line, for those who hear it. */
+export function heard(cell) {
+  if (!cell) return "";
+  const verdicts = cell.verdicts.map(({ severity, rule }) => `${severity}: ${rule}`);
+  return [cell.name, cell.type, ...cell.lines, ...verdicts].filter(Boolean).join(", ");
+}
+
+/** The box beside the mouse. */
+export function makeTip() {
+  const box = element("div", { class: "tip", role: "tooltip", hidden: true });
+
+  function show(cell, x, y) {
+    box.hidden = !cell;
+    if (!cell) return;
+    box.replaceChildren(
+      element("div", { class: "tip-name", text: cell.name }),
+      cell.type ? element("div", { class: "tip-type", text: cell.type }) : "",
+      ...cell.lines.map((text) => element("div", { text })),
+      ...cell.verdicts.map(({ severity, rule }) =>
+        element("div", { class: severity, text: `${SYMBOLS[severity]} ${severity}: ${rule}` }),
+      ),
+    );
+    const { innerWidth, innerHeight } = window;
+    const { width, height } = box.getBoundingClientRect();
+    box.style.left = `${Math.max(Math.min(x + 16, innerWidth - width - 8), 8)}px`;
+    box.style.top = `${y + 20 + height > innerHeight ? Math.max(y - height - 12, 4) : y + 20}px`;
+  }
+
+  return { box, show, hide: () => show(null) };
 }

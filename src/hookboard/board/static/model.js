@@ -1,10 +1,238 @@
-/** From a run's answers to what a view draws: rows with their cells, kinds, verdicts and folds. */
+/** From the server's answers to what a view draws: deviations, folded blocks, kinds, verdicts. */
 
 import { decoded } from "./data.js";
-import { distanceScale, valueScale } from "./scale.js";
+import { distanceScale, valueScale } from "./map.js";
 import { namesIn } from "./state.js";
-import { natural, openAtFirst, seen, treeOf } from "./tree.js";
-import { distances, medians, standIn, worstOf } from "./values.js";
+
+const FEW = 3; // with fewer layers of a kind than this, all layers are the kind
+
+/** Whether there is a number that can be drawn. */
+export function isFinite(cell) {
+  return cell !== null && Number.isFinite(cell);
+}
+
+/** Whether something was measured and was not finite. */
+export function isBroken(cell) {
+  return cell !== null && !Number.isFinite(cell);
+}
+
+/**
+ * The median of the kind of each row at each step.
+ * @param {(number|null)[][]} values rows by steps.
+ * @param {string[]} kinds of each row.
+ * @returns {(number|null)[][]} the same shape; null where no row of the kind has a finite value.
+ */
+export function medians(values, kinds) {
+  const count = new Map();
+  for (const kind of kinds) count.set(kind, (count.get(kind) ?? 0) + 1);
+  const group = kinds.map((kind) => (count.get(kind) < FEW ? "" : kind));
+  const columns = values[0]?.length ?? 0;
+  const made = new Map();
+  for (const name of new Set(group)) {
+    const rows = values.filter((_, row) => name === "" || group[row] === name);
+    made.set(name, Array.from({ length: columns }, (_, column) => median(rows.map((row) => row[column]))));
+  }
+  return group.map((name) => made.get(name));
+}
+
+/**
+ * How far each cell is from a usual value: the logarithm of their ratio (base 10), or their difference.
+ * @param {(number|null)[][]} values rows by steps.
+ * @param {(number|null)[][]} usual the same shape.
+ * @param {boolean} isLog whether ratios are meant.
+ * @returns {(number|null)[][]} infinite where a ratio is to or of 0; NaN where the value was not finite; null where
+ *   there is none, or nothing to compare it with.
+ */
+export function distances(values, usual, isLog) {
+  return values.map((row, i) => row.map((cell, j) => distance(cell, usual[i][j], isLog)));
+}
+
+function distance(cell, usual, isLog) {
+  if (cell === null || usual === null) return isBroken(cell) ? NaN : null;
+  if (isBroken(cell) || isBroken(usual)) return NaN;
+  if (!isLog) return cell - usual;
+  if (cell === usual) return 0;
+  return Math.log10(Math.max(cell, 0)) - Math.log10(Math.max(usual, 0)) || 0; // -Infinity twice: neither is above 0
+}
+
+/** How bad a distance is: the farther the worse, what is not finite the worst, nothing is not bad. */
+export function badness(far) {
+  if (far === null) return -1;
+  return Number.isNaN(far) ? Infinity : Math.min(Math.abs(far), 1e300);
+}
+
+/** Of some rows the one that is worst at a step; -1 if none has a value there. */
+export function worstAt(rows, far, column) {
+  let worst = -1;
+  let most = -1;
+  for (const row of rows) {
+    const bad = badness(far[row][column]);
+    if (bad > most) [worst, most] = [row, bad];
+  }
+  return worst;
+}
+
+/**
+ * The row that stands for a block at each step: the worst one. Among rows that are about as bad, noise would choose
+ * another one at each step: then it is the one that is worst over all steps.
+ * @param {number[]} rows of the block.
+ * @param {(number|null)[][]} far of all rows.
+ * @param {number} same a difference in badness that is noise.
+ * @returns {(column: number) => number} -1 where none of them has a value.
+ */
+export function standIn(rows, far, same) {
+  const sums = rows.map((row) => far[row].reduce((sum, one) => sum + Math.min(Math.max(badness(one), 0), 1e3), 0));
+  const usual = rows[sums.indexOf(Math.max(...sums))];
+  const made = [];
+  return (column) => {
+    if (made[column] === undefined) {
+      const worst = worstAt(rows, far, column);
+      const isClose = worst >= 0 && far[usual][column] !== null && badness(far[worst][column]) <= badness(far[usual][column]) + same;
+      made[column] = isClose ? usual : worst;
+    }
+    return made[column];
+  };
+}
+
+/** How bad a row is at its worst step. */
+export function worstOf(row) {
+  return row.reduce((most, far) => Math.max(most, badness(far)), -1);
+}
+
+/** The median of the finite ones; null without any. */
+export function median(cells) {
+  const finite = sorted(cells);
+  const half = finite.length >> 1;
+  if (!finite.length) return null;
+  return finite.length % 2 ? finite[half] : (finite[half - 1] + finite[half]) / 2;
+}
+
+/** The finite ones, the least first. */
+export function sorted(cells) {
+  return Float64Array.from(cells.filter(isFinite)).sort();
+}
+
+/** The value that a share of sorted ones does not exceed. */
+export function percentile(finite, share) {
+  const at = (finite.length - 1) * share;
+  const below = Math.floor(at);
+  const above = finite[Math.min(below + 1, finite.length - 1)];
+  return finite[below] + (above - finite[below]) * (at - below);
+}
+
+const MANY = 40; // so many rows are open at first
+
+/**
+ * A node of the tree.
+ * @typedef {Object} Node
+ * @property {string} name the dotted name from the root; of a row, the row's.
+ * @property {string} label what is shown of it under its parent.
+ * @property {number} row the index of its own row; -1 if it has none.
+ * @property {Node[]} children
+ * @property {number[]} rows the indices of its own row and all rows below.
+ */
+
+/** The tree of some rows. Blocks that hold nothing but one other block are one with it. */
+export function treeOf(rows) {
+  const root = { name: "", label: "", row: -1, children: [], rows: [], below: new Map() };
+  rows.forEach(({ name, index }) => {
+    let node = root;
+    for (const part of partsOf(name)) {
+      const full = node === root ? part : `${node.name}.${part}`;
+      if (!node.below.has(part)) {
+        const made = { name: full, label: labelOf(node, part), row: -1, children: [], rows: [], below: new Map() };
+        node.below.set(part, made);
+        node.children.push(made);
+      }
+      node = node.below.get(part);
+      node.rows.push(index);
+    }
+    node.row = index;
+  });
+  root.children = root.children.map(joined);
+  return root.children;
+}
+
+/** The dotted parts; what follows the first slash is the index of a tensor and stays with the last part. */
+function partsOf(name) {
+  const [module] = name.split("/", 1);
+  const parts = module.split(".");
+  parts[parts.length - 1] += name.slice(module.length);
+  return parts;
+}
+
+/** A number says nothing alone: "layers.7". */
+function labelOf(parent, part) {
+  const above = parent.name.split(".").pop();
+  return /^\d+($|\/)/.test(part) && above && !/^\d+$/.test(above) ? `${above}.${part}` : part;
+}
+
+function joined(node) {
+  let children = node.children.map(joined);
+  if (node.row < 0 && children.length === 1) {
+    const [only] = children;
+    const label = only.name.slice(node.name.length - node.label.length);
+    return { ...only, label };
+  }
+  return { ...node, children, below: undefined };
+}
+
+/**
+ * The blocks that are open at first: level by level as long as there are few rows, and those above a sick layer.
+ * @param {Node[]} tree the tree.
+ * @param {string[]} sick names of layers with a verdict.
+ * @returns {Set<string>} their names.
+ */
+export function openAtFirst(tree, sick) {
+  const open = new Set();
+  let level = tree;
+  let shown = tree.length;
+  while (level.length) {
+    const blocks = level.filter((node) => node.children.length);
+    const more = blocks.flatMap((node) => node.children);
+    shown += more.length;
+    if (shown > MANY) break;
+    blocks.forEach((node) => open.add(node.name));
+    level = more;
+  }
+  const walk = (nodes) =>
+    nodes.forEach((node) => {
+      const isAbove = node.children.length && sick.some((name) => isBelow(name, node.name));
+      if (isAbove) open.add(node.name);
+      walk(node.children);
+    });
+  walk(tree);
+  return open;
+}
+
+/** Whether a name lies below a block. */
+export function isBelow(name, block) {
+  return name.startsWith(`${block}.`) || name.startsWith(`${block}/`);
+}
+
+/**
+ * The rows that are seen, from top to bottom.
+ * @param {Node[]} tree the tree.
+ * @param {Set<string>} open the names of open blocks.
+ * @param {(a: Node, b: Node) => number} [order] sorts the children of a block.
+ * @returns {{node: Node, depth: number, isBlock: boolean, isOpen: boolean}[]}
+ */
+export function seen(tree, open, order) {
+  const made = [];
+  const walk = (nodes, depth) => {
+    for (const node of order ? [...nodes].sort(order) : nodes) {
+      const isBlock = node.children.length > 0;
+      const isOpen = isBlock && open.has(node.name);
+      made.push({ node, depth, isBlock, isOpen });
+      if (isOpen) walk(node.children, depth + 1);
+    }
+  };
+  walk(tree, 0);
+  return made;
+}
+
+/** Names as people sort them: numbers in them as numbers. */
+export const natural = new Intl.Collator("en", { numeric: true }).compare;
 
 const SAME = 0.3; // what is about as bad: a factor of 2, or so much of a linear scale
 
@@ -104,4 +332,14 @@ export function columnOf(steps, step) {
   if (step === "") return steps.length - 1;
   const after = steps.findIndex((other) => other > Number(step));
   return after < 0 ? steps.length - 1 : Math.max(after - 1, 0);
+}
+
+const computed = new WeakMap();
+
+/** What `numbersOf` gives. */
+export function numbersFor(run, map, how) {
+  const known = computed.get(map) ?? {};
+  known[how] ??= numbersOf(run, map, how);
+  computed.set(map, known);
+  return known[how];
 }
