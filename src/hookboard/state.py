@@ -54,7 +54,7 @@ class State:
             seen[id(value)] = value
             if len(seen) > MAX_OBJECTS:
                 raise RuntimeError(
-                    f"the model holds more than {MAX_OBJECTS} objects in its attributes, too many to put back after "
+                    f"the model holds more than {MAX_OBJECTS} objects in its attributes, too many to restore after "
                     "another call"
                 )
             waiting.extend(_keep(value, self._undo))

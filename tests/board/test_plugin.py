@@ -114,7 +114,7 @@ def test_an_empty_log_directory_says_what_to_do(tmp_path):
 def test_runs_of_somebody_else_do_not_open_the_tab(tmp_path):
     logs.write(tmp_path, runs.RUNS["theirs"])
     with logs.slow(tmp_path) as board:
-        assert "Add a callback" in board.ask("runs")[1]["hint"]
+        assert "Add one of its callbacks" in board.ask("runs")[1]["hint"]
         assert not board.plugin.is_active()
 
 

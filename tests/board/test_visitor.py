@@ -71,7 +71,7 @@ def test_more_expressions_than_may_run_at_once_are_refused(board, monkeypatch):
     monkeypatch.setattr(selecting, "_free", threading.BoundedSemaphore(1))
     with selecting._free:
         status, answer, _ = asked(board, modules="re:.*")
-    assert (status, "waited in vain" in answer["error"]) == (400, True)
+    assert (status, "waited too long" in answer["error"]) == (400, True)
 
 
 @pytest.mark.spawns

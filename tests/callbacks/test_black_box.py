@@ -82,7 +82,7 @@ def test_code_in_training_step_before_the_model(wrapped):
     assert (event.module, event.during, event.step) == ("", "forward", 2)
     assert event.evidence.startswith("Code outside of any module, in training_step, before 'net.0")
     assert "32 Inf in 32 values" in event.evidence
-    assert "what went in was finite (32 values up to 103)" in event.evidence
+    assert "the input was finite (32 values up to 103)" in event.evidence
 
 
 class Behind(Between):

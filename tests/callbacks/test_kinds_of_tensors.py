@@ -216,7 +216,7 @@ def test_the_maps_of_a_tensor_without_strides_are_drawn(tmp_path, kind):
 
 
 def test_a_nested_tensor_is_named_as_no_picture(tmp_path):
-    with pytest.warns(HookboardWarning, match="a nested tensor is no picture"):
+    with pytest.warns(HookboardWarning, match="a nested tensor cannot be drawn"):
         fit(tmp_path, Toy(Between(nested)), batches(5), FeatureMapLogger("net.gives", stage="train", every_n_steps=1))
 
 

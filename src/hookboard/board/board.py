@@ -264,7 +264,7 @@ NO_RUNS_HINT = (
     "Trainer(callbacks=[HealthMonitor()]), and start TensorBoard with --logdir on the directory of its logs."
 )
 NO_DATA_HINT = (
-    "No run in the log directory has numbers of layers by hookboard. Add a callback of it to the Trainer, for example "
+    "No run in the log directory has data from hookboard. Add one of its callbacks to the Trainer, for example "
     "Trainer(callbacks=[HealthMonitor()]), and train with a TensorBoardLogger."
 )
 

@@ -346,7 +346,7 @@ def _records(
         elif isinstance(record, HealthRecord):
             health = record
         else:
-            warnings.append(f"What is stored as {tag!r} cannot be read, all else is shown: {record}.")
+            warnings.append(f"The record {tag!r} cannot be read; everything else is shown: {record}.")
     return layers, health, warnings
 
 

@@ -83,7 +83,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
                 return _fault(request, str(error), error.code)
             except Exception as error:
                 tb_logging.get_logger().exception("hookboard could not answer %s", request.full_path)
-                return _fault(request, f"hookboard could not answer, by a fault of its own: {error!r}", 500)
+                return _fault(request, f"hookboard could not answer because of an error of its own: {error!r}", 500)
 
         return Request.application(app)
 

@@ -55,7 +55,7 @@ def matched_by_expression(pattern: str, names: Sequence[str], until: float) -> l
     advice = "write it without repetitions of repetitions such as (a+)+, or as a pattern with * and **"
     too_slow = RefusalError(f"layers: {pattern!r} takes too long to match: {advice}.")
     if not _free.acquire(timeout=max(until - time.monotonic(), 0)):
-        raise RefusalError(f"layers: {pattern!r} waited in vain for other expressions to be matched: try it again.")
+        raise RefusalError(f"layers: {pattern!r} waited too long for other expressions to be matched: try again.")
     try:
         done = subprocess.run(
             [sys.executable or "python", "-I", "-S", "-c", SCRIPT, str(Path(patterns.__file__).parents[1])],

@@ -409,7 +409,7 @@ class BlackBox:
         if not is_again:
             if self._is_scaled:  # the scale, not the loss, was too large
                 return None
-            why = "run again, the batch gives a finite loss, so its state or its random numbers were others"
+            why = "run again, the batch gives a finite loss, so its state or its random numbers were different before"
             return unlocated_event(False, *self._here, why, loss=self._loss)
         if fault.kind == "parameter":
             return parameter_event(fault, *self._here, self._stepped)
@@ -432,7 +432,11 @@ class BlackBox:
         if not is_again:
             elsewhere = self._trainer.world_size > 1
             why = "run again on this rank alone, the batch gives finite gradients"
-            why += ", so they come from another rank" if elsewhere else ", so its state or random numbers were others"
+            why += (
+                ", so they come from another rank"
+                if elsewhere
+                else ", so its state or random numbers were different before"
+            )
             return unlocated_event(True, *self._here, why, [] if elsewhere else names)
         return backward_event(fault, *self._here, names)
 
@@ -461,7 +465,7 @@ class BlackBox:
     def _say(self, noted: Noted | None) -> None:
         if noted is not None:
             self.count += 1
-            why = "on this device it is looked at a step later; nonfinite='exact' finds the module in the step itself"
+            why = "on this device it is checked a step later; nonfinite='exact' finds the module in the step itself"
             self.events.append(unlocated_event(noted.is_backward, noted.step, noted.batch_idx, why))
 
 

@@ -52,7 +52,7 @@ def forward_event(
     else:
         evidence = (
             f"{_place(fault, 'before')} gave {_said(fault.came_out)} in the forward pass of step {step}, batch "
-            f"{batch_idx}; what went in was finite ({went_in})."
+            f"{batch_idx}; the input was finite ({went_in})."
         )
     largest = max([last_loss, *(values.largest for values in fault.went_in)])
     if largest > GROWN_ABOVE:

@@ -88,7 +88,7 @@ def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: s
         return _of_tokens(tensor, aspect)
     if tensor.ndim == 2:
         return Maps(tensor[:, None, None, :], "features from left to right")
-    raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is no picture")
+    raise ValueError(f"a tensor of shape {tuple(tensor.shape)} cannot be drawn")
 
 
 def aspect_of(tensors: Iterable[tuple[str, Tensor]]) -> float | None:
@@ -104,7 +104,7 @@ def dense(tensor: Tensor) -> Tensor:
     """
     if tensor.is_nested or tensor.is_meta or isinstance(tensor, MaskedTensor):
         kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else "masked"
-        raise ValueError(f"a {kind} tensor is no picture")
+        raise ValueError(f"a {kind} tensor cannot be drawn")
     if tensor.is_quantized:
         return tensor.dequantize()
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
