@@ -19,7 +19,6 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 INITIALIZERS: dict[str, Callable[[Tensor], Any]] = {
     "glorot": nn.init.xavier_uniform_,
     "he": partial(nn.init.kaiming_uniform_, nonlinearity="relu"),
-    "he_normal": partial(nn.init.kaiming_normal_, nonlinearity="relu"),
     "uniform": partial(nn.init.uniform_, a=-0.05, b=0.05),
     "normal": partial(nn.init.normal_, std=0.05),
     "standard_normal": nn.init.normal_,
