@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from hookboard.health.robust import median, percentile
+from hookboard.health.robust import median, percentiles
 from hookboard.health.rule import Severity, Verdict
 from hookboard.health.run import Run
 from hookboard.measure import MOST_CHANNELS
@@ -35,7 +35,8 @@ def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
         values = run.recent(quantity)[:, -1]
         finite = sorted(values[np.isfinite(values)].tolist())
         if finite:
-            found |= {f"health/{quantity}/{name}": percentile(finite, p) for name, p in PERCENTILES.items()}
+            for name, value in zip(PERCENTILES, percentiles(finite, PERCENTILES.values()), strict=True):
+                found[f"health/{quantity}/{name}"] = value
             layer = worst(quantity, run, verdicts)
             if layer is not None:
                 found[f"health/{quantity}/worst"] = layer[1]
@@ -211,7 +212,7 @@ def sentence(text: str, module: str = "") -> str:
 
 
 def ended_by(verdict: Verdict, step: int) -> str:
-    """Return a sentence without its subject: that an alarm ends the fit after this optimizer step."""
+    """Return a sentence without its subject: the fit ends after this optimizer step because of an alarm."""
     where = f" in {verdict.module}" if verdict.module else ""
     return f"ends the fit after step {step} because of {verdict.rule}{where}. {_evidence(verdict)}"
 

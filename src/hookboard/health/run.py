@@ -69,6 +69,8 @@ class Run:
         self._is_masked = False  # whether it shows -Inf alone, as masks do
         self.table = RunTable(self.layers)
         """The numbers of all layers over the run."""
+        self.arrays: LayerArrays = self.table.layers
+        """What depends on the layers alone, as arrays."""
         self.now: Look
         """The latest look, the one that is judged."""
         self.latest: LookArrays
@@ -133,7 +135,8 @@ class Run:
         self.make_arrays()
 
     def make_arrays(self) -> None:
-        """Rebuild `now`, `latest` and `initial` from the looks and the layers."""
+        """Rebuild `arrays`, `now`, `latest` and `initial` from the looks and the layers."""
+        self.arrays = self.table.layers
         if self.first is not None:
             self.initial = LookArrays(self.first, self.arrays)
         if self.looks:
@@ -159,11 +162,6 @@ class Run:
     def course_steps(self) -> list[int]:
         """The optimizer steps of the columns of `course`."""
         return self.table.steps
-
-    @property
-    def arrays(self) -> LayerArrays:
-        """What depends on the layers alone, as arrays."""
-        return self.table.layers
 
     def has_run(self, layer: Layer) -> bool:
         """Return True if the layer gave an output at any look."""

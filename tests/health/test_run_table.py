@@ -6,7 +6,7 @@ import numpy as np
 from health.looks import look, reading, row
 from health.runs import linear, noise, outputs, weights, without_weights
 
-from hookboard.health.robust import medians, percentile
+from hookboard.health.robust import medians, percentiles
 from hookboard.health.run_table import LayerArrays, LookArrays
 
 LAYERS = [linear("a"), without_weights("relu"), linear("b", takes=4)]
@@ -60,7 +60,7 @@ def test_percentiles_are_those_of_numpy():
     rng = np.random.default_rng(0)
     for count in (1, 2, 3, 10, 62, 257):
         values = np.sort(rng.lognormal(size=count))
-        assert [percentile(values.tolist(), p) for p in (10, 50, 90)] == np.percentile(values, [10, 50, 90]).tolist()
+        assert percentiles(values.tolist(), (10, 50, 90)) == np.percentile(values, [10, 50, 90]).tolist()
 
 
 def test_medians_are_those_of_numpy():
