@@ -1,0 +1,408 @@
+"""What can be wrong with a step, read from its calls: facts, without a threshold."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.audit.step import CUTS, Op, Step, Value
+from hookboard.health import Severity
+
+PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
+LOG_PROBABILITIES = frozenset({"log_softmax", "logsigmoid"})
+
+RANGES: dict[str, tuple[float, float]] = {
+    "sigmoid": (0, 1),
+    "hardsigmoid": (0, 1),
+    "softmax": (0, 1),
+    "tanh": (-1, 1),
+    "hardtanh": (-1, 1),
+    "softsign": (-1, 1),
+    "relu": (0, math.inf),
+    "relu6": (0, 6),
+    "softplus": (0, math.inf),
+    "log_softmax": (-math.inf, 0),
+    "logsigmoid": (-math.inf, 0),
+}
+"""What the outputs of a function can be."""
+
+TAKES_LOGITS = frozenset({"cross_entropy", "binary_cross_entropy_with_logits", "multilabel_soft_margin_loss"})
+REGRESSION = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
+BINARY = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
+LOSSES = TAKES_LOGITS | REGRESSION | BINARY | {"nll_loss", "kl_div"}
+ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
+KEPT = LOSSES | ATTENTION | {"softmax", "sub", "rsub"}
+"""The functions whose tensors the rules look at."""
+
+UNSCALED = 10
+"""Targets of a regression with a larger standard deviation or mean are worth a note: most initializations give outputs
+of about 1 (a choice)."""
+
+
+class Finding(NamedTuple):
+    """What a rule finds.
+
+    Args:
+        rule: its name.
+        severity: `alarm` where the code cannot do what it says; `note` where it may be meant.
+        module: the dotted name of the layer; "" for the whole model.
+        evidence: one sentence with the line and the numbers.
+        advice: one sentence: what to change.
+    """
+
+    rule: str
+    severity: Severity
+    module: str
+    evidence: str
+    advice: str
+
+
+class Done(NamedTuple):
+    """A step that has run, with its gradients.
+
+    Args:
+        step: the calls.
+        loss: the loss.
+        gradients: of every trainable parameter by name; None where none arrived.
+    """
+
+    step: Step
+    loss: Value
+    gradients: dict[str, Tensor | None]
+
+
+class LossCall(NamedTuple):
+    """A call of a loss function, or a difference that is made a loss by hand.
+
+    Args:
+        op: the call.
+        output: what the model gave.
+        target: what it is compared with.
+        values: the numbers of the output.
+        wanted: the numbers of the target.
+    """
+
+    op: Op
+    output: Value
+    target: Value
+    values: Tensor
+    wanted: Tensor
+
+
+def losses_of(done: Done) -> Iterator[LossCall]:
+    """Yield the calls of loss functions, and the differences between an output and something of the batch."""
+    contributing = {id(op) for op in _only_reduced(done.loss)}
+    for op in done.step.ops:
+        if op.name in LOSSES and {"input", "target"} <= op.tensors.keys():
+            yield LossCall(
+                op, op.arguments["input"], op.arguments["target"], op.tensors["input"], op.tensors["target"]
+            )
+        elif op.name in ("sub", "rsub") and id(op) in contributing and len(op.tensors) == 2:
+            pairs = list(zip(op.inputs, op.tensors.values(), strict=True))
+            for (output, values), (target, wanted) in (pairs, pairs[::-1]):
+                if output.requires_grad and target.is_of_batch:
+                    yield LossCall(op, output, target, values, wanted)
+
+
+_REDUCING = frozenset("mean sum pow square abs sqrt mul rmul div truediv rtruediv neg add radd norm".split())
+
+
+def _only_reduced(loss: Value) -> Iterator[Op]:
+    """Yield the operations from which nothing but sums, means and powers lead to the loss."""
+    waiting = [loss]
+    while waiting:
+        value = waiting.pop()
+        if value.op is not None:
+            yield value.op
+            if value.op.name in _REDUCING | {"clamp"} or value.op.name in ("item",):
+                waiting.extend(value.op.inputs)
+
+
+def loss_input(done: Done) -> Iterator[Finding]:
+    """Find a loss that takes logits and gets something else, or the other way round."""
+    for call in losses_of(done):
+        name, made_by, values = call.op.name, call.output.made_by, call.values
+        if name in TAKES_LOGITS and made_by in RANGES.keys() - {"log_softmax", "softplus"}:
+            yield _of_logits(call)
+        if name == "cross_entropy" and values.dim() > 1 and values.shape[1] == 1:
+            yield Finding(
+                "loss_input",
+                "alarm",
+                call.op.place.module,
+                f"cross_entropy at {call.op.place} gets one class: its loss is 0 whatever the model gives",
+                "give the model an output for each class, or use binary_cross_entropy_with_logits",
+            )
+        if name == "nll_loss" and values.dim() > 1 and values.is_floating_point():
+            sums = values.detach().double().exp().sum(1)
+            if not bool(((sums - 1).abs() < 0.02).all()):
+                came = f", it comes from {_origin(call.output)}" if made_by else ""
+                yield Finding(
+                    "loss_input",
+                    "alarm",
+                    call.op.place.module,
+                    f"nll_loss at {call.op.place} takes log-probabilities, which sum to 1 after exp; its input sums to "
+                    f"{_range(sums)}{came}",
+                    "put log_softmax(dim=1) before it, or give the raw logits to cross_entropy",
+                )
+        if name == "kl_div" and bool((values.detach() > 0).any()):
+            yield Finding(
+                "loss_input",
+                "alarm",
+                call.op.place.module,
+                f"kl_div at {call.op.place} takes log-probabilities, which are at most 0; its input is "
+                f"{_range(values)}{_from(call.output)}",
+                "put log_softmax before it",
+            )
+    yield from _useless_softmax(done)
+
+
+def _of_logits(call: LossCall) -> Finding:
+    made_by, classes = call.output.made_by, call.values.shape[1] if call.values.dim() > 1 else 1
+    low, high = RANGES[made_by]
+    bound = ""
+    if call.op.name == "cross_entropy" and math.isfinite(low) and math.isfinite(high) and classes > 1:
+        least = math.log1p((classes - 1) * math.exp(low - high))
+        bound = f"; with {classes} logits of {low:g} to {high:g} the loss of a sample cannot fall below {least:.3g}"
+    return Finding(
+        "loss_input",
+        "alarm",
+        call.output.origin.op.place.module if call.output.origin.op else "",
+        f"{call.op.name} at {call.op.place} takes logits, its input comes from {_origin(call.output)}{bound}",
+        f"remove the {made_by}; where probabilities are wanted, compute them outside of the loss",
+    )
+
+
+def _useless_softmax(done: Done) -> Iterator[Finding]:
+    """Find a softmax over a dimension of size 1, or over the samples of the batch, on the way to the loss."""
+    calls = {id(call.output.origin.op): call for call in losses_of(done) if call.output.origin.op is not None}
+    for key, call in calls.items():
+        op = call.output.origin.op
+        assert op is not None
+        if id(op) != key or op.name not in ("softmax", "log_softmax") or not op.inputs:
+            continue
+        shape, dim = op.inputs[0].shape, op.arguments.get("dim", op.arguments.get("1"))
+        if dim is None:  # torch then chooses, with a warning
+            dim = 0 if len(shape) in (0, 1, 3) else 1
+        if not isinstance(dim, int) or not shape:
+            continue
+        if shape[dim] == 1:
+            yield Finding(
+                "loss_input",
+                "alarm",
+                op.place.module,
+                f"{op.name} at {op.place} runs over a dimension of size 1 of {list(shape)}: its output is "
+                f"{'1' if op.name == 'softmax' else '0'} whatever comes in",
+                "use sigmoid for one output, or give the model an output for each class",
+            )
+        elif dim % len(shape) == 0 and len(shape) == 2 and call.target.shape[:1] == shape[:1]:
+            yield Finding(
+                "loss_input",
+                "alarm",
+                op.place.module,
+                f"{op.name} at {op.place} runs over dimension 0 of {list(shape)}, the samples of the batch",
+                "use dim=1, the classes",
+            )
+
+
+def output_range(done: Done) -> Iterator[Finding]:
+    """Find targets that the last function of the model can never give."""
+    for call in losses_of(done):
+        limits = RANGES.get(call.output.made_by)
+        if limits is None or call.op.name not in REGRESSION | {"binary_cross_entropy", "sub", "rsub"}:
+            continue
+        wanted = call.wanted.detach().double()
+        outside = (wanted < limits[0] - 1e-6) | (wanted > limits[1] + 1e-6)
+        share = float(outside.double().mean()) if wanted.numel() else 0.0
+        if share:
+            yield Finding(
+                "output_range",
+                "alarm" if share > 0.01 else "note",
+                call.output.origin.op.place.module if call.output.origin.op else "",
+                f"{_origin(call.output)} gives {_interval(limits)}, and the targets at {call.op.place} are "
+                f"{_range(wanted)}: {share:.0%} of them cannot be reached",
+                f"remove the {call.output.made_by}, or scale the targets into its range",
+            )
+
+
+def targets(done: Done) -> Iterator[Finding]:
+    """Find targets that the loss does not take for what they are: out of range, constant, or far from scaled."""
+    for call in losses_of(done):
+        wanted, place = call.wanted.detach(), call.op.place
+        if call.op.name in BINARY and wanted.numel():
+            low, high = float(wanted.min()), float(wanted.max())
+            if low < 0 or high > 1:
+                yield Finding(
+                    "targets",
+                    "alarm",
+                    place.module,
+                    f"{call.op.name} at {place} takes targets of 0 to 1, they are {low:g} to {high:g}: its loss has "
+                    "no lower bound",
+                    "encode two classes as 0 and 1; for more classes use cross_entropy",
+                )
+        if call.op.name == "cross_entropy" and wanted.is_floating_point() and wanted.dim() == call.values.dim():
+            sums = wanted.double().sum(1)
+            if bool(((sums - 1).abs() > 0.01).any()):
+                yield Finding(
+                    "targets",
+                    "alarm",
+                    place.module,
+                    f"cross_entropy at {place} takes the probabilities of the classes, which sum to 1; those of a "
+                    f"sample sum to {_range(sums)}",
+                    "give class numbers, or probabilities; for several labels at once use "
+                    "binary_cross_entropy_with_logits",
+                )
+        if call.op.name in REGRESSION | {"sub", "rsub"} and wanted.numel() > 1 and not wanted.is_complex():
+            spread, mean = float(wanted.double().std()), float(wanted.double().mean())
+            if spread > UNSCALED or abs(mean) > UNSCALED:
+                yield Finding(
+                    "targets",
+                    "note",
+                    place.module,
+                    f"the targets at {place} are {_range(wanted)}, with a mean of {mean:.3g} and a standard deviation "
+                    f"of {spread:.3g}",
+                    "subtract the mean of the training targets and divide by their standard deviation",
+                )
+        if len(wanted) > 7 and bool((wanted == wanted.flatten()[0]).all()):
+            yield Finding(
+                "targets",
+                "note",
+                place.module,
+                f"all {wanted.numel()} targets of the batch at {place} are {float(wanted.flatten()[0]):g}",
+                "look at the labels that the data set gives, and at whether it is shuffled",
+            )
+
+
+def loss_shape(done: Done) -> Iterator[Finding]:
+    """Find an output and a target of different shapes, which broadcast so that each meets every other."""
+    for call in losses_of(done):
+        if call.op.name not in REGRESSION | {"sub", "rsub"} or call.output.shape == call.target.shape:
+            continue
+        both = torch.broadcast_shapes(call.output.shape, call.target.shape)
+        if math.prod(both) > max(math.prod(call.output.shape), math.prod(call.target.shape)):
+            yield Finding(
+                "loss_shape",
+                "alarm",
+                call.op.place.module,
+                f"at {call.op.place} an output of shape {list(call.output.shape)} meets targets of shape "
+                f"{list(call.target.shape)}: each output is compared with every target, {list(both)}",
+                "give both the same shape, with squeeze(1) or unsqueeze(1)",
+            )
+
+
+def cut(done: Done) -> Iterator[Finding]:
+    """Find operations that no gradient passes between trainable parameters and the loss."""
+    without = {name for name, gradient in done.gradients.items() if gradient is None}
+    reached: dict[int, tuple[Op, set[str]]] = {}
+    for value in done.loss.ancestors():
+        op = value.op
+        if op is None:
+            continue
+        stops = op.name in CUTS or (not op.with_grad and any(v.requires_grad for v in op.inputs))
+        if stops:
+            lost = {v.parameter for given in op.inputs for v in given.ancestors() if v.parameter} & without
+            if lost:
+                reached[id(op)] = op, {name for name in lost if name}
+    if not reached:
+        return
+    op, lost = max(reached.values(), key=lambda pair: len(pair[1]))
+    how = f"{op.name}()" if op.name in CUTS else "torch.no_grad()"
+    yield Finding(
+        "cut",
+        "alarm",
+        op.place.module,
+        f"{how} at {op.place} cuts the gradient of {len(lost)} of {len(done.gradients)} trainable parameters: "
+        f"{_some(sorted(lost))}",
+        f"remove the {how}, or set requires_grad=False on what shall stay as it is",
+    )
+
+
+def masked_row(done: Done) -> Iterator[Finding]:
+    """Find a row of attention that is masked throughout."""
+    for op in done.step.ops:
+        if op.name not in ATTENTION and op.name != "softmax":
+            continue
+        if op.name == "softmax":
+            given = next(iter(op.tensors.values()), None)
+            dim = op.arguments.get("dim", op.arguments.get("1"))
+            rows = None if given is None or not isinstance(dim, int) else (given.detach() == -math.inf).all(dim)
+        else:
+            mask = op.tensors.get("attn_mask", op.tensors.get("3"))
+            if mask is None:
+                continue
+            # True means "look at it" in one function, and "do not" in the other.
+            is_hidden = mask == -math.inf if mask.is_floating_point() else mask
+            if op.name == "scaled_dot_product_attention" and mask.dtype is torch.bool:
+                is_hidden = ~mask
+            rows = is_hidden.all(-1)
+        if rows is not None and bool(rows.any()):
+            yield Finding(
+                "masked_row",
+                "alarm",
+                op.place.module,
+                f"{int(rows.sum())} of {rows.numel()} rows of {op.name} at {op.place} are masked throughout, which "
+                "gives NaN",
+                "let each row see at least one position, such as itself",
+            )
+
+
+_WITH_MODES = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+
+
+def eval_mode(done: Done) -> Iterator[Finding]:
+    """Find norms and dropouts that are in evaluation mode while the model trains."""
+    modules = {name: module for name, module in done.step.model.named_modules() if isinstance(module, _WITH_MODES)}
+    idle = [name for name, module in modules.items() if not module.training]
+    if idle:
+        kinds = sorted({type(modules[name]).__name__ for name in idle})
+        yield Finding(
+            "eval_mode",
+            "note",
+            "",
+            f"{len(idle)} of {len(modules)} layers that behave differently in training ({', '.join(kinds)}) are in "
+            f"evaluation mode: {_some(idle)}",
+            "call train() on them, unless they are to stay as they are",
+        )
+
+
+RULES: tuple[Callable[[Done], Iterator[Finding]], ...] = (
+    loss_input,
+    loss_shape,
+    output_range,
+    targets,
+    cut,
+    masked_row,
+    eval_mode,
+)
+
+
+def findings_of(done: Done) -> list[Finding]:
+    """Ask every rule; what two of them or two calls say alike is said once."""
+    return list(dict.fromkeys(finding for rule in RULES for finding in rule(done)))
+
+
+def _origin(value: Value) -> str:
+    op = value.origin.op
+    assert op is not None
+    return f"{op.name} at {op.place}"
+
+
+def _from(value: Value) -> str:
+    return f", and comes from {_origin(value)}" if value.origin.op is not None else ""
+
+
+def _range(tensor: Tensor) -> str:
+    low, high = float(tensor.detach().min()), float(tensor.detach().max())
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+def _interval(limits: tuple[float, float]) -> str:
+    low, high = limits
+    if math.isinf(high):
+        return f"{low:g} and more"
+    return f"at most {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

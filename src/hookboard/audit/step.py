@@ -1,0 +1,231 @@
+"""`Step`: what one training step calls, from the batch to the loss, with the file and line of each call."""
+
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import lightning
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import hookboard
+from hookboard.nested import tensors_in
+
+_LIBRARIES = tuple(f"{Path(library.__file__).parent}/" for library in (torch, lightning, hookboard))
+"""Where the code of others begins: a line in it tells a user nothing."""
+
+ROUND_TRIPS = frozenset(
+    "view view_as reshape reshape_as squeeze unsqueeze flatten unflatten ravel transpose permute movedim contiguous "
+    "clone expand expand_as getitem select narrow index_select masked_select gather T mT float double half bfloat16 to "
+    "type type_as cpu cuda requires_grad".split()
+)
+"""Operations that change where a value stands, or its type, and not the value."""
+
+CUTS = frozenset("detach data item tolist numpy argmax".split())
+"""Operations that no gradient passes."""
+
+
+class Place(NamedTuple):
+    """A line of the user's code, and the layer whose forward was running.
+
+    Args:
+        module: the dotted name of the innermost layer; "" outside of all.
+        file: its path; "" where the call did not come from the user's code.
+        line: its number, from 1.
+    """
+
+    module: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        """Return it as a user finds it: `model.py:31 (in net.4)`."""
+        line = f"{Path(self.file).name}:{self.line}" if self.file else "training_step"
+        return f"{line} (in {self.module})" if self.module else line
+
+
+@dataclass(eq=False)
+class Op:
+    """A call of a function of torch.
+
+    Args:
+        name: of the function, such as `softmax`, without underscores.
+        arguments: what it was given, by the name of the parameter where the function has a signature, else by index.
+            A tensor stands there as its `Value`.
+        place: where it was called.
+        with_grad: whether autograd was recording.
+        tensors: the arguments that are tensors, as they were given; only of functions in `Step.kept`.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    place: Place
+    with_grad: bool
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> "list[Value]":
+        """The values of the tensors it was given."""
+        return [value for given in self.arguments.values() for value in _values_in(given)]
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor in the step.
+
+    Args:
+        op: the operation that gave it; None if it came from outside.
+        path: the path in the batch, where it came in with the batch.
+        parameter: the name of the parameter, where it is one.
+        shape: its shape.
+        requires_grad: whether autograd followed it.
+    """
+
+    op: Op | None
+    path: str | None
+    parameter: str | None
+    shape: tuple[int, ...]
+    requires_grad: bool
+
+    @property
+    def origin(self) -> "Value":
+        """The value that it has the numbers of, before views, reshapes and casts."""
+        value = self
+        while value.op is not None and value.op.name in ROUND_TRIPS and value.op.inputs:
+            value = value.op.inputs[0]
+        return value
+
+    @property
+    def made_by(self) -> str:
+        """The name of the operation that gave its numbers; "" where they came from outside."""
+        op = self.origin.op
+        return "" if op is None else op.name
+
+    def ancestors(self) -> "Iterator[Value]":
+        """Yield it and every value it was computed from, each once."""
+        seen: set[int] = set()
+        waiting = [self]
+        while waiting:
+            value = waiting.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            yield value
+            if value.op is not None:
+                waiting.extend(value.op.inputs)
+
+    @property
+    def is_of_batch(self) -> bool:
+        """Whether it was computed from the batch and from no parameter."""
+        roots = [value for value in self.ancestors() if value.op is None]
+        return any(root.path is not None for root in roots) and not any(root.parameter for root in roots)
+
+
+class Step(TorchFunctionMode):
+    """Follows the code that runs inside its context.
+
+    Args:
+        model: whose step it is.
+        batch: what the step takes.
+        kept: the names of functions whose tensors are kept.
+    """
+
+    def __init__(self, model: nn.Module, batch: object, kept: frozenset[str]) -> None:
+        super().__init__()
+        self.ops: list[Op] = []
+        """Every call, in order."""
+        self.model = model
+        self._kept = kept
+        self._values: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
+        self._modules = {id(module): name for name, module in model.named_modules(remove_duplicate=True)}
+        for path, tensor in tensors_in(batch):
+            self._note(tensor, None, path=path)
+        for name, parameter in model.named_parameters():
+            self._note(parameter, None, parameter=name)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the function, and note the call if it takes a tensor or gives one."""
+        kwargs = kwargs or {}
+        arguments = _bound(func, args, kwargs)
+        given = dict(tensors_in(arguments))
+        values = {name: self._seen(argument) for name, argument in arguments.items()} if given else {}
+        returned = func(*args, **kwargs)
+        results = [tensor for _, tensor in tensors_in(returned)]
+        name = _name_of(func)
+        if results or name in CUTS:
+            op = Op(name, values, self._place(), torch.is_grad_enabled(), given if name in self._kept else {})
+            self.ops.append(op)
+            for tensor in results:
+                self._note(tensor, op)
+        return returned
+
+    def of(self, tensor: Tensor) -> Value:
+        """Return what is known of a tensor."""
+        known = self._values.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            return self._note(tensor, None)
+        return known[1]
+
+    def _note(self, tensor: Tensor, op: Op | None, path: str | None = None, parameter: str | None = None) -> Value:
+        value = Value(op, path, parameter, tuple(tensor.shape), tensor.requires_grad)
+        self._values[id(tensor)] = weakref.ref(tensor), value
+        return value
+
+    def _seen(self, argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            return self.of(argument)
+        if isinstance(argument, (tuple, list)):
+            return [self._seen(part) for part in argument]
+        return argument
+
+    def _place(self) -> Place:
+        file, line, module = "", 0, ""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and not (file and module):
+            if not module:
+                owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
+                module = self._modules.get(id(owner), "")
+            if not file and not frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
+                file, line = frame.f_code.co_filename, frame.f_lineno
+            frame = frame.f_back
+        return Place(module, file, line)
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", "")
+    return name.strip("_")
+
+
+def _bound(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name where the function is written in Python, otherwise by index."""
+    signature = _signature_of(func)
+    if signature is None:
+        return {**{str(index): argument for index, argument in enumerate(args)}, **kwargs}
+    return signature.bind(*args, **kwargs).arguments
+
+
+@functools.cache
+def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(func) if inspect.isfunction(func) else None
+    except ValueError:  # it wraps a function in C
+        return None
+
+
+def _values_in(given: Any) -> "Iterator[Value]":
+    if isinstance(given, Value):
+        yield given
+    elif isinstance(given, list):
+        for part in given:
+            yield from _values_in(part)
