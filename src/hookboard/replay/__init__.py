@@ -1,11 +1,19 @@
 """Repeats a call of a model, or a training step, without leaving a trace: for pictures and the search for NaN."""
 
-from hookboard.replay.step import GENERATORS, CannotRunAgainError, RandomState, step_again, undisturbed
+from hookboard.replay.step import (
+    GENERATORS,
+    CannotRunAgainError,
+    RandomState,
+    run_training_step,
+    step_again,
+    undisturbed,
+)
 
 __all__ = [
     "GENERATORS",
     "CannotRunAgainError",
     "RandomState",
+    "run_training_step",
     "step_again",
     "undisturbed",
 ]

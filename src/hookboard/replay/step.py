@@ -134,7 +134,7 @@ def step_again(
         until_end.enter_context(trainer.precision_plugin.train_step_context())
         state.restore()
         if pl_module.automatic_optimization:
-            yield lambda: _loss_in(_run(pl_module, batch, batch_idx))
+            yield lambda: _loss_in(run_training_step(pl_module, batch, batch_idx))
         else:
             until_end.enter_context(_idle(trainer, pl_module))
             yield lambda: _loss_of_manual(pl_module, batch, batch_idx, backward)
@@ -158,7 +158,8 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from _parts(item)
 
 
-def _run(pl_module: LightningModule, batch: Any, batch_idx: int) -> Any:
+def run_training_step(pl_module: LightningModule, batch: Any, batch_idx: int) -> Any:
+    """Call `training_step` with the arguments that it takes."""
     with_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
     return pl_module.training_step(batch, batch_idx) if with_index else pl_module.training_step(batch)
 
@@ -188,7 +189,7 @@ def _loss_of_manual(pl_module: LightningModule, batch: Any, batch_idx: int, back
 
     with _replaced(pl_module, manual_backward=manual_backward):
         try:
-            _run(pl_module, batch, batch_idx)
+            run_training_step(pl_module, batch, batch_idx)
         except _Reached as reached:
             return reached.loss
     raise CannotRunAgainError("training_step made fewer backward passes when it ran again")

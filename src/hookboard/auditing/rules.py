@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookboard.audit.step import CUTS, Op, Step, Value
+from hookboard.auditing.step import CUTS, Op, Step, Value
 from hookboard.health import Severity
 
 PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
@@ -96,9 +96,7 @@ def losses_of(done: Done) -> Iterator[LossCall]:
     contributing = {id(op) for op in _only_reduced(done.loss)}
     for op in done.step.ops:
         if op.name in LOSSES and {"input", "target"} <= op.tensors.keys():
-            yield LossCall(
-                op, op.arguments["input"], op.arguments["target"], op.tensors["input"], op.tensors["target"]
-            )
+            yield LossCall(op, op.arguments["input"], op.arguments["target"], op.tensors["input"], op.tensors["target"])
         elif op.name in ("sub", "rsub") and id(op) in contributing and len(op.tensors) == 2:
             pairs = list(zip(op.inputs, op.tensors.values(), strict=True))
             for (output, values), (target, wanted) in (pairs, pairs[::-1]):
@@ -106,7 +104,8 @@ def losses_of(done: Done) -> Iterator[LossCall]:
                     yield LossCall(op, output, target, values, wanted)
 
 
-_REDUCING = frozenset("mean sum pow square abs sqrt mul rmul div truediv rtruediv neg add radd norm".split())
+_REDUCING = frozenset({"mean", "sum", "pow", "square", "abs", "sqrt", "norm", "clamp", "neg", "add", "radd"})
+_REDUCING |= {"mul", "rmul", "div", "truediv", "rtruediv"}
 
 
 def _only_reduced(loss: Value) -> Iterator[Op]:
@@ -116,7 +115,7 @@ def _only_reduced(loss: Value) -> Iterator[Op]:
         value = waiting.pop()
         if value.op is not None:
             yield value.op
-            if value.op.name in _REDUCING | {"clamp"} or value.op.name in ("item",):
+            if value.op.name in _REDUCING:
                 waiting.extend(value.op.inputs)
 
 
@@ -264,7 +263,13 @@ def targets(done: Done) -> Iterator[Finding]:
                     f"of {spread:.3g}",
                     "subtract the mean of the training targets and divide by their standard deviation",
                 )
-        if len(wanted) > 7 and bool((wanted == wanted.flatten()[0]).all()):
+        is_soft = call.op.name == "cross_entropy" and wanted.is_floating_point()
+        if (
+            call.target.is_of_batch
+            and not is_soft
+            and wanted.numel() > 7
+            and bool((wanted == wanted.flatten()[0]).all())
+        ):
             yield Finding(
                 "targets",
                 "note",
@@ -319,35 +324,35 @@ def cut(done: Done) -> Iterator[Finding]:
 
 
 def masked_row(done: Done) -> Iterator[Finding]:
-    """Find a row of attention that is masked throughout."""
-    for op in done.step.ops:
-        if op.name not in ATTENTION and op.name != "softmax":
-            continue
-        if op.name == "softmax":
-            given = next(iter(op.tensors.values()), None)
-            dim = op.arguments.get("dim", op.arguments.get("1"))
-            rows = None if given is None or not isinstance(dim, int) else (given.detach() == -math.inf).all(dim)
-        else:
-            mask = op.tensors.get("attn_mask", op.tensors.get("3"))
-            if mask is None:
-                continue
-            # True means "look at it" in one function, and "do not" in the other.
-            is_hidden = mask == -math.inf if mask.is_floating_point() else mask
-            if op.name == "scaled_dot_product_attention" and mask.dtype is torch.bool:
-                is_hidden = ~mask
-            rows = is_hidden.all(-1)
-        if rows is not None and bool(rows.any()):
-            yield Finding(
-                "masked_row",
-                "alarm",
-                op.place.module,
-                f"{int(rows.sum())} of {rows.numel()} rows of {op.name} at {op.place} are masked throughout, which "
-                "gives NaN",
-                "let each row see at least one position, such as itself",
-            )
+    """Find rows of attention that are masked throughout and therefore give NaN."""
+    found = [(op, rows) for op in done.step.ops if (rows := _masked_rows(op)) is not None]
+    found = [(op, rows) for op, rows in found if bool(rows.any()) and bool(op.results[0].isnan().any())]
+    if found:
+        op, rows = found[0]
+        others = f", and so are some in {len(found) - 1} calls after it" if len(found) > 1 else ""
+        yield Finding(
+            "masked_row",
+            "alarm",
+            op.place.module,
+            f"{int(rows.sum())} of {rows.numel()} rows of {op.name} at {op.place} are masked throughout, and give "
+            f"NaN{others}",
+            "let each row see at least one position, such as itself",
+        )
 
 
-_WITH_MODES = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+def _masked_rows(op: Op) -> Tensor | None:
+    """Return which rows of an attention see nothing; None where it is no attention, or has no mask."""
+    if op.name == "softmax" and op.tensors:
+        dim = op.arguments.get("dim", op.arguments.get("1"))
+        return (next(iter(op.tensors.values())).detach() == -math.inf).all(dim) if isinstance(dim, int) else None
+    mask = op.tensors.get("attn_mask", op.tensors.get("3")) if op.name in ATTENTION else None
+    if mask is None or mask.is_floating_point():
+        return None if mask is None else (mask == -math.inf).all(-1)
+    # True means "look at it" in one function, and "do not" in the other.
+    return (~mask if op.name == "scaled_dot_product_attention" else mask).all(-1)
+
+
+_WITH_MODES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 
 
 def eval_mode(done: Done) -> Iterator[Finding]:

@@ -1,15 +1,15 @@
 """`audit`: reads one training step of a model, without a Trainer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from hookboard.audit.rules import KEPT, Done, Finding, findings_of
-from hookboard.audit.step import Step
-from hookboard.replay import undisturbed
+from hookboard.auditing.rules import KEPT, Done, Finding, findings_of
+from hookboard.auditing.step import Step
+from hookboard.replay import run_training_step, undisturbed
 
 
 def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = None) -> tuple[Finding, ...]:
@@ -67,4 +67,9 @@ def _step_of(model: nn.Module) -> Callable[[Any], Tensor]:
             f"model is a {type(model).__name__}, which has no training_step: give step=, a function from the batch to "
             "the loss"
         )
-    return lambda batch: model.training_step(batch, 0)
+
+    def step(batch: Any) -> Any:
+        returned = run_training_step(model, batch, 0)
+        return returned.get("loss") if isinstance(returned, Mapping) else returned
+
+    return step

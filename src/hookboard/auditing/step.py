@@ -2,12 +2,10 @@
 
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import lightning
@@ -15,20 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-import hookboard
 from hookboard.nested import tensors_in
 
-_LIBRARIES = tuple(f"{Path(library.__file__).parent}/" for library in (torch, lightning, hookboard))
-"""Where the code of others begins: a line in it tells a user nothing."""
+_LIBRARIES = ("<", *(f"{Path(inspect.getfile(library)).parent}/" for library in (torch, lightning)))
+"""How the paths of code begin of which a line tells a user nothing."""
 
-ROUND_TRIPS = frozenset(
-    "view view_as reshape reshape_as squeeze unsqueeze flatten unflatten ravel transpose permute movedim contiguous "
-    "clone expand expand_as getitem select narrow index_select masked_select gather T mT float double half bfloat16 to "
-    "type type_as cpu cuda requires_grad".split()
-)
+_RESHAPES = """
+view view_as reshape reshape_as squeeze unsqueeze flatten unflatten ravel transpose permute movedim contiguous clone
+expand expand_as getitem select narrow index_select masked_select gather T mT float double half bfloat16 to type type_as
+cpu cuda requires_grad
+"""
+RESHAPES = frozenset(_RESHAPES.split())
 """Operations that change where a value stands, or its type, and not the value."""
 
-CUTS = frozenset("detach data item tolist numpy argmax".split())
+CUTS = frozenset({"detach", "data", "item", "tolist", "numpy", "argmax"})
 """Operations that no gradient passes."""
 
 
@@ -61,7 +59,8 @@ class Op:
             A tensor stands there as its `Value`.
         place: where it was called.
         with_grad: whether autograd was recording.
-        tensors: the arguments that are tensors, as they were given; only of functions in `Step.kept`.
+        tensors: the arguments that are tensors; only of the functions that are kept.
+        results: the tensors that it gave, likewise.
     """
 
     name: str
@@ -69,6 +68,7 @@ class Op:
     place: Place
     with_grad: bool
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    results: list[Tensor] = field(default_factory=list)
 
     @property
     def inputs(self) -> "list[Value]":
@@ -98,7 +98,7 @@ class Value:
     def origin(self) -> "Value":
         """The value that it has the numbers of, before views, reshapes and casts."""
         value = self
-        while value.op is not None and value.op.name in ROUND_TRIPS and value.op.inputs:
+        while value.op is not None and value.op.name in RESHAPES and value.op.inputs:
             value = value.op.inputs[0]
         return value
 
@@ -162,7 +162,9 @@ class Step(TorchFunctionMode):
         results = [tensor for _, tensor in tensors_in(returned)]
         name = _name_of(func)
         if results or name in CUTS:
-            op = Op(name, values, self._place(), torch.is_grad_enabled(), given if name in self._kept else {})
+            op = Op(name, values, self._place(), torch.is_grad_enabled())
+            if name in self._kept:
+                op.tensors, op.results = given, results
             self.ops.append(op)
             for tensor in results:
                 self._note(tensor, op)
@@ -189,12 +191,12 @@ class Step(TorchFunctionMode):
 
     def _place(self) -> Place:
         file, line, module = "", 0, ""
-        frame: FrameType | None = sys._getframe(2)
+        frame = inspect.currentframe()
         while frame is not None and not (file and module):
             if not module:
                 owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
                 module = self._modules.get(id(owner), "")
-            if not file and not frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
+            if not file and not frame.f_code.co_filename.startswith(_LIBRARIES):
                 file, line = frame.f_code.co_filename, frame.f_lineno
             frame = frame.f_back
         return Place(module, file, line)

@@ -1,0 +1,268 @@
+"""What is found in a step that is wrong, and that nothing is found in one that is not."""
+
+import math
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cosine_similarity,
+    cross_entropy,
+    l1_loss,
+    mse_loss,
+    nll_loss,
+)
+
+from hookboard.auditing import audit
+
+pytestmark = pytest.mark.unit
+
+torch.manual_seed(0)
+X = torch.randn(16, 4)
+CLASSES = torch.arange(16) % 3
+BINARY = (torch.arange(16) % 2).float()
+REAL = torch.linspace(-2, 2, 16)
+
+
+def net(*tail, outputs=3):
+    return nn.Sequential(nn.Linear(4, outputs), *tail)
+
+
+def first(output):
+    return output[:, 0]
+
+
+def by_hand(output, target):
+    return ((output - target) ** 2).mean()
+
+
+def by_hand_reversed(output, target):
+    return (target - output).abs().sum() / len(target)
+
+
+FAULTS = {
+    "softmax before cross_entropy": (net(nn.Softmax(1)), cross_entropy, CLASSES, None, "loss_input", "1"),
+    "ReLU before cross_entropy": (net(nn.ReLU()), cross_entropy, CLASSES, None, "loss_input", "1"),
+    "sigmoid before cross_entropy": (net(nn.Sigmoid()), nn.CrossEntropyLoss(), CLASSES, None, "loss_input", "1"),
+    "sigmoid before logits": (
+        net(nn.Sigmoid(), outputs=1),
+        nn.BCEWithLogitsLoss(),
+        BINARY,
+        first,
+        "loss_input",
+        "1",
+    ),
+    "nll_loss of logits": (net(), nll_loss, CLASSES, None, "loss_input", ""),
+    "nll_loss of probabilities": (net(nn.Softmax(1)), nll_loss, CLASSES, None, "loss_input", ""),
+    "softmax of one": (net(nn.Softmax(1), outputs=1), binary_cross_entropy, BINARY, first, "loss_input", "1"),
+    "one class": (net(outputs=1), cross_entropy, torch.zeros(16, dtype=torch.long), None, "loss_input", ""),
+    "kl_div of probabilities": (
+        net(nn.Softmax(1)),
+        nn.KLDivLoss(reduction="batchmean"),
+        torch.full((16, 3), 1 / 3),
+        None,
+        "loss_input",
+        "",
+    ),
+    "sigmoid, wide targets": (net(nn.Sigmoid(), outputs=1), mse_loss, REAL, first, "output_range", "1"),
+    "tanh, wide targets": (net(nn.Tanh(), outputs=1), l1_loss, REAL, first, "output_range", "1"),
+    "ReLU, negative targets": (net(nn.ReLU(), outputs=1), by_hand, REAL, first, "output_range", "1"),
+    "class numbers for BCE": (
+        net(outputs=1),
+        binary_cross_entropy_with_logits,
+        CLASSES.float(),
+        first,
+        "targets",
+        "",
+    ),
+    "-1 and 1 for BCE": (net(outputs=1), nn.BCEWithLogitsLoss(), BINARY * 2 - 1, first, "targets", ""),
+    "counts for cross_entropy": (net(), cross_entropy, torch.ones(16, 3), None, "targets", ""),
+    "broadcast by hand": (net(outputs=1), by_hand, REAL, None, "loss_shape", ""),
+    "broadcast the other way": (net(outputs=1), by_hand_reversed, REAL, None, "loss_shape", ""),
+}
+
+
+def found_in(model, loss, target, shape):
+    shape = shape or (lambda output: output)
+    return audit(model, (X, target), lambda batch: loss(shape(model(batch[0])), batch[1]))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_an_alarm_with_its_rule_and_layer(name):
+    model, loss, target, shape, rule, module = FAULTS[name]
+    alarms = [finding for finding in found_in(model, loss, target, shape) if finding.severity == "alarm"]
+    assert {(finding.rule, finding.module) for finding in alarms} == {(rule, module)}
+
+
+HEALTHY = {
+    "cross_entropy": (net(), cross_entropy, CLASSES, None),
+    "nll_loss": (net(nn.LogSoftmax(1)), nll_loss, CLASSES, None),
+    "BCE": (net(nn.Sigmoid(), outputs=1), nn.BCELoss(), BINARY, first),
+    "BCE with logits": (net(outputs=1), nn.BCEWithLogitsLoss(), BINARY, first),
+    "MSE": (net(outputs=1), mse_loss, REAL, first),
+    "MSE by hand": (net(outputs=1), by_hand, REAL, first),
+    "sigmoid for targets of 0 to 1": (net(nn.Sigmoid(), outputs=1), mse_loss, BINARY, first),
+    "ReLU for positive targets": (net(nn.ReLU(), outputs=1), mse_loss, REAL.abs(), first),
+    "soft labels": (net(), cross_entropy, torch.full((16, 3), 1 / 3), None),
+    "logits capped by tanh": (net(nn.Tanh()), lambda o, t: cross_entropy(30 * o, t), CLASSES, None),
+    "one target for all": (net(), by_hand, REAL[:3], None),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_found_in_a_healthy_step(name):
+    assert found_in(*HEALTHY[name]) == ()
+
+
+def test_the_line_of_the_loss_and_that_of_the_softmax_are_named():
+    model = net(nn.Softmax(1))
+
+    def step(batch):
+        output = model(batch[0])
+        return cross_entropy(output, batch[1])
+
+    (found,) = audit(model, (X, CLASSES), step)
+    start = step.__code__.co_firstlineno
+    assert f"cross_entropy at test_findings.py:{start + 2} takes logits" in found.evidence
+    assert f"softmax at test_findings.py:{start + 1} (in 1)" in found.evidence
+
+
+def test_the_bound_that_is_named_is_that_of_the_best_possible_probabilities():
+    model = net(nn.Softmax(1))
+    best = cross_entropy(torch.eye(3, dtype=torch.float64), torch.arange(3)).item()
+    (found,) = found_in(model, cross_entropy, CLASSES, None)
+    assert f"cannot fall below {best:.3g}" in found.evidence
+
+
+def test_the_share_of_targets_out_of_reach_is_counted():
+    model, loss, target, shape, *_ = FAULTS["ReLU, negative targets"]
+    (found,) = found_in(model, loss, target, shape)
+    share = (target.double() < 0).double().mean().item()
+    assert f"{share:.0%} of them cannot be reached" in found.evidence
+
+
+def test_unscaled_targets_are_a_note_with_their_mean_and_deviation():
+    target = 200 + 75 * REAL
+    (found,) = found_in(net(outputs=1), mse_loss, target, first)
+    assert (found.rule, found.severity) == ("targets", "note")
+    assert f"a mean of {target.double().mean():.3g} and a standard deviation of {target.double().std():.3g}" in (
+        found.evidence
+    )
+
+
+def test_targets_that_are_all_alike_are_a_note():
+    (found,) = found_in(net(), cross_entropy, torch.ones(16, dtype=torch.long), None)
+    assert found.evidence.startswith("all 16 targets of the batch")
+
+
+def test_labels_that_the_step_makes_itself_may_be_alike():
+    model = net(outputs=1)
+    assert audit(model, X, lambda x: binary_cross_entropy_with_logits(model(x), torch.ones(16, 1))) == ()
+
+
+def test_log_softmax_over_the_samples_is_found():
+    found = found_in(net(nn.LogSoftmax(0)), nll_loss, CLASSES, None)
+    assert any("dimension 0 of [16, 3], the samples" in finding.evidence for finding in found)
+
+
+def test_a_detach_that_leaves_parameters_without_gradient_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    step = lambda batch: cross_entropy(model[1](model[0](batch[0]).detach()), batch[1])  # noqa: E731
+    (found,) = audit(model, (X, CLASSES), step)
+    assert found.rule == "cut"
+    assert found.evidence.startswith(f"detach() at test_findings.py:{step.__code__.co_firstlineno}")
+    assert "2 of 4 trainable parameters: 0.bias, 0.weight" in found.evidence
+
+
+def test_no_grad_that_leaves_parameters_without_gradient_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+
+    def step(batch):
+        with torch.no_grad():
+            hidden = model[0](batch[0])
+        return cross_entropy(model[1](hidden), batch[1])
+
+    (found,) = audit(model, (X, CLASSES), step)
+    assert found.rule == "cut"
+    assert "torch.no_grad()" in found.evidence
+
+
+def test_a_stopped_gradient_that_leaves_every_parameter_another_way_is_no_fault():
+    online, head = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.ModuleList([online, head])
+    step = lambda x: -cosine_similarity(head(online(x)), online(x + 0.1).detach()).mean()  # noqa: E731
+    assert audit(model, X, step) == ()
+
+
+def test_a_row_of_attention_that_sees_nothing_is_found_where_it_gives_nan():
+    model = nn.MultiheadAttention(4, 1, batch_first=True)
+    mask = torch.eye(8, dtype=torch.bool)
+    mask[3] = True
+    x = torch.randn(2, 8, 4)
+    (found,) = audit(model, x, lambda x: model(x, x, x, attn_mask=mask)[0].square().mean())
+    assert found.rule == "masked_row"
+    assert found.evidence.startswith("1 of 8 rows")
+
+
+def test_layers_in_evaluation_mode_are_a_note():
+    model = net(nn.BatchNorm1d(3), nn.Dropout())
+    model[1].eval()
+    (found,) = found_in(model, cross_entropy, CLASSES, None)
+    assert (found.rule, found.severity) == ("eval_mode", "note")
+    assert found.evidence.startswith("1 of 2 layers")
+
+
+class Classifier(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = net(nn.BatchNorm1d(3), nn.Dropout(), nn.Softmax(1))
+
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+
+def test_a_lightning_module_needs_no_step():
+    (found,) = audit(Classifier(), (X, CLASSES))
+    assert (found.rule, found.module) == ("loss_input", "net.3")
+
+
+def test_a_plain_module_needs_one():
+    with pytest.raises(TypeError, match="Sequential, which has no training_step: give step="):
+        audit(net(), (X, CLASSES))
+
+
+def test_a_loss_that_is_no_tensor_is_an_error():
+    with pytest.raises(TypeError, match="a loss of type float"):
+        audit(net(), X, lambda batch: 1.0)
+
+
+def test_the_model_and_the_random_state_are_put_back():
+    model = Classifier()
+    model.net[0].weight.grad = torch.ones(3, 4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    audit(model, (X, CLASSES))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(model.net[0].weight.grad, torch.ones(3, 4))
+    assert model.net[0].bias.grad is None
+
+
+def test_a_step_that_raises_leaves_no_trace_either():
+    model = Classifier()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def step(batch):
+        model.net(batch[0])
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        audit(model, (X, CLASSES), step)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_loss_of_infinities_is_read_without_an_error():
+    assert audit(net(outputs=1), (X, REAL), lambda batch: (batch[1] * math.inf).sum()) == ()
