@@ -16,6 +16,7 @@ import pytest
 ROOMS = [
     "callbacks",  # what a Trainer is given
     "loops",  # when it is called, and what stands between it and the run
+    "auditing",  # a training step, read from the batch to the loss
     "first_nan",  # the first NaN or Inf: noticed, searched for, explained
     "health",  # readings -> verdicts
     "writers",  # readings and pictures -> a logger

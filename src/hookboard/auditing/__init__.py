@@ -1,6 +1,6 @@
 """Reads one training step, from the batch to the loss, and says what in it cannot work."""
 
+from hookboard.auditing.audit import FirstStep, audit
 from hookboard.auditing.rules import Finding
-from hookboard.auditing.run import audit, follow
 
-__all__ = ["Finding", "audit", "follow"]
+__all__ = ["Finding", "FirstStep", "audit"]

@@ -1,13 +1,13 @@
 """What can be wrong with a step, read from its calls: facts, without a threshold."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hookboard.auditing.step import CUTS, Op, Step, Value
+from hookboard.auditing.program import CUTS, Observer, Op, Step, Value
 from hookboard.health import Severity
 
 PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
@@ -32,10 +32,6 @@ TAKES_LOGITS = frozenset({"cross_entropy", "binary_cross_entropy_with_logits", "
 REGRESSION = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 BINARY = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
 LOSSES = TAKES_LOGITS | REGRESSION | BINARY | {"nll_loss", "kl_div"}
-ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
-KEPT = LOSSES | ATTENTION | {"softmax", "sub", "rsub"}
-"""The functions whose tensors the rules look at."""
-
 UNSCALED = 10
 """Targets of a regression with a larger standard deviation or mean are worth a note: most initializations give outputs
 of about 1 (a choice)."""
@@ -60,17 +56,19 @@ class Finding(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A step that has run, with its gradients.
+    """A step that has run, forward and backward.
 
     Args:
         step: the calls.
         loss: the loss.
-        gradients: of every trainable parameter by name; None where none arrived.
+        trained: the names of the trainable parameters.
+        without: those of them that no gradient reached.
     """
 
     step: Step
     loss: Value
-    gradients: dict[str, Tensor | None]
+    trained: Collection[str]
+    without: Collection[str]
 
 
 class LossCall(NamedTuple):
@@ -91,17 +89,29 @@ class LossCall(NamedTuple):
     wanted: Tensor
 
 
+def _of_loss(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
+    if {"input", "target"} <= given.keys():
+        output, target = op.arguments["input"], op.arguments["target"]
+        return LossCall(op, output, target, given["input"].detach(), given["target"].detach())
+    return None
+
+
+def _of_difference(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
+    """Note the difference between something of the model and something of the batch."""
+    pairs = list(zip(op.inputs, given.values(), strict=False))
+    if len(pairs) == 2:
+        for (output, values), (target, wanted) in (pairs, pairs[::-1]):
+            if output.requires_grad and target.of_batch and not target.of_parameters:
+                return LossCall(op, output, target, values.detach(), wanted.detach())
+    return None
+
+
 def losses_of(done: Done) -> Iterator[LossCall]:
-    """Yield the calls of loss functions, and the differences between an output and something of the batch."""
-    contributing = {id(op) for op in _only_reduced(done.loss)}
+    """Yield the calls of loss functions, and the differences of which nothing but sums and powers make the loss."""
+    reduced = {id(op) for op in _only_reduced(done.loss)}
     for op in done.step.ops:
-        if op.name in LOSSES and {"input", "target"} <= op.tensors.keys():
-            yield LossCall(op, op.arguments["input"], op.arguments["target"], op.tensors["input"], op.tensors["target"])
-        elif op.name in ("sub", "rsub") and id(op) in contributing and len(op.tensors) == 2:
-            pairs = list(zip(op.inputs, op.tensors.values(), strict=True))
-            for (output, values), (target, wanted) in (pairs, pairs[::-1]):
-                if output.requires_grad and target.is_of_batch:
-                    yield LossCall(op, output, target, values, wanted)
+        if isinstance(op.seen, LossCall) and (op.name in LOSSES or id(op) in reduced):
+            yield op.seen
 
 
 _REDUCING = frozenset({"mean", "sum", "pow", "square", "abs", "sqrt", "norm", "clamp", "neg", "add", "radd"})
@@ -110,13 +120,14 @@ _REDUCING |= {"mul", "rmul", "div", "truediv", "rtruediv"}
 
 def _only_reduced(loss: Value) -> Iterator[Op]:
     """Yield the operations from which nothing but sums, means and powers lead to the loss."""
-    waiting = [loss]
+    waiting, seen = [loss], set[int]()
     while waiting:
-        value = waiting.pop()
-        if value.op is not None:
-            yield value.op
-            if value.op.name in _REDUCING:
-                waiting.extend(value.op.inputs)
+        op = waiting.pop().op
+        if op is not None and id(op) not in seen:
+            seen.add(id(op))
+            yield op
+            if op.name in _REDUCING:
+                waiting.extend(op.inputs)
 
 
 def loss_input(done: Done) -> Iterator[Finding]:
@@ -167,7 +178,7 @@ def _of_logits(call: LossCall) -> Finding:
     return Finding(
         "loss_input",
         "alarm",
-        call.output.origin.op.place.module if call.output.origin.op else "",
+        _module_of(call.output),
         f"{call.op.name} at {call.op.place} takes logits, its input comes from {_origin(call.output)}{bound}",
         f"remove the {made_by}; where probabilities are wanted, compute them outside of the loss",
     )
@@ -218,7 +229,7 @@ def output_range(done: Done) -> Iterator[Finding]:
             yield Finding(
                 "output_range",
                 "alarm" if share > 0.01 else "note",
-                call.output.origin.op.place.module if call.output.origin.op else "",
+                _module_of(call.output),
                 f"{_origin(call.output)} gives {_interval(limits)}, and the targets at {call.op.place} are "
                 f"{_range(wanted)}: {share:.0%} of them cannot be reached",
                 f"remove the {call.output.made_by}, or scale the targets into its range",
@@ -265,7 +276,8 @@ def targets(done: Done) -> Iterator[Finding]:
                 )
         is_soft = call.op.name == "cross_entropy" and wanted.is_floating_point()
         if (
-            call.target.is_of_batch
+            call.target.of_batch
+            and not call.target.of_parameters
             and not is_soft
             and wanted.numel() > 7
             and bool((wanted == wanted.flatten()[0]).all())
@@ -298,7 +310,6 @@ def loss_shape(done: Done) -> Iterator[Finding]:
 
 def cut(done: Done) -> Iterator[Finding]:
     """Find operations that no gradient passes between trainable parameters and the loss."""
-    without = {name for name, gradient in done.gradients.items() if gradient is None}
     reached: dict[int, tuple[Op, set[str]]] = {}
     for value in done.loss.ancestors():
         op = value.op
@@ -306,9 +317,10 @@ def cut(done: Done) -> Iterator[Finding]:
             continue
         stops = op.name in CUTS or (not op.with_grad and any(v.requires_grad for v in op.inputs))
         if stops:
-            lost = {v.parameter for given in op.inputs for v in given.ancestors() if v.parameter} & without
+            names = {v.parameter for given in op.inputs for v in given.ancestors() if v.parameter is not None}
+            lost = names.intersection(done.without)
             if lost:
-                reached[id(op)] = op, {name for name in lost if name}
+                reached[id(op)] = op, lost
     if not reached:
         return
     op, lost = max(reached.values(), key=lambda pair: len(pair[1]))
@@ -317,7 +329,7 @@ def cut(done: Done) -> Iterator[Finding]:
         "cut",
         "alarm",
         op.place.module,
-        f"{how} at {op.place} cuts the gradient of {len(lost)} of {len(done.gradients)} trainable parameters: "
+        f"{how} at {op.place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable parameters: "
         f"{_some(sorted(lost))}",
         f"remove the {how}, or set requires_grad=False on what shall stay as it is",
     )
@@ -325,31 +337,48 @@ def cut(done: Done) -> Iterator[Finding]:
 
 def masked_row(done: Done) -> Iterator[Finding]:
     """Find rows of attention that are masked throughout and therefore give NaN."""
-    found = [(op, rows) for op in done.step.ops if (rows := _masked_rows(op)) is not None]
-    found = [(op, rows) for op, rows in found if bool(rows.any()) and bool(op.results[0].isnan().any())]
+    found = [(op, *op.seen) for op in done.step.ops if op.seen and op.name in OF_ATTENTION]
     if found:
-        op, rows = found[0]
+        op, masked, rows = found[0]
         others = f", and so are some in {len(found) - 1} calls after it" if len(found) > 1 else ""
         yield Finding(
             "masked_row",
             "alarm",
             op.place.module,
-            f"{int(rows.sum())} of {rows.numel()} rows of {op.name} at {op.place} are masked throughout, and give "
-            f"NaN{others}",
+            f"{masked} of {rows} rows of {op.name} at {op.place} are masked throughout, and give NaN{others}",
             "let each row see at least one position, such as itself",
         )
 
 
-def _masked_rows(op: Op) -> Tensor | None:
-    """Return which rows of an attention see nothing; None where it is no attention, or has no mask."""
-    if op.name == "softmax" and op.tensors:
-        dim = op.arguments.get("dim", op.arguments.get("1"))
-        return (next(iter(op.tensors.values())).detach() == -math.inf).all(dim) if isinstance(dim, int) else None
-    mask = op.tensors.get("attn_mask", op.tensors.get("3")) if op.name in ATTENTION else None
+OF_ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward", "softmax"})
+
+
+def _of_attention(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> tuple[int, int] | None:
+    """Count the rows that are masked throughout, and all rows; None where no row gives NaN."""
+    rows = _masked_rows(op, given)
+    if rows is None or not bool(rows.any()) or not bool(results[0].isnan().any()):
+        return None
+    return int(rows.sum()), rows.numel()
+
+
+def _masked_rows(op: Op, given: Mapping[str, Tensor]) -> Tensor | None:
+    """Return which rows of an attention see nothing; None where it has no mask."""
+    if op.name == "softmax":
+        dim, scores = op.arguments.get("dim", op.arguments.get("1")), next(iter(given.values()))
+        return (scores.detach() == -math.inf).all(dim) if isinstance(dim, int) else None
+    mask = given.get("attn_mask", given.get("3"))
     if mask is None or mask.is_floating_point():
         return None if mask is None else (mask == -math.inf).all(-1)
     # True means "look at it" in one function, and "do not" in the other.
     return (~mask if op.name == "scaled_dot_product_attention" else mask).all(-1)
+
+
+OBSERVERS: Mapping[str, Observer] = {
+    **dict.fromkeys(LOSSES, _of_loss),
+    **dict.fromkeys(("sub", "rsub"), _of_difference),
+    **dict.fromkeys(OF_ATTENTION, _of_attention),
+}
+"""What looks at the tensors of which function."""
 
 
 _WITH_MODES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
@@ -391,6 +420,10 @@ def _origin(value: Value) -> str:
     op = value.origin.op
     assert op is not None
     return f"{op.name} at {op.place}"
+
+
+def _module_of(value: Value) -> str:
+    return "" if value.origin.op is None else value.origin.op.place.module
 
 
 def _from(value: Value) -> str:

@@ -134,7 +134,7 @@ def step_again(
         until_end.enter_context(trainer.precision_plugin.train_step_context())
         state.restore()
         if pl_module.automatic_optimization:
-            yield lambda: _loss_in(run_training_step(pl_module, batch, batch_idx))
+            yield lambda: _tensor_in(run_training_step(pl_module, batch, batch_idx))
         else:
             until_end.enter_context(_idle(trainer, pl_module))
             yield lambda: _loss_of_manual(pl_module, batch, batch_idx, backward)
@@ -164,8 +164,13 @@ def run_training_step(pl_module: LightningModule, batch: Any, batch_idx: int) ->
     return pl_module.training_step(batch, batch_idx) if with_index else pl_module.training_step(batch)
 
 
-def _loss_in(returned: Any) -> Tensor:
-    loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+def loss_in(returned: Any) -> Any:
+    """Return the loss in what `training_step` gave: a tensor or None."""
+    return returned.get("loss") if isinstance(returned, Mapping) else returned
+
+
+def _tensor_in(returned: Any) -> Tensor:
+    loss = loss_in(returned)
     if not isinstance(loss, Tensor):
         raise CannotRunAgainError("training_step returned no loss when it ran again")
     return loss
@@ -187,7 +192,7 @@ def _loss_of_manual(pl_module: LightningModule, batch: Any, batch_idx: int, back
         if not left:
             raise _Reached(loss)
 
-    with _replaced(pl_module, manual_backward=manual_backward):
+    with replaced(pl_module, manual_backward=manual_backward):
         try:
             run_training_step(pl_module, batch, batch_idx)
         except _Reached as reached:
@@ -229,11 +234,11 @@ def _idle(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
     optimizers, schedulers = _idled(pl_module.optimizers()), _idled(pl_module.lr_schedulers())
     names = ("toggle_optimizer", "untoggle_optimizer", "clip_gradients")
     with ExitStack() as until_end:
-        until_end.enter_context(_replaced(pl_module, **dict.fromkeys(names, _nothing)))
-        until_end.enter_context(_replaced(pl_module, optimizers=lambda *args, **kwargs: optimizers))
-        until_end.enter_context(_replaced(pl_module, lr_schedulers=lambda: schedulers))
+        until_end.enter_context(replaced(pl_module, **dict.fromkeys(names, _nothing)))
+        until_end.enter_context(replaced(pl_module, optimizers=lambda *args, **kwargs: optimizers))
+        until_end.enter_context(replaced(pl_module, lr_schedulers=lambda: schedulers))
         for optimizer in trainer.optimizers:  # the user may hold them too
-            until_end.enter_context(_replaced(optimizer, step=_nothing, zero_grad=_nothing))
+            until_end.enter_context(replaced(optimizer, step=_nothing, zero_grad=_nothing))
         yield
 
 
@@ -241,7 +246,7 @@ def _idle(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
 def _without_logs(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
     """Discards what the step logs, with `self.log` or directly to its loggers."""
     loggers = trainer.loggers
-    with _replaced(pl_module, log=_nothing, log_dict=_nothing):
+    with replaced(pl_module, log=_nothing, log_dict=_nothing):
         try:
             trainer.loggers = [DummyLogger() for _ in loggers]
             yield
@@ -250,7 +255,7 @@ def _without_logs(trainer: Trainer, pl_module: LightningModule) -> Iterator[None
 
 
 @contextmanager
-def _replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
     """Replaces attributes of an object inside the context, bypassing any `__setattr__` of its class."""
     before = {name: owner.__dict__[name] for name in attributes if name in owner.__dict__}
     try:

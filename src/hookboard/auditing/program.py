@@ -4,7 +4,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from hookboard.nested import tensors_in
 
-_LIBRARIES = ("<", *(f"{Path(inspect.getfile(library)).parent}/" for library in (torch, lightning)))
+_LIBRARIES = (
+    "<",
+    *(f"{Path(inspect.getfile(library)).parent}/" for library in (torch, lightning)),
+    f"{Path(__file__).parents[1]}/",
+)
 """How the paths of code begin of which a line tells a user nothing."""
 
 _RESHAPES = """
@@ -59,16 +63,14 @@ class Op:
             A tensor stands there as its `Value`.
         place: where it was called.
         with_grad: whether autograd was recording.
-        tensors: the arguments that are tensors; only of the functions that are kept.
-        results: the tensors that it gave, likewise.
+        seen: what its observer made of its tensors; None without one.
     """
 
     name: str
     arguments: dict[str, Any]
     place: Place
     with_grad: bool
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    results: list[Tensor] = field(default_factory=list)
+    seen: Any = None
 
     @property
     def inputs(self) -> "list[Value]":
@@ -86,6 +88,8 @@ class Value:
         parameter: the name of the parameter, where it is one.
         shape: its shape.
         requires_grad: whether autograd followed it.
+        of_batch: whether it was computed from the batch, among others.
+        of_parameters: whether it was computed from a parameter, among others.
     """
 
     op: Op | None
@@ -93,6 +97,8 @@ class Value:
     parameter: str | None
     shape: tuple[int, ...]
     requires_grad: bool
+    of_batch: bool
+    of_parameters: bool
 
     @property
     def origin(self) -> "Value":
@@ -121,11 +127,9 @@ class Value:
             if value.op is not None:
                 waiting.extend(value.op.inputs)
 
-    @property
-    def is_of_batch(self) -> bool:
-        """Whether it was computed from the batch and from no parameter."""
-        roots = [value for value in self.ancestors() if value.op is None]
-        return any(root.path is not None for root in roots) and not any(root.parameter for root in roots)
+
+Observer = Callable[[Op, Mapping[str, Tensor], Sequence[Tensor]], Any]
+"""From a call, its tensors by the path of the argument, and its results to what is kept of them."""
 
 
 class Step(TorchFunctionMode):
@@ -134,17 +138,19 @@ class Step(TorchFunctionMode):
     Args:
         model: whose step it is.
         batch: what the step takes.
-        kept: the names of functions whose tensors are kept.
+        observers: for the names of functions, what looks at their tensors when they are called.
     """
 
-    def __init__(self, model: nn.Module, batch: object, kept: frozenset[str]) -> None:
+    def __init__(self, model: nn.Module, batch: object, observers: Mapping[str, Observer]) -> None:
         super().__init__()
+        self.model = model
         self.ops: list[Op] = []
         """Every call, in order."""
-        self.model = model
-        self._kept = kept
+        self.is_over = False
+        """Whether calls are no longer noted."""
+        self._observers = observers
         self._values: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
-        self._modules = {id(module): name for name, module in model.named_modules(remove_duplicate=True)}
+        self._modules = {id(module): name for name, module in model.named_modules()}
         for path, tensor in tensors_in(batch):
             self._note(tensor, None, path=path)
         for name, parameter in model.named_parameters():
@@ -155,6 +161,8 @@ class Step(TorchFunctionMode):
     ) -> Any:
         """Call the function, and note the call if it takes a tensor or gives one."""
         kwargs = kwargs or {}
+        if self.is_over:
+            return func(*args, **kwargs)
         arguments = _bound(func, args, kwargs)
         given = dict(tensors_in(arguments))
         values = {name: self._seen(argument) for name, argument in arguments.items()} if given else {}
@@ -163,8 +171,9 @@ class Step(TorchFunctionMode):
         name = _name_of(func)
         if results or name in CUTS:
             op = Op(name, values, self._place(), torch.is_grad_enabled())
-            if name in self._kept:
-                op.tensors, op.results = given, results
+            observer = self._observers.get(name)
+            if observer is not None:
+                op.seen = observer(op, given, results)
             self.ops.append(op)
             for tensor in results:
                 self._note(tensor, op)
@@ -178,7 +187,10 @@ class Step(TorchFunctionMode):
         return known[1]
 
     def _note(self, tensor: Tensor, op: Op | None, path: str | None = None, parameter: str | None = None) -> Value:
-        value = Value(op, path, parameter, tuple(tensor.shape), tensor.requires_grad)
+        inputs = [] if op is None else op.inputs
+        of_batch = path is not None or any(value.of_batch for value in inputs)
+        of_parameters = parameter is not None or any(value.of_parameters for value in inputs)
+        value = Value(op, path, parameter, tuple(tensor.shape), tensor.requires_grad, of_batch, of_parameters)
         self._values[id(tensor)] = weakref.ref(tensor), value
         return value
 
