@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 
 def _load(name: str) -> Any:
-    """Loads a public name on first use, because TensorBoard, which shows the tab, needs no torch for that."""
+    """Load a public name on first use, because TensorBoard, which shows the tab, needs no torch for that."""
     if not name.startswith("_") and importlib.util.find_spec(f"hookboard.{name}"):  # a folder or file
         return importlib.import_module(f"hookboard.{name}")
     if name == "__all__" or not name.startswith("_"):  # notebooks ask everything for `_repr_html_`

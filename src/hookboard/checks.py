@@ -15,7 +15,7 @@ Name = TypeVar("Name", bound=str)
 
 
 def wrong(option: str, given: object, valid: str, otherwise: str | None = None) -> ValueError:
-    """Returns the error for an invalid argument.
+    """Return the error for an invalid argument.
 
     Args:
         option: the name of the argument.
@@ -31,7 +31,7 @@ def wrong(option: str, given: object, valid: str, otherwise: str | None = None) 
 
 
 def check_switches(**given: object) -> None:
-    """Checks arguments that are True or False.
+    """Check arguments that are True or False.
 
     Raises:
         ValueError: an argument is neither.
@@ -42,7 +42,7 @@ def check_switches(**given: object) -> None:
 
 
 def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", otherwise: str | None = None) -> None:
-    """Checks a whole number.
+    """Check a whole number.
 
     Args:
         option: the name of the argument.
@@ -62,12 +62,12 @@ def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", ot
 
 
 def check_steps(every_n_steps: Any, otherwise: str) -> None:
-    """Checks `every_n_steps`, see `check_whole`."""
+    """Check `every_n_steps`, see `check_whole`."""
     check_whole("every_n_steps", every_n_steps, of="optimizer steps", otherwise=otherwise)
 
 
 def check_share(max_overhead: Any) -> None:
-    """Checks `max_overhead`, see `check_number`."""
+    """Check `max_overhead`, see `check_number`."""
     valid = "the largest share of the training time that the callback may take, above 0 and at most 1, such as 0.02"
     check_number("max_overhead", max_overhead, valid, lambda share: 0 < share <= 1, "for no limit")
 
@@ -79,7 +79,7 @@ def check_number(
     is_valid: Callable[[float], bool] = lambda number: True,
     otherwise: str | None = None,
 ) -> None:
-    """Checks a number.
+    """Check a number.
 
     Args:
         option: the name of the argument.
@@ -98,22 +98,22 @@ def check_number(
 
 
 def is_whole(given: object) -> bool:
-    """Returns True for an integer of Python or NumPy; bool does not count."""
+    """Return True for an integer of Python or NumPy; bool does not count."""
     return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
 
 def is_number(given: object) -> bool:
-    """Returns True for a real number of Python or NumPy, including NaN and infinities."""
+    """Return True for a real number of Python or NumPy, including NaN and infinities."""
     return is_whole(given) or isinstance(given, float | np.floating)
 
 
 def is_finite(given: Any) -> bool:
-    """Returns True for a real number that is neither NaN nor infinite."""
+    """Return True for a real number that is neither NaN nor infinite."""
     return is_number(given) and bool(abs(given) < math.inf)
 
 
 def check_text(**given: object) -> None:
-    """Checks arguments that are strings.
+    """Check arguments that are strings.
 
     Raises:
         ValueError: an argument is not a string.
@@ -124,7 +124,7 @@ def check_text(**given: object) -> None:
 
 
 def check_identifier(option: str, given: object) -> None:
-    """Checks a name that becomes part of tags.
+    """Check a name that becomes part of tags.
 
     Raises:
         ValueError: it is not made of letters, digits and underscores.
@@ -134,7 +134,7 @@ def check_identifier(option: str, given: object) -> None:
 
 
 def check_function(option: str, given: object, valid: str) -> None:
-    """Checks that something can be called. A class cannot: most likely its parentheses were forgotten.
+    """Check that something can be called. A class cannot: most likely its parentheses were forgotten.
 
     Raises:
         ValueError: it cannot be called, or is a class.
@@ -144,7 +144,7 @@ def check_function(option: str, given: object, valid: str) -> None:
 
 
 def check_name(option: str, given: object, valid: Iterable[str]) -> None:
-    """Checks an argument that takes one of several names.
+    """Check an argument that takes one of several names.
 
     Raises:
         ValueError: it is none of them.
@@ -155,7 +155,7 @@ def check_name(option: str, given: object, valid: Iterable[str]) -> None:
 
 
 def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> list[Name]:
-    """Checks an argument that takes one name or several.
+    """Check an argument that takes one name or several.
 
     Args:
         option: the name of the argument in the plural.
@@ -178,7 +178,7 @@ def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> li
 
 
 def check_differ(option: str, given: object, names: Sequence[str]) -> None:
-    """Checks that no name occurs twice.
+    """Check that no name occurs twice.
 
     Raises:
         ValueError: one does.
@@ -191,7 +191,7 @@ def check_differ(option: str, given: object, names: Sequence[str]) -> None:
 def check_list(
     option: str, given: Any, is_valid: Callable[[Any], bool], valid: str, otherwise: str | None = None
 ) -> None:
-    """Checks a list, or another sequence, with at least one element.
+    """Check a list, or another sequence, with at least one element.
 
     Args:
         option: the name of the argument.
@@ -208,7 +208,7 @@ def check_list(
 
 
 def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
-    """Checks the mean and standard deviation that pictures were normalized with, one number per channel.
+    """Check the mean and standard deviation that pictures were normalized with, one number per channel.
 
     Raises:
         ValueError: only one is given, or one is not a list of finite numbers, in `std` above 0.
@@ -223,12 +223,12 @@ def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | Non
 
 
 def is_list(given: object) -> bool:
-    """Returns True for a list or another sequence, but not for strings, sets (their order varies) and iterators."""
+    """Return True for a list or another sequence, but not for strings, sets (their order varies) and iterators."""
     return isinstance(given, Sequence) and not isinstance(given, str | bytes)
 
 
 def several(option: str, given: Any, kinds: Any, valid: str, otherwise: str | None = None) -> list[Any]:
-    """Checks an argument that takes one value or a list of values.
+    """Check an argument that takes one value or a list of values.
 
     Args:
         option: the name of the argument.

@@ -18,25 +18,25 @@ class Clock:
         """When the running hook began; None if none is running."""
 
     def start(self) -> float | None:
-        """Starts counting. Returns the value to pass to `stop`; None if a hook is being counted already."""
+        """Start counting. Returns the value to pass to `stop`; None if a hook is being counted already."""
         if self.began is not None:
             return None
         self.began = perf_counter()
         return self.began
 
     def stop(self, began: float | None) -> None:
-        """Adds the time since `start`; `began` is what `start` returned."""
+        """Add the time since `start`; `began` is what `start` returned."""
         if began is not None:
             self.began = None
             self.spent += perf_counter() - began
 
     def until(self, now: float) -> float:
-        """Returns the seconds spent until now, including those in the running hook."""
+        """Return the seconds spent until now, including those in the running hook."""
         return self.spent + (0.0 if self.began is None else now - self.began)
 
 
 def timed(hook: Hook) -> Hook:
-    """A method of an object that has a `clock`, which times it. Nothing is counted twice where one calls another."""
+    """Have the `clock` of its object time a method. Where one calls another, nothing is counted twice."""
 
     @functools.wraps(hook)
     def within(self: Any, *args: Any, **named: Any) -> Any:

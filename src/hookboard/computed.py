@@ -15,7 +15,7 @@ from hookboard.torch_private import buffers_of, is_compiled, parameters_of, with
 
 
 def computed(module: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
-    """What code of a module computes from its parameters, in evaluation mode and without autocast, detached.
+    """Return what code of a module computes from its parameters, in evaluation mode and without autocast, detached.
 
     The module is as it was afterwards: random state, parameters, buffers, attributes and modes. Hooks on it and on the
     modules inside it do not run, those of torch's own excepted. What draws from the global generators gets the same
@@ -50,7 +50,7 @@ def computed(module: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """The module, and those inside it, in evaluation mode: some (spectral norm) change their state in training."""
+    """Put the module, and those inside it, in evaluation mode: some change their state in training."""
     modes = [(part, part.training) for part in module.modules()]
     try:
         for part, _ in modes:
@@ -63,7 +63,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _on_copies(parts: list[nn.Module]) -> Iterator[None]:
-    """Copies in place of parameters and buffers: even one that was put back would be another version to autograd."""
+    """Put copies in place of parameters and buffers: to autograd, one put back would be another version."""
     copies: dict[int, Tensor] = {}
     with ExitStack() as until_end:
         for held in _tensors_of(parts):

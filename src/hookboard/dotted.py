@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def object_at(path: str, kind: type[T], what: str) -> T:
-    """Imports the object at a dotted path.
+    """Import the object at a dotted path.
 
     Args:
         path: module and attribute, joined by a dot.

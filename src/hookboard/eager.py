@@ -16,7 +16,7 @@ _stance: Any = None
 
 @contextmanager
 def run_eagerly() -> Iterator[None]:
-    """Runs compiled code uncompiled inside the context, in the whole process.
+    """Run compiled code uncompiled inside the context, in the whole process.
 
     Several contexts may be open at once and end in any order: code runs compiled again when the last one ends, under
     the stance (`torch.compiler.set_stance`) from before the first. A stance that the user sets in between stays in

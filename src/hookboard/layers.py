@@ -108,12 +108,12 @@ class Layer:
 
 
 def kind_of(module: nn.Module) -> Kind:
-    """Returns the kind of a module; `other` if it is none of the known ones."""
+    """Return the kind of a module; `other` if it is none of the known ones."""
     return next((kind for kind, types in _KINDS.items() if isinstance(module, types)), "other")
 
 
 def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -> dict[str, Layer]:
-    """Makes a layer of each module, by name.
+    """Make a layer of each module, by name.
 
     Args:
         modules: name to module: all that are watched or own weights.
@@ -140,7 +140,7 @@ def _trainable(names: Iterable[str], weights: Mapping[str, Weight]) -> frozenset
 
 
 def saturation_limits(module: nn.Module) -> tuple[float, float] | None:
-    """Returns the lower and upper output at which a bounded activation counts as saturated; None for other modules.
+    """Return the lower and upper output at which a bounded activation counts as saturated; None for other modules.
 
     >>> saturation_limits(nn.Tanh())
     (-0.97, 0.97)
@@ -156,7 +156,7 @@ def saturation_limits(module: nn.Module) -> tuple[float, float] | None:
 
 
 def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence[str]) -> list[str]:
-    """Adds layers that ran later to an order of execution, at their place in the model's definition.
+    """Add layers that ran later to an order of execution, at their place in the model's definition.
 
     Args:
         order: the names of the layers that ran at first, in that order.
@@ -200,7 +200,7 @@ class ChannelDims:
         self._known: dict[tuple[str, int], tuple[Layer | None, bool]] = {}
 
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
-        """Returns the dimension; None if the tensor has no channels or they are not needed."""
+        """Return the dimension; None if the tensor has no channels or they are not needed."""
         if site.role == "input" and not site.name:
             return _of_batch(tensor)
         if site.role in ("parameter", "parameter_grad"):
@@ -242,7 +242,7 @@ class DefinedDims:
                 self._stands_last[".".join(parts[:depth])] = is_last
 
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
-        """Returns the dimension; None if the tensor has no channels."""
+        """Return the dimension; None if the tensor has no channels."""
         if tensor.dim() < 2 or ROLES[site.role].moments_only:
             return None
         if ROLES[site.role].of_parameter:
@@ -251,7 +251,7 @@ class DefinedDims:
 
 
 def _stands_last(layer: Layer | None, before: bool) -> bool:
-    """Returns True if a layer's channels are the last dimension; `before` says so of the layer before it."""
+    """Return True if a layer's channels are the last dimension; `before` says so of the layer before it."""
     if layer is None:
         return before
     if layer.kind in ("linear", "embedding", "recurrent", "attention"):
@@ -262,7 +262,7 @@ def _stands_last(layer: Layer | None, before: bool) -> bool:
 
 
 def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:
-    """Returns the channel dimension of a tensor with at least two dimensions."""
+    """Return the channel dimension of a tensor with at least two dimensions."""
     if layer is not None and layer.kind == "conv" and layer.shapes:
         spatial = len(next(iter(layer.shapes.values()))) - 2
         return tensor.dim() - spatial - 1
@@ -270,7 +270,7 @@ def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:
 
 
 def _of_batch(tensor: Tensor) -> int | None:
-    """Returns the feature dimension of a batch: the second of images and tables, the last of sequences."""
+    """Return the feature dimension of a batch: the second of images and tables, the last of sequences."""
     if tensor.dim() < 2 or not tensor.dtype.is_floating_point:
         return None
     return 2 if tensor.dim() == 3 else 1

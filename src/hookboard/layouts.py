@@ -7,7 +7,7 @@ from hookboard.torch_private import explicit_values
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...] | None:
-    """Returns a tensor's shape; None for a nested tensor.
+    """Return a tensor's shape; None for a nested tensor.
 
     >>> import torch
     >>> shape_of(torch.zeros(2, 3))
@@ -17,7 +17,7 @@ def shape_of(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def shape_in_words(tensor: Tensor) -> str:
-    """Writes a tensor's shape; for a nested tensor, the shapes of its parts.
+    """Write a tensor's shape; for a nested tensor, the shapes of its parts.
 
     >>> import torch
     >>> shape_in_words(torch.zeros(2, 3))
@@ -28,7 +28,7 @@ def shape_in_words(tensor: Tensor) -> str:
 
 
 def stored(gradient: Tensor) -> Tensor:
-    """Returns the values that a gradient holds in memory, as a strided tensor: of a sparse one only those stored.
+    """Return the values that a gradient holds in memory, as a strided tensor: of a sparse one only those stored.
 
     Several values for one position are not added up, because that would make the host wait for the device; if one of
     them is not finite, neither is their sum.

@@ -25,7 +25,7 @@ class HookboardWarning(UserWarning):
 
 
 def warn(text: str) -> None:
-    """Gives a `HookboardWarning` that begins with "hookboard:".
+    """Give a `HookboardWarning` that begins with "hookboard:".
 
     It never raises: if a filter turns warnings into errors (`python -W error`), the warning is shown nevertheless.
     """
@@ -45,7 +45,7 @@ _thread = threading.local()
 
 
 def hand_over(task: Callable[[], None]) -> None:
-    """Runs a task that only the training thread may do: at once in that thread, elsewhere see `handing_over`."""
+    """Run a task that only the training thread may do: at once in that thread, elsewhere see `handing_over`."""
     tasks = getattr(_thread, "tasks", None)
     if tasks is None:
         task()
@@ -55,7 +55,7 @@ def hand_over(task: Callable[[], None]) -> None:
 
 @contextmanager
 def handing_over(tasks: list[Callable[[], None]]) -> Iterator[None]:
-    """Collects in `tasks` what this thread hands over, warnings included, for the training thread to do later."""
+    """Collect in `tasks` what this thread hands over, warnings included, for the training thread to do later."""
     _thread.tasks = tasks
     try:
         yield
@@ -64,13 +64,13 @@ def handing_over(tasks: list[Callable[[], None]]) -> Iterator[None]:
 
 
 def rank_zero_warn(text: str) -> None:
-    """Gives a warning, see `warn`, in the first process of a run only: for what all processes find."""
+    """Give a warning, see `warn`, in the first process of a run only: for what all processes find."""
     if _is_rank_zero():
         warn(text)
 
 
 def inform(text: str) -> None:
-    """Logs a line of information that begins with "hookboard:", in the first process only.
+    """Log a line of information that begins with "hookboard:", in the first process only.
 
     Lightning's own lines go to the same logger.
     """
@@ -78,7 +78,7 @@ def inform(text: str) -> None:
 
 
 def alert(text: str) -> None:
-    """Logs a line as a warning, for anyone who has silenced Lightning's information."""
+    """Log a line as a warning, for anyone who has silenced Lightning's information."""
     hand_over(functools.partial(_log, logging.WARNING, text))
 
 
@@ -88,7 +88,7 @@ def _log(level: int, text: str) -> None:
 
 
 def ask_for_rank(is_rank_zero: Callable[[], bool]) -> None:
-    """Sets the function that tells whether this is the first process of a run.
+    """Set the function that tells whether this is the first process of a run.
 
     Without it, every process counts as the first.
     """
@@ -111,7 +111,7 @@ def warn_switched_off(what: str, error: Exception) -> None:
 
 
 def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:
-    """Returns the names most like `given`, best first.
+    """Return the names most like `given`, best first.
 
     A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`. Very long names are
     skipped, and so are names that cannot be compared within MAX_COMPARE_SECONDS seconds.
@@ -129,7 +129,7 @@ def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:
 
 
 def _near(given: str, names: Iterable[str], count: int, cutoff: float, until: float) -> list[str]:
-    """Does what `difflib.get_close_matches` does, until a deadline.
+    """Do what `difflib.get_close_matches` does, until a deadline.
 
     Comparing two names of 200 letters can take half a second.
     """
@@ -141,7 +141,7 @@ def _near(given: str, names: Iterable[str], count: int, cutoff: float, until: fl
 
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
-    """Returns the error for a name that is not in `valid`; it lists up to 32 valid names.
+    """Return the error for a name that is not in `valid`; it lists up to 32 valid names.
 
     >>> unknown("statistic", "men", ["mean", "std"])
     ValueError("unknown statistic 'men'; did you mean 'mean'? Valid: mean, std.")
@@ -153,7 +153,7 @@ def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
 
 
 def quoted(given: object) -> str:
-    """Returns the `repr` of what a user has given, in one line of limited length.
+    """Return the `repr` of what a user has given, in one line of limited length.
 
     >>> quoted("a" * 1000)
     "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ... aaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"
@@ -167,7 +167,7 @@ def quoted(given: object) -> str:
 
 
 def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
-    """Joins names in one line; after the first `most`, gives only the number of the others.
+    """Join names in one line; after the first `most`, gives only the number of the others.
 
     >>> listed(["a", "b"])
     'a, b'
@@ -178,7 +178,7 @@ def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
 
 
 def _place_of(error: Exception) -> str:
-    """Returns the innermost line of foreign code that raised an error, such as " (model.py, line 7)", or ""."""
+    """Return the innermost line of foreign code that raised an error, such as " (model.py, line 7)", or ""."""
     ours = os.path.dirname(os.path.abspath(__file__))
     lines = traceback.extract_tb(error.__traceback__)
     others = [line for line in lines if not os.path.abspath(line.filename).startswith(ours + os.sep)]

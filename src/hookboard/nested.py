@@ -17,7 +17,7 @@ _TRACES_ATTRIBUTES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
 
 
 def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor in `value` with its path: the indices or keys that lead to it, joined by slashes.
+    """Yield every tensor in `value` with its path: the indices or keys that lead to it, joined by slashes.
 
     It looks inside tuples, lists, mappings and dataclasses; fields of named tuples and dataclasses count as keys. Other
     objects are taken to hold no tensor. If two keys read the same, such as 1 and "1", the second path ends in "~2".
@@ -55,7 +55,7 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
 
 
 def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Returns the arguments of a call as one structure: a single positional argument itself, otherwise a dict.
+    """Return the arguments of a call as one structure: a single positional argument itself, otherwise a dict.
 
     >>> named_inputs((1,), {})
     1
@@ -66,7 +66,7 @@ def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Replaces every tensor by `change(tensor)`, in the order of `tensors_in`.
+    """Replace every tensor by `change(tensor)`, in the order of `tensors_in`.
 
     Containers keep their class and their other content. A container in which nothing changed is returned itself, not a
     copy. Containers are made without calling their constructor, which may change what it is given; only mappings that
@@ -96,7 +96,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def can_be_filled(value: object) -> bool:
-    """Returns True if `map_tensors` can rebuild a structure while torch.compile traces, without code of its classes.
+    """Return True if `map_tensors` can rebuild a structure while torch.compile traces, without code of its classes.
 
     >>> can_be_filled(({"a": 1}, [2]))
     True
@@ -121,7 +121,7 @@ def _is_same(new: Iterable[object], old: Iterable[object]) -> bool:
 
 
 def _rebuilt(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
-    """Returns a container like `value` with other items."""
+    """Return a container like `value` with other items."""
     kind = type(value)
     if kind in (tuple, list):
         return kind(items)
@@ -151,7 +151,7 @@ def _rebuilt(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
 
 
 def _with_attributes(twin: Any, value: Any) -> Any:
-    """Copies the attributes of `value` to `twin`, bypassing any `__setattr__` of its class."""
+    """Copy the attributes of `value` to `twin`, bypassing any `__setattr__` of its class."""
     if hasattr(value, "__dict__") and (_TRACES_ATTRIBUTES or not torch.compiler.is_compiling()):
         for name, item in value.__dict__.items():
             twin.__dict__[name] = item
@@ -164,7 +164,7 @@ def _rebuilt_tuple(value: tuple[Any, ...], items: Sequence[Any]) -> Any:
 
 
 def _is_struct(kind: type) -> bool:
-    """Returns True for the named results of torch.max and other functions."""
+    """Return True for the named results of torch.max and other functions."""
     return hasattr(kind, "n_sequence_fields")
 
 
@@ -186,7 +186,7 @@ def _rebuilt_dict(value: dict[Any, Any], keys: Sequence[Any], items: Sequence[An
 
 
 def _set_item_attributes(twin: Any, value: Any, keys: Sequence[Any], items: Sequence[Any]) -> None:
-    """Replaces attributes that are items too, as in the outputs of Hugging Face's models."""
+    """Replace attributes that are items too, as in the outputs of Hugging Face's models."""
     names = _fields_of(type(value))
     held: Any = value
     for key, item in zip(keys, items, strict=True):
@@ -231,7 +231,7 @@ def _items(value: object) -> Iterator[tuple[object, object]]:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it
 def _fields_of(kind: type) -> tuple[str, ...]:
-    """Returns the field names of a dataclass, () for other classes.
+    """Return the field names of a dataclass, () for other classes.
 
     A constant for torch.compile: older torch cannot trace how a class tells its fields.
     """

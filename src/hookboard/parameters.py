@@ -95,7 +95,7 @@ def are_still(weights: Mapping[str, Weight], modules: Mapping[str, nn.Module]) -
 
 
 def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
-    """The weight that a module computes with, detached.
+    """Return the weight that a module computes with, detached.
 
     A pruned weight is `weight_orig * weight_mask`: the attribute itself still has the value of the last forward. What
     a parametrization or a property computes is computed once more, without a trace, see `computed`.
@@ -112,7 +112,7 @@ def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
 
 
 def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:
-    """The weights that these modules own themselves, by dotted name; a shared one has its first name.
+    """Return the weights that these modules own themselves, by dotted name; a shared one has its first name.
 
     >>> list(weights_of({"head": nn.Linear(2, 1)}))
     ['head.weight', 'head.bias']
@@ -138,18 +138,18 @@ def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:
 
 
 def parametrized(module: nn.Module) -> list[str]:
-    """The attributes of a module that `torch.nn.utils.parametrize` computes."""
+    """Return the attributes of a module that `torch.nn.utils.parametrize` computes."""
     return list(module.parametrizations) if parametrize.is_parametrized(module) else []  # type: ignore[arg-type]  # a ModuleDict
 
 
 def stepped_by(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Weight]:
-    """The weights that this optimizer updates, because it holds at least one of their parameters."""
+    """Return the weights that this optimizer updates, because it holds at least one of their parameters."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return {name: w for name, w in weights.items() if not held.isdisjoint(map(id, w.parameters))}
 
 
 def why_silent(weight: Weight) -> str:
-    """The most likely reason why a weight had no gradient or no update in a step."""
+    """Return the most likely reason why a weight had no gradient or no update in a step."""
     if not any(parameter.requires_grad for parameter in weight.parameters):
         return "the parameter is frozen (requires_grad is False)"
     if all(parameter.grad is None for parameter in weight.parameters):

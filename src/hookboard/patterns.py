@@ -14,7 +14,7 @@ MAX_STARS = 4
 
 
 def matched(pattern: str, names: Iterable[str]) -> list[str]:
-    """Returns the names that a pattern matches as a whole.
+    """Return the names that a pattern matches as a whole.
 
     Args:
         pattern: `*` stays within one name, `**` crosses dots; a leading `re:` makes it a regular expression.
@@ -37,7 +37,7 @@ def matched(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def _is_match(parts: Sequence[str], name: str) -> bool:
-    """Returns True if a name matches the parts of a pattern: stars and the text between them.
+    """Return True if a name matches the parts of a pattern: stars and the text between them.
 
     It follows all ways to match at once, as bits of an integer, one for each position in the name. A regular expression
     would try them one after another, which takes forever with a dozen stars.
@@ -65,7 +65,7 @@ def _is_match(parts: Sequence[str], name: str) -> bool:
 
 
 def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
-    """Writes dotted names in one line; names that differ only in numbers become one pattern with a star.
+    """Write dotted names in one line; names that differ only in numbers become one pattern with a star.
 
     A pattern is used only if it matches no other name in `among`. The number of its names follows in parentheses.
 
@@ -101,7 +101,7 @@ def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
 
 
 def _with_stars(name: str) -> Iterator[str]:
-    """Yields the name with some or all of its numeric parts replaced by stars."""
+    """Yield the name with some or all of its numeric parts replaced by stars."""
     numbers = [i for i, part in enumerate(name.split(".")) if part.isdigit()][:MAX_STARS]
     for count in range(1, len(numbers) + 1):
         for chosen_ones in itertools.combinations(numbers, count):
@@ -109,5 +109,5 @@ def _with_stars(name: str) -> Iterator[str]:
 
 
 def _starred(name: str, places: Sequence[int]) -> str:
-    """Replaces the parts at these places by stars."""
+    """Replace the parts at these places by stars."""
     return ".".join("*" if i in places else part for i, part in enumerate(name.split(".")))

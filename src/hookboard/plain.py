@@ -38,13 +38,13 @@ Codecs = Mapping[type, Codec]
 
 
 def dataclass_codec(cls: type) -> Codec:
-    """Takes a dataclass apart into its fields."""
+    """Take a dataclass apart into its fields."""
     names = [field.name for field in dataclasses.fields(cls)]
     return Codec(lambda made: {name: getattr(made, name) for name in names}, lambda parts: cls(**parts))
 
 
 def object_codec(empty: Callable[[], Any], derived: Iterable[str] = ()) -> Codec:
-    """Takes an object apart into its attributes, or into what its `__getstate__` returns.
+    """Take an object apart into its attributes, or into what its `__getstate__` returns.
 
     Args:
         empty: makes an object with all attributes.
@@ -83,7 +83,7 @@ class Packed(NamedTuple):
     tensors: Sequence[Tensor]
 
     def written(self) -> Tensor:
-        """Returns all of it as bytes, shape (n,), uint8; waits for the devices."""
+        """Return all of it as bytes, shape (n,), uint8; wait for the devices."""
         buffer, numbered = io.BytesIO(), enumerate(self.tensors)
         parts: dict[str, Any] = self.arrays | {f"tensor {i}": tensor.cpu().numpy() for i, tensor in numbered}
         np.savez(buffer, text=self.text, **parts)
@@ -165,7 +165,7 @@ class _Packer:
         raise TypeError(f"a {type(value).__name__} cannot be packed")
 
     def _array(self, array: np.ndarray) -> Any:
-        """Stores an array, and returns its type, its offset among all arrays of that type, and its shape."""
+        """Store an array, and return its type, its offset among all arrays of that type, and its shape."""
         name = str(array.dtype)
         at = self._sizes.get(name, 0)
         self._sizes[name] = at + array.size
@@ -219,7 +219,7 @@ class _Maker:
 
 
 def _narrow(block: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Stores constant columns of a block once, and those that fit float32 in half the space.
+    """Store constant columns of a block once, and those that fit float32 in half the space.
 
     Args:
         block: shape (rows, columns), float64, with at least one row.

@@ -44,12 +44,12 @@ class RanksLostError(RuntimeError):
 
 
 def has_process_group() -> bool:
-    """Returns True if this process can reach other ranks."""
+    """Return True if this process can reach other ranks."""
     return dist.is_available() and dist.is_initialized()
 
 
 def gathered(mine: T) -> list[T]:
-    """Returns the objects of all ranks, in rank order, over the default process group. Every rank must call this."""
+    """Return the objects of all ranks, in rank order, over the default process group. Every rank must call this."""
     everyones = [mine] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     return everyones
@@ -100,7 +100,7 @@ class Ranks:
                 set_timeout(group, ANSWER_TIMEOUT)
 
     def at(self, point: str, exchange: Callable[[], T]) -> T:
-        """Returns what `exchange` returns, after checking that all ranks are at the same point.
+        """Return what `exchange` returns, after checking that all ranks are at the same point.
 
         Every rank must call it. If it fails, this rank takes no further part: what it would exchange next would not be
         what the others exchange, and gloo aborts a process that receives more than it expects.
@@ -125,7 +125,7 @@ class Ranks:
             raise RanksLostError(_HAS_LEFT if highest == math.inf else _ARE_APART)
 
     def merge(self, block: Tensor, merge: Callable[[Tensor], Tensor]) -> Tensor:
-        """Merges a block of rows over all ranks. Every rank must call this, with an equal shape.
+        """Merge a block of rows over all ranks. Every rank must call this, with an equal shape.
 
         Each rank merges a share of the rows and sends it to all others. So the result is the same on every rank to the
         bit, and a rank sends, receives and holds about twice the block, however many ranks there are.
@@ -165,7 +165,7 @@ class Ranks:
         return rows
 
     def combine(self, mine: T, combine: Callable[[list[T]], T]) -> T:
-        """Combines the objects of all ranks. Every rank must call it. Meant for what is small or rare.
+        """Combine the objects of all ranks. Every rank must call it. Meant for what is small or rare.
 
         Args:
             mine: the object of this rank.
@@ -184,12 +184,12 @@ class Ranks:
         return mine
 
     def is_any(self, mine: bool) -> bool:
-        """Returns True if `mine` is True on any rank. Every rank must call this."""
+        """Return True if `mine` is True on any rank. Every rank must call this."""
         own = torch.tensor([[mine]], dtype=torch.float64, device="cpu")
         return bool(self.merge(own, lambda parts: parts.amax(0)).item())
 
     def union(self, mine: Iterable[T]) -> list[T]:
-        """Returns the items of all ranks, each once, in the same order on every rank."""
+        """Return the items of all ranks, each once, in the same order on every rank."""
         return self.combine(list(mine), lambda lists: list(dict.fromkeys(item for items in lists for item in items)))
 
     def _connected(self) -> list[Level]:
@@ -198,7 +198,7 @@ class Ranks:
         return self._levels
 
     def leave(self) -> None:
-        """Takes no further part; the others learn of it at the next point, where a thread meets them.
+        """Take no further part; the others learn of it at the next point, where a thread meets them.
 
         Closing connections is not enough: they stay open while a process that this one has forked, such as a
         DataLoader's worker, is alive.
@@ -214,7 +214,7 @@ class Ranks:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections and takes no further part."""
+        """Close the connections and take no further part."""
         levels, self._levels = self._levels, []
         for level in levels:
             with suppress(ValueError, AssertionError):  # the default group has ended, and all others with it
@@ -222,7 +222,7 @@ class Ranks:
 
 
 def connected(most_peers: int = MAX_PEERS) -> tuple[Ranks | None, str]:
-    """Connects the ranks. Returns them, or None and the reason, the same on every rank. Every rank must call this."""
+    """Connect the ranks. Returns them, or None and the reason, the same on every rank. Every rank must call this."""
     ranks, fault = None, ""
     try:
         ranks = Ranks(most_peers)
@@ -240,7 +240,7 @@ def connected(most_peers: int = MAX_PEERS) -> tuple[Ranks | None, str]:
 
 
 def _divisor(size: int) -> int:
-    """Returns the largest divisor of `size` that is at most its square root."""
+    """Return the largest divisor of `size` that is at most its square root."""
     return max(divisor for divisor in range(1, math.isqrt(size) + 1) if size % divisor == 0)
 
 
@@ -264,7 +264,7 @@ def _lost(error: RuntimeError) -> RanksLostError:
 
 
 def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None:
-    """Returns the part of a tensor that this rank measures, so that all ranks together measure each element once.
+    """Return the part of a tensor that this rank measures, so that all ranks together measure each element once.
 
     Args:
         tensor: a plain tensor or a DTensor.
@@ -294,11 +294,11 @@ def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Returns the whole tensor. For a DTensor this is a collective: every rank must call it."""
+    """Return the whole tensor. For a DTensor this is a collective: every rank must call it."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return waited(full)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Returns the part of a tensor that is on this rank."""
+    """Return the part of a tensor that is on this rank."""
     return waited(tensor.to_local()) if isinstance(tensor, DTensor) else tensor

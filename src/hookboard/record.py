@@ -72,7 +72,7 @@ class LayersRecord:
     layers: tuple[LayerFacts, ...]
 
     def strings(self) -> list[bytes]:
-        """The record as the strings of a tensor."""
+        """Return the record as the strings of a tensor."""
         return [_json(asdict(self))]
 
 
@@ -98,7 +98,7 @@ class HealthRecord:
     values: Mapping[str, np.ndarray]
 
     def strings(self) -> list[bytes]:
-        """The record as the strings of a tensor: JSON, then the values of each quantity, packed."""
+        """Return the record as the strings of a tensor: JSON, then the values of each quantity, packed."""
         return [_json(vars(self) | {"values": list(self.values)}), *map(_packed, self.values.values())]
 
 
@@ -145,7 +145,7 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
 
 
 def whole(given: Any) -> int:
-    """A whole number of 64 bits, as the steps of TensorBoard are.
+    """Return a whole number of 64 bits, as the steps of TensorBoard are.
 
     Raises:
         ValueError, TypeError, OverflowError: it is none.

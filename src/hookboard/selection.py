@@ -33,7 +33,7 @@ def select(
     *,
     owning: Literal["forward", "parameters"] = "forward",
 ) -> dict[str, nn.Module]:
-    """Returns the submodules of `root` that the patterns and types select, in the model's order.
+    """Return the submodules of `root` that the patterns and types select, in the model's order.
 
     Args:
         root: the module whose submodules are selected. With `owning="parameters"` the root itself can be selected too,
@@ -85,7 +85,7 @@ def select(
 
 
 def named_submodules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields every submodule except `root`, by its dotted name without parts that wrappers add (such as `_orig_mod`).
+    """Yield every submodule except `root`, by its dotted name without parts that wrappers add (such as `_orig_mod`).
 
     If a wrapper and the module inside it then have the same name, the name means the module inside.
     """
@@ -138,7 +138,7 @@ def _split(given: Sequence[T]) -> tuple[list[T], list[T]]:
 
 
 def _matcher(given: list[T], names_of: Callable[[T], set[str]]) -> set[str] | None:
-    """Returns the names that any of `given` matches; None if nothing is given."""
+    """Return the names that any of `given` matches; None if nothing is given."""
     return set().union(*map(names_of, given)) if given else None
 
 
@@ -190,7 +190,7 @@ def _is_of_type(module: nn.Module, kind: str | type) -> bool:
 
 
 def _is_leaf(name: str, module: nn.Module) -> bool:
-    """Returns True for a module without submodules that is part of the model, so no metric and no parametrization."""
+    """Return True for a module without submodules that is part of the model, so no metric and no parametrization."""
     inside_parametrization = PARAMETRIZATIONS in name.split(".")
     children = [child for child, _ in module.named_children() if child != PARAMETRIZATIONS]
     return not children and not inside_parametrization and not isinstance(module, Metric)

@@ -73,7 +73,7 @@ class Site:
         return f"{self.name}/{self.index}" if self.index else self.name
 
     def scalar_tag(self, statistic: str, stage: Stage = "train") -> str:
-        """The tag of one statistic.
+        """Return the tag of one statistic.
 
         >>> Site("encoder.lstm", "output", "1/0").scalar_tag("std")
         'activation_std/encoder.lstm/1/0'
@@ -83,12 +83,12 @@ class Site:
         return self.scalar_tags([statistic], stage)[0]
 
     def scalar_tags(self, statistics: Iterable[str], stage: Stage = "train") -> list[str]:
-        """The tags of several statistics."""
+        """Return the tags of several statistics."""
         kind, path = f"{_prefix(stage)}{ROLES[self.role].kind}", self.path
         return [f"{kind}_{statistic}/{path}" for statistic in statistics]
 
     def histogram_tag(self, stage: Stage = "train") -> str:
-        """The tag of the histogram.
+        """Return the tag of the histogram.
 
         >>> Site("head", "grad_output").histogram_tag()
         'gradients/head'
@@ -118,7 +118,7 @@ class Tag:
 
 
 def read_scalar_tag(tag: str) -> Tag | None:
-    """What the tag of a scalar says; None if it is none of ours.
+    """Return what the tag of a scalar says; None if it is none of ours.
 
     >>> read_scalar_tag("validate_input_gradient_std/encoder.lstm/1")
     Tag(stage='validate', kind='input_gradient', statistic='std', path='encoder.lstm/1')
@@ -133,7 +133,7 @@ def read_scalar_tag(tag: str) -> Tag | None:
 
 
 def read_histogram_tag(tag: str) -> Tag | None:
-    """What the tag of a histogram says; None if it is none of ours.
+    """Return what the tag of a histogram says; None if it is none of ours.
 
     >>> read_histogram_tag("gradients/head")
     Tag(stage='train', kind='gradient', statistic='', path='head')

@@ -80,7 +80,7 @@ def same_random_state() -> Iterator[None]:
 
 @singledispatch
 def _keep(value: Any, undo: ExitStack) -> Iterable[object]:
-    """Registers in `undo` how to restore the value.
+    """Register in `undo` how to restore the value.
 
     Returns:
         The objects that it holds.

@@ -37,12 +37,12 @@ def in_transform() -> bool:
 
 
 def sequence_number() -> int:
-    """The number that autograd gives to the next node of this thread."""
+    """Return the number that autograd gives to the next node of this thread."""
     return torch.autograd._get_sequence_nr()
 
 
 def sequence_number_of(node: Node) -> int:
-    """The number that autograd gave to this node when it was made."""
+    """Return the number that autograd gave to this node when it was made."""
     return node._sequence_nr()
 
 
@@ -52,28 +52,28 @@ def version_of(tensor: Tensor) -> int:
 
 
 def base_of(tensor: Tensor) -> Tensor | None:
-    """The tensor that this one is a view of."""
+    """Return the tensor that this one is a view of."""
     return tensor._base
 
 
 def explicit_values(tensor: Tensor) -> Tensor:
-    """The values that a sparse tensor holds; one in coordinates may hold several for one place."""
+    """Return the values that a sparse tensor holds; one in coordinates may hold several for one place."""
     return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
 
 
 def forward_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
-    """The module's own forward hooks, in the order in which they run."""
+    """Return the module's own forward hooks, in the order in which they run."""
     return module._forward_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
 
 
 def forward_pre_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
-    """The module's own forward pre-hooks, in the order in which they run."""
+    """Return the module's own forward pre-hooks, in the order in which they run."""
     return module._forward_pre_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
 
 
 @contextmanager
 def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Calls of these modules run no hooks of theirs but those of torch's own, such as the mask of a pruned weight."""
+    """Call of these modules run no hooks of theirs but those of torch's own, such as the mask of a pruned weight."""
     with ExitStack() as until_end:
         for module in modules:
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
@@ -103,17 +103,17 @@ def renumber(handle: RemovableHandle, number: int) -> None:
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """The module's own buffers by name; a change of this dict changes the module."""
+    """Return the module's own buffers by name; a change of this dict changes the module."""
     return module._buffers
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The module's own parameters by name, without a search for equal ones."""
+    """Return the module's own parameters by name, without a search for equal ones."""
     return module._parameters
 
 
 def modules_of(module: nn.Module) -> dict[str, nn.Module | None]:
-    """The modules right inside this one by name."""
+    """Return the modules right inside this one by name."""
     return module._modules
 
 
@@ -164,7 +164,7 @@ class Detour:
 
     @staticmethod
     def of(module: nn.Module) -> "Detour | None":
-        """The one of this module."""
+        """Return the one of this module."""
         call = module._compiled_call_impl
         return call if isinstance(call, Detour) else None
 
@@ -188,7 +188,7 @@ def is_in_force(stance: Any) -> bool:
 
 
 def scale_of(scaler: GradScaler) -> Tensor | None:
-    """The scale in force, shape (), without making the host wait as `get_scale()` does; None before the first."""
+    """Return the scale in force, shape (), without a wait, unlike `get_scale()`; None before the first."""
     return scaler._scale
 
 
@@ -203,7 +203,7 @@ def is_fake(tensor: Tensor) -> bool:
 
 
 def as_plain(tensor: Tensor) -> Tensor:
-    """The memory of a subclass as a `torch.Tensor`, whatever the subclass makes of torch's functions."""
+    """Return the memory of a subclass as a `torch.Tensor`, whatever the subclass makes of torch's functions."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(Tensor)
 
@@ -240,5 +240,5 @@ class NoCollectives(TorchDispatchMode):
 
 
 def waited(tensor: Tensor) -> Tensor:
-    """The tensor itself where it stands for the result of a collective that may still run."""
+    """Return the tensor itself where it stands for the result of a collective that may still run."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor

@@ -117,7 +117,7 @@ class ClassificationTap:
             self._hooks.enter_context(after)
 
     def detach(self) -> None:
-        """Removes every hook."""
+        """Remove every hook."""
         self._is_on = False
         self._hooks.close()
 
@@ -148,7 +148,7 @@ class ClassificationTap:
                 self.error = error
 
     def _note(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
-        """Records a call inside a fused transformer layer, which cannot be the classifier."""
+        """Record a call inside a fused transformer layer, which cannot be the classifier."""
         if self._is_watching():
             self._append(name, module, (args, kwargs), output)
 
@@ -203,7 +203,7 @@ class _ThreadCalls(threading.local):
 
 
 def _pictures_in(given: object) -> Tensor | None:
-    """Returns the first tensor of shape (n, channels, height, width) with at most MAX_PICTURE_CHANNELS channels."""
+    """Return the first tensor of shape (n, channels, height, width) with at most MAX_PICTURE_CHANNELS channels."""
     return next(
         (t for _, t in tensors_in(given) if not t.is_nested and t.ndim == 4 and t.shape[1] <= MAX_PICTURE_CHANNELS),
         None,
@@ -215,7 +215,7 @@ def _first_shape(value: object) -> Shape:
 
 
 def scores_in(output: object, count: int) -> Tensor | None:
-    """Returns the class scores in a model's output: a tensor called "logits" or "scores", or else the first that fits.
+    """Return the class scores in a model's output: a tensor called "logits" or "scores", or else the first that fits.
 
     Args:
         output: what the model returned.
@@ -257,7 +257,7 @@ class TargetLayer:
 
 
 def default_layer(calls: Sequence[InnerCall]) -> TargetLayer:
-    """Returns the layer to explain if the user names none: the last one whose output still has positions.
+    """Return the layer to explain if the user names none: the last one whose output still has positions.
 
     In a convolutional network this is the last layer whose output has the height and width of the last convolution's
     output, so that normalization and ReLU after it are included. In a transformer it is the input of the last
@@ -291,7 +291,7 @@ def default_layer(calls: Sequence[InnerCall]) -> TargetLayer:
 
 
 def named_layer(calls: Sequence[InnerCall], name: str) -> TargetLayer:
-    """Returns the output of the module `name` in the last of its calls that returned maps or tokens.
+    """Return the output of the module `name` in the last of its calls that returned maps or tokens.
 
     Args:
         calls: the calls inside the classifier, in the order in which they ended.
@@ -307,7 +307,7 @@ def named_layer(calls: Sequence[InnerCall], name: str) -> TargetLayer:
 
 
 def _number(calls: Sequence[InnerCall], k: int) -> int:
-    """Returns which of its module's calls the k-th call is, counted from 0."""
+    """Return which of its module's calls the k-th call is, counted from 0."""
     return sum(call.module is calls[k].module for call in calls[:k])
 
 
@@ -337,7 +337,7 @@ class Attribution:
 def attribute(
     call: Classification, layer: TargetLayer, choose: Callable[[Tensor], Tensor], *, with_gradient: bool
 ) -> Attribution:
-    """Calls the model once more on the kept samples and reads a layer's output, and its gradient if asked.
+    """Call the model once more on the kept samples and read a layer's output, and its gradient if asked.
 
     Modules stay in training or evaluation mode, and attached edits apply. The call leaves no trace, see `undisturbed`.
 

@@ -62,7 +62,7 @@ class Cache:
     def get(
         self, key: Hashable, version: Hashable, make: Callable[[], Value], size_of: Callable[[Value], int]
     ) -> Value:
-        """Returns the value of a key; makes it if it is not kept in this version.
+        """Return the value of a key; make it if it is not kept in this version.
 
         Args:
             key: identifies the value.
@@ -128,7 +128,7 @@ MAX_HISTOGRAMS = 100
 
 
 def rows_of_layer(run: LoggedRun, layer: str) -> dict[str, list[str]]:
-    """Returns the rows of a layer, by the id of their series."""
+    """Return the rows of a layer, by the id of their series."""
     own = {id: [row for row in rows if run.layer_of(row, run.series[id]) == layer] for id, rows in run.rows.items()}
     return {id: rows for id, rows in own.items() if rows}
 
@@ -136,7 +136,7 @@ def rows_of_layer(run: LoggedRun, layer: str) -> dict[str, list[str]]:
 def curves_of_layer(
     run: LoggedRun, own: Mapping[str, Sequence[str]], columns: int, has_band: bool, curves_of: CurvesOf
 ) -> Iterator[dict[str, Any]]:
-    """Yields the curve of each row of a layer, with the band of all rows of its kind.
+    """Yield the curve of each row of a layer, with the band of all rows of its kind.
 
     Args:
         run: the run.
@@ -169,7 +169,7 @@ def curves_of_layer(
 
 
 def histograms_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, str]]:
-    """Lists the histograms of a layer's tensors."""
+    """List the histograms of a layer's tensors."""
     found = []
     for tag in sorted(source.last_tensors(HISTOGRAMS, run.name).get(run.name, {}), key=natural_key):
         said = read_histogram_tag(tag)
@@ -179,7 +179,7 @@ def histograms_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, 
 
 
 def pictures_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, Any]]:
-    """Lists the pictures of a layer, in tags such as `feature_maps/<layer>` and `cam/<layer>/<method>`."""
+    """List the pictures of a layer, in tags such as `feature_maps/<layer>` and `cam/<layer>/<method>`."""
     tags = {}
     for tag in sorted(source.picture_tags(run.name), key=natural_key):
         head, _, path = tag.partition("/")
@@ -194,7 +194,7 @@ def pictures_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, An
 
 
 def verdicts_of(run: LoggedRun, layer: str) -> list[Mapping[str, Any]]:
-    """Returns the verdicts on a layer and on the blocks that contain it, without those on the whole run."""
+    """Return the verdicts on a layer and on the blocks that contain it, without those on the whole run."""
     verdicts = run.health.verdicts if run.health else ()
     return [
         one
@@ -204,7 +204,7 @@ def verdicts_of(run: LoggedRun, layer: str) -> list[Mapping[str, Any]]:
 
 
 def histogram_over_steps(source: Source, run: str, tag: str) -> dict[str, Any]:
-    """Returns the edges and counts of a histogram at each step.
+    """Return the edges and counts of a histogram at each step.
 
     Raises:
         RefusalError: the tag does not exist, or holds no histogram.
@@ -221,7 +221,7 @@ def histogram_over_steps(source: Source, run: str, tag: str) -> dict[str, Any]:
 
 
 def _kinds(run: LoggedRun, one: Series, curves: Mapping[str, Curve]) -> dict[tuple[str, str], list[str]]:
-    """Groups rows by kind; a kind with too few rows gets all rows of the series."""
+    """Group rows by kind; a kind with too few rows gets all rows of the series."""
     kinds: dict[tuple[str, str], list[str]] = {}
     for row in curves:
         kinds.setdefault(_kind(run, one, row), []).append(row)
@@ -230,14 +230,14 @@ def _kinds(run: LoggedRun, one: Series, curves: Mapping[str, Curve]) -> dict[tup
 
 
 def _kind(run: LoggedRun, one: Series, row: str) -> tuple[str, str]:
-    """Returns the type of a row's layer, and which of the layer's tensors it is."""
+    """Return the type of a row's layer, and which of the layer's tensors it is."""
     layer = run.layer_of(row, one)
     types = run.layers[layer].types
     return types[0] if types else "", row.removeprefix(layer)
 
 
 def _band(curves: Sequence[Curve], steps: np.ndarray) -> dict[str, list[float | str | None]]:
-    """Returns quantiles of the rows' finite values at each step; None where there are none."""
+    """Return quantiles of the rows' finite values at each step; None where there are none."""
     values = np.full((len(curves) + 1, len(steps)), np.nan)  # one row more, so that there always is one
     for row, curve in zip(values, curves, strict=False):
         row[:] = cells_of(curve, steps).values
@@ -282,7 +282,7 @@ class Board:
         self.cache = Cache(most_bytes)
 
     def runs(self, source: Source) -> Answer:
-        """Lists all runs with data of hookboard; without any, says what to do."""
+        """List all runs with data of hookboard; without any, says what to do."""
         scalars, records = source.last_scalars(), source.last_tensors()
         found = []
         for name in sorted(scalars.keys() | records.keys(), key=natural_key):
@@ -301,7 +301,7 @@ class Board:
         return {"runs": found, "hint": hint}
 
     def run(self, source: Source, name: str) -> Answer:
-        """Describes a run: its layers, series and verdicts."""
+        """Describe a run: its layers, series and verdicts."""
         run = self._run(source, name)
         first = default_of(run.series)
         return {
@@ -331,7 +331,7 @@ class Board:
         }
 
     def map(self, source: Source, name: str, series: str, columns: int, against: str | None = None) -> Answer:
-        """Returns the values of a series, rows by steps; with `against`, also that run's values of the same rows."""
+        """Return the values of a series, rows by steps; with `against`, also that run's values of the same rows."""
         run = self._run(source, name)
         one = _series(run, series)
         curves = self._curves(source, run, one)
@@ -355,7 +355,7 @@ class Board:
         return answer
 
     def packed_map(self, source: Source, name: str, series: str, columns: int, against: str | None = None) -> bytes:
-        """Returns `map` as gzipped JSON, cached until the runs have new data."""
+        """Return `map` as gzipped JSON, cached until the runs have new data."""
         version = [self._run(source, one).token for one in (name, against) if one is not None]
         return self.cache.get(
             (source.experiment, "map", name, series, columns, against),
@@ -365,7 +365,7 @@ class Board:
         )
 
     def layer(self, source: Source, name: str, layer: str, columns: int, has_band: bool) -> Answer:
-        """Returns everything about one layer. With the band, all other layers are read too, which takes longer."""
+        """Return everything about one layer. With the band, all other layers are read too, which takes longer."""
         run = self._run(source, name)
         if layer not in run.layers:
             raise no_such("layer", layer, run.layers)
@@ -389,15 +389,15 @@ class Board:
         }
 
     def histogram(self, source: Source, name: str, tag: str) -> Answer:
-        """Returns a histogram at each step."""
+        """Return a histogram at each step."""
         return histogram_over_steps(source, self._run(source, name).name, tag)
 
     def select(self, source: Source, name: str, modules: Sequence[str], types: Sequence[str]) -> Answer:
-        """Returns the layers that patterns and types select."""
+        """Return the layers that patterns and types select."""
         return {"names": selected(self._run(source, name).layers, modules, types)}
 
     def _run(self, source: Source, name: str) -> LoggedRun:
-        """Returns the run of this name.
+        """Return the run of this name.
 
         Raises:
             RefusalError: it does not exist or has no data of hookboard.
@@ -418,7 +418,7 @@ class Board:
         )
 
     def _curves(self, source: Source, run: LoggedRun, one: Series) -> Mapping[str, Curve]:
-        """Returns the curve of each row of a series."""
+        """Return the curve of each row of a series."""
         if not one.tags:
             return _curves_among(run, {}, one)
         return self.cache.get(
@@ -430,7 +430,7 @@ class Board:
 
 
 def packed_json(answer: Answer) -> bytes:
-    """Returns gzipped JSON, at TensorBoard's compression level; a higher one takes far longer.
+    """Return gzipped JSON, at TensorBoard's compression level; a higher one takes far longer.
 
     An iterator becomes a list and is written item by item, because a whole map takes ten times its curves' memory.
     """
@@ -455,7 +455,7 @@ def _pieces(answer: Answer) -> Iterator[str]:
 
 
 def layer_answer(layer: LayerFacts) -> Answer:
-    """Returns what is known of a layer, for JSON."""
+    """Return what is known of a layer, for JSON."""
     return {
         "name": layer.name,
         "type": layer.types[0].rpartition(".")[2] if layer.types else "",
@@ -475,7 +475,7 @@ def _series(run: LoggedRun, id: str) -> Series:
 def _missed(
     rows: Sequence[str], curves: Mapping[str, Curve], others: Iterable[str], theirs: Mapping[str, Curve]
 ) -> dict[str, None]:
-    """Returns the rows that the other run lacks.
+    """Return the rows that the other run lacks.
 
     Layers of this run's health record that have no value do not count.
     """
@@ -485,7 +485,7 @@ def _missed(
 
 
 def _curves_among(run: LoggedRun, scalars: Mapping[str, Curve], one: Series) -> Mapping[str, Curve]:
-    """Returns the curve of each row, from the curves of tags or from the run's health record."""
+    """Return the curve of each row, from the curves of tags or from the run's health record."""
     if one.tags:
         return {row: scalars[tag] for row, tag in one.tags.items() if tag in scalars}
     assert run.health is not None

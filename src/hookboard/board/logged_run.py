@@ -27,7 +27,7 @@ Natural = tuple[tuple[bool, int, str], ...]
 
 
 def natural_key(name: str) -> tuple[Natural, str]:
-    """Returns a sort key that orders numbers within names by value.
+    """Return a sort key that orders numbers within names by value.
 
     >>> sorted(["layers.10", "layers.9", "head"], key=natural_key)
     ['head', 'layers.9', 'layers.10']
@@ -38,7 +38,7 @@ def natural_key(name: str) -> tuple[Natural, str]:
 
 
 def merged_order(orders: Iterable[Sequence[str]]) -> list[str]:
-    """Merges lists of names into one; a name that is new in a later list follows the name before it there.
+    """Merge lists of names into one; a name that is new in a later list follows the name before it there.
 
     >>> merged_order([["a", "b", "e"], ["b", "c", "d"], ["z"]])
     ['a', 'b', 'c', 'd', 'e', 'z']
@@ -129,7 +129,7 @@ class Series:
 
 
 def is_of_parameter(kind: str) -> bool:
-    """Returns True if tags of this kind name a parameter, not a module.
+    """Return True if tags of this kind name a parameter, not a module.
 
     >>> is_of_parameter("parameter_gradient")
     True
@@ -138,7 +138,7 @@ def is_of_parameter(kind: str) -> bool:
 
 
 def is_built_in(tag: str) -> bool:
-    """Returns True if a tag is that of a built-in statistic.
+    """Return True if a tag is that of a built-in statistic.
 
     >>> is_built_in("activation_std/head"), is_built_in("input_size/train")
     (True, False)
@@ -148,7 +148,7 @@ def is_built_in(tag: str) -> bool:
 
 
 def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]:
-    """Parses the scalar tags that hookboard wrote; skips all others.
+    """Parse the scalar tags that hookboard wrote; skip all others.
 
     Another program's `input_size/train` looks like one of ours. So a statistic that is not built in counts only if the
     same row also has a built-in one, or if it belongs to a layer in hookboard's own record.
@@ -163,7 +163,7 @@ def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]
 
 
 def series_of(read: Mapping[str, Tag]) -> dict[str, Series]:
-    """Groups tags into series, by id, ordered by stage, kind and statistic."""
+    """Group tags into series, by id, ordered by stage, kind and statistic."""
     found: dict[tuple[str, str, str], Series] = {}
     for tag, said in read.items():
         key = (said.stage, said.kind, said.statistic)
@@ -177,7 +177,7 @@ def series_of(read: Mapping[str, Tag]) -> dict[str, Series]:
 
 
 def series_of_health(quantities: Iterable[str]) -> dict[str, Series]:
-    """Returns the series of a health record, by id."""
+    """Return the series of a health record, by id."""
     return {
         (id := f"health/{quantity}"): Series(
             id, quantity.replace("_", " "), "train", "health", quantity, QUANTITY_SCALES.get(quantity, "log")
@@ -187,7 +187,7 @@ def series_of_health(quantities: Iterable[str]) -> dict[str, Series]:
 
 
 def default_of(series: Iterable[str]) -> str:
-    """Returns the id of the series that is shown first; "" if there is none."""
+    """Return the id of the series that is shown first; "" if there is none."""
     ids = list(series)
     return next((id for id in DEFAULT_SERIES if id in ids), ids[0] if ids else "")
 
@@ -236,11 +236,11 @@ class LoggedRun:
     owners: dict[str, str]
 
     def layer_of(self, row: str, one: Series) -> str:
-        """Returns the layer that a row of a series belongs to."""
+        """Return the layer that a row of a series belongs to."""
         return self.layer_at(row, one.of_parameters)
 
     def layer_at(self, path: str, is_parameter: bool) -> str:
-        """Returns the layer that the path of a tag belongs to."""
+        """Return the layer that the path of a tag belongs to."""
         return _layer_of(path, is_parameter, self.layers, self.owners)
 
     @cached_property
@@ -258,7 +258,7 @@ class LoggedRun:
         }
 
     def _of_health(self, quantity: str) -> list[str]:
-        """Returns the layers of the health record that have a value or a verdict.
+        """Return the layers of the health record that have a value or a verdict.
 
         A sick layer without a value, such as one that no gradient reaches, must be visible.
         """
@@ -276,7 +276,7 @@ class LoggedRun:
 
 
 def token_of(scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]) -> str:
-    """Returns a text that changes with every new point of a run.
+    """Return a text that changes with every new point of a run.
 
     It depends on all tags, because TensorBoard may have loaded only some tags of a step.
     """
@@ -287,7 +287,7 @@ def token_of(scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint])
 def read_run(
     source: Source, name: str, scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]
 ) -> LoggedRun:
-    """Reads what a run holds.
+    """Read what a run holds.
 
     Args:
         source: the data.
@@ -325,14 +325,14 @@ def read_run(
 
 
 def is_of_hookboard(scalars: Iterable[str], records: Iterable[str]) -> bool:
-    """Returns True if a run with these tags has data for the tab."""
+    """Return True if a run with these tags has data for the tab."""
     return any(map(_is_record, records)) or any(map(is_built_in, scalars))
 
 
 def _records(
     source: Source, run: str, tags: Iterable[str]
 ) -> tuple[list[LayersRecord], HealthRecord | None, list[str]]:
-    """Reads all records of a run, and returns a warning for each that cannot be read."""
+    """Read all records of a run, and return a warning for each that cannot be read."""
     wanted = sorted(tag for tag in tags if _is_record(tag))
     found = _tensors(source, run, wanted[:MAX_RECORDS])
     layers: list[LayersRecord] = []
@@ -351,7 +351,7 @@ def _records(
 
 
 def _tensors(source: Source, run: str, tags: Sequence[str]) -> dict[str, list[tuple[int, np.ndarray]] | ValueError]:
-    """Returns each tag's last tensor, or the error if it cannot be read."""
+    """Return each tag's last tensor, or the error if it cannot be read."""
     if not tags:
         return {}
     try:
@@ -370,7 +370,7 @@ def _is_record(tag: str) -> bool:
 def _record(
     tag: str, tensors: Sequence[tuple[int, np.ndarray]] | ValueError
 ) -> LayersRecord | HealthRecord | ValueError:
-    """Parses the last of the tensors; returns the error if that fails."""
+    """Parse the last of the tensors; return the error if that fails."""
     if isinstance(tensors, ValueError):
         return tensors
     try:
@@ -384,7 +384,7 @@ def _record(
 
 
 def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the fields of a verdict to the types that the page expects."""
+    """Convert the fields of a verdict to the types that the page expects."""
     words = {name: str(given.get(name, "")) for name in ("severity", "rule", "module", "evidence", "advice")}
     steps = {name: None if (at := given.get(name)) is None else whole(at) for name in ("since", "until", "batch_idx")}
     return words | steps
@@ -398,7 +398,7 @@ def _strings(tensor: np.ndarray) -> Sequence[bytes]:
 
 
 def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:
-    """Merges what two records know of a layer."""
+    """Merge what two records know of a layer."""
     return replace(
         known,
         types=known.types or more.types,

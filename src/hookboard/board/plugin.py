@@ -46,7 +46,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         self._board = Board()
 
     def get_plugin_apps(self) -> dict[str, Any]:
-        """Returns the paths that are served, each with the function that answers."""
+        """Return the paths that are served, each with the function that answers."""
         asked: dict[str, Callable[[Source, Request], Answer]] = {
             "/runs": self._runs,
             "/run": self._run,
@@ -61,7 +61,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         return apps | {"/plotly.js": self._app(_plotly)}
 
     def is_active(self) -> bool:
-        """Returns True if any run in the log directory has data of hookboard.
+        """Return True if any run in the log directory has data of hookboard.
 
         TensorBoard asks this only if no run has a record, and without a request.
         """
@@ -69,7 +69,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         return any(is_of_hookboard(tags, ()) for tags in source.last_scalars().values())
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
-        """Returns the page's first module and the name of the tab."""
+        """Return the page's first module and the name of the tab."""
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Hookboard")
 
     def _app(self, answer: Callable[[Source, Request], Response]) -> Any:
@@ -158,7 +158,7 @@ def _file(path: Path) -> Callable[[Source, Request], Response]:
 
 
 def _response(request: Request, content: str | bytes, mime: str, **options: Any) -> Response:
-    """Makes a response with TensorBoard's headers; unpacks the content if the browser does not accept gzip."""
+    """Make a response with TensorBoard's headers; unpack the content if the browser does not accept gzip."""
     response: Response = http_util.Respond(request, content, mime, **options)
     return response
 

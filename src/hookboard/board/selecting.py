@@ -40,7 +40,7 @@ _free = BoundedSemaphore(MAX_PROCESSES)
 
 
 def matched_by_expression(pattern: str, names: Sequence[str], until: float) -> list[str]:
-    """Does what `hookboard.patterns.matched` does, in a process of its own that can be stopped.
+    """Do what `hookboard.patterns.matched` does, in a process of its own that can be stopped.
 
     Python's `re` can take forever on a bad regular expression, and blocks all threads meanwhile.
 
@@ -85,7 +85,7 @@ MAX_PATTERN_CHARS = 1000
 
 
 def selected(layers: Mapping[str, LayerFacts], modules: Sequence[str], types: Sequence[str]) -> list[str]:
-    """Returns the names of the layers that patterns and types select, in the order of `layers`.
+    """Return the names of the layers that patterns and types select, in the order of `layers`.
 
     Args:
         layers: name to facts.
@@ -137,7 +137,7 @@ def _names_of_type(layers: Mapping[str, LayerFacts], kind: str, until: float) ->
 
 
 def _in_time(names: Iterable[str], what: str, until: float) -> Iterator[str]:
-    """Yields the names until the deadline, then raises."""
+    """Yield the names until the deadline, then raise."""
     for name in names:
         if time.monotonic() > until:
             raise RefusalError(f"{what} and what stands before it take too long to match: give fewer or shorter ones.")
@@ -145,7 +145,7 @@ def _in_time(names: Iterable[str], what: str, until: float) -> Iterator[str]:
 
 
 def _is_called(full: str, given: str) -> bool:
-    """Returns True if a class has this name: short, full, or as a package re-exports it.
+    """Return True if a class has this name: short, full, or as a package re-exports it.
 
     >>> _is_called("torch.nn.modules.conv.Conv2d", "torch.nn.Conv2d")
     True

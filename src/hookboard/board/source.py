@@ -27,7 +27,7 @@ class RefusalError(ValueError):
 
 
 def no_such(kind: str, given: str, valid: Iterable[str]) -> RefusalError:
-    """Returns the error for a name that does not exist.
+    """Return the error for a name that does not exist.
 
     >>> no_such("run", "lightnin_logs", ["lightning_logs"])
     RefusalError("unknown run 'lightnin_logs'; did you mean 'lightning_logs'? Valid: lightning_logs.")
@@ -57,7 +57,7 @@ class Curve(NamedTuple):
 
 
 def curve_of(steps: Iterable[int], values: Iterable[float]) -> Curve:
-    """Makes a curve of points in the order in which they were written.
+    """Make a curve of points in the order in which they were written.
 
     A resumed run writes steps a second time. As in TensorBoard's fast loader, a point is dropped if a later one has the
     same or a smaller step.
@@ -98,7 +98,7 @@ class CurvesOfRows(Mapping[str, Curve]):
 
 
 def columns_for(curves: Iterable[Curve], most: int) -> np.ndarray:
-    """Returns the steps of a view's columns: evenly chosen from all steps, with the first and the last.
+    """Return the steps of a view's columns: evenly chosen from all steps, with the first and the last.
 
     A column stands for the steps since the previous column.
 
@@ -131,7 +131,7 @@ class Cells(NamedTuple):
 
 
 def cells_of(curve: Curve, columns: np.ndarray) -> Cells:
-    """Returns the last value in each column, but a non-finite one if there is any: it must not be missed.
+    """Return the last value in each column, but a non-finite one if there is any: it must not be missed.
 
     Args:
         curve: the curve.
@@ -148,7 +148,7 @@ def cells_of(curve: Curve, columns: np.ndarray) -> Cells:
 
 
 def held_cells_of(curve: Curve, columns: np.ndarray) -> Cells:
-    """Does what `cells_of` does, and fills columns without a value with the last value before them."""
+    """Do what `cells_of` does, and fill columns without a value with the last value before them."""
     values, is_there = cells_of(curve, columns)
     before = np.searchsorted(curve.steps, columns, side="right") - 1
     is_held = ~is_there & (before >= 0)
@@ -157,7 +157,7 @@ def held_cells_of(curve: Curve, columns: np.ndarray) -> Cells:
 
 
 def json_cells(cells: Cells) -> list[float | str | None]:
-    """Converts cells for JSON: None where there is no value, a string where it is not finite.
+    """Convert cells for JSON: None where there is no value, a string where it is not finite.
 
     >>> json_cells(Cells(np.array([0.5, np.nan, -np.inf, 0.0]), np.array([True, True, True, False])))
     [0.5, 'nan', '-inf', None]
@@ -169,7 +169,7 @@ def json_cells(cells: Cells) -> list[float | str | None]:
 
 
 def json_numbers(values: Sequence[float] | np.ndarray) -> list[float | str | None]:
-    """Converts numbers for JSON: a string where one is not finite."""
+    """Convert numbers for JSON: a string where one is not finite."""
     array = np.asarray(values, np.float64)
     return json_cells(Cells(array, np.ones(len(array), dtype=bool)))
 
@@ -211,11 +211,11 @@ class Source:
     experiment: str
 
     def runs(self) -> list[str]:
-        """Returns the names of all runs."""
+        """Return the names of all runs."""
         return [run.run_name for run in self._ask("list_runs") or ()]
 
     def last_scalars(self, run: str | None = None) -> dict[str, dict[str, LastPoint]]:
-        """Returns run to scalar tag to last point, of one run or of all.
+        """Return run to scalar tag to last point, of one run or of all.
 
         Listing the tags would be the natural way, but the slow loader then goes through all their points.
         """
@@ -226,7 +226,7 @@ class Source:
         }
 
     def last_tensors(self, plugin: str = PLUGIN, run: str | None = None) -> dict[str, dict[str, LastPoint]]:
-        """Returns run to tag to last point of a plugin's tensors: records or histograms."""
+        """Return run to tag to last point of a plugin's tensors: records or histograms."""
         found = self._of_plugin("list_tensors", plugin, _filter(run))
         return {
             name: {tag: LastPoint(series.max_step or 0, series.max_wall_time or 0.0) for tag, series in tags.items()}
@@ -234,7 +234,7 @@ class Source:
         }
 
     def scalars(self, run: str, tags: Collection[str]) -> dict[str, Curve]:
-        """Returns the curve of each tag; tags that do not exist are left out."""
+        """Return the curve of each tag; tags that do not exist are left out."""
         curves = {}
         for some in _portions(sorted(tags)):
             found = self._of_plugin("read_scalars", SCALARS, _filter(run, some), MAX_POINTS)
@@ -245,7 +245,7 @@ class Source:
     def tensors(
         self, run: str, tags: Collection[str], plugin: str, most: int
     ) -> dict[str, list[tuple[int, np.ndarray]]]:
-        """Returns each tag's last tensors with their steps.
+        """Return each tag's last tensors with their steps.
 
         Args:
             run: the run.
@@ -265,11 +265,11 @@ class Source:
         return {tag: [(p.step, p.numpy) for p in points] for tag, points in found.get(run, {}).items()}
 
     def picture_tags(self, run: str) -> list[str]:
-        """Returns the tags of all pictures."""
+        """Return the tags of all pictures."""
         return list(self._of_plugin("list_blob_sequences", IMAGES, _filter(run)).get(run, {}))
 
     def picture_keys(self, run: str, tags: Collection[str]) -> dict[str, list[tuple[int, list[str]]]]:
-        """Returns, for each tag, its steps with the keys of their pictures."""
+        """Return, for each tag, its steps with the keys of their pictures."""
         found = self._of_plugin("read_blob_sequences", IMAGES, _filter(run, tags), MAX_POINTS) if tags else {}
         # The first two are the width and the height.
         return {
@@ -278,7 +278,7 @@ class Source:
         }
 
     def picture(self, key: str) -> bytes:
-        """Returns the bytes of a picture.
+        """Return the bytes of a picture.
 
         Raises:
             RefusalError: there is no such key.
@@ -296,7 +296,7 @@ class Source:
         return {run: {tag: one for tag, one in tags.items() if len(tag) <= LONGEST_NAME} for run, tags in found.items()}
 
     def _ask(self, method: str, **options: Any) -> Any:
-        """Returns the provider's answer; None if it lacks the method, or does not know the experiment or run."""
+        """Return the provider's answer; None if it lacks the method, or does not know the experiment or run."""
         ask = getattr(self.provider, method, None)
         try:
             return ask and ask(self.context, experiment_id=self.experiment, **options)

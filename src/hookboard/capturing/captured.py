@@ -123,7 +123,7 @@ class Captured(Mapping[str, CapturedModule]):
                 self._hooks.enter_context(handle)
 
     def _begin_call(self, tensor: Tensor, name: str) -> int:
-        """The number of the call that a watched tensor stands for."""
+        """Return the number of the call that a watched tensor stands for."""
         if name not in self._found:
             self._found[name] = CapturedModule(name, "Tensor", ("output", "grad_output"), lambda *_: "")
         watched = self._found[name]
@@ -141,14 +141,14 @@ class Captured(Mapping[str, CapturedModule]):
         return self._why_no_backward() or cause if cause == NO_GRADIENT else cause
 
     def _why_no_backward(self) -> str:
-        """The cause where no gradient has come to anything; else nothing."""
+        """Return the cause where no gradient has come to anything; else nothing."""
         calls = (call for captured in self._found.values() for call in captured.calls)
         if any(ROLES[role].is_gradient for call in calls for role in call.kept):
             return ""
         return "no gradient arrived at anything in the block: call backward() before the block ends"
 
     def summary(self) -> str:
-        """A table as text, one line per tensor.
+        """Return a table as text, one line per tensor.
 
         Its columns are name, type, which tensor (role and call), shape, mean, standard deviation and the share of
         zeros.

@@ -82,7 +82,7 @@ class CapturedModule(_OfRoles):
         return tensors
 
     def rows(self) -> Iterator[list[str]]:
-        """The rows of a summary: name, type, tensor (role and call), shape, mean, std, fraction of zeros."""
+        """Return the rows of a summary: name, type, tensor (role and call), shape, mean, std, fraction of zeros."""
         for k, call in enumerate(self.calls):
             for role, kept in call.kept.items():
                 for path, one in kept.items():
@@ -126,7 +126,7 @@ class Kept:
     version: int | None
 
     def value(self, what: str) -> Tensor:
-        """The tensor.
+        """Return the tensor.
 
         Raises:
             RuntimeError: it is not a copy, and an in-place operation has changed it since.

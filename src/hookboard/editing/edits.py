@@ -31,7 +31,7 @@ class EditRule(ABC):
 
     @abstractmethod
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Changes the tensor.
+        """Change the tensor.
 
         Returns:
             A new tensor of the same shape, dtype and device.
@@ -56,7 +56,7 @@ class Scale(EditRule):
         check_number("factor", self.factor)
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Returns: `tensor * factor`, same shape and dtype."""
+        """Return: `tensor * factor`, same shape and dtype."""
         return tensor * self.factor
 
 
@@ -88,7 +88,7 @@ class Clamp(EditRule):
             raise ValueError(f"min={self.min!r}, max={self.max!r}: give min, max, or both with min <= max.")
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Returns: `tensor.clamp(min, max)`, same shape and dtype."""
+        """Return: `tensor.clamp(min, max)`, same shape and dtype."""
         return tensor.clamp(self.min, self.max)
 
 
@@ -112,7 +112,7 @@ class ClipNorm(EditRule):
         check_number("max_norm", self.max_norm, "a number, 0 or more", lambda norm: norm >= 0)
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Returns: `tensor * min(1, max_norm / norm)`, same shape and dtype."""
+        """Return: `tensor * min(1, max_norm / norm)`, same shape and dtype."""
         wide = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
         share: Tensor = self.max_norm / (torch.linalg.vector_norm(wide) + 1e-6)
         return tensor * share.clamp(max=1.0)
@@ -143,7 +143,7 @@ class Zero(EditRule):
         check_whole("dim", self.dim, least=None)
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Returns: the tensor with zeros, same shape and dtype; NaN and infinity become zero too."""
+        """Return: the tensor with zeros, same shape and dtype; NaN and infinity become zero too."""
         if self.channels is None:
             return tensor.masked_fill(torch.ones((), dtype=torch.bool, device=tensor.device), 0)
         count = tensor.shape[self.dim] if -tensor.ndim <= self.dim < tensor.ndim else 0
@@ -181,7 +181,7 @@ class Noise(EditRule):
         check_number("seed", self.seed, valid, lambda seed: is_whole(seed) and 0 <= seed < 2**64)
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Returns: `tensor` plus noise, same shape and dtype."""
+        """Return: `tensor` plus noise, same shape and dtype."""
         if tensor.device not in self._generators:
             self._generators[tensor.device] = torch.Generator(tensor.device).manual_seed(int(self.seed))
         generator = self._generators[tensor.device]
@@ -189,7 +189,7 @@ class Noise(EditRule):
         return tensor + self.std * noise
 
     def with_its_state(self) -> "Noise":
-        """Returns a copy that will draw the same numbers as this rule would next.
+        """Return a copy that will draw the same numbers as this rule would next.
 
         >>> noise = Noise(1.0)
         >>> _ = noise(torch.zeros(2))
@@ -228,13 +228,13 @@ class Replace(EditRule):
             raise wrong("value", self.value, "a tensor")
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Returns: a copy of `value` in the dtype and on the device of `tensor`."""
+        """Return: a copy of `value` in the dtype and on the device of `tensor`."""
         # A copy: what follows may work in place.
         return self.value.to(tensor.device, tensor.dtype, copy=True)
 
 
 def check_rule(option: str, given: object) -> None:
-    """Checks a rule before there is a tensor to change.
+    """Check a rule before there is a tensor to change.
 
     Raises:
         ValueError: it is not a function, or it is a class.
@@ -243,7 +243,7 @@ def check_rule(option: str, given: object) -> None:
 
 
 def apply_rule(rule: EditFunction, tensor: Tensor, what: str) -> Tensor:
-    """Applies a rule and checks what it returns.
+    """Apply a rule and check what it returns.
 
     Args:
         rule: the rule.
@@ -344,11 +344,11 @@ class Edits:
                 sort_hooks(forward_pre_hooks_of(module))
 
     def detach(self) -> None:
-        """Removes every hook."""
+        """Remove every hook."""
         self._hooks.close()
 
     def check_made(self) -> None:
-        """Checks that at least one tensor of every module was changed.
+        """Check that at least one tensor of every module was changed.
 
         Raises:
             LookupError: nothing of some module was changed.
@@ -414,7 +414,7 @@ class _EditHook:
 
 
 def _copied(rule: EditFunction) -> EditFunction:
-    """Copies a rule with its current state."""
+    """Copy a rule with its current state."""
     if isinstance(rule, Noise):
         return rule.with_its_state()
     try:
@@ -426,7 +426,7 @@ def _copied(rule: EditFunction) -> EditFunction:
 
 
 def edited_gradient(tensor: Tensor, change: EditFunction) -> Tensor:
-    """Copies a tensor so that `change` is applied to the gradient that flows back through the copy.
+    """Copy a tensor so that `change` is applied to the gradient that flows back through the copy.
 
     Args:
         tensor: a tensor that requires a gradient.

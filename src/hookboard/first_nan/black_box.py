@@ -64,7 +64,7 @@ class LateFlag:
         self._is_said = False
 
     def note(self, value: Tensor, noted: Noted) -> None:
-        """Adds a value of a step: a tensor of any shape, which counts as bad if any element is NaN or infinite."""
+        """Add a value of a step: a tensor of any shape, which counts as bad if any element is NaN or infinite."""
         number = next(self._numbers)
         self._notes.append((number, noted))
         with torch.no_grad():
@@ -75,7 +75,7 @@ class LateFlag:
             self._first = torch.minimum(self._first, bad)
 
     def read(self) -> Noted | None:
-        """Returns the step of the first bad value as soon as the host knows it, and only once; otherwise None."""
+        """Return the step of the first bad value as soon as the host knows it, and only once; otherwise None."""
         if self._first is None or self._is_said:
             return None
         found = self._read_copy()
@@ -87,7 +87,7 @@ class LateFlag:
         return next((noted for number, noted in self._notes if number == found), None)
 
     def parts(self) -> dict[str, Any]:
-        """Returns what a checkpoint must hold so that a resumed fit can continue; see `go_on`."""
+        """Return what a checkpoint must hold so that a resumed fit can continue; see `go_on`."""
         notes = [(number, noted.step, noted.batch_idx, noted.is_backward) for number, noted in self._notes]
         return {"first": self._first, "is_said": self._is_said, "notes": np.array(notes, np.int64).reshape(-1, 4)}
 
@@ -156,7 +156,7 @@ class Sentinels:
         self._columns = _spread(large) if len(small) < MIN_SMALL_PARAMETERS else []
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns the gradients that are read completely, and those of which one column is read."""
+        """Return the gradients that are read completely, and those of which one column is read."""
         whole = [grad for p in self._whole if (grad := p.grad) is not None]
         columns = [grad for p in self._columns if (grad := p.grad) is not None]
         for parameter in self._sparse:
@@ -166,7 +166,7 @@ class Sentinels:
         return whole, columns
 
     def total(self) -> Tensor | None:
-        """Returns a number, shape (), that is not finite if any sentinel is not; None if there is no gradient.
+        """Return a number, shape (), that is not finite if any sentinel is not; None if there is no gradient.
 
         It does not wait for the device.
         """
@@ -186,12 +186,12 @@ class Sentinels:
 
 
 def _spread(parameters: list[Parameter]) -> list[Parameter]:
-    """Returns at most MAX_SENTINELS of the parameters, evenly spaced over the model."""
+    """Return at most MAX_SENTINELS of the parameters, evenly spaced over the model."""
     return parameters[:: -(-len(parameters) // MAX_SENTINELS) or 1]
 
 
 def _is_sparse(module: nn.Module, parameter: Parameter) -> bool:
-    """Returns True if the parameter's gradient is sparse, as far as this is known before the first backward pass."""
+    """Return True if the parameter's gradient is sparse, as far as this is known before the first backward pass."""
     grad = parameter.grad
     return vars(module).get("sparse") is True or (grad is not None and grad.layout is not torch.strided)
 
@@ -204,7 +204,7 @@ def _plain(gradients: list[Tensor]) -> Iterator[Tensor]:
 
 
 def nonfinite_gradients(model: nn.Module) -> dict[str, str]:
-    """Returns every parameter whose gradient is not finite: its dotted name, mapped to its module's."""
+    """Return every parameter whose gradient is not finite: its dotted name, mapped to its module's."""
     found = {}
     for owner, module in {"": model, **dict(named_submodules(model))}.items():
         for name, parameter in module.named_parameters(recurse=False):
@@ -240,7 +240,7 @@ P = ParamSpec("P")
 
 
 def _shielded(method: Callable[Concatenate["BlackBox", P], None]) -> Callable[Concatenate["BlackBox", P], None]:
-    """Makes a method that would raise give a warning and switch the black box off instead."""
+    """Make a method that would raise give a warning and switch the black box off instead."""
 
     @functools.wraps(method)
     def shielded(box: "BlackBox", /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -302,7 +302,7 @@ class BlackBox:
         self._flag = LateFlag()
 
     def parts(self) -> dict[str, Any]:
-        """Returns what a checkpoint must hold so that a resumed fit can continue; see `go_on`."""
+        """Return what a checkpoint must hold so that a resumed fit can continue; see `go_on`."""
         return {**{name: getattr(self, name) for name in _KEPT}, "flag": self._flag.parts()}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
@@ -358,7 +358,7 @@ class BlackBox:
         self._stepped = (*self._here, self._loss)
 
     def end_batch(self) -> None:
-        """Drops the reference to the batch."""
+        """Drop the reference to the batch."""
         random, self._batch, self._random = self._random, None, None
         if self._is_checked and random is not None:
             self._note_drawn(random)
@@ -381,7 +381,7 @@ class BlackBox:
                 self._happened(lambda: self._search_backward(spoiled))
 
     def _happened(self, search: Callable[[], Nonfinite | None]) -> None:
-        """Counts a bad batch, and explains it with `search` if the batch before it was fine."""
+        """Count a bad batch, and explain it with `search` if the batch before it was fine."""
         if self._is_bad:
             return
         self._is_bad = True

@@ -30,7 +30,7 @@ def forward_event(
     last_loss: float = math.nan,
     was_changed: bool = False,
 ) -> Nonfinite:
-    """Describes a loss that is not finite because of a module, of code between modules, or of the batch.
+    """Describe a loss that is not finite because of a module, of code between modules, or of the batch.
 
     Args:
         fault: what the search found.
@@ -91,7 +91,7 @@ def _batch_event(fault: Fault, step: int, batch_idx: int, loss: float, rows: str
 
 
 def backward_event(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[str]) -> Nonfinite:
-    """Describes gradients that are not finite although the loss is; `spoiled` lists the parameters concerned."""
+    """Describe gradients that are not finite although the loss is; `spoiled` lists the parameters concerned."""
     where, went_in = _place(fault, "behind"), _said(fault.went_in)
     arrived = f"; what arrived at its output was finite ({went_in})" if went_in else ""
     gave = _said(fault.came_out) if fault.came_out else "gradients that are not finite"
@@ -107,7 +107,7 @@ def backward_event(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[st
 
 
 def parameter_event(fault: Fault, step: int, batch_idx: int, stepped: tuple[int, int, float] | None) -> Nonfinite:
-    """Describes weights that were not finite before the forward pass.
+    """Describe weights that were not finite before the forward pass.
 
     Args:
         fault: what the search found.
@@ -134,7 +134,7 @@ def parameter_event(fault: Fault, step: int, batch_idx: int, stepped: tuple[int,
 def unlocated_event(
     is_backward: bool, step: int, batch_idx: int, why: str, spoiled: Sequence[str] = (), loss: float | None = None
 ) -> Nonfinite:
-    """Describes an event whose module is unknown; `why` completes "The module was not searched: ".
+    """Describe an event whose module is unknown; `why` completes "The module was not searched: ".
 
     The module of the last spoiled gradient is named as the best guess.
     """
@@ -159,7 +159,7 @@ def _where(fault: Fault) -> str:
 
 
 def _place(fault: Fault, side: str) -> str:
-    """Returns the subject of a sentence.
+    """Return the subject of a sentence.
 
     `side` ("before", "behind") is where the code is relative to the module `near`.
     """
@@ -171,7 +171,7 @@ def _place(fault: Fault, side: str) -> str:
 
 
 def _said(group: Sequence[ValueSummary]) -> str:
-    """Describes one or several tensors: "3 NaN in 128 values", or "96 values up to 2.5"."""
+    """Describe one or several tensors: "3 NaN in 128 values", or "96 values up to 2.5"."""
     if not group:
         return ""
     nan, inf, count = (sum(getattr(values, name) for values in group) for name in ("nan", "inf", "count"))

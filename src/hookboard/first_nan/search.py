@@ -60,7 +60,7 @@ def summarized(tensor: Tensor) -> ValueSummary:
 
 
 def floats_in(value: object) -> list[Tensor]:
-    """Returns the floating-point and complex tensors in a nested structure."""
+    """Return the floating-point and complex tensors in a nested structure."""
     return [tensor for _, tensor in tensors_in(value) if tensor.is_floating_point() or tensor.is_complex()]
 
 
@@ -97,7 +97,7 @@ class CallNode:
     since: int = 0
 
     def is_inside(self, other: "CallNode") -> bool:
-        """Returns True if this call runs within `other`, or is `other`."""
+        """Return True if this call runs within `other`, or is `other`."""
         return self is other or (self.parent is not None and self.parent.is_inside(other))
 
     @property
@@ -139,7 +139,7 @@ class Fault:
 
 
 def backward_fault(step: CallNode, spoiled: Collection[str]) -> Fault:
-    """Finds where the first non-finite gradient of a backward pass comes from.
+    """Find where the first non-finite gradient of a backward pass comes from.
 
     It is the innermost call that received only finite gradients at its outputs and contains a bad one. If no gradient
     of an activation is bad, it is the last called module whose own parameters got a bad gradient.
@@ -160,7 +160,7 @@ def backward_fault(step: CallNode, spoiled: Collection[str]) -> Fault:
 
 
 def _first_of_its_own(call: CallNode) -> int | None:
-    """Returns the order of the first bad gradient in a call that received only finite ones; otherwise None."""
+    """Return the order of the first bad gradient in a call that received only finite ones; otherwise None."""
     if not call.arrived or not all(values.is_finite for _, values in call.arrived):
         return None
     return call.first_bad_gradient
@@ -248,7 +248,7 @@ class Search:
             yield
 
     def _is_searching(self) -> bool:
-        """Returns True during the repeated forward pass. Modules called in other threads are ignored."""
+        """Return True during the repeated forward pass. Modules called in other threads are ignored."""
         return is_own_call() and not in_backward() and threading.get_ident() == self._thread
 
     def _settle(self) -> None:
@@ -274,7 +274,7 @@ class Search:
         self._running.append(call)
 
     def _trace_back(self, call: CallNode) -> None:
-        """Finds the suspect whose bad values this call takes, or adds one."""
+        """Find the suspect whose bad values this call takes, or add one."""
         for suspect in self._suspects:
             if suspect.gives & call.taken:
                 suspect.is_healed = False
@@ -341,7 +341,7 @@ class Search:
         call.edges = {}
 
     def forward_fault(self) -> Fault:
-        """Returns where the non-finite values of the loss come from. Call it after the forward pass."""
+        """Return where the non-finite values of the loss come from. Call it after the forward pass."""
         alive = self._alive()
         batch = next((s for s in alive if s.kind == "batch"), None)
         others = [suspect for suspect in alive if suspect is not batch]
@@ -360,7 +360,7 @@ class Search:
         return Fault(first.kind, call.name, near, call is self.step, went_in, came_out)
 
     def _spoiled(self, within: str) -> Fault | None:
-        """Returns the first parameter that is not finite: in the module `within`, else in any that has gradients."""
+        """Return the first parameter that is not finite: in the module `within`, else in any that has gradients."""
         found: list[Fault] = []
         for name, module in self._modules.items():
             is_within = not within or name == within or name.startswith(f"{within}.")
@@ -376,7 +376,7 @@ class Search:
         return found[0] if found else None
 
     def backward_fault(self, spoiled: Collection[str]) -> Fault:
-        """Returns where non-finite gradients come from. Call it after the backward pass.
+        """Return where non-finite gradients come from. Call it after the backward pass.
 
         Args:
             spoiled: names of the modules whose own parameters got a non-finite gradient.

@@ -14,7 +14,7 @@ FUSED = (nn.TransformerEncoderLayer,)
 
 
 def fused_layers(model: nn.Module) -> list[list[nn.Module]]:
-    """The modules of each such layer in a model, itself first.
+    """Return the modules of each such layer in a model, itself first.
 
     Layers that torch.compile runs are left out: a graph shows tensors only through hooks.
 
@@ -30,7 +30,7 @@ def fused_layers(model: nn.Module) -> list[list[nn.Module]]:
 
 
 def unhooked(layers: list[list[nn.Module]]) -> set[int]:
-    """The `id` of each module in those layers that have no hook at all: torch may run them as one operation."""
+    """Return the `id` of each module in those layers that have no hook at all: torch may run them as one operation."""
     found: set[int] = set()
     for modules in layers:
         if not any(forward_hooks_of(module) or forward_pre_hooks_of(module) for module in modules):

@@ -28,7 +28,7 @@ class Switch:
 
 
 def why_no_gradient(tensor: Tensor) -> str:
-    """The reason why a tensor that does not require a gradient gets none: a predicate, as in "the output ..."."""
+    """Return why a tensor that requires no gradient gets none: a predicate, as in "the output ..."."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return f"is {str(tensor.dtype).removeprefix('torch.')}, which carries no gradient"
     if not torch.is_grad_enabled():
@@ -121,7 +121,7 @@ class ViewGradient:
         """What came to the view itself in the running backward pass, after its memory was changed."""
 
     def at_view(self, grad: Tensor) -> None:
-        """The hook at the node that made the view."""
+        """Return the hook at the node that made the view."""
         if not self.switch.on:
             return
         if self.memory.is_modified:
@@ -130,7 +130,7 @@ class ViewGradient:
             self.observe(grad)
 
     def at_base(self, grad: Tensor) -> None:
-        """The hook at the node of the base."""
+        """Return the hook at the node of the base."""
         arrived, self.arrived = self.arrived, []
         if not self.switch.on or not self.memory.is_modified:
             return
@@ -153,7 +153,7 @@ def _is_sum(whole: Tensor, parts: list[Tensor]) -> bool:
 
 
 def views_between(view: Tensor, base: Tensor) -> list[Node]:
-    """The nodes that made `view` of `base`, from the last to the first."""
+    """Return the nodes that made `view` of `base`, from the last to the first."""
     nodes = []
     node = view.grad_fn
     while node is not None and node != base.grad_fn:

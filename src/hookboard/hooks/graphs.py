@@ -98,7 +98,7 @@ class GraphEnd:
             self._backward_key = torch.tensor([number, 0], device="cpu")
 
     def before(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The forward pre-hook. If gradients of inputs are watched, it returns the replacement inputs."""
+        """Return the forward pre-hook. If gradients of inputs are watched, it returns the replacement inputs."""
         if in_transform():
             return None
         tensors = list(tensors_in(named_inputs(args, kwargs)))
@@ -115,7 +115,7 @@ class GraphEnd:
         return self._with_gradients_shown("grad_input", (args, kwargs), tensors, [])
 
     def after(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        """The forward hook. If the gradient of the output is watched, it returns the replacement output."""
+        """Return the forward hook. If the gradient of the output is watched, it returns the replacement output."""
         if in_transform():  # where nothing that is outside may be changed
             return None
         tensors = list(tensors_in(output))
@@ -148,7 +148,7 @@ class GraphEnd:
     def _with_gradients_shown(
         self, role: Role, value: Any, tensors: list[tuple[str, Tensor]], given: list[Tensor]
     ) -> Any:
-        """The same value with copies of its tensors that show their gradients; None where there is nothing to show."""
+        """Return the value with copies of its tensors that show their gradients; None where none does."""
         if not can_be_filled(value):
             self._explain(role, "a compiled graph cannot put other tensors in a container of its class")
             return None

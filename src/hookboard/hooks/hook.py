@@ -56,7 +56,7 @@ class Hook:
     # Where one thread hooks a module or takes the hook off, another that is calling it may leave the last argument out.
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """The forward pre-hook. It returns None, which leaves inputs as they are; inside a graph replacement inputs."""
+        """Act as forward pre-hook: return None, which leaves the inputs; inside a graph, other inputs."""
         if not self.taps or not self.before or kwargs is None:
             return None
         if not torch.compiler.is_compiling():
@@ -72,7 +72,7 @@ class Hook:
         return replaced
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object = None) -> Any:
-        """The forward hook. It returns None, which leaves the output as it is; inside a graph a replacement output."""
+        """Act as forward hook: return None, which leaves the output; inside a graph, another output."""
         if not self.taps:
             return None
         if not torch.compiler.is_compiling():
@@ -122,7 +122,7 @@ class Hook:
 
 
 def hook_of(module: nn.Module, before: bool, *, is_hidden: bool = False) -> Hook:
-    """The hook of other taps, if no hook has come behind it that may change what it would see; else a new one.
+    """Return the hook of other taps, if no hook has come behind it that may change what it would see; else a new one.
 
     Args:
         module: the module.

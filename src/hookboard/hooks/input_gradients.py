@@ -34,7 +34,7 @@ Edges = dict[str, InputEdge]
 
 
 def edges_of(inputs: Iterable[tuple[str, Tensor]]) -> Edges:
-    """The edges to the inputs of a module that require a gradient, by path.
+    """Return the edges to the inputs of a module that require a gradient, by path.
 
     It must be called before the module runs: an in-place module changes the history of its input tensor.
     """
@@ -226,12 +226,12 @@ def _crossings(
 
 
 def _of_view(memory: Memory, passed: _PassedBack) -> Callable[[Tensor], None]:
-    """Adds the part of a base's gradient that belongs to a view."""
+    """Add the part of a base's gradient that belongs to a view."""
     return lambda grad: passed.add(memory.of_view(grad))
 
 
 def _views_by_node(outputs: Iterable[Tensor]) -> dict[Node, list[Tensor]]:
-    """The outputs that are views, by the nodes that made them of their bases."""
+    """Return the outputs that are views, by the nodes that made them of their bases."""
     found: dict[Node, list[Tensor]] = {}
     for tensor in outputs:
         base = base_of(tensor)

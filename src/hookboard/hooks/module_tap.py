@@ -52,7 +52,7 @@ class Calls:
         self._here = _Running()
 
     def enter(self, arguments: int, edges: Edges) -> None:
-        """A call begins."""
+        """Return a call begins."""
         with self._lock:
             if in_backward():
                 number = 0 if self._made == 1 else UNKNOWN
@@ -72,7 +72,7 @@ class Calls:
         return self._here.calls[-1].number
 
     def returned(self, arguments: int) -> Call:
-        """The call with these arguments, which is now the innermost: what was inside of it and is left has failed."""
+        """Return the call with these arguments, now the innermost: calls left inside of it have failed."""
         calls = self._here.calls
         if any(call.arguments == arguments for call in calls):  # else another hook has changed them on the way
             while calls[-1].arguments != arguments:
@@ -80,7 +80,7 @@ class Calls:
         return calls[-1]
 
     def leave(self) -> None:
-        """The innermost call ends."""
+        """Return the innermost call ends."""
         self._here.calls.pop()
 
     def forget(self) -> None:

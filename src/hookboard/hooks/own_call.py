@@ -32,7 +32,7 @@ def is_own_call() -> bool:
 
 
 def spare_of(original: T, make_copy: Callable[[T], T]) -> T:
-    """The copy that the running call of our own uses in place of `original`.
+    """Return the copy that the running call of our own uses in place of `original`.
 
     The copy is made at the first request, and is the same until the call ends.
 

@@ -126,7 +126,7 @@ class Taps:
         return ((name, role) for name in self._taps for role in self._roles)
 
     def why_silent(self, name: str, role: Role) -> str:
-        """The most likely reason why no tensor of this role of the module was seen."""
+        """Return the most likely reason why no tensor of this role of the module was seen."""
         module, tap = self._modules[name], self._taps[name]
         if isinstance(module, torch.jit.ScriptModule):
             return "hooks never fire in a TorchScript module"
@@ -155,6 +155,6 @@ def _why_not_called(module: nn.Module, old_gradients: Collection[object], is_in_
 
 
 def _gradients_of(module: nn.Module) -> list[tuple[int, int]]:
-    """What tells whether a gradient has come to the module's own parameters since."""
+    """Return what tells whether a gradient has come to the module's own parameters since."""
     gradients = [parameter.grad for parameter in module.parameters(recurse=False)]
     return [(id(gradient), version_of(gradient)) for gradient in gradients if gradient is not None]

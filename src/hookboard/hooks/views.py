@@ -60,11 +60,11 @@ class Memory:
         return version_of(self._counter) != self._version
 
     def of_view(self, grad: Tensor) -> Tensor:
-        """The part of the base's gradient that belongs to the view, in the view's shape."""
+        """Return the part of the base's gradient that belongs to the view, in the view's shape."""
         return self._read(self._laid_out(grad), self._view)
 
     def of_input(self, grad: Tensor, place: Place) -> Tensor:
-        """The gradient that only the view passes back to another tensor in this memory, in that tensor's shape.
+        """Return the gradient that only the view passes back to another tensor in this memory, in that tensor's shape.
 
         Args:
             grad: the gradient of the base.
@@ -78,7 +78,7 @@ class Memory:
         return self._read(laid_out, place)
 
     def _laid_out(self, grad: Tensor) -> Tensor:
-        """The gradient in the strides of the base: autograd gives it in any."""
+        """Return the gradient in the strides of the base: autograd gives it in any."""
         grad = grad.detach()
         return grad.new_empty_strided(self._base.size, self._base.stride).copy_(grad)
 
@@ -88,7 +88,7 @@ class Memory:
         return torch.complex(*found.unbind(-1)) if is_pairs else found
 
     def _at(self, laid_out: Tensor, place: Place) -> Tensor:
-        """The elements at a place; complex ones in a real base as pairs, in one more dimension."""
+        """Return the elements at a place; complex ones in a real base as pairs, in one more dimension."""
         size, stride, offset = place.size, place.stride, place.offset
         if place.is_complex and not self._base.is_complex:
             size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
@@ -99,7 +99,7 @@ class Memory:
 
 
 def memory_of(view: Tensor) -> Memory | None:
-    """The memory behind a view, if an in-place operation on it would send its gradient to the view's base.
+    """Return the memory behind a view, if an in-place operation on it would send its gradient to the view's base.
 
     Returns:
         None if no such operation is possible (the tensor is no view, its base is a leaf, elements share an address), or

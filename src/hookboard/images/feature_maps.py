@@ -57,7 +57,7 @@ class Maps:
 
 
 def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: str = "") -> Maps:
-    """Returns a module's output as maps.
+    """Return a module's output as maps.
 
     Images are taken as they are, volumes by their middle slice. Tokens become one map for each channel if the model
     reads images and the tokens, apart from a few at the start, form a grid with the images' aspect. Other sequences
@@ -92,12 +92,12 @@ def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: s
 
 
 def aspect_of(tensors: Iterable[tuple[str, Tensor]]) -> float | None:
-    """Returns height / width of the first images, shape (..., n, channels, height, width); None if there are none."""
+    """Return height / width of the first images, shape (..., n, channels, height, width); None if there are none."""
     return next((t.shape[-2] / t.shape[-1] for _, t in tensors if not t.is_nested and t.ndim >= 4 and t.numel()), None)
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Converts a sparse or quantized tensor to a strided one of floating-point values.
+    """Convert a sparse or quantized tensor to a strided one of floating-point values.
 
     Raises:
         ValueError: the tensor is nested, masked or on the meta device.
@@ -111,7 +111,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def samples_first(tensor: Tensor, module: nn.Module, index: str = "") -> Tensor:
-    """Moves the samples to the first dimension: recurrent and attention modules may return (length, n, ...)."""
+    """Move the samples to the first dimension: recurrent and attention modules may return (length, n, ...)."""
     is_batch_first = next((m.batch_first for m in module.modules() if hasattr(m, "batch_first")), True)
     if isinstance(module, nn.RNNBase) and index.startswith("1"):
         is_batch_first = False  # the states of its layers
@@ -121,7 +121,7 @@ def samples_first(tensor: Tensor, module: nn.Module, index: str = "") -> Tensor:
 
 
 def _is_channels_last(tensor: Tensor, module: nn.Module, aspect: float | None) -> bool:
-    """Returns True for shape (n, height, width, channels), as in Swin: whichever order gives the images' aspect."""
+    """Return True for shape (n, height, width, channels), as in Swin: whichever order gives the images' aspect."""
     _, one, two, three = tensor.shape
     if isinstance(module, CHANNELS_FIRST) or not tensor.numel():
         return False
@@ -142,7 +142,7 @@ def _of_tokens(tensor: Tensor, aspect: float | None) -> Maps:
 
 
 def _grid_of(count: int, aspect: float) -> tuple[int, int] | None:
-    """Returns height and width of a grid of `count` patches with this aspect; None if there is no such grid."""
+    """Return height and width of a grid of `count` patches with this aspect; None if there is no such grid."""
     height = round(math.sqrt(max(count, 0) * aspect))
     if height < 1 or count % height or count < MIN_GRID_PATCHES:
         return None
@@ -168,7 +168,7 @@ class SelectedMaps:
 
 
 def select_maps(maps: Maps, *, channels: int, order: Order, size: int) -> SelectedMaps:
-    """Selects the first or the strongest channels and shrinks them to `size` pixels a side.
+    """Select the first or the strongest channels and shrink them to `size` pixels a side.
 
     The strongest have the largest mean absolute value. The host does not wait for the device.
     """

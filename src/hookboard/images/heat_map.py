@@ -60,7 +60,7 @@ class ColourScale:
     is_cut: tuple[bool, bool] = (False, False)
 
     def shares(self, values: np.ndarray) -> np.ndarray:
-        """Returns the position of each value on the scale, from 0 to 1; NaN where the value is not finite."""
+        """Return the position of each value on the scale, from 0 to 1; NaN where the value is not finite."""
         finite = np.where(np.isfinite(values), values, np.nan)
         if self.is_log:
             with np.errstate(divide="ignore"):
@@ -77,7 +77,7 @@ class ColourScale:
         return ("<" if self.is_cut[0] else "") + low, (">" if self.is_cut[1] else "") + high
 
     def decades(self) -> list[float]:
-        """Returns the powers of ten on a logarithmic scale; [] on a linear one."""
+        """Return the powers of ten on a logarithmic scale; [] on a linear one."""
         if not self.is_log:
             return []
         first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
@@ -85,7 +85,7 @@ class ColourScale:
 
 
 def log_scale(values: np.ndarray) -> ColourScale:
-    """Returns a logarithmic scale that fits the values; far outliers are cut off.
+    """Return a logarithmic scale that fits the values; far outliers are cut off.
 
     It spans at least one decade. A value of 0 gets a colour of its own.
     """
@@ -127,7 +127,7 @@ class Letters:
         self._drawn: dict[Mark | None, Image.Image] = {}
 
     def write(self, text: str, x: float, y: float, side: Side, mark: Mark | None = None) -> int:
-        """Adds a text whose line begins at height `y`, and returns its width in pixels."""
+        """Add a text whose line begins at height `y`, and return its width in pixels."""
         width = round(text_width(text))
         left = round(x - {"left": 0, "middle": width / 2, "right": width}[side])
         if mark not in self._drawn:
@@ -149,7 +149,7 @@ class Letters:
 
 @functools.lru_cache(maxsize=4096)
 def text_width(text: str) -> float:
-    """Returns the width of a text in pixels."""
+    """Return the width of a text in pixels."""
     return _font().getlength(text)
 
 
@@ -192,7 +192,7 @@ class Label:
 
 
 def common_start(names: Sequence[str]) -> str:
-    """Returns the parts that all dotted names begin with, with a dot at the end; "" if there are none.
+    """Return the parts that all dotted names begin with, with a dot at the end; "" if there are none.
 
     >>> common_start(["net.encoder.0", "net.encoder.1.norm"])
     'net.encoder.'
@@ -252,7 +252,7 @@ def shortened(text: str, width: int, text_width: Callable[[str], float]) -> str:
 
 
 def _blocks(names: Sequence[str], edges: Sequence[int], first: int, end: int, depth: int) -> list[Label]:
-    """Returns a label for each row from `first` to `end` that is high enough, and one for each block of lower rows."""
+    """Return a label for each row from `first` to `end` that is high enough, and one for each block of lower rows."""
     labels: list[Label] = []
 
     def word(row: int) -> tuple[str, ...]:
@@ -278,7 +278,7 @@ def _label(text: str, first: int, last: int, edges: Sequence[int]) -> Label:
 
 
 def _spread(labels: Sequence[Label], height: int) -> list[Label]:
-    """Moves labels apart and into the picture, in the same order."""
+    """Move labels apart and into the picture, in the same order."""
     at = [label.at for label in labels]
     for i in range(len(at)):
         at[i] = max(at[i], at[i - 1] + LABEL_HEIGHT if i else LABEL_HEIGHT / 2)
@@ -381,7 +381,7 @@ def heat_map(
 
 
 def _edges(rows: int, kinds: Mapping[int, Mark]) -> list[int]:
-    """Returns where each row begins, and where the last one ends, in pixels."""
+    """Return where each row begins, and where the last one ends, in pixels."""
     each = min(14.0, max(1.0, MAX_ROWS_HEIGHT / max(rows, 1))) if rows <= 720 else 720 / rows
     heights = np.full(rows, each)
     if len(kinds) <= MAX_ENLARGED_MARKS and each < MIN_MARKED_HEIGHT:

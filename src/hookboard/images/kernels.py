@@ -10,7 +10,7 @@ from hookboard.images.picture import GREY, PAPER, TILE_GAP, Picture, Pixels, enl
 
 
 def selected_kernels(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
-    """Copies the part of a convolution's weight that a picture shows.
+    """Copy the part of a convolution's weight that a picture shows.
 
     Kernels of one or three channels take one tile each, so up to `kernels * channels` of them are selected.
 
@@ -69,7 +69,7 @@ def _most(values: np.ndarray) -> float:
 
 
 def _drawn(values: np.ndarray, is_colour: bool, size: int) -> Pixels:
-    """Returns RGB pixels, or indices of the grey palette; 0 is drawn as mid-grey."""
+    """Return RGB pixels, or indices of the grey palette; 0 is drawn as mid-grey."""
     scaled = 0.5 + 0.5 * values / (_most(values) or 1.0)
     if is_colour:
         side = math.ceil(math.sqrt(len(scaled)))

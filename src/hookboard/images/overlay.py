@@ -10,7 +10,7 @@ from hookboard.images.picture import CARD_WIDTH, HEAT, Picture, Pixels, enlarge,
 
 
 def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
-    """Converts a model's inputs back to the pictures before normalization.
+    """Convert a model's inputs back to the pictures before normalization.
 
     Args:
         inputs: shape (n, channels, height, width).

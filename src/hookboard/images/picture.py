@@ -31,7 +31,7 @@ PAPER = 255
 
 
 def _palette(values: npt.ArrayLike) -> Pixels:
-    """Returns 256 RGB colours, shape (256, 3): interpolated from `values`, then cyan, then greys from ink to paper."""
+    """Return 256 RGB colours, shape (256, 3): interpolated from `values`, then cyan, then greys from ink to paper."""
     anchors = np.asarray(values, dtype=float)
     at = np.linspace(0, len(anchors) - 1, LEVELS)
     colours = np.stack([np.interp(at, np.arange(len(anchors)), channel) for channel in anchors.T], axis=1)
@@ -45,7 +45,7 @@ GREY = _palette([[0, 0, 0], [255, 255, 255]])
 
 
 def indices(values: np.ndarray) -> Pixels:
-    """Returns the palette index of each value; values are clipped to [0, 1].
+    """Return the palette index of each value; values are clipped to [0, 1].
 
     >>> indices(np.array([0.0, 1.0, 7.0, np.nan])).tolist()
     [0, 237, 237, 238]
@@ -154,7 +154,7 @@ def squares(tiles: Pixels) -> Pixels:
 
 
 def _filled(tiles: Pixels, count: int) -> Pixels:
-    """Appends blank tiles until there are `count`."""
+    """Append blank tiles until there are `count`."""
     return np.concatenate([tiles, np.full((count - len(tiles), *tiles.shape[1:]), PAPER, np.uint8)])
 
 
@@ -184,7 +184,7 @@ class Picture:
     is_photo: bool = False
 
     def image(self) -> Image.Image:
-        """Returns the pixels with the caption above them."""
+        """Return the pixels with the caption above them."""
         height, width = self.pixels.shape[:2]
         text = _text(self.caption, max(width, CARD_WIDTH))
         canvas = np.full((len(text) + height, text.shape[1], *self.pixels.shape[2:]), PAPER, np.uint8)
@@ -196,7 +196,7 @@ class Picture:
         return image
 
     def encode(self) -> tuple[bytes, int, int]:
-        """Returns the encoded image, its width and its height: JPEG for photographs, otherwise lossless PNG."""
+        """Return the encoded image, its width and its height: JPEG for photographs, otherwise lossless PNG."""
         image, file = self.image(), io.BytesIO()
         if self.is_photo:
             image.save(file, "JPEG", quality=90)

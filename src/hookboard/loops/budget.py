@@ -50,7 +50,7 @@ class OverheadShare:
         self._last = perf_counter(), sum(clock.spent for clock in clocks)
 
     def take(self, step: int, clocks: Iterable[Clock]) -> float | None:
-        """The share since the last step at which one was taken; None at the first, and if one was taken at this one.
+        """Return the share since the step of the last call; None at the first call, and twice at one step.
 
         That at the first step, which may be the very first of the fit, is left to the next: it would tell of what is
         done once alone.
@@ -104,7 +104,7 @@ class Budget:
         self._began = perf_counter(), self._clock.spent, step
 
     def pause(self) -> None:
-        """What follows, until the next batch, is no training."""
+        """Return what follows, until the next batch, is no training."""
         if self._began is not None:
             self._close(self._began[2] + 1)
         self._began = None

@@ -61,7 +61,7 @@ _state = _State()
 
 @functools.cache
 def _kernels() -> ModuleType | None:
-    """The module of the kernels; None where there is no Triton. It is imported when it is first needed."""
+    """Return the module of the kernels; None where there is no Triton. It is imported when it is first needed."""
     try:
         from hookboard.measure import triton_kernel
     except ImportError:
@@ -93,7 +93,7 @@ def rows_of(
     counts: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> Tensor | None:
-    """The rows of a tensor that `can_read` has passed. One launch; with channels there may be a second.
+    """Return the rows of a tensor that `can_read` has passed. One launch; with channels there may be a second.
 
     Args:
         tensor: plain, strided, real. If it has gaps, or a type that the kernels do not read, it is copied first.
@@ -136,7 +136,7 @@ def rows_of(
 
 
 def merged(rows: Tensor, channels: int = 1) -> Tensor | None:
-    """The merged rows of channels, shape (channels, WIDTH), in one launch; None if the kernels cannot be used.
+    """Return the merged rows of channels, shape (channels, WIDTH), in one launch; None if the kernels cannot be used.
 
     Args:
         rows: shape (n * channels, WIDTH), float64: one row of each channel after the other, then the next ones of each;
@@ -171,7 +171,7 @@ def tile(layout: str, dtype: torch.dtype, has_bins: bool) -> tuple[int, int]:
 
 
 def _readable(tensor: Tensor, dim: int | None) -> tuple[Tensor, tuple[int, int, int]]:
-    """The values without gaps, and their shape (outer, channels, inner) in memory."""
+    """Return the values without gaps, and their shape (outer, channels, inner) in memory."""
     if tensor.dtype not in DTYPES:
         tensor = tensor.float() if tensor.dtype.is_floating_point or tensor.dtype is torch.bool else tensor.double()
     elif tensor.is_neg():
@@ -188,7 +188,7 @@ def _readable(tensor: Tensor, dim: int | None) -> tuple[Tensor, tuple[int, int, 
 
 
 def dense_order(tensor: Tensor) -> list[int] | None:
-    """The dimensions in the order in which they lie in memory, the last one without gaps; None if there are gaps.
+    """Return the dimensions in their order in memory, the last one without gaps; None if there are gaps.
 
     Example:
         >>> dense_order(torch.empty(2, 3, 4, 5, memory_format=torch.channels_last))
@@ -211,7 +211,7 @@ def _new_rows(count: int, device: torch.device) -> Tensor:
 
 
 def _code_of(layout: str, channels: int) -> int:
-    """The number that `triton_kernel` has for a layout."""
+    """Return the number that `triton_kernel` has for a layout."""
     if layout == "last":
         return 3 if channels % 16 == 0 else 2
     return 1 if layout == "spread" else 0
@@ -247,7 +247,7 @@ def _launch(name: str, grid: tuple[int, ...], arguments: Sequence[Any], options:
 
 
 def _compile(run: Callable[[], Any]) -> None:
-    """The first launch of a variant."""
+    """Return the first launch of a variant."""
     start = time.perf_counter()
     run()
     _state.seconds += time.perf_counter() - start

@@ -21,7 +21,7 @@ _KEPT_BITS = -1 << (52 - MANTISSA_BITS)
 
 
 def as_single(values: Tensor) -> Tensor:
-    """The values as float32, each in the same bin as before.
+    """Return the values as float32, each in the same bin as before.
 
     To round could lift a float64 or an integer over an edge, so it is cut to the bits that name its bin. What is
     beyond the range of float32 goes into the outermost bin, whose outer edge is the largest value.
@@ -39,5 +39,5 @@ def as_single(values: Tensor) -> Tensor:
 
 
 def bins_of(single: Tensor) -> Tensor:
-    """The bin of each float32 value, shape (n,), int32."""
+    """Return the bin of each float32 value, shape (n,), int32."""
     return (single.contiguous().view(torch.int32).reshape(-1) >> SHIFT) & (BINS - 1)

@@ -10,7 +10,7 @@ MOST_AT_ONCE = 1 << 22
 
 
 def blocks_of(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same blocks of two tensors of one shape, whose rows merge to that of the whole.
+    """Return the same blocks of two tensors of one shape, whose rows merge to that of the whole.
 
     Those of strided tensors are views. Subclasses, such as a `DTensor`, and nested tensors come whole: only their own
     operations know where their values are.

@@ -25,7 +25,7 @@ class Columns(ABC):
 
     @abstractmethod
     def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
-        """The numbers of one tensor that is not empty, shape (width,), float64, without a wait for the device.
+        """Return the numbers of one tensor that is not empty, shape (width,), float64, without a wait for the device.
 
         Args:
             tensor: detached.
@@ -56,7 +56,7 @@ class Tails(Columns):
     width = 2
 
     def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
-        """The two roots, in the unit of the values."""
+        """Return the two roots, in the unit of the values."""
         unit = unit_of(row[8], row[9])
         mean = row[1] / unit
         may_have_others = not row.is_cpu or row[5:8].any().item()  # of a device the host would have to wait
@@ -90,7 +90,7 @@ def _blocks(values: Values) -> Sequence[Tensor]:
 
 
 def _roots(moments: Tensor) -> Tensor:
-    """The third root of the first number and the fourth of the second, shape (..., 2)."""
+    """Return the third root of the first number and the fourth of the second, shape (..., 2)."""
     third, fourth = moments.unbind(-1)
     return torch.stack([third.sign() * third.abs() ** (1 / 3), fourth.clamp(min=0).sqrt().sqrt()], dim=-1)
 
@@ -108,7 +108,7 @@ class AtEnds(Columns):
     width = 1
 
     def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
-        """The count of one tensor."""
+        """Return the count of one tensor."""
         if self.ends is None:
             return row.new_full((1,), torch.nan)
         low, high = self.ends
@@ -121,5 +121,5 @@ class AtEnds(Columns):
         return found
 
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
-        """The sum."""
+        """Return the sum."""
         return numbers.new_zeros(len(merged), 1).index_add_(0, owner, numbers.where(rows[:, :1] != 0, 0))

@@ -26,7 +26,7 @@ EXACT_AS_FLOAT32 = {
 
 
 def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
-    """The row of the values, with at least the columns that are wanted."""
+    """Return the row of the values, with at least the columns that are wanted."""
     whole = _read(values.numbers, wanted)
     rows = [whole] if whole else [_row_of_block(block, wanted) for block in values.numbers.split(BLOCK)]
     if values.zeros:
@@ -39,7 +39,7 @@ def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
 
 
 def _read(numbers: Tensor, wanted: frozenset[str]) -> list[float] | None:
-    """What the kernel makes of them; None if it cannot read them, or if float64 cannot hold their squares."""
+    """Return what the kernel makes of them; None if it cannot read them, or if float64 cannot hold their squares."""
     form = native.form_of(numbers)
     return None if form is None else native.read(numbers, form, with_abs_mean="abs_mean" in wanted)[0]
 
@@ -60,7 +60,7 @@ def _row_of_block(block: Tensor, wanted: frozenset[str]) -> list[float]:
 
 
 def _as_float(block: Tensor) -> Tensor:
-    """The block without gaps as float32 or float64, whichever holds its values."""
+    """Return the block without gaps as float32 or float64, whichever holds its values."""
     if block.dtype in (torch.float32, torch.float64):
         return block.contiguous()
     is_single = block.dtype.is_floating_point or block.dtype in EXACT_AS_FLOAT32
@@ -91,7 +91,7 @@ def _row_of_finite(block: Tensor, low: float, high: float, wanted: frozenset[str
 
 
 def _squares_about(mean: float, total: float, wide: Tensor) -> float:
-    """The sum of squared differences from the mean."""
+    """Return the sum of squared differences from the mean."""
     squares = torch.dot(wide, wide).item()
     about_mean = squares - total * mean
     if about_mean < CANCELLATION * squares:

@@ -70,7 +70,7 @@ def _quantile(share: float) -> Callable[[Merged], float | None]:
 
 
 def dead_share(channels: np.ndarray) -> float:
-    """The share of channels with nothing but zeros; NaN if none has a finite value.
+    """Return the share of channels with nothing but zeros; NaN if none has a finite value.
 
     Args:
         channels: shape (channels, WIDTH): the row of each.

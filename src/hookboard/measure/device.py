@@ -47,7 +47,7 @@ def parts_of(
 
 
 def row_of(values: Values, wanted: frozenset[str]) -> Tensor:
-    """The row of the values with at least the columns that are wanted, shape (WIDTH,), float64, on their device."""
+    """Return the row of the values with at least the wanted columns, shape (WIDTH,), float64, on their device."""
     numbers = values.numbers
     rows = [row_of_block(block, wanted) for block in numbers.split(BLOCK)]
     if values.zeros:
@@ -61,14 +61,14 @@ def row_of(values: Values, wanted: frozenset[str]) -> Tensor:
 
 
 def row_of_block(block: Tensor, wanted: frozenset[str]) -> Tensor:
-    """The row of a real tensor of any shape, shape (WIDTH,)."""
+    """Return the row of a real tensor of any shape, shape (WIDTH,)."""
     if not block.numel():
         return torch.tensor(EMPTY, dtype=torch.float64, device=block.device)
     return rows_of_block(block.reshape(1, -1), 0, wanted)[0]
 
 
 def rows_of_block(block: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
-    """The row of each channel of a real tensor that is not empty, shape (channels, WIDTH).
+    """Return the row of each channel of a real tensor that is not empty, shape (channels, WIDTH).
 
     Values are taken as float32 (float64 and integers as float64) in units of the channel's largest one, so that no
     difference leaves that type; they are summed in float64.

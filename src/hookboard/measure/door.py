@@ -100,7 +100,7 @@ def row_on_device(
 
 
 def one_row(parts: Tensor) -> Tensor:
-    """The merged row of some rows of one tensor, shape (WIDTH,), on their device."""
+    """Return the merged row of some rows of one tensor, shape (WIDTH,), on their device."""
     if len(parts) <= accelerator.MOST_PROGRAMS:
         row = accelerator.merged(parts)
         if row is not None:
@@ -117,7 +117,7 @@ def measure_rest(
     moments_only: bool,
     dim: int | None = None,
 ) -> Row:
-    """What `measure` does when it has the moments.
+    """Return what `measure` does when it has the moments.
 
     Args:
         row: the moments: floats if the values are on the CPU, else a tensor.
@@ -148,7 +148,7 @@ def measure_rest(
 def _more(
     tensor: Tensor, values: Values | None, row: list[float], plan: Plan, dim: int | None, moments_only: bool
 ) -> list[float]:
-    """What stands behind the moments of a tensor on the CPU."""
+    """Return what stands behind the moments of a tensor on the CPU."""
     if moments_only:
         return [math.nan] * (plan.width - WIDTH)
     moments = torch.tensor(row, dtype=torch.float64, device="cpu")
@@ -157,7 +157,7 @@ def _more(
 
 
 def _measured(tensor: Tensor, values: Values | None, row: Tensor, plan: Plan, dim: int | None) -> Tensor:
-    """The same, shape (width_of(plan.more),), float64, on its device."""
+    """Return the same, shape (width_of(plan.more),), float64, on its device."""
     parts = []
     if plan.columns:
         values = values_of(tensor) if values is None else values
@@ -257,7 +257,7 @@ def form_of(tensor: Tensor, dim: int | None) -> native.Form | None:
 def measure_like(
     tensor: Tensor, form: native.Form, plan: Plan, counts: Tensor | None = None, minus: Tensor | None = None
 ) -> tuple[Row, ChannelRows | None] | None:
-    """What `measure_channels` returns for a tensor that is like one before; it takes a fraction of the time.
+    """Return what `measure_channels` returns for a tensor that is like one before; it takes a fraction of the time.
 
     Args:
         tensor: `is_like` must hold for it and the form.
@@ -276,14 +276,14 @@ def measure_like(
 def _rows_by_kernel(
     tensor: Tensor, dim: int, with_abs_mean: bool, counts: Tensor | None, scale: Tensor | None
 ) -> Tensor | None:
-    """The rows of the channels by the Triton kernel; None if it cannot be used."""
+    """Return the rows of the channels by the Triton kernel; None if it cannot be used."""
     if not accelerator.can_read(tensor):
         return None
     return accelerator.rows_of(tensor, dim, with_abs_mean=with_abs_mean, counts=counts, scale=scale)
 
 
 def _rows_of_sample(tensor: Tensor, dim: int, wanted: frozenset[str], scale: Tensor | None) -> ChannelRows:
-    """The rows of every k-th channel of a wide tensor that `measure` has read."""
+    """Return the rows of every k-th channel of a wide tensor that `measure` has read."""
     sample = sample_of(tensor, dim)
     rows = _rows_by_kernel(sample, dim, "abs_mean" in wanted, None, scale)
     if rows is not None:
@@ -293,7 +293,7 @@ def _rows_of_sample(tensor: Tensor, dim: int, wanted: frozenset[str], scale: Ten
 
 
 def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, ChannelRows]:
-    """The row of the tensor and those of its channels, whatever its memory looks like."""
+    """Return the row of the tensor and those of its channels, whatever its memory looks like."""
     if tensor.is_cpu:
         copy = (tensor.float() if tensor.dtype in cpu.EXACT_AS_FLOAT32 else tensor.double()).contiguous()
         form = native.form_of(copy, dim)
@@ -308,7 +308,7 @@ def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, Channe
 
 
 def rows_of_channels(tensor: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
-    """The row of each channel by torch's operations, on any device, shape (channels, WIDTH), float64.
+    """Return the row of each channel by torch's operations, on any device, shape (channels, WIDTH), float64.
 
     Args:
         tensor: plain, dense and real.

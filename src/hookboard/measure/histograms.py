@@ -24,7 +24,7 @@ class Histogram:
 
 
 def _bin_edges() -> tuple[np.ndarray, np.ndarray]:
-    """The order of the finite bins from the lowest to the highest value, and their edges, one more."""
+    """Return the order of the finite bins from the lowest to the highest value, and their edges, one more."""
     finite = 255 << MANTISSA_BITS
     starts = (np.arange(finite + 1, dtype=np.uint32) << SHIFT).view(np.float32).astype(np.float64)
     starts[-1] = 2.0**128
@@ -36,7 +36,7 @@ _ORDER, _EDGES = _bin_edges()
 
 
 def histogram(counts: np.ndarray, low: float, high: float) -> Histogram:
-    """The histogram behind the counts of one site, see `histograms`.
+    """Return the histogram behind the counts of one site, see `histograms`.
 
     Example:
         >>> import torch
@@ -52,7 +52,7 @@ def histogram(counts: np.ndarray, low: float, high: float) -> Histogram:
 def histograms(
     counts: Sequence[np.ndarray], low: np.ndarray, high: np.ndarray, resolution: int = 64
 ) -> list[Histogram]:
-    """The histograms behind the counts of some sites, ready to be written.
+    """Return the histograms behind the counts of some sites, ready to be written.
 
     Neighbouring bins are joined until each is about `1 / resolution` of the range wide: a chart cannot show the
     hundreds of bins close to zero, and the file would hold them for every site and step. What lies between two bins
@@ -95,14 +95,14 @@ def histograms(
 
 
 def _sums(counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The sums of bins from each start to the next one; starts are places from the lowest to the highest value."""
+    """Return the sums of bins from each start to the next; starts are places, lowest value first."""
     half = len(_ORDER) // 2
     ordered = np.concatenate([counts[BINS // 2 + half - 1 : BINS // 2 - 1 : -1], counts[:half], [0.0]])
     return np.where(np.diff(starts) > 0, np.add.reduceat(ordered, starts[:-1]), 0.0)
 
 
 def quantile(counts: np.ndarray, low: float, high: float, share: float) -> float:
-    """A quantile of the values behind the counts, as `torch.quantile` has it, with linear interpolation.
+    """Return a quantile of the values behind the counts, as `torch.quantile` has it, with linear interpolation.
 
     Each of the two values that it lies between is taken as the middle of its bin, or as 0 in the two bins next to 0.
     So it is off by at most half the width of their bins: 1/32 of the larger one's magnitude, or 6e-40 near 0. Beyond
@@ -127,7 +127,7 @@ def quantile(counts: np.ndarray, low: float, high: float, share: float) -> float
 
 
 def _middle(place: int, low: float, high: float) -> float:
-    """The middle of a bin by its place in the order, or what of it lies between the smallest and the largest value."""
+    """Return the middle of a bin by its place, or of its part between the smallest and largest value."""
     is_next_to_zero = place in (len(_ORDER) // 2 - 1, len(_ORDER) // 2)
     middle = 0.0 if is_next_to_zero or place == len(_ORDER) else (_EDGES[place] + _EDGES[place + 1]).item() / 2
     return min(max(middle, low), high)

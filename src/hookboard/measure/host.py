@@ -12,7 +12,7 @@ def needs_host(device: torch.device) -> bool:
 
 
 def measuring_device(device: torch.device) -> torch.device:
-    """The device on which tensors of this one are measured.
+    """Return the device on which tensors of this one are measured.
 
     >>> measuring_device(torch.device("mps"))
     device(type='cpu')

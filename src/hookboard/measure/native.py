@@ -154,7 +154,7 @@ def read(
     counts: Tensor | None = None,
     minus: Tensor | None = None,
 ) -> tuple[list[float] | None, np.ndarray | None]:
-    """The row of a tensor, and those of its channels; `abs_mean` may be left 0.
+    """Return the row of a tensor, and those of its channels; `abs_mean` may be left 0.
 
     Args:
         tensor: the values.
@@ -179,7 +179,7 @@ def read(
 
 
 def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:
-    """The shape (outer, channels, inner) of the tensor in memory, where `dim` is that of the channels."""
+    """Return the shape (outer, channels, inner) of the tensor in memory, where `dim` is that of the channels."""
     shape: tuple[int, ...] = tensor.shape
     channels = shape[dim]
     if not tensor.is_contiguous():  # channels last: in memory they are the last dimension
@@ -193,7 +193,7 @@ def can_merge(rows: Tensor, owner: Tensor) -> bool:
 
 
 def merged(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
-    """What `merge` of merge.py returns, for rows that `can_merge` has passed."""
+    """Return what `merge` of merge.py returns, for rows that `can_merge` has passed."""
     owner = owner.contiguous()
     memory = _native.merge_all(rows.data_ptr(), owner.data_ptr(), len(rows), owners)
     return torch.from_numpy(np.ndarray((owners, WIDTH), np.float64, memory))
@@ -206,7 +206,7 @@ def add_counts(counts: Tensor, more: Tensor) -> None:
 
 
 def sums_of_bins(counts: Sequence[np.ndarray], places: np.ndarray) -> np.ndarray | None:
-    """The sums of bins between places in the order of values, float64; None where the kernel does not add them.
+    """Return the sums of bins between places in the order of values, float64; None where the kernel does not add them.
 
     Args:
         counts: of each site, shape (BINS,), all int64 or all float64.

@@ -12,7 +12,7 @@ MOST_CHANNELS = MOST_ROW_BYTES // (8 * WIDTH)
 
 
 def every_of(channels: int) -> int:
-    """The k of a tensor with so many channels: channel 0, k, 2 * k ... get a row. 1 if all do.
+    """Return the k of a tensor with so many channels: channel 0, k, 2 * k ... get a row. 1 if all do.
 
     It depends on nothing else, so that all calls, steps, ranks and roles take the same channels. What repeats in a
     layer with the period k, or a part of it, shows in a sample as all or nothing.
@@ -33,7 +33,7 @@ def looked_at(channels: int) -> int:
 
 
 def sample_of(tensor: Tensor, dim: int) -> Tensor:
-    """A view of the channels of a tensor that get a row.
+    """Return a view of the channels of a tensor that get a row.
 
     Args:
         tensor: the tensor.

@@ -24,7 +24,7 @@ _buffers = _Buffers()
 
 
 def scratch(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
-    """An uninitialized CPU tensor of shape (size,), valid until this thread asks for the same purpose again.
+    """Return an uninitialized CPU tensor of shape (size,), valid until this thread asks for the same purpose again.
 
     Args:
         purpose: a name; different ones never share memory.

@@ -34,7 +34,7 @@ class Covariance(Columns):
     width = 2 + MOST_SAMPLED + len(_PAIRS[0])
 
     def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
-        """The numbers of one tensor; NaN if it has no channels."""
+        """Return the numbers of one tensor; NaN if it has no channels."""
         numbers = row.new_zeros(self.width)
         if dim is None:
             return numbers.fill_(math.nan)
@@ -80,7 +80,7 @@ class Covariance(Columns):
 
 
 def effective_rank(numbers: list[float]) -> float:
-    """The effective rank of the covariance: `exp` of the entropy of its eigenvalues, each as a share of their sum.
+    """Return the effective rank of the covariance: `exp` of the entropy of its eigenvalues as shares of their sum.
 
     Roy and Vetterli, "The effective rank: a measure of effective dimensionality", EUSIPCO 2007. 0 if no channel varies.
 

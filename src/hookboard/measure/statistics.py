@@ -46,7 +46,7 @@ def _std(m: Moments) -> float:
 
 
 def _formula(needs: str, value: Callable[[Moments], float], *, of_any: bool = True) -> Formula:
-    """A formula that gives NaN if there is no finite value, unless `of_any` is False, as for counts."""
+    """Return a formula that gives NaN if there is no finite value, unless `of_any` is False, as for counts."""
 
     def guarded(m: Moments) -> float:
         if isinstance(m.count, np.ndarray):
@@ -195,11 +195,11 @@ class Plan:
         return WIDTH + width_of(self.more)
 
     def with_histogram(self) -> "Plan":
-        """The same plan, which also fills the columns that a histogram is written with."""
+        """Return the same plan, which also fills the columns that a histogram is written with."""
         return replace(self, wanted=self.wanted | {"mean", "deviation"})
 
     def between(self, ends: tuple[float, float] | None) -> "Plan":
-        """The same plan for a site whose values are at an end from these two on; None if it has no ends."""
+        """Return the same plan for a site whose values are at an end from these two on; None if it has no ends."""
         if ends is None or ENDS not in self.columns:
             return self
         return replace(self, columns=tuple(AtEnds(ends) if each is ENDS else each for each in self.columns))
@@ -285,7 +285,7 @@ def width_of(more: Sequence[Columns | Statistic]) -> int:
 
 
 def empty_row(more: Sequence[Columns | Statistic]) -> list[float]:
-    """The row of no values, with what stands behind the moments."""
+    """Return the row of no values, with what stands behind the moments."""
     return [*EMPTY, *[math.nan] * width_of(more)]
 
 
@@ -312,7 +312,7 @@ def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
 
 
 def measure_own(own: Sequence[Statistic], tensor: Tensor) -> Tensor:
-    """The numbers of the user's statistics for one tensor, shape (len(own),), float64."""
+    """Return the numbers of the user's statistics for one tensor, shape (len(own),), float64."""
     with _undisturbed(tensor.device):
         # A copy for each: one that works in place would change the training, and what the next one sees.
         numbers = [torch.as_tensor(s.measure(_copy(tensor)), dtype=torch.float64, device=tensor.device) for s in own]

@@ -25,7 +25,7 @@ import triton.language as tl
 
 @triton.jit
 def two_sum(a_high, a_low, b_high, b_low):
-    """The sum of two pairs: the high parts exactly, what is rounded away added to the low parts."""
+    """Return the sum of two pairs: the high parts exactly, what is rounded away added to the low parts."""
     high = a_high + b_high
     b = high - a_high
     rounded_away = (a_high - (high - b)) + (b_high - b)
@@ -34,7 +34,7 @@ def two_sum(a_high, a_low, b_high, b_low):
 
 @triton.jit
 def sum_of(x, PAIRS: tl.constexpr):
-    """The sum over the rows of a tile, float64."""
+    """Return the sum over the rows of a tile, float64."""
     if PAIRS:
         high, low = tl.reduce((x, tl.zeros_like(x)), 0, two_sum)
         return high.to(tl.float64) + low.to(tl.float64)
@@ -43,7 +43,7 @@ def sum_of(x, PAIRS: tl.constexpr):
 
 @triton.jit
 def factor_for(size):
-    """The power of two that brings a magnitude into [1, 2), as far as it is a normal number."""
+    """Return the power of two that brings a magnitude into [1, 2), as far as it is a normal number."""
     size = tl.abs(size)  # the larger of 0 and -0 may be -0, whose sign is a bit beside the exponent
     if size.dtype == tl.float64:
         exponent = size.to(tl.int64, bitcast=True) >> 52
@@ -56,7 +56,7 @@ def factor_for(size):
 
 @triton.jit
 def moments(scaled, is_finite, here, PAIRS: tl.constexpr):
-    """The sum, the mean and the sum of squares about the mean of a tile's finite values; all float64."""
+    """Return the sum, the mean and the sum of squares about the mean of a tile's finite values; all float64."""
     wide: tl.constexpr = scaled.dtype
     one_by = 1.0 / tl.maximum(here, 1).to(wide)
     many = here.to(tl.float64)
@@ -73,7 +73,7 @@ def moments(scaled, is_finite, here, PAIRS: tl.constexpr):
 
 @triton.jit
 def joined(mean, squares, count, tile_mean, tile_squares, here, wide: tl.constexpr):
-    """The mean and the squares about it of `count` values and of `here` more, by Chan's formula."""
+    """Return the mean and the squares about it of `count` values and of `here` more, by Chan's formula."""
     # The shares may be of the values' type: the error of a mean is that of its distance here.
     before = count.to(wide)
     share = here.to(wide) / tl.maximum(before + here.to(wide), 1.0)

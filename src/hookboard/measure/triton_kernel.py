@@ -34,7 +34,7 @@ LAST_ALIGNED = tl.constexpr(3)
 
 @triton.jit
 def _bins_of(x):
-    """The bin of each value, as `hookboard.measure.bins` has it."""
+    """Return the bin of each value, as `hookboard.measure.bins` has it."""
     if x.dtype == tl.float64:
         kept: tl.constexpr = -1 << 48  # the bits that name a bin
         largest: tl.constexpr = 3.4028234663852886e38
@@ -61,7 +61,7 @@ def _count_into(counts, x, is_there):
 
 @triton.jit
 def _count_others(nan, posinf, neginf, x, is_there):
-    """The counts of what is not finite, with those of a tile."""
+    """Return the counts of what is not finite, with those of a tile."""
     nan += tl.sum(((x != x) & is_there).to(tl.int32), 0)
     posinf += tl.sum(((x == float("inf")) & is_there).to(tl.int32), 0)
     neginf += tl.sum(((x == float("-inf")) & is_there).to(tl.int32), 0)
@@ -90,7 +90,7 @@ def _offsets(start, elements, channel, channels, inner, LAYOUT: tl.constexpr, RO
 
 @triton.jit
 def _load(at, is_there, scale, HAS_SCALE: tl.constexpr, wide: tl.constexpr):
-    """The values of a tile, divided by the scale if there is one."""
+    """Return the values of a tile, divided by the scale if there is one."""
     x = tl.load(at, mask=is_there, other=0.0).to(wide)
     if HAS_SCALE:
         divisor = tl.load(scale).to(wide)
@@ -100,7 +100,7 @@ def _load(at, is_there, scale, HAS_SCALE: tl.constexpr, wide: tl.constexpr):
 
 @triton.jit
 def _extremes(x, is_finite):
-    """The smallest and the largest finite value of a tile."""
+    """Return the smallest and the largest finite value of a tile."""
     low = tl.min(tl.where(is_finite, x, float("inf")), 0)
     return low, tl.max(tl.where(is_finite, x, float("-inf")), 0)
 

@@ -32,7 +32,7 @@ class Values(NamedTuple):
 
 
 def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
-    """The numbers in any tensor.
+    """Return the numbers in any tensor.
 
     - A dense real tensor keeps its dtype and is copied only if its memory has gaps.
     - Of complex numbers it is the modulus, in float64.
@@ -88,7 +88,7 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
 
 
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
-    """A gradient without the scale, in float32 at least: half precision, which needs the scale, would lose it.
+    """Return a gradient without the scale, in float32 at least: half precision, which needs the scale, would lose it.
 
     Raises:
         TypeError: the memory of the gradient has been freed.
@@ -98,7 +98,7 @@ def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
 
 
 def single_at_least(dtype: torch.dtype) -> torch.dtype:
-    """A type that holds all values of this one, with the precision of float32 or better."""
+    """Return a type that holds all values of this one, with the precision of float32 or better."""
     # The types of 8 bits and less promote to nothing.
     return (
         torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else torch.promote_types(dtype, torch.float32)
@@ -106,7 +106,7 @@ def single_at_least(dtype: torch.dtype) -> torch.dtype:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """The tensor as one that has its values in memory, whatever subclass it is."""
+    """Return the tensor as one that has its values in memory, whatever subclass it is."""
     if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
         return _with_memory(tensor)
     if isinstance(tensor, DTensor):
@@ -118,7 +118,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _with_memory(tensor: Tensor) -> Tensor:
-    """The tensor, if all its values lie in memory: FSDP frees that of parameters which still exist."""
+    """Return the tensor, if all its values lie in memory: FSDP frees that of parameters which still exist."""
     if tensor.layout is torch.strided and tensor.numel() and (tensor.is_cpu or tensor.is_cuda):
         reach = tensor.numel() - 1
         if not tensor.is_contiguous():
@@ -132,7 +132,7 @@ def _with_memory(tensor: Tensor) -> Tensor:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """A plain copy of a subclass that says itself what its operations do.
+    """Return a plain copy of a subclass that says itself what its operations do.
 
     The copy is looked through for numbers that were not written, for which the host waits.
     """
@@ -150,7 +150,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _masked(tensor: MaskedTensor, may_wait: bool) -> Values:
-    """The values that the mask lets through."""
+    """Return the values that the mask lets through."""
     data, mask = tensor.get_data(), tensor.get_mask()
     if data.layout is not torch.strided:
         raise TypeError("a sparse MaskedTensor cannot be measured")
@@ -158,7 +158,7 @@ def _masked(tensor: MaskedTensor, may_wait: bool) -> Values:
 
 
 def _nested(tensor: Tensor, may_wait: bool) -> Values:
-    """What lies within the lengths of a nested tensor: a narrowed one keeps in memory what it leaves out."""
+    """Return what lies within the lengths of a nested tensor: a narrowed one keeps in memory what it leaves out."""
     if tensor.layout is torch.strided:
         parts = [tensor.values()] if tensor.is_contiguous() else tensor.unbind()
         return Values(torch.cat([_flat(_real(_plain(part))) for part in parts]))
@@ -176,7 +176,7 @@ def _nested(tensor: Tensor, may_wait: bool) -> Values:
 
 
 def _only(values: Tensor, belongs: Tensor, may_wait: bool) -> Values:
-    """The values that belong to the tensor; where the host may not wait for their number, the others become NaN."""
+    """Return the values of the tensor; where the host may not wait for their number, others become NaN."""
     if may_wait:
         return Values(values[belongs])
     values = values if values.dtype.is_floating_point else values.double()
@@ -184,7 +184,7 @@ def _only(values: Tensor, belongs: Tensor, may_wait: bool) -> Values:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """The tensor, or the modulus of a complex one: that of complex64 can be larger than float32 holds."""
+    """Return the tensor, or the modulus of a complex one: that of complex64 can be larger than float32 holds."""
     if tensor.is_complex():
         return torch.hypot(tensor.real.double(), tensor.imag.double())
     return tensor.resolve_neg()

@@ -177,7 +177,7 @@ class Meter:
         warn_switched_off(f"{sites[0].role} of {sites[0].path!r}", error)
 
     def _prepared(self, slot: Slot, tensor: Tensor) -> tuple[Tensor | None, bool]:
-        """What is to be measured of a tensor, None if nothing is; and whether that is the whole of it."""
+        """Return what is to be measured of a tensor, None if nothing is; and whether that is the whole of it."""
         if self.off and slot.site in self.off:
             return None, False
         tensor = tensor.detach() if tensor.requires_grad else tensor
@@ -208,7 +208,7 @@ class Meter:
         return form
 
     def _dim(self, slot: Slot, part: Tensor, is_whole: bool) -> int | None:
-        """The dimension of the channels; None if their rows are not wanted."""
+        """Return the dimension of the channels; None if their rows are not wanted."""
         # The part of a DTensor may hold some of the channels only, which the ranks could not tell apart.
         return None if self._channels is None or not is_whole else self._channels(slot.site, part)
 

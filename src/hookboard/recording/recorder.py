@@ -80,7 +80,7 @@ class Recorder:
         self._meter.scale = scale
 
     def open(self, site: Site) -> Callable[[Tensor], None]:
-        """The function that measures a tensor of this site. The site is added at the first request.
+        """Return the function that measures a tensor of this site. The site is added at the first request.
 
         If measuring fails, that function gives one warning, and from then on does nothing.
         """
@@ -97,7 +97,7 @@ class Recorder:
         self._meter.observe_all(tensors)
 
     def shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
-        """The shape of the first tensor in this role, by the name of the module or parameter."""
+        """Return the shape of the first tensor in this role, by the name of the module or parameter."""
         return self._meter.slots.shapes(role)
 
     def forget_shapes(self) -> None:
@@ -113,7 +113,7 @@ class Recorder:
         return any((site.name, site.role) == (name, role) for site in self._meter.off)
 
     def flush(self, flags: Tensor | None = None) -> tuple[Readings, list[float]]:
-        """What `send` gives, on the host."""
+        """Return what `send` gives, on the host."""
         readings, raised, _ = self.send(flags)()
         return readings, raised
 

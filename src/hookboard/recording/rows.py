@@ -179,7 +179,7 @@ class RowBuffer:
             self._most = max(self._least, 2 * len(owners))
 
     def _known(self) -> list[Kept]:
-        """The rows until now; those of channels have been handed on. It is called with the lock."""
+        """Return the rows until now; those of channels have been handed on. It is called with the lock."""
         known = self.kept[:]
         if self.on_channels is not None:
             for place, each in enumerate(known):
@@ -265,7 +265,7 @@ class ChannelBuffer:
         return {owner: None if owner in unlike else next(merged) for owner in calls}
 
     def _merged(self, sites: Sequence[list[ChannelRows]]) -> Iterator[ChannelRows]:
-        """The merged rows of the calls of each site; all sites in one merge, however many there are."""
+        """Return the merged rows of the calls of each site; all sites in one merge, however many there are."""
         several = [calls for calls in sites if len(calls) > 1]
         parts = iter(self._merged_together(several) if several else ())
         for calls in sites:

@@ -68,7 +68,7 @@ class Slots:
         self._changing = threading.Lock()
 
     def of(self, site: Site) -> Slot:
-        """The slot of a site, which is added at the first request."""
+        """Return the slot of a site, which is added at the first request."""
         return self.by_site.get(site) or self._add(site)
 
     def _add(self, site: Site) -> Slot:
@@ -94,7 +94,7 @@ class Slots:
         slot.extent = self.extents[slot.site] = extent
 
     def shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
-        """The shape of the first tensor in a role, by module or parameter; of several outputs that of the first."""
+        """Return the shape of the first tensor in a role, by module or parameter; of outputs, the first one."""
         shapes: dict[str, tuple[int, ...]] = {}
         for slot in list(self.by_site.values()):
             if slot.site.role == role and slot.shape is not None:
@@ -107,7 +107,7 @@ class Slots:
             slot.shape = slot.form = None
 
     def lend_bins(self, measured: Iterable[int]) -> dict[int, Tensor]:
-        """The bins of those of some slots that have a histogram, int64, by number: until `give_back`, or for ever.
+        """Lend the bins of some slots, int64, by number, until `give_back`; slots without a histogram are left out.
 
         Args:
             measured: the numbers of the slots.
@@ -127,7 +127,7 @@ class Slots:
                 slot.spare = counts.zero_()
 
     def take_bins(self, measured: Iterable[int]) -> dict[int, Tensor]:
-        """Copies of the bins of those of some slots that have a histogram, by number; the bins are emptied.
+        """Take copies of the bins of some slots, by number, and empty them; slots without a histogram are left out.
 
         Args:
             measured: the numbers of the slots.

@@ -85,12 +85,12 @@ class RandomState:
         self._states = {name: state for name in of if (state := GENERATORS[name].read()) is not None}
 
     def restore(self) -> None:
-        """Puts the generators back into that state."""
+        """Put the generators back into that state."""
         for name, state in self._states.items():
             GENERATORS[name].write(state)
 
     def moved(self) -> set[str]:
-        """Returns the names of the generators that numbers have been drawn from since."""
+        """Return the names of the generators that numbers have been drawn from since."""
         found = set()
         for name, state in self._states.items():
             _, _, as_bytes = generator = GENERATORS[name]
@@ -99,7 +99,7 @@ class RandomState:
         return found
 
     def of_others(self) -> "RandomState":
-        """Returns the present state of the generators that this object does not hold."""
+        """Return the present state of the generators that this object does not hold."""
         return RandomState(GENERATORS.keys() - self._states.keys())
 
 
@@ -107,7 +107,7 @@ class RandomState:
 def step_again(
     trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, state: RandomState, backward: int
 ) -> Iterator[Callable[[], Tensor]]:
-    """Prepares a repetition of `training_step`, which must start and end inside the context.
+    """Prepare a repetition of `training_step`, which must start and end inside the context.
 
     The module is called without its strategy's wrapper, on this rank alone: a collective in it raises. Under manual
     optimization no optimizer steps, and the repetition ends at the given backward pass.
@@ -230,7 +230,7 @@ def _idled(given: Any) -> Any:
 
 @contextmanager
 def _idle(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """Keeps manual optimization from changing anything inside the context."""
+    """Keep manual optimization from changing anything inside the context."""
     optimizers, schedulers = _idled(pl_module.optimizers()), _idled(pl_module.lr_schedulers())
     names = ("toggle_optimizer", "untoggle_optimizer", "clip_gradients")
     with ExitStack() as until_end:
@@ -256,7 +256,7 @@ def _without_logs(trainer: Trainer, pl_module: LightningModule) -> Iterator[None
 
 @contextmanager
 def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Replaces attributes of an object inside the context, bypassing any `__setattr__` of its class."""
+    """Replace attributes of an object inside the context, bypassing any `__setattr__` of its class."""
     before = {name: owner.__dict__[name] for name in attributes if name in owner.__dict__}
     try:
         owner.__dict__.update(attributes)

@@ -32,7 +32,7 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
 
 
 def _file(tag: str, suffix: str) -> str:
-    """The name of the file of a tag.
+    """Return the name of the file of a tag.
 
     >>> _file("health/verdict", "md")
     'health_verdict.md'

@@ -42,7 +42,7 @@ class Entry:
 
 
 def entry_of(readings: Readings, step: int, others: Mapping[str, float] | None = None) -> Entry:
-    """The statistics and histograms of some readings, by tag.
+    """Return the statistics and histograms of some readings, by tag.
 
     Args:
         readings: the readings.
@@ -71,7 +71,7 @@ class _Named(NamedTuple):
 
 
 def _named(readings: Readings) -> _Named:
-    """The tags of some readings: made once as long as sites and statistics stay the same."""
+    """Return the tags of some readings: made once as long as sites and statistics stay the same."""
     sites, stage, (names, _, is_there) = readings.places.sites, readings.stage, readings.statistics
 
     def make() -> _Named:

@@ -27,5 +27,5 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
 
 
 def _allowed(tag: str) -> str:
-    """The tag without characters that MLflow takes in no name."""
+    """Return the tag without characters that MLflow takes in no name."""
     return re.sub(r"[^A-Za-z0-9_\-. /]", "_", tag)

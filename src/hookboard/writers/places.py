@@ -7,7 +7,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 
 @functools.singledispatch
 def place_of(logger: Logger) -> str:
-    """The line for one logger; "" if nothing is known of it."""
+    """Return the line for one logger; "" if nothing is known of it."""
     return str(getattr(logger, "log_dir", None) or "")
 
 

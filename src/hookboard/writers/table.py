@@ -24,7 +24,7 @@ class Table:
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown.
+    """Return a table in Markdown.
 
     Args:
         columns: the name of each column.
@@ -39,7 +39,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text in one line, so that Markdown shows it as it is, also within a table."""
+    """Return the text in one line, so that Markdown shows it as it is, also within a table."""
     return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", " ".join(text.split()))
 
 

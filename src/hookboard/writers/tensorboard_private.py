@@ -10,7 +10,7 @@ from torch.utils.tensorboard.writer import FileWriter
 
 
 def file_writer_of(writer: SummaryWriter) -> FileWriter:
-    """The writer of whole events to the file; a new one if the old one was closed."""
+    """Return the writer of whole events to the file; a new one if the old one was closed."""
     file_writer: FileWriter = writer._get_file_writer()
     return file_writer
 
@@ -45,7 +45,7 @@ class QuickRecordWriter(RecordWriter):  # type: ignore[misc]  # TensorBoard has 
 
 
 def _checksum_of(data: bytes) -> bytes:
-    """The masked CRC-32C of TFRecord files."""
+    """Return the masked CRC-32C of TFRecord files."""
     crc = google_crc32c.value(data)
     turned = crc >> 15 | crc << 17
     return struct.pack("<I", (turned + 0xA282EAD8) & 0xFFFFFFFF)
