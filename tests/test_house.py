@@ -414,7 +414,6 @@ def test_what_is_built_right_has_no_fault(rule):
     assert rule(BUILT_RIGHT) == []
 
 
-@pytest.mark.filterwarnings("ignore:html5lib's sanitizer is deprecated:DeprecationWarning")  # TensorBoard imports it
 def test_what_the_tests_import_from_the_package_is_there():
     """pytest takes a file that cannot be imported for one whose doctests are to be skipped, and runs none of it."""
     missing = []

@@ -21,7 +21,6 @@ def cells(text):
     return [html.unescape(cell) for cell in shown]
 
 
-@pytest.mark.filterwarnings("ignore:html5lib's sanitizer is deprecated")  # by the oldest TensorBoard
 @pytest.mark.parametrize("text", BLOCKS + INLINE)
 def test_no_text_breaks_a_table(text):
     one_line = text.replace("\n", " ")

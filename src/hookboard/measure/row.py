@@ -80,7 +80,7 @@ def elements_in(rows: Rows) -> Rows:
 
 
 def unit_of(low: Tensor, high: Tensor) -> Tensor:
-    """Return the power of two nearest the larger magnitude, by which division is exact; 1 where it is 0 or not finite.
+    """Return a power of two near the larger magnitude, by which division is exact; 1 where it is 0 or not finite.
 
     Args:
         low: the smallest value, of any shape, floating point.
