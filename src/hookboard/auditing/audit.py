@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookboard.auditing.program import Step, Value
 from hookboard.auditing.rules import OBSERVERS, Done, Finding, findings_of
+from hookboard.messages import warn_switched_off
 from hookboard.replay import loss_in, replaced, run_training_step, undisturbed
 
 
@@ -75,15 +76,20 @@ class FirstStep:
         self._loss: Value | None = None
         self._had: set[str] = set()
         self._restored = ExitStack()
+        self.has_begun = False
+        """Whether a step was followed."""
+        self._is_read = False
 
     def begin_batch(self, batch: Any) -> None:
         """Have the next call of `training_step` followed."""
+        self.has_begun = True
         step = self._step = Step(self._model, batch, OBSERVERS)
         self._had = {name for name, parameter in self._model.named_parameters() if parameter.grad is not None}
         given = self._model.training_step
 
         @functools.wraps(given)
         def training_step(*args: Any, **kwargs: Any) -> Any:
+            self._restored.close()
             with step:
                 returned = given(*args, **kwargs)
             loss = loss_in(returned)
@@ -101,14 +107,21 @@ class FirstStep:
     def after_backward(self) -> list[Finding]:
         """Return what is found, once the gradients are there."""
         step, loss = self._step, self._loss
-        if step is None or loss is None or step.is_over:
+        if step is None or loss is None or self._is_read:
             return []
-        step.is_over = True
+        self._is_read = step.is_over = True
+        if step.fault is not None:
+            warn_switched_off("reading the first training step", step.fault)
+            return []
         trained = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
         without = {name for name, parameter in trained.items() if parameter.grad is None}
         # A strategy that keeps gradients elsewhere leaves all of them empty; earlier ones say nothing of this step.
         is_known = len(without) < len(trained) and not self._had
-        return findings_of(Done(step, loss, trained.keys(), without if is_known else set()))
+        try:
+            return findings_of(Done(step, loss, trained.keys(), without if is_known else set()))
+        except Exception as error:
+            warn_switched_off("reading the first training step", error)
+            return []
 
     def end_batch(self) -> None:
         """Give the module its own `training_step` back."""

@@ -13,10 +13,12 @@ from hookboard.health.rules.numerics import NONFINITE, PRECISION
 from hookboard.health.rules.optimizer import NO_GRADIENT, NOT_UPDATED
 from hookboard.health.rules.scale import ACTIVATION_SCALE
 from hookboard.health.rules.signal import COLLAPSED, SATURATED
+from hookboard.health.rules.training_step import STEP_RULES
 from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
 from hookboard.health.rules.updates import UPDATE_TOO_LARGE, UPDATE_TOO_SMALL
 
 _ALL: tuple[Rule, ...] = (
+    *STEP_RULES,
     NONFINITE,
     DEAD_UNITS,
     SYMMETRIC_UNITS,

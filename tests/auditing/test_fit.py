@@ -1,0 +1,156 @@
+"""What HealthMonitor says of the code of the first training step."""
+
+import sys
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from toys import Toy, batches, fit, mlp
+
+from hookboard import HealthMonitor
+from hookboard.auditing import FirstStep, rules
+from hookboard.auditing.program import Step
+from hookboard.health import RULES, STEP
+
+pytestmark = pytest.mark.trains
+
+X, CLASSES = torch.randn(8, 4), torch.arange(8) % 3
+
+
+class Classifier(LightningModule):
+    def __init__(self, *tail):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), *tail)
+        self.calls = []
+
+    def training_step(self, batch, batch_idx):
+        self.calls.append(batch_idx)
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Manual(Classifier):
+    def __init__(self, *tail):
+        super().__init__(*tail)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.optimizers().zero_grad()
+        self.manual_backward(cross_entropy(self.net(batch[0]), batch[1]))
+        self.optimizers().step()
+
+
+def data(count=4):
+    return [(X, CLASSES)] * count
+
+
+def verdicts_of(tmp_path, model, **options):
+    monitor = HealthMonitor(every_n_steps=1, **options)
+    fit(tmp_path, model, data(), monitor)
+    return monitor.verdicts
+
+
+@pytest.mark.parametrize("kind", [Classifier, Manual])
+def test_a_fault_in_the_step_is_an_alarm_from_the_first_look_on(tmp_path, kind):
+    first = verdicts_of(tmp_path, kind(nn.Softmax(1)))[0]
+    assert (first.severity, first.rule, first.module, first.since, first.until) == (
+        "alarm",
+        "loss_input",
+        "net.3",
+        0,
+        None,
+    )
+    assert "cross_entropy at test_fit.py" in first.evidence
+
+
+@pytest.mark.parametrize("kind", [Classifier, Manual])
+def test_nothing_is_said_of_a_healthy_step(tmp_path, kind):
+    assert not STEP.intersection(verdict.rule for verdict in verdicts_of(tmp_path, kind()))
+
+
+def test_a_rule_that_is_not_asked_says_nothing(tmp_path):
+    assert verdicts_of(tmp_path, Classifier(nn.Softmax(1)), rules=["loss_shape"]) == ()
+
+
+def test_each_rule_of_the_step_can_be_asked_for_by_its_name():
+    assert {rule.__name__ for rule in rules.RULES} == STEP
+    assert RULES.keys() >= STEP
+
+
+def test_the_step_runs_once_for_each_batch(tmp_path):
+    model = Classifier()
+    fit(tmp_path, model, data(3), HealthMonitor(every_n_steps=1))
+    assert model.calls == [0, 1, 2]
+
+
+def test_training_step_is_the_models_own_again(tmp_path):
+    model = Classifier()
+    fit(tmp_path, model, data(2), HealthMonitor(every_n_steps=1))
+    assert "training_step" not in vars(model)
+
+
+def test_training_step_is_the_models_own_again_after_an_exception(tmp_path):
+    class Broken(Classifier):
+        def training_step(self, batch, batch_idx):
+            raise ZeroDivisionError
+
+    model = Broken()
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, model, data(2), HealthMonitor(every_n_steps=1))
+    assert "training_step" not in vars(model)
+
+
+def trained(tmp_path, *callbacks):
+    torch.manual_seed(3)
+    model = Classifier(nn.Dropout())
+    fit(tmp_path, model, data(), *callbacks)
+    return model.state_dict()
+
+
+def test_the_weights_are_those_of_a_training_without_the_monitor(tmp_path):
+    bare, watched = trained(tmp_path / "a"), trained(tmp_path / "b", HealthMonitor())
+    assert all(torch.equal(value, watched[name]) for name, value in bare.items())
+
+
+@pytest.mark.parametrize("place", [(Step, "_noted"), (Step, "_place"), ("hookboard.auditing.audit", "findings_of")])
+def test_a_fault_of_ours_is_one_warning_and_the_fit_goes_on(tmp_path, monkeypatch, place):
+    def broken(*args):
+        raise ZeroDivisionError("ours")
+
+    owner, name = place
+    owner = sys.modules[owner] if isinstance(owner, str) else owner
+    monkeypatch.setattr(owner, name, broken)
+    monitor = HealthMonitor(every_n_steps=1)
+    with pytest.warns(UserWarning, match="reading the first training step is switched off.*ZeroDivisionError: ours"):
+        run = fit(tmp_path, Toy(mlp()), batches(4, 4), monitor)
+    assert run.global_step == 2
+
+
+def test_accumulated_gradients_are_no_cut(tmp_path):
+    class Later(LightningModule):
+        """Its second layer is cut off in every step, but has a gradient from before the fit."""
+
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+        def training_step(self, batch, batch_idx):
+            return mse_loss(self.net[1](self.net[0](batch[0]).detach())[:, 0], batch[1].float())
+
+    model = Later()
+    reader = FirstStep(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    reader.begin_batch(data()[0])
+    loss = model.training_step(data()[0], 0)
+    reader.before_backward(loss)
+    loss.backward()
+    assert [finding.rule for finding in reader.after_backward()] == []
+    reader.end_batch()
