@@ -1,5 +1,6 @@
 """Everything public: what `from hookboard import ...` finds."""
 
+from hookboard.auditing import Finding, audit
 from hookboard.callbacks import (
     ActivationLogger,
     CAMLogger,
@@ -27,6 +28,7 @@ __all__ = [
     "ClipNorm",
     "Edit",
     "FeatureMapLogger",
+    "Finding",
     "GradientLogger",
     "HealthMonitor",
     "Histogram",
@@ -46,5 +48,6 @@ __all__ = [
     "Symptom",
     "Verdict",
     "Zero",
+    "audit",
     "capture",
 ]

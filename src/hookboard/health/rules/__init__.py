@@ -18,7 +18,6 @@ from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
 from hookboard.health.rules.updates import UPDATE_TOO_LARGE, UPDATE_TOO_SMALL
 
 _ALL: tuple[Rule, ...] = (
-    *STEP_RULES,
     NONFINITE,
     DEAD_UNITS,
     SYMMETRIC_UNITS,
@@ -36,6 +35,7 @@ _ALL: tuple[Rule, ...] = (
     SPIKE,
     TRAIN_EVAL_GAP,
     NOT_LEARNING,
+    *STEP_RULES,
 )
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}
