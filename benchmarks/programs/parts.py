@@ -21,7 +21,6 @@ INITIALIZERS: dict[str, Callable[[Tensor], Any]] = {
     "he": partial(nn.init.kaiming_uniform_, nonlinearity="relu"),
     "uniform": partial(nn.init.uniform_, a=-0.05, b=0.05),
     "normal": partial(nn.init.normal_, std=0.05),
-    "standard_normal": nn.init.normal_,
 }
 """Keras's initializers of weights, by their names there; `glorot` is its default."""
 

@@ -371,39 +371,17 @@ def divided_labels(fixed: bool) -> Program:
 @post(
     "31556268",
     DEEPLOCALIZE.format("31556268/Buggy Code/31556268.py"),
-    fault="XOR with an absolute error and small steps of SGD: it stays at the outputs of the first step.",
+    fault="XOR with an absolute error and small steps of SGD hardly leaves the outputs it starts with.",
     fix="A squared error, Adam, and 10,000 steps in place of 1000.",
-    port="Nothing.",
+    port="8000 steps of the fix's 10,000.",
     causes=("learning_rate", "update_too_small", "not_learning"),
 )
 def xor_with_absolute_error(fixed: bool) -> Program:
     inputs, targets = tensors([[1, 1], [1, 0], [0, 0], [0, 1]], [[0.0], [1.0], [0.0], [1.0]])
     net = stack(2, 4, "sigmoid", 1, "sigmoid")
-    loss, steps = (F.mse_loss, 10000) if fixed else (F.l1_loss, 1000)
+    loss, steps = (F.mse_loss, 8000) if fixed else (F.l1_loss, 1000)
     optimizer = adam() if fixed else sgd(0.05, 0.11, nesterov=True)
     return Program(net, loss, inputs, targets, optimizer, 4, steps, bit_accuracy)
-
-
-@post(
-    "48385830",
-    DEEPLOCALIZE.format("48385830/Buggy Code/48385830.py"),
-    fault="Two linear layers with weights of standard deviation 1 take SGD's steps of rate 3 on a squared error.",
-    fix="A sigmoid, a softmax (here: no activation) and cross entropy; the rate stays.",
-    port="Digits of 28x28 in place of MNIST; 3000 steps of 180,000.",
-    causes=("learning_rate", "update_too_large", "exploding_gradient"),
-)
-def rate_of_three(fixed: bool) -> Program:
-    images, labels = digits(28)
-    inputs = images.flatten(1) / 255
-    parts = (30, "sigmoid", 10) if fixed else (30, 10)
-    net = stack(784, *parts, init="standard_normal")
-    for layer in net:
-        if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.bias)
-    if fixed:
-        return Program(net, F.cross_entropy, inputs, labels, sgd(3.0), 10, 3000, accuracy)
-    targets = F.one_hot(labels, 10).float()
-    return Program(net, F.mse_loss, inputs, targets, sgd(3.0), 10, 3000, accuracy, answers=labels)
 
 
 @post(
@@ -419,24 +397,6 @@ def noisy_parabola(fixed: bool) -> Program:
     targets = 5 * inputs**2 + torch.randn(50, 1) ** 3
     net = stack(1, 50, "relu", 30, "relu", 1, init=["glorot", "uniform", "glorot"])
     return Program(net, F.mse_loss, inputs, targets, sgd(0.001 if fixed else 0.1), 32, 2000, r2)
-
-
-@post(
-    "50306988",
-    DEEPLOCALIZE.format("50306988/Buggy Code/50306988.py"),
-    fault="Two clouds that a line parts get 35 steps of Adam, too few for its rate.",
-    fix="One sigmoid with binary cross entropy, twice the samples, and 50 epochs in place of 5: 650 steps.",
-    port="Nothing.",
-    causes=("learning_rate", "update_too_small", "not_learning"),
-)
-def two_clouds(fixed: bool) -> Program:
-    count = 200 if fixed else 100
-    inputs = torch.cat([torch.rand(count, 2) * 0.2 + 0.2, torch.rand(count, 2) * 0.2 + 0.5])
-    labels = (torch.arange(2 * count) >= count).long()
-    if fixed:
-        net, targets = stack(2, 2, "sigmoid", 1, "sigmoid"), labels.float().unsqueeze(1)
-        return Program(net, F.binary_cross_entropy, inputs, targets, adam(), 32, 650, bit_accuracy)
-    return Program(stack(2, 2, "sigmoid", 2), F.cross_entropy, inputs, labels, adam(), 32, 35, accuracy)
 
 
 @post(
@@ -511,35 +471,23 @@ def deep_sigmoids(fixed: bool) -> Program:
     return Program(net, F.binary_cross_entropy, inputs, targets.float(), adam(), 128, 1800, bit_accuracy)
 
 
-@post(
-    "AutoTrainer: dying",
-    AUTOTRAINER.format("Motivation/DyingReLU/train.py"),
-    fault="34 hidden layers of ReLUs with Glorot's weights halve the signal's power at each, and die.",
-    fix="SELU, the tool's first repair.",
-    port="Digits of 28x28 in place of MNIST; 400 steps of 94,000.",
-    causes=("dead_units", "vanishing_gradient", "activation_scale"),
-)
-def deep_relus(fixed: bool) -> Program:
-    images, labels = digits(28)
-    net = stack(784, *(128, "selu" if fixed else "relu") * 34, 10)
-    return Program(net, F.cross_entropy, images.flatten(1) / 255, labels, adam(), 32, 400, accuracy)
-
-
 LEFT_OUT = {
     "31627380": "no fault: softmax with cross entropy is right, and the fix scores 5 points more",
     "34673164": "no fault: DeepFD's authors measured an accuracy of 1 before the fix",
     "39217567": "the fix takes 256,000 steps, and shows nothing in the 8000 that fit here",
-    "39525358": "the fix does not learn on each of three seeds, with the post's rate nor with DeepFD's",
+    "39525358": "the fix does not learn on all of three seeds, with the post's rate nor with DeepFD's",
     "41372874": "no fault, as the source says itself",
     "44164749": "no harm: the higher score of the fix is the accuracy of bits, of which nine in ten are 0",
     "45337371": "the targets are random numbers, so that no program can learn them",
     "48251943": "no harm: the source's own loss is higher with the fix",
+    "48385830": "the fix learns in two of three seeds on the digits that stand for MNIST",
     "48594888": "no harm on the digits that stand for its photographs: an accuracy of 0.97 with raw pixels",
+    "50306988": "the fix learns in two of three seeds",
     "50481178": "no harm: an accuracy of 0.994 before the fix",
     "58609115": "no harm: the higher score of the fix is the accuracy of bits, of which 68 in 69 are 0",
     "59282996": "ten steps, and the fix replaces the labels, so that the scores do not compare",
     "AutoTrainer: Improper_Activation_case": "no harm in torch, whose cross entropy takes a ReLU's outputs as logits",
-    "AutoTrainer: OscillatingLoss": "comes and goes with the seed, as the source says itself",
+    "AutoTrainer: DyingReLU, OscillatingLoss": "come and go with the seed, as the source says itself",
     "Averaging_Neural_Networks": "no fault: the mean of two numbers is linear, and so is the program",
     "Traffic-Sign-Classifier, hotdog-sandwich, keras_catsdogs, kerasma, DDOS-ML-Detection, MovieReviews_Keras,"
     " kaggle-melbourne_properties": "a change of architecture or regularization, not a fault",

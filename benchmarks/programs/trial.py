@@ -136,7 +136,7 @@ def trained(program: Program, seed: int, monitor: HealthMonitor | None, every: i
 
 
 def batches(program: Program) -> DataLoader[Batch]:
-    """All steps as one epoch, in which each pass over the samples has a new order: an epoch of 1 step costs 10."""
+    """All steps as one epoch of new orders, so that a program of one batch an epoch does not start one at each step."""
     drawn: list[Tensor] = []
     while len(drawn) < program.steps:
         drawn.extend(torch.randperm(len(program.inputs)).split(program.batch_size))
