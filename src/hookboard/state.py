@@ -67,7 +67,10 @@ class State:
 
 @contextmanager
 def same_random_state() -> Iterator[None]:
-    """Restores the generators of Python, NumPy, torch's CPU and, if in use, CUDA at the end of the context."""
+    """Restore the random state of Python, NumPy and torch when the context ends, even after an error.
+
+    Of torch: that of the CPU, and of all CUDA devices if CUDA was in use when the context began.
+    """
     of_python, of_numpy = random.getstate(), np.random.get_state()
     # The CPU's generator, and those of all CUDA devices if CUDA is in use.
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):

@@ -296,7 +296,10 @@ class Source:
         return {run: {tag: one for tag, one in tags.items() if len(tag) <= LONGEST_NAME} for run, tags in found.items()}
 
     def _ask(self, method: str, **options: Any) -> Any:
-        """Return the provider's answer; None if it lacks the method, or does not know the experiment or run."""
+        """Call a method of the data provider for this experiment; return None if it lacks the method or refuses.
+
+        To refuse is to raise TensorBoard's `PublicError`, as for an unknown run. Other errors propagate.
+        """
         ask = getattr(self.provider, method, None)
         try:
             return ask and ask(self.context, experiment_id=self.experiment, **options)

@@ -169,7 +169,7 @@ class Holders:
 
 
 def marked(readings: Readings, guilty: Set[int], holders: Holders) -> Readings:
-    """Mark the gradients that belong to an optimizer that overflowed: they keep only their counts.
+    """Return the readings with the gradients of optimizers that overflowed marked: they keep only their counts.
 
     Args:
         readings: of any role; only those of gradients are marked.

@@ -358,7 +358,10 @@ class BlackBox:
         self._stepped = (*self._here, self._loss)
 
     def end_batch(self) -> None:
-        """Drop the reference to the batch."""
+        """Drop the batch and the random state that were kept for a repetition.
+
+        On checked batches, first note which generators the batch drew from: only those are kept from then on.
+        """
         random, self._batch, self._random = self._random, None, None
         if self._is_checked and random is not None:
             self._note_drawn(random)

@@ -134,9 +134,15 @@ def parameter_event(fault: Fault, step: int, batch_idx: int, stepped: tuple[int,
 def unlocated_event(
     is_backward: bool, step: int, batch_idx: int, why: str, spoiled: Sequence[str] = (), loss: float | None = None
 ) -> Nonfinite:
-    """Describe an event whose module is unknown; `why` completes "The module was not searched: ".
+    """Describe a non-finite loss or gradient whose module could not be found.
 
-    The module of the last spoiled gradient is named as the best guess.
+    Args:
+        is_backward: whether gradients are not finite, rather than the loss.
+        step: the optimizer step.
+        batch_idx: the index of the batch.
+        why: completes the sentence "The module was not searched: ".
+        spoiled: the parameters with non-finite gradients, in model order; the module of the last is the best guess.
+        loss: the loss, if it is known; ignored for gradients.
     """
     module = spoiled[-1].rpartition(".")[0] if spoiled else ""
     if is_backward:

@@ -53,11 +53,11 @@ def _gives_the_same(before: Layer, now: Layer | None) -> bool:
 
 
 class Recent(SimpleNamespace):
-    """The name under which a checkpoint keeps the latest looks of a `RunTable`."""
+    """Holds the latest looks of a `RunTable` while they are packed or restored; checkpoints have this class name."""
 
 
 class Timeline(SimpleNamespace):
-    """The name under which a checkpoint keeps the whole course of a `RunTable`."""
+    """Holds the whole course of a `RunTable` while it is packed or restored; checkpoints have this class name."""
 
 
 def _parts_of_run(run: Run) -> dict[str, Any]:

@@ -115,11 +115,13 @@ TINY_SPREAD = 1e-30
 
 
 def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]) -> Iterator[Running]:
-    """Infer the running statistics of batch norms from their inputs and outputs in an evaluation.
+    """Yield for each batch norm how far its running statistics are from those of training batches.
 
+    The running statistics are inferred from its inputs and outputs in an evaluation.
     A norm maps each channel x to a * x + b. In evaluation a is its gain over the running deviation; in training over
     that of the batch, and b is such that the mean becomes its bias. So what it gives in both tells the running mean and
-    deviation. A norm is left out if the layer that ran before it is not its input.
+    deviation. A norm is left out if an output is missing or not finite, if the layer that ran before it is not its
+    input, or if too few of its channels can be used.
 
     Args:
         evaluation: the evaluation.
@@ -158,7 +160,10 @@ def _channels(look: Look, layer: Layer) -> np.ndarray | None:
 
 
 def _moved(look: Look, norm: Layer) -> float:
-    """Return how far the step of this look moved gains and biases (RMS); an evaluation after it uses the moved ones."""
+    """Return how far the optimizer step of this look moved a norm: the larger RMS update of its gain and its bias.
+
+    It is 0 if no update was measured. An evaluation after this look uses the moved parameters.
+    """
     updates = (look.numbers(name, "parameter_update") for name in norm.weights)
     return max((update.moments.rms for update in updates if update is not None), default=0.0)
 

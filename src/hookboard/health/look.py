@@ -97,8 +97,9 @@ cost does not grow with its size."""
 
 
 def every_unit(shape: Sequence[int]) -> int:
-    """Return the k of a weight of this shape: units 0, k, 2 * k ... are measured; 1 if all are.
+    """Return k such that units 0, k, 2 * k ... of a weight hold at most about `MEASURED_VALUES_MAX` values.
 
+    It is 1 for small weights, and for any shape of fewer than two dimensions.
     It is a multiple of the k of outputs with as many units, so that each unit whose weights are measured is one whose
     outputs are: rules compare the two.
 

@@ -104,7 +104,10 @@ def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
 
 
 def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
-    """Return the layers that alarms, and notes that still last, name; a container stands for its layers."""
+    """Map each layer that an alarm, or a note that still lasts, names to the severity of its first such verdict.
+
+    A container that is no layer itself stands for the layers inside it. Verdicts on the whole model mark nothing.
+    """
     names = [layer.name for layer in run.layers]
     marks: dict[str, Mark] = {}
     for verdict in verdicts:

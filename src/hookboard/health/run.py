@@ -196,16 +196,16 @@ class Run:
             )
 
     def units(self, name: str, role: Role = "output", looks: int | None = None) -> np.ndarray | None:
-        """Return the rows of each channel at the latest looks.
+        """Return the rows of the measured channels at the latest looks: of all, or of every k-th of a wide tensor.
 
         Args:
             name: the layer, or the weight.
-            role: which of its tensors.
+            role: which of its tensors; of several outputs, the first.
             looks: how many looks; left out, the window.
 
         Returns:
-            Shape (looks, channels, columns of `hookboard.measure.FIELDS`), float64; None if one of the looks has no
-            channels of it, or another number of channels.
+            Shape (looks, measured channels, columns of `hookboard.measure.FIELDS`), float64; None if there were fewer
+            looks so far, or if one of them lacks these channels or has another number of them.
         """
         count = self.window if looks is None else looks
         if len(self.looks) < count:

@@ -184,12 +184,12 @@ def _does_nothing(module: nn.Module) -> bool:
 
 
 def _why_not_shown(role: Role, tensor: Tensor, given: list[Tensor]) -> str:
-    """Why the gradient of a tensor cannot be shown, or nothing if it can.
+    """Return why a compiled graph cannot show the gradient of a tensor; "" if it can.
 
     Args:
-        role: of the tensor.
-        tensor: what is to show its gradient.
-        given: the inputs of the module. One that is returned must stay what it is: a copy would not change with it.
+        role: `grad_input` or `grad_output`.
+        tensor: the input or output whose gradient is to be shown.
+        given: inputs that must not be replaced by a copy if the module returns them; empty for `grad_input`.
     """
     if not tensor.requires_grad:
         return f"the {'input' if role == 'grad_input' else 'output'} {why_no_gradient(tensor)}"

@@ -129,7 +129,10 @@ class InputGradients:
             passed.settle()
 
     def settle(self) -> None:
-        """Observe what has arrived, and let go of the handles."""
+        """Observe gradients that have arrived in part, then remove the hooks on inputs that the module returned.
+
+        Hooks on autograd nodes stay; they go with the graph.
+        """
         self.show_pending()
         for handle in self._handles:
             if handle is not None:

@@ -69,7 +69,13 @@ def _most(values: np.ndarray) -> float:
 
 
 def _drawn(values: np.ndarray, is_colour: bool, size: int) -> Pixels:
-    """Return RGB pixels, or indices of the grey palette; 0 is drawn as mid-grey."""
+    """Lay out kernels as one picture: RGB, or indices of the grey palette; 0 is mid-grey.
+
+    Args:
+        values: shape (kernels, channels, height, width); they are divided by their largest finite magnitude.
+        is_colour: whether the three channels are red, green and blue.
+        size: the largest side of a drawn kernel, in pixels.
+    """
     scaled = 0.5 + 0.5 * values / (_most(values) or 1.0)
     if is_colour:
         side = math.ceil(math.sqrt(len(scaled)))

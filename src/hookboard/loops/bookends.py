@@ -105,7 +105,7 @@ class FirstCallback(Callback):
             self.members.observe(False)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """End the batch."""
+        """Have each member end its batch of validation, test or prediction before other callbacks hear of it."""
         for member in self.members:
             member.end_batch(trainer, "train")
         self._stay_first(trainer)

@@ -50,10 +50,10 @@ class OverheadShare:
         self._last = perf_counter(), sum(clock.spent for clock in clocks)
 
     def take(self, step: int, clocks: Iterable[Clock]) -> float | None:
-        """Return the share since the step of the last call; None at the first call, and twice at one step.
+        """Return the share of the time since the last call that the clocks have counted; None if there is none to tell.
 
-        That at the first step, which may be the very first of the fit, is left to the next: it would tell of what is
-        done once alone.
+        The first call returns None, because what is done only once would dominate; the second covers all the time since
+        `begin`. A second call at the same step returns None and changes nothing.
         """
         if step == self._step:
             return None

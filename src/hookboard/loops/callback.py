@@ -159,7 +159,10 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Put what is known of the fit into the checkpoint."""
+        """Append this callback's state to the checkpoint, on rank 0 only, so that a resumed fit can go on with it.
+
+        An error only gives a warning. Nothing is saved while the callback watches the run of another Trainer.
+        """
         if trainer.is_global_zero and not self._is_taken(trainer):
             try:
                 save(self._entry(trainer), checkpoint)

@@ -109,13 +109,19 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         return True
 
     def written_tags(self) -> Iterable[str]:
-        """Return the tags that it writes in this run, as far as they are known before the first batch."""
+        """Return the tags that this callback will write, as far as they are known before the first batch.
+
+        They serve only to warn of tags that several callbacks write, and of very many; the list may be incomplete.
+        """
         return ()
 
     # What it does at each point of its life.
 
     def _attach(self, trainer: Trainer, pl_module: LightningModule, state: W) -> None:
-        """Attach the hooks that stay during the whole stage; called again when the selection has changed."""
+        """Attach the hooks that stay for the whole stage, and register their removal in `state.until_end`.
+
+        It is called again if the selection changes, after `state.until_end` has been closed.
+        """
 
     def _begin_training(self, trainer: Trainer, state: W) -> None:
         """Called before the first batch of a fit, when a checkpoint has been loaded."""
@@ -141,26 +147,26 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """Called before a step of this optimizer, in a batch that is watched."""
 
     def _see_batch(self, trainer: Trainer, pl_module: LightningModule, state: W, batch: Any, batch_idx: int) -> None:
-        """Called before each training batch, due or not."""
+        """Called before each training batch, due or not, if `sees_every_step`."""
 
     def _see_loss(self, trainer: Trainer, pl_module: LightningModule, state: W, loss: Tensor) -> None:
-        """Called before each backward pass in training, due or not.
+        """Called before each backward pass in training, due or not, if `sees_every_step`.
 
         Args:
             trainer: the Trainer.
             pl_module: the model.
-            state: that of the training.
+            state: the state of the training stage.
             loss: shape (): what the backward pass starts from, scaled if there is a GradScaler.
         """
 
     def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, state: W) -> None:
-        """Called after each backward pass in training, due or not."""
+        """Called after each backward pass in training, due or not, if `sees_every_step`."""
 
     def _see_step(self, trainer: Trainer, pl_module: LightningModule, state: W, optimizer: Optimizer) -> None:
-        """Called before each optimizer step, due or not."""
+        """Called before each optimizer step, due or not, if `sees_every_step`."""
 
     def _see_batch_end(self, trainer: Trainer, state: W) -> None:
-        """Called after each training batch, due or not, before `_end_batch`; once more where an epoch ends."""
+        """Called after each training batch, if `sees_every_step`, before `_end_batch`; and where an epoch ends."""
 
     def _end_batch(self, trainer: Trainer, state: W) -> None:
         """Called after a batch that was watched; in training the optimizer has stepped, unless it accumulates."""

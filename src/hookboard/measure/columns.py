@@ -15,9 +15,11 @@ BLOCK_ON_CPU, BLOCK_ELSEWHERE = 1 << 16, 1 << 24
 
 
 class Columns(ABC):
-    """Some columns of a row that only a statistic which needs them pays for. They are not the user's.
+    """Measures and merges further columns of a row, after the moments, for built-in statistics that need them.
 
-    Equal ones are measured once. A column is NaN where it cannot be had.
+    They are measured only if such a statistic is wanted; statistics whose columns are equal (`==`) share them, so
+    subclasses are frozen dataclasses. The columns of a user's statistics come after these. A column that cannot be
+    computed is NaN.
     """
 
     width: int

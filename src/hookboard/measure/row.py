@@ -62,7 +62,7 @@ class Moments(NamedTuple):
 
     @property
     def rms(self) -> float:
-        """The root of the mean square."""
+        """The root mean square of the finite values; an array if the moments are arrays."""
         # Python's own `hypot` differs in the last bit from that of arrays.
         root = np.hypot(self.mean, self.deviation)
         return root if root.ndim else root.item()  # type: ignore[no-any-return]  # an array for arrays

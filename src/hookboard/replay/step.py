@@ -205,7 +205,10 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class _Idle:
-    """Stands in for an optimizer or a scheduler, and changes nothing."""
+    """Stands in for an optimizer or scheduler: `step`, `zero_grad` and `toggle_model` have no effect of their own.
+
+    `step` still calls a closure and returns its value. All other attributes are those of the real object.
+    """
 
     def __init__(self, real: Any) -> None:
         self._real = real

@@ -38,7 +38,10 @@ def initialization(run: Run) -> str:
 
 
 def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
-    """Return the last layer with weights (and `units` units, if given) that runs before this one, or None."""
+    """Return the nearest layer with weights that runs before this one, embeddings excepted; None if there is none.
+
+    If `units` is given, the output of that layer must have had as many channels at the latest look.
+    """
     for other in reversed(run.layers[: run.place(layer.name)]):
         output = run.now.numbers(other.name, "output")
         has_units = units is None or (output is not None and output.channels is not None and output.width == units)
