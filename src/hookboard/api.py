@@ -1,6 +1,6 @@
 """Everything public: what `from hookboard import ...` finds."""
 
-from hookboard.auditing import Finding, audit
+from hookboard.auditing import audit
 from hookboard.callbacks import (
     ActivationLogger,
     CAMLogger,
@@ -28,7 +28,6 @@ __all__ = [
     "ClipNorm",
     "Edit",
     "FeatureMapLogger",
-    "Finding",
     "GradientLogger",
     "HealthMonitor",
     "Histogram",

@@ -1,6 +1,5 @@
 """Reads one training step, from the batch to the loss, and says what in it cannot work."""
 
-from hookboard.auditing.audit import FirstStep, audit
-from hookboard.auditing.rules import Finding
+from hookboard.auditing.audit import audit
 
-__all__ = ["Finding", "FirstStep", "audit"]
+__all__ = ["audit"]

@@ -1,18 +1,15 @@
 """`audit`: reads one training step of a model, without a Trainer."""
 
-import functools
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from hookboard.auditing.program import Step, Value
+from hookboard.auditing.program import Step
 from hookboard.auditing.rules import OBSERVERS, Done, Finding, findings_of
-from hookboard.messages import warn_switched_off
-from hookboard.replay import loss_in, replaced, run_training_step, undisturbed
+from hookboard.replay import loss_in, run_training_step, undisturbed
 
 
 def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = None) -> tuple[Finding, ...]:
@@ -58,75 +55,6 @@ def _read(model: nn.Module, batch: Any, run: Callable[[Any], Any]) -> list[Findi
         gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     without = {name for name, gradient in zip(trained, gradients, strict=True) if gradient is None}
     return findings_of(Done(step, step.of(loss), trained.keys(), without))
-
-
-class FirstStep:
-    """Follows the first training step of a fit while it runs, and says what is found in it.
-
-    Call `begin_batch`, then `before_backward` and `after_backward`, then `end_batch`. What follows the first backward
-    pass is not read. The step computes what it would have computed: it is watched, not run again.
-
-    Args:
-        pl_module: the module whose `training_step` is followed.
-    """
-
-    def __init__(self, pl_module: LightningModule) -> None:
-        self._model = pl_module
-        self._step: Step | None = None
-        self._loss: Value | None = None
-        self._had: set[str] = set()
-        self._restored = ExitStack()
-        self.has_begun = False
-        """Whether a step was followed."""
-        self._is_read = False
-
-    def begin_batch(self, batch: Any) -> None:
-        """Have the next call of `training_step` followed."""
-        self.has_begun = True
-        step = self._step = Step(self._model, batch, OBSERVERS)
-        self._had = {name for name, parameter in self._model.named_parameters() if parameter.grad is not None}
-        given = self._model.training_step
-
-        @functools.wraps(given)
-        def training_step(*args: Any, **kwargs: Any) -> Any:
-            self._restored.close()
-            with step:
-                returned = given(*args, **kwargs)
-            loss = loss_in(returned)
-            if isinstance(loss, Tensor):
-                self._loss = step.of(loss)
-            return returned
-
-        self._restored.enter_context(replaced(self._model, training_step=training_step))
-
-    def before_backward(self, loss: Tensor) -> None:
-        """Note where the first backward pass starts, which under manual optimization is inside of the step."""
-        if self._loss is None and self._step is not None:
-            self._loss = self._step.of(loss)
-
-    def after_backward(self) -> list[Finding]:
-        """Return what is found, once the gradients are there."""
-        step, loss = self._step, self._loss
-        if step is None or loss is None or self._is_read:
-            return []
-        self._is_read = step.is_over = True
-        if step.fault is not None:
-            warn_switched_off("reading the first training step", step.fault)
-            return []
-        trained = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
-        without = {name for name, parameter in trained.items() if parameter.grad is None}
-        # A strategy that keeps gradients elsewhere leaves all of them empty; earlier ones say nothing of this step.
-        is_known = len(without) < len(trained) and not self._had
-        try:
-            return findings_of(Done(step, loss, trained.keys(), without if is_known else set()))
-        except Exception as error:
-            warn_switched_off("reading the first training step", error)
-            return []
-
-    def end_batch(self) -> None:
-        """Give the module its own `training_step` back."""
-        self._restored.close()
-        self._step = self._loss = None
 
 
 def _step_of(model: nn.Module) -> Callable[[Any], Any]:

@@ -146,10 +146,6 @@ class Step(TorchFunctionMode):
         self.model = model
         self.ops: list[Op] = []
         """Every call, in order."""
-        self.is_over = False
-        """Whether calls are no longer noted."""
-        self.fault: Exception | None = None
-        """What went wrong while noting a call, which ended it."""
         self._observers = observers
         self._values: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
         self._modules = {id(module): name for name, module in model.named_modules()}
@@ -163,31 +159,13 @@ class Step(TorchFunctionMode):
     ) -> Any:
         """Call the function, and note the call if it takes a tensor or gives one."""
         kwargs = kwargs or {}
-        if self.is_over:
-            return func(*args, **kwargs)
-        try:
-            note = self._noted(func, args, kwargs)
-        except Exception as error:  # of ours: the user's step goes on
-            self.fault, self.is_over = error, True
-            return func(*args, **kwargs)
-        returned = func(*args, **kwargs)
-        try:
-            note(returned)
-        except Exception as error:
-            self.fault, self.is_over = error, True
-        return returned
-
-    def _noted(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Any], None]:
-        """Look at what a function is given; return what looks at what it returned."""
         arguments = _bound(func, args, kwargs)
         given = dict(tensors_in(arguments))
         values = {name: self._seen(argument) for name, argument in arguments.items()} if given else {}
-
-        def note(returned: Any) -> None:
-            results = [tensor for _, tensor in tensors_in(returned)]
-            name = _name_of(func)
-            if not results and name not in CUTS:
-                return
+        returned = func(*args, **kwargs)
+        results = [tensor for _, tensor in tensors_in(returned)]
+        name = _name_of(func)
+        if results or name in CUTS:
             op = Op(name, values, self._place(), torch.is_grad_enabled())
             observer = self._observers.get(name)
             if observer is not None:
@@ -195,8 +173,7 @@ class Step(TorchFunctionMode):
             self.ops.append(op)
             for tensor in results:
                 self._note(tensor, op)
-
-        return note
+        return returned
 
     def of(self, tensor: Tensor) -> Value:
         """Return what is known of a tensor."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.auditing.program import CUTS, Observer, Op, Step, Value
-from hookboard.health import Severity, Symptom
+from hookboard.health import Severity
 
 PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
 LOG_PROBABILITIES = frozenset({"log_softmax", "logsigmoid"})
@@ -53,12 +53,6 @@ class Finding(NamedTuple):
     module: str
     evidence: str
     advice: str
-
-    @property
-    def symptom(self) -> Symptom:
-        """The same as a symptom, which follows from no other: it stands in the code."""
-        is_alarm = self.severity == "alarm"
-        return Symptom(self.module, self.evidence, self.advice, self.severity, is_root=is_alarm, is_hard=is_alarm)
 
 
 class Done(NamedTuple):

@@ -7,7 +7,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.auditing import FirstStep
 from hookboard.callbacks.health_state import (
     EVALUATED,
     MEASURED,
@@ -24,7 +23,6 @@ from hookboard.checks import check_name, check_whole
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
     RULES,
-    STEP,
     VERDICT,
     WINDOWS_ALWAYS_ASKED,
     Judge,
@@ -35,7 +33,6 @@ from hookboard.health import (
     check_stop_on,
     rules_of,
 )
-from hookboard.hooks import may_be_compiled
 from hookboard.layers import ChannelDims, Layer, layers_of
 from hookboard.loops import Selection, StageState, is_alone, is_due_now, logged_step
 from hookboard.nested import tensors_in
@@ -158,9 +155,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             if trainer.is_global_zero:
                 say_split(self._weights(state.selection.owners))
                 state.begin_judging(Judge(self._rules(), self._known["train"], int(self.window)))
-                if not STEP.isdisjoint(rule.name for rule in self._rules()) and not may_be_compiled(pl_module):
-                    state.first_step_reader = FirstStep(pl_module)
-                    state.until_end.callback(state.first_step_reader.end_batch)
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
                 state.black_box = BlackBox(trainer, pl_module, exact=is_exact, is_scaled=state.loss_scale is not None)
@@ -215,8 +209,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         self, trainer: Trainer, pl_module: LightningModule, state: HealthState, batch: Any, batch_idx: int
     ) -> None:
         state.batch_idx = batch_idx
-        if state.first_step_reader is not None and not self._has_lazy:
-            state.first_step_reader.begin_batch(batch)
         if state.black_box is not None:
             state.black_box.begin_batch(batch, batch_idx, logged_step(trainer))
             self._tell_events(trainer, state)
@@ -224,13 +216,11 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _see_loss(self, trainer: Trainer, pl_module: LightningModule, state: HealthState, loss: Tensor) -> None:
         scale = None if state.loss_scale is None else state.loss_scale.in_force()
         unscaled = loss if scale is None else loss.detach() / scale
-        state.read_step(loss)
         value = state.losses.add(logged_step(trainer), state.batch_idx, unscaled)
         if state.black_box is not None:
             state.black_box.before_backward(loss, value if scale is None else None)
 
     def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, state: HealthState) -> None:
-        state.read_step(None)
         if state.black_box is not None:
             state.black_box.after_backward()
             self._tell_events(trainer, state)
@@ -241,9 +231,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._tell_events(trainer, state)
 
     def _see_batch_end(self, trainer: Trainer, state: HealthState) -> None:
-        if state.first_step_reader is not None and state.first_step_reader.has_begun:
-            state.first_step_reader.end_batch()
-            state.first_step_reader = None
         if state.black_box is not None:
             state.black_box.end_batch()
 

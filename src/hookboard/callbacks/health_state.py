@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
-from hookboard.auditing import FirstStep
 from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.first_nan import BlackBox
@@ -25,7 +24,6 @@ from hookboard.health import (
     Nonfinite,
     Page,
     Stepped,
-    Symptom,
     Verdict,
     before_nonfinite,
     closing,
@@ -324,8 +322,6 @@ class HealthState(MeasurementState):
         judge: judges the run; None in evaluations, on ranks that do not judge, and after a fault.
         reporter: tells what the judge says.
         black_box: finds the first NaN or Inf; None outside of training.
-        first_step_reader: reads the code of the first training step; None where nobody judges it, and afterwards.
-        findings: rule name and symptom of what it has found.
         told: how many of the black box's events have been told.
         is_ending: whether it has ended the fit.
         why_silent: why layers gave no output at the first look, by their names; None before.
@@ -341,8 +337,6 @@ class HealthState(MeasurementState):
     judge: Judge | None = field(default=None, kw_only=True)
     reporter: Reporter | None = field(default=None, kw_only=True)
     black_box: BlackBox | None = field(default=None, kw_only=True)
-    first_step_reader: FirstStep | None = field(default=None, kw_only=True)
-    findings: list[tuple[str, Symptom]] = field(default_factory=list, kw_only=True)
     told: int = field(default=0, kw_only=True)
     is_ending: bool = field(default=False, kw_only=True)
     is_asked_to_end: bool = field(default=False, kw_only=True)
@@ -376,14 +370,6 @@ class HealthState(MeasurementState):
         """Set the judge of the run, and a reporter for what it says."""
         self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps)
 
-    def read_step(self, loss: Tensor | None) -> None:
-        """Have the first training step read: before its backward pass, with its loss, and after it, with None."""
-        if self.first_step_reader is not None:
-            if loss is not None:
-                self.first_step_reader.before_backward(loss)
-            else:
-                self.findings += [(found.rule, found.symptom) for found in self.first_step_reader.after_backward()]
-
     def note_gaps(self) -> None:
         """Note at the first look why layers gave no output; what never gives any is told with the verdict."""
         self.gaps_are_named = True
@@ -411,7 +397,7 @@ class HealthState(MeasurementState):
         frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
         is_scaled, batch_idx = self.loss_scale is not None, self.batch_idx
         stepped, self.stepped = self.stepped, {}
-        why_silent, findings = self.why_silent or {}, self.findings
+        why_silent = self.why_silent or {}
 
         def take(readings: Readings, along: Sequence[float]) -> tuple[Verdict, ...] | None:
             seen, told = losses.read(along), events
@@ -423,7 +409,7 @@ class HealthState(MeasurementState):
             def judged(judge: Judge, reporter: Reporter) -> None:
                 if told:
                     self.tell(told)
-                judge.run.why_silent, judge.run.findings = why_silent, findings
+                judge.run.why_silent = why_silent
                 judge.see(look)
                 layers = judge.run.layers
                 records = self.news.in_order(

@@ -2,7 +2,7 @@
 
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
-from hookboard.hooks.graphs import forget_graphs, may_be_compiled
+from hookboard.hooks.graphs import forget_graphs
 from hookboard.hooks.hook import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, sort_hooks
 from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
 from hookboard.hooks.module_tap import UNKNOWN
@@ -24,7 +24,6 @@ __all__ = [
     "forget_graphs",
     "fused_layers",
     "is_own_call",
-    "may_be_compiled",
     "own_call",
     "sort_hooks",
     "spare_of",

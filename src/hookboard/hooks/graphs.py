@@ -24,13 +24,8 @@ def forget_graphs(model: nn.Module) -> None:
 
     Which graphs those are cannot be told: functions are compiled, too, and Lightning unwraps compiled modules.
     """
-    if may_be_compiled(model):
+    if has_compiled_anything() or any(is_compiled(module) for module in model.modules()):
         torch.compiler.reset()
-
-
-def may_be_compiled(model: nn.Module) -> bool:
-    """Return True if a module of the model is compiled, or anything in this process was."""
-    return has_compiled_anything() or any(is_compiled(module) for module in model.modules())
 
 
 class Receiver(Protocol):

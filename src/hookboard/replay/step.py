@@ -192,7 +192,7 @@ def _loss_of_manual(pl_module: LightningModule, batch: Any, batch_idx: int, back
         if not left:
             raise _Reached(loss)
 
-    with replaced(pl_module, manual_backward=manual_backward):
+    with _replaced(pl_module, manual_backward=manual_backward):
         try:
             run_training_step(pl_module, batch, batch_idx)
         except _Reached as reached:
@@ -237,11 +237,11 @@ def _idle(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
     optimizers, schedulers = _idled(pl_module.optimizers()), _idled(pl_module.lr_schedulers())
     names = ("toggle_optimizer", "untoggle_optimizer", "clip_gradients")
     with ExitStack() as until_end:
-        until_end.enter_context(replaced(pl_module, **dict.fromkeys(names, _nothing)))
-        until_end.enter_context(replaced(pl_module, optimizers=lambda *args, **kwargs: optimizers))
-        until_end.enter_context(replaced(pl_module, lr_schedulers=lambda: schedulers))
+        until_end.enter_context(_replaced(pl_module, **dict.fromkeys(names, _nothing)))
+        until_end.enter_context(_replaced(pl_module, optimizers=lambda *args, **kwargs: optimizers))
+        until_end.enter_context(_replaced(pl_module, lr_schedulers=lambda: schedulers))
         for optimizer in trainer.optimizers:  # the user may hold them too
-            until_end.enter_context(replaced(optimizer, step=_nothing, zero_grad=_nothing))
+            until_end.enter_context(_replaced(optimizer, step=_nothing, zero_grad=_nothing))
         yield
 
 
@@ -249,7 +249,7 @@ def _idle(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
 def _without_logs(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
     """Discards what the step logs, with `self.log` or directly to its loggers."""
     loggers = trainer.loggers
-    with replaced(pl_module, log=_nothing, log_dict=_nothing):
+    with _replaced(pl_module, log=_nothing, log_dict=_nothing):
         try:
             trainer.loggers = [DummyLogger() for _ in loggers]
             yield
@@ -258,7 +258,7 @@ def _without_logs(trainer: Trainer, pl_module: LightningModule) -> Iterator[None
 
 
 @contextmanager
-def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+def _replaced(owner: Any, **attributes: Any) -> Iterator[None]:
     """Replace attributes of an object inside the context, bypassing any `__setattr__` of its class."""
     before = {name: owner.__dict__[name] for name in attributes if name in owner.__dict__}
     try:
