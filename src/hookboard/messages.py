@@ -100,7 +100,7 @@ _is_rank_zero: Callable[[], bool] = lambda: True  # noqa: E731  # `ask_for_rank`
 
 
 def warn_switched_off(what: str, error: Exception) -> None:
-    """Warns that something is no longer measured or written.
+    """Warn that something is no longer measured or written.
 
     Args:
         what: what is switched off, the subject of the sentence.

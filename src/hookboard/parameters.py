@@ -56,14 +56,14 @@ class Weight:
         return any(is_lazy(parameter) for parameter in self.parameters)
 
     def is_same(self, other: "Weight | None") -> bool:
-        """Whether the other is made of the same parameters."""
+        """Return whether the other is made of the same parameters."""
         if other is None or len(self.parameters) != len(other.parameters):
             return False
         return all(a is b for a, b in zip(self.parameters, other.parameters, strict=True))
 
 
 def are_still(weights: Mapping[str, Weight], modules: Mapping[str, nn.Module]) -> bool:
-    """Whether `weights_of` would find just these again; where it says False, it may be wrong.
+    """Return whether `weights_of` would find just these again; where it says False, it may be wrong.
 
     It does not see that a mask was registered or deleted by hand for a weight that stays the same.
 
@@ -158,6 +158,6 @@ def why_silent(weight: Weight) -> str:
 
 
 def _is_pruned(module: nn.Module, attribute: str) -> bool:
-    """Whether `torch.nn.utils.prune` has put a mask on it; the older spectral norm has a `weight_orig` and no mask."""
+    """Return whether `torch.nn.utils.prune` has put a mask on it; the old spectral norm has none."""
     names = (f"{attribute}_orig", f"{attribute}_mask")
     return all(isinstance(getattr(module, name, None), Tensor) for name in names)

@@ -91,7 +91,7 @@ class Packed(NamedTuple):
 
 
 def packed(value: Any, forms: Codecs) -> Packed:
-    """Packs a value without waiting for a device.
+    """Pack a value without waiting for a device.
 
     Args:
         value: made of None, numbers, strings, lists, tuples, sets, mappings, deques, arrays, tensors (unpacked as
@@ -113,7 +113,7 @@ def packed(value: Any, forms: Codecs) -> Packed:
 
 
 def unpacked(given: Tensor, forms: Codecs) -> Any:
-    """Unpacks a value from bytes.
+    """Unpack a value from bytes.
 
     Raises:
         ValueError: the bytes are damaged, or hold a class that is not in `forms`.
@@ -238,7 +238,7 @@ def _narrow(block: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _wide(first: np.ndarray, is_constant: np.ndarray, is_short: np.ndarray, *parts: np.ndarray) -> np.ndarray:
-    """Restores the block from what `_narrow` returned."""
+    """Restore the block from what `_narrow` returned."""
     block = np.empty((len(parts[0]), len(first)))
     block[:, is_constant], block[:, is_short], block[:, ~(is_constant | is_short)] = first[is_constant], *parts
     return block

@@ -131,7 +131,7 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
 
 
 def _split(given: Sequence[T]) -> tuple[list[T], list[T]]:
-    """Separates what is included from what a leading `!` excludes."""
+    """Separate what is included from what a leading `!` excludes."""
     excluded: list[Any] = [g[1:] for g in given if isinstance(g, str) and g.startswith("!")]
     included = [g for g in given if not (isinstance(g, str) and g.startswith("!"))]
     return included, excluded
@@ -154,7 +154,7 @@ def _names_matching(pattern: str, named: dict[str, nn.Module]) -> set[str]:
 
 
 def _meant(pattern: str, named: dict[str, nn.Module]) -> str:
-    """Guesses what a pattern that matches nothing was meant to be; the end of a sentence."""
+    """Guess what a pattern that matches nothing was meant to be: a clause such as "; it is a type: ...", or ""."""
     if any(type(module).__name__ == pattern for module in named.values()):
         return f"; it is a type: give types={pattern!r}"
     owner, _, attribute = pattern.rpartition(".")

@@ -60,7 +60,7 @@ class State:
             waiting.extend(_keep(value, self._undo))
 
     def restore(self) -> None:
-        """Restores everything that has changed. It works only once."""
+        """Restore everything that has changed. It works only once."""
         with torch.no_grad():
             self._undo.close()
 

@@ -26,13 +26,13 @@ backward_number: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a backward pass, as `backward_number` tells: a forward there is one of checkpointing."""
+    """Return whether this thread runs a backward pass: a forward there is one of checkpointing."""
     return backward_number() != -1
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it
 def in_transform() -> bool:
-    """Whether a function transform (`torch.func.vmap`, `grad` and so on) is being run, or traced by torch.compile."""
+    """Return whether a function transform, such as `torch.func.vmap`, is being run, or traced."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -118,13 +118,13 @@ def modules_of(module: nn.Module) -> dict[str, nn.Module | None]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile runs the module's forward."""
+    """Return whether torch.compile runs the module's forward."""
     call = module._compiled_call_impl
     return isinstance(module, OptimizedModule) or not (call is None or isinstance(call, Detour))
 
 
 def runs_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile runs the module's forward, or another function of the module or its class."""
+    """Return whether torch.compile runs the module's forward, or another function of the module or its class."""
     classes = (each for each in type(module).__mro__ if not issubclass(nn.Module, each))
     functions = [
         each for held in (module, *classes) for each in vars(held).values() if isinstance(each, types.FunctionType)
@@ -178,12 +178,12 @@ class Detour:
 
 
 def has_compiled_anything() -> bool:
-    """Whether torch.compile has made a graph in this process."""
+    """Return whether torch.compile has made a graph in this process."""
     return bool(counters["stats"])
 
 
 def is_in_force(stance: Any) -> bool:
-    """Whether compiled code does now what this result of `torch.compiler.set_stance` says."""
+    """Return whether compiled code does now what this result of `torch.compiler.set_stance` says."""
     return torch._dynamo.eval_frame._stance is stance.stance
 
 
@@ -193,12 +193,12 @@ def scale_of(scaler: GradScaler) -> Tensor | None:
 
 
 def is_inside_transform(tensor: Tensor) -> bool:
-    """Whether the tensor stands for others inside `torch.func` (vmap, grad, jvp, functionalize)."""
+    """Return whether the tensor stands for others inside `torch.func` (vmap, grad, jvp, functionalize)."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def is_fake(tensor: Tensor) -> bool:
-    """Whether the tensor has a shape and no values."""
+    """Return True for a `FakeTensor`; a meta tensor, which has no values either, is none."""
     return isinstance(tensor, FakeTensor)
 
 
@@ -209,7 +209,7 @@ def as_plain(tensor: Tensor) -> Tensor:
 
 
 def has_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
-    """Whether the scaler has divided its scale out of the optimizer's gradients since they were made."""
+    """Return whether the scaler has divided its scale out of the optimizer's gradients since they were made."""
     return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
 
 

@@ -382,7 +382,7 @@ def _gradient(scores: Tensor, classes: Tensor, held: Tensor, name: str) -> Tenso
 
 
 def _cut_graph(layer: TargetLayer, held: dict[int, Tensor]) -> RemovableHandle:
-    """Cuts the autograd graph at the layer: the model continues with a copy that requires gradients.
+    """Cut the autograd graph at the layer: the model continues with a copy that requires gradients.
 
     The copy may be changed in place.
     """

@@ -230,7 +230,7 @@ def _kinds(run: LoggedRun, one: Series, curves: Mapping[str, Curve]) -> dict[tup
 
 
 def _kind(run: LoggedRun, one: Series, row: str) -> tuple[str, str]:
-    """Return the type of a row's layer, and which of the layer's tensors it is."""
+    """Return the type of a row's layer, "" if unknown, and what follows the layer in the row's name."""
     layer = run.layer_of(row, one)
     types = run.layers[layer].types
     return types[0] if types else "", row.removeprefix(layer)

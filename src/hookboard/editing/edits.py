@@ -201,11 +201,11 @@ class Noise(EditRule):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the generators: a copy starts from the seed."""
+        """Leave out the generators: a copy starts from the seed."""
         return {"std": self.std, "seed": self.seed, "_generators": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restores what `__getstate__` returned."""
+        """Restore what `__getstate__` returned."""
         self.__dict__.update(state)
 
 

@@ -92,7 +92,7 @@ class LateFlag:
         return {"first": self._first, "is_said": self._is_said, "notes": np.array(notes, np.int64).reshape(-1, 4)}
 
     def go_on(self, parts: Mapping[str, Any]) -> Noted | None:
-        """Restores what `parts` returned. Returns the step of the first bad value if `read` has not reported it yet."""
+        """Restore what `parts` returned. Returns the step of the first bad value if `read` has not reported it yet."""
         found = [note for note in parts["notes"].tolist() if note[0] == parts["first"] and not parts["is_said"]]
         self._is_said = parts["is_said"] or bool(found)
         return Noted(found[0][1], found[0][2], bool(found[0][3])) if found else None
@@ -306,7 +306,7 @@ class BlackBox:
         return {**{name: getattr(self, name) for name in _KEPT}, "flag": self._flag.parts()}
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Restores what `parts` returned, so that an ongoing event does not count as a new one."""
+        """Restore what `parts` returned, so that an ongoing event does not count as a new one."""
         vars(self).update({name: parts[name] for name in _KEPT})
         self._say(self._flag.go_on(parts["flag"]))
 

@@ -47,7 +47,7 @@ class ValueSummary:
 
 
 def summarized(tensor: Tensor) -> ValueSummary:
-    """Summarizes a tensor's values; waits for the device. A tensor that cannot be read counts as empty."""
+    """Summarize a tensor's values; wait for the device. A tensor that cannot be read counts as empty."""
     try:
         row = measure(local(tensor.detach()), _PLAN)
     except (TypeError, RuntimeError):

@@ -47,7 +47,7 @@ class Page:
         self._record = RunRecord(every_n_steps, RECORD_GROWTH_FACTOR)
 
     def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
-        """Return what is to be written after a look."""
+        """Return what to write after a look, and note it as written: call it once for each look."""
         is_new = _keys(verdicts) != self._told
         is_due = run.seen >= max(2, PICTURE_GROWTH_FACTOR * self._drawn_at)
         entry = Entry(run.now.step, scalars=scalars(run, verdicts), layout={} if self._has_layout else layout())

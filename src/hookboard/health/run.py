@@ -169,7 +169,7 @@ class Run:
 
     @property
     def unseen(self) -> list[Layer]:
-        """The layers that could give an output and gave none at any look."""
+        """The layers that could give an output and gave none at any look so far; empty before the first look."""
         return [layer for layer in self.layers if layer.is_called and not self.has_run(layer)] if self.seen else []
 
     def peers(self, layer: Layer) -> list[Layer]:

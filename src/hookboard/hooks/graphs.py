@@ -226,7 +226,7 @@ class _ShownGradient(torch.autograd.Function):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether the operator can take the tensor; subclasses do not know it."""
+    """Return whether the operator can take the tensor; subclasses do not know it."""
     return type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested
 
 

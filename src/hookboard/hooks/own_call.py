@@ -27,7 +27,7 @@ def own_call() -> Iterator[None]:
 
 
 def is_own_call() -> bool:
-    """Whether a call of our own runs."""
+    """Return whether a call of our own runs."""
     return bool(_own_calls)
 
 

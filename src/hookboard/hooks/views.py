@@ -18,7 +18,7 @@ class Place(NamedTuple):
     """Whether the numbers above count complex numbers, not real ones."""
 
     def has_overlap(self) -> bool:
-        """Whether two elements may lie at one address, as after `expand` or `unfold`."""
+        """Return whether two elements may lie at one address, as after `expand` or `unfold`."""
         reach = 0
         for stride, size in sorted(zip(self.stride, self.size, strict=True)):
             if size > 1:

@@ -190,7 +190,7 @@ def select_maps(maps: Maps, *, channels: int, order: Order, size: int) -> Select
 
 
 def feature_maps(shown: SelectedMaps, name: str, *, normalize: Normalize, size: int) -> Picture:
-    """Draws the selected maps, each at most `size` pixels a side, with `name` in the caption.
+    """Draw the selected maps, each at most `size` pixels a side, with `name` in the caption.
 
     `normalize` is as in `scaled`.
     """

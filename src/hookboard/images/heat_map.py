@@ -136,7 +136,7 @@ class Letters:
         return width
 
     def stamp(self, pixels: Pixels) -> None:
-        """Draws the texts onto palette indices of shape (height, width), in place."""
+        """Draw the texts onto palette indices of shape (height, width), in place."""
         for mark, image in self._drawn.items():
             drawn = np.asarray(image)
             inked = drawn > 16
@@ -155,7 +155,7 @@ def text_width(text: str) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _written(text: str) -> Image.Image:
-    """Draws a text by itself, with padding. Cached, because names of layers come again in each picture."""
+    """Draw a text by itself, with padding. Cached, because names of layers come again in each picture."""
     _, _, right, bottom = _font().getbbox(text)
     image = Image.new("L", (round(right) + 2 * TEXT_PADDING, round(bottom) + 2 * TEXT_PADDING), 0)
     ImageDraw.Draw(image).text((TEXT_PADDING, TEXT_PADDING), text, fill=255, font=_font())
@@ -205,7 +205,7 @@ def common_start(names: Sequence[str]) -> str:
 
 
 def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int]) -> list[Label]:
-    """Places the labels of rows, from top to bottom, so that none overlaps another.
+    """Place the labels of rows, from top to bottom, so that none overlaps another.
 
     Marked rows are always labelled as long as there is room for all of them, if necessary beside their row. Of the
     other rows and blocks, the tallest are labelled first.
@@ -231,7 +231,7 @@ def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int])
 
 
 def shortened(text: str, width: int, text_width: Callable[[str], float]) -> str:
-    """Leaves out the middle of a text that is too long.
+    """Leave out the middle of a text that is too long.
 
     Args:
         text: a name.
@@ -340,7 +340,7 @@ def heat_map(
     scale: ColourScale | None = None,
     of: int | None = None,
 ) -> Picture:
-    """Draws a quantity of many layers over a run.
+    """Draw a quantity of many layers over a run.
 
     Rows are as high as there is room for. With more than 720 of them, unmarked rows may share a pixel.
 
@@ -439,7 +439,7 @@ def _draw_label(pixels: Pixels, letters: Letters, label: Label, layout: HeatMapL
 
 
 def _draw_steps(pixels: Pixels, letters: Letters, steps: Sequence[int], layout: HeatMapLayout) -> None:
-    """Draws the axis of steps: the first, the last, and those between that have room."""
+    """Draw the axis of steps: the first, the last and the quarter points, as far as there is room."""
     bottom, columns = layout.edges[-1], len(steps)
     letters.write("step", layout.left - MARK_WIDTH - 2, bottom + 3, "right")
     taken: list[tuple[float, float]] = []
@@ -457,7 +457,7 @@ def _draw_steps(pixels: Pixels, letters: Letters, steps: Sequence[int], layout: 
 def _draw_bar(
     pixels: Pixels, letters: Letters, values: np.ndarray, scale: ColourScale, unit: str, layout: HeatMapLayout
 ) -> None:
-    """Draws the colour bar with its values, and the colours of missing and of non-finite values if there are any."""
+    """Draw the colour bar with its values, and the colours of missing and of non-finite values if there are any."""
     top = layout.edges[-1] + 18
     shades = np.arange(layout.width) * (SHADES - 1) // max(layout.width - 1, 1)
     pixels[top : top + 8, layout.left : layout.left + layout.width] = shades

@@ -34,7 +34,7 @@ def selected_kernels(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
 
 
 def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *, size: int) -> Picture:
-    """Draws the kernels, and beside them their change since `before`.
+    """Draw the kernels, and beside them their change since `before`.
 
     Kernels of three channels are drawn in colour (red, green and blue; grey is 0), kernels of one channel as one tile
     each. For others each row is a kernel and each column a channel. Kernels of one pixel are drawn as one matrix.

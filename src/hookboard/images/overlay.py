@@ -35,7 +35,7 @@ def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[flo
 
 
 def overlays(inputs: Pixels, maps: Tensor, texts: Sequence[str], caption: str, *, size: int) -> Picture:
-    """Draws a row for each sample: the input, its map scaled to its maximum, and both together.
+    """Draw a row for each sample: the input, its map scaled to its maximum, and both together.
 
     Args:
         inputs: shape (n, height, width, 3), uint8.

@@ -71,7 +71,7 @@ CARD_WIDTH = 344
 
 
 def shrink(maps: Tensor, size: int) -> Tensor:
-    """Shrinks maps of shape (n, channels, height, width) to at most `size` pixels a side, by averaging over areas."""
+    """Shrink maps of shape (n, channels, height, width) to at most `size` pixels a side, by averaging over areas."""
     height, width = maps.shape[-2:]
     factor = max(height, width) / size
     if factor <= 1:
@@ -81,13 +81,13 @@ def shrink(maps: Tensor, size: int) -> Tensor:
 
 
 def enlarge(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """Repeats pixels of shape (..., height, width) as often as fits into `size` pixels a side."""
+    """Repeat pixels of shape (..., height, width) as often as fits into `size` pixels a side."""
     times = max(1, size // max(pixels.shape[-2:]))
     return pixels.repeat(times, axis=-2).repeat(times, axis=-1)
 
 
 def scaled(maps: np.ndarray, normalize: Normalize) -> tuple[np.ndarray, str]:
-    """Scales maps of shape (n, channels, height, width) to [0, 1]; returns them and their range in words.
+    """Scale maps of shape (n, channels, height, width) to [0, 1]; return them and their range in words.
 
     Non-finite values become NaN and are ignored in the range. A map whose values are all equal becomes 0 if they are 0
     (a dead channel), otherwise 0.5.
@@ -117,7 +117,7 @@ def _range(finite: np.ndarray, axis: tuple[int, ...] | None) -> tuple[np.ndarray
 
 
 def grid(tiles: Pixels) -> Pixels:
-    """Arranges tiles in rows and columns of one picture, with white gaps between them.
+    """Arrange tiles in rows and columns of one picture, with white gaps between them.
 
     Args:
         tiles: shape (rows, columns, height, width) or (rows, columns, height, width, 3), uint8.
@@ -134,7 +134,7 @@ def grid(tiles: Pixels) -> Pixels:
 
 
 def squares(tiles: Pixels) -> Pixels:
-    """Arranges the tiles of each sample in a square, and as many squares side by side as fit on a card of TensorBoard.
+    """Arrange the tiles of each sample in a square, and as many squares side by side as fit on a card of TensorBoard.
 
     Args:
         tiles: shape (samples, tiles, height, width), uint8.
@@ -206,7 +206,7 @@ class Picture:
 
 
 def _text(caption: str, width: int) -> Pixels:
-    """Draws a caption, wrapped to `width`, as palette indices of shape (height, width)."""
+    """Draw a caption, wrapped to `width`, as palette indices of shape (height, width)."""
     lines: list[list[Pixels]] = [[]]
     for word in map(_word, caption.split()):
         taken = sum(part.shape[1] + SPACE for part in lines[-1])
@@ -224,7 +224,7 @@ def _text(caption: str, width: int) -> Pixels:
 
 @functools.lru_cache(maxsize=2048)
 def _word(word: str) -> Pixels:
-    """Draws one word as palette indices, shape (LINE_HEIGHT, width). Cached, because captions differ in few words."""
+    """Draw one word as palette indices, shape (LINE_HEIGHT, width). Cached, because captions differ in few words."""
     font = _font()
     strip = Image.new("L", (math.ceil(font.getlength(word)), LINE_HEIGHT), 255)
     ImageDraw.Draw(strip).text((0, 0), word, fill=0, font=font)
@@ -239,5 +239,5 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def text_block(text: str, width: int) -> Pixels:
-    """Draws a text, wrapped to `width`, without margins above and below; palette indices of shape (height, width)."""
+    """Draw a text, wrapped to `width`, without margins above and below; palette indices of shape (height, width)."""
     return _text(text, width)[MARGIN:-MARGIN]

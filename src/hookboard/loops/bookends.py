@@ -79,7 +79,7 @@ class FirstCallback(Callback):
             member.leave_batch()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Read the loss."""
+        """Have members read the loss, then switch their hooks off if other callbacks run here."""
         for member in self.members:
             member.before_backward(trainer, pl_module, loss)
         if "on_before_backward" in self.members.heard:
@@ -111,7 +111,7 @@ class FirstCallback(Callback):
         self._stay_first(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End a batch that has had no end: if the module ends an epoch early, its last batch has none."""
+        """End the epoch; a batch left open, as the module ended the epoch early, is dropped without `_end_batch`."""
         for member in self.members:
             member.end_epoch(trainer)
 

@@ -114,7 +114,7 @@ class HookboardCallback(CallbackMethods[W]):
     # The hooks of Lightning at which it begins and ends.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget the fit before, so that nobody saves it as this one."""
+        """When a fit starts, drop the checkpoint entry of the one before: it must not be saved again."""
         if not is_alone(trainer):
             self._kept = None
 
@@ -198,7 +198,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def begin_training(self, trainer: Trainer) -> None:
-        """See `_begin_training`."""
+        """Call `_begin_training` if training is watched, then restore what a loaded checkpoint holds."""
         state = self._live.get("train")
         if state is not None:
             self._do(state, "at the start of the training", self._begin_training, trainer, state)
@@ -294,7 +294,10 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def leave_batch(self) -> None:
-        """Undo what an earlier batch has left, before other callbacks hear of what follows; say what the worker has."""
+        """Run what the worker has handed over, then stop watching the batch before and remove its hooks.
+
+        Hooks that change tensors are always removed here. `_end_batch` is not called.
+        """
         self._worker.catch_up()
         for state in list(self._live.values()):
             state.is_due = False

@@ -124,7 +124,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """
 
     def _begin_training(self, trainer: Trainer, state: W) -> None:
-        """Called before the first batch of a fit, when a checkpoint has been loaded."""
+        """Called before the first batch of a fit, after Lightning has loaded a checkpoint, before we restore ours."""
 
     def _begin_loop(self, trainer: Trainer, state: W) -> None:
         """Called before the first batch of an evaluation."""

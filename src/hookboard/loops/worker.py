@@ -49,8 +49,7 @@ class Worker:
     """Does jobs in the order in which they come. The thread starts with the first job and ends with `close`.
 
     What a job hands over (`hookboard.messages.hand_over`), such as a warning, and what becomes of an error, is done by
-    the training thread: when it gives the next job, or in `catch_up`, `wait` or `close`. A copy of a worker is a new
-    one.
+    the training thread: in `do`, `catch_up`, `settle` or `close`; `wait` only waits. A copy of a worker is a new one.
 
     Args:
         name: of the thread.
@@ -116,7 +115,7 @@ class Worker:
             self._jobs, self._thread = deque(), None  # the thread ends with its job, whenever that is
 
     def settle(self) -> None:
-        """Wait until all jobs are done, and do what they have handed over."""
+        """Wait until all jobs are done, or patience ends; then do what they handed over, which may raise."""
         self.wait()
         self.catch_up()
 

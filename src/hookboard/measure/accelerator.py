@@ -70,12 +70,12 @@ def _kernels() -> ModuleType | None:
 
 
 def can_read(tensor: Tensor) -> bool:
-    """Whether the kernels take a plain tensor in memory, at once or as a copy in another type or order."""
+    """Return whether the kernels take a plain tensor in memory, at once or as a copy in another type or order."""
     return tensor.device.type in DEVICES and not _state.has_failed and _kernels() is not None
 
 
 def can_divide(tensor: Tensor, scale: Tensor) -> bool:
-    """Whether the kernel itself can divide the values of a tensor by a scale of shape ()."""
+    """Return whether the kernel itself can divide the values of a tensor by a scale of shape ()."""
     return (
         can_read(tensor)
         and tensor.dtype in DTYPES
@@ -150,7 +150,7 @@ def merged(rows: Tensor, channels: int = 1) -> Tensor | None:
 
 @functools.cache
 def adds_float64_fast(device: torch.device) -> bool:
-    """Whether sums are float64; else they are pairs of float32, which are as exact."""
+    """Return whether sums are float64; else they are pairs of float32, which are as exact."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) in FAST_FLOAT64
 
 

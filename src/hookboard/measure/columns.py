@@ -72,7 +72,7 @@ class Tails(Columns):
         return _roots(torch.stack([cubes, fourths]) / row[0].clamp(min=1)) * unit
 
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
-        """As Chan's formula does it for the variance."""
+        """Merge as Chan's formula does for the variance."""
         # Pebay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order statistical
         # moments", 2008, for any number of parts.
         unit = unit_of(merged[:, 8], merged[:, 9])

@@ -92,7 +92,7 @@ def form_of(tensor: Tensor, dim: int | None = None, *, with_gaps: bool = False) 
 
 
 def is_like(tensor: Tensor, form: Form) -> bool:
-    """Whether `form_of` would give this form again, with the same arguments; it takes a fraction of the time."""
+    """Return whether `form_of` would give this form again, with the same arguments; it takes a fraction of the time."""
     return (
         is_plain(tensor)
         and tensor.shape == form.shape
@@ -103,7 +103,7 @@ def is_like(tensor: Tensor, form: Form) -> bool:
 
 
 def can_subtract(minus: Tensor, form: Form) -> bool:
-    """Whether this may be subtracted from a tensor of that form: in the same order in memory, and without gaps."""
+    """Return whether this can be subtracted from a tensor of that form: in the same order, without gaps."""
     if form.channels or not is_plain(minus) or minus.shape != form.shape or minus.dtype is not form.dtype:
         return False
     values, stride = minus.numel(), form.stride
@@ -114,7 +114,7 @@ def can_subtract(minus: Tensor, form: Form) -> bool:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether it is a tensor of torch's own, of a type that the kernel reads; its memory may have been freed."""
+    """Return whether it is a tensor of torch's own, of a type that the kernel reads; its memory may have been freed."""
     kind = type(tensor)
     return (
         _native is not None
@@ -128,7 +128,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def _has_gaps_between_parts_alone(tensor: Tensor) -> bool:
-    """Whether the parts of the first dimension have no gaps, and each begins behind the one before."""
+    """Return whether the parts of the first dimension have no gaps, and each begins behind the one before."""
     inner = left = tensor.numel() // len(tensor)
     for size, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True):
         left //= size
@@ -138,7 +138,7 @@ def _has_gaps_between_parts_alone(tensor: Tensor) -> bool:
 
 
 def _is_in_memory(tensor: Tensor, values: int) -> bool:
-    """Whether so many values from its first one on lie in memory."""
+    """Return whether so many values from its first one on lie in memory."""
     try:
         needed = _TYPES[tensor.dtype][1] * (tensor.storage_offset() + values)
         return tensor.untyped_storage().nbytes() >= needed and tensor.data_ptr() != 0
@@ -188,7 +188,7 @@ def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:
 
 
 def can_merge(rows: Tensor, owner: Tensor) -> bool:
-    """Whether `merged` takes these rows."""
+    """Return whether `merged` takes these rows."""
     return _native is not None and rows.is_cpu and rows.is_contiguous() and owner.dtype is torch.long
 
 

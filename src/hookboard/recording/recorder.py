@@ -109,7 +109,7 @@ class Recorder:
         self._meter.switch_off(sites, error)
 
     def is_off(self, name: str, role: Role) -> bool:
-        """Whether measuring this role of this module or parameter has failed, on any rank."""
+        """Return whether measuring this role of this module or parameter has failed, on any rank."""
         return any((site.name, site.role) == (name, role) for site in self._meter.off)
 
     def flush(self, flags: Tensor | None = None) -> tuple[Readings, list[float]]:

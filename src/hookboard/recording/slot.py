@@ -107,7 +107,7 @@ class Slots:
             slot.shape = slot.form = None
 
     def lend_bins(self, measured: Iterable[int]) -> dict[int, Tensor]:
-        """Lend the bins of some slots, int64, by number, until `give_back`; slots without a histogram are left out.
+        """Hand out the filled bins of some slots, int64, by number, uncopied; the slots go on with empty ones.
 
         Args:
             measured: the numbers of the slots.

@@ -21,7 +21,7 @@ from hookboard.torch_private import NoCollectives
 
 @contextmanager
 def undisturbed(module: nn.Module, *given: object) -> Iterator[None]:
-    """Lets hookboard call `module` inside the context, with gradients, and undoes what the call changed.
+    """Let hookboard call `module` inside the context, with gradients, and undo what the call changed.
 
     Inside, compiled code runs uncompiled, hooks observe nothing, and edits use copies of their rules. Afterwards the
     random state (of Python, NumPy, torch's CPU and CUDA generators) and the state of all modules are as before, see
@@ -247,7 +247,7 @@ def _idle(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
 
 @contextmanager
 def _without_logs(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """Discards what the step logs, with `self.log` or directly to its loggers."""
+    """Discard what the step logs, with `self.log` or directly to its loggers."""
     loggers = trainer.loggers
     with _replaced(pl_module, log=_nothing, log_dict=_nothing):
         try:

@@ -74,7 +74,7 @@ class Loggers:
 
 
 def _takes_in_any_thread(logger: Logger) -> bool:
-    """Whether it is TensorBoard's, which puts what it is given into a queue.
+    """Return whether it is TensorBoard's, which puts what it is given into a queue.
 
     Others write at once, as CSVLogger does into the lists that Lightning's own values go to.
     """

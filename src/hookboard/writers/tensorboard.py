@@ -75,7 +75,7 @@ def _histogram(reading: Reading) -> HistogramProto:
 
 
 def _has_layout(logger: TensorBoardLogger) -> bool:
-    """Whether the run has a layout of custom scalars: a second one would take its place, not join it."""
+    """Return whether the run has a layout of custom scalars: a second one would take its place, not join it."""
     logger.experiment.flush()
     for path in Path(logger.log_dir).glob("events.out.tfevents.*"):
         if not path.stat().st_size:
