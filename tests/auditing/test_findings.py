@@ -1,6 +1,7 @@
 """What is found in a step that is wrong, and that nothing is found in one that is not."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -79,7 +80,6 @@ FAULTS = {
         "",
     ),
     "-1 and 1 for BCE": (net(outputs=1), nn.BCEWithLogitsLoss(), BINARY * 2 - 1, first, "targets", ""),
-    "counts for cross_entropy": (net(), cross_entropy, torch.ones(16, 3), None, "targets", ""),
     "broadcast by hand": (net(outputs=1), by_hand, REAL, None, "loss_shape", ""),
     "broadcast the other way": (net(outputs=1), by_hand_reversed, REAL, None, "loss_shape", ""),
 }
@@ -109,6 +109,40 @@ HEALTHY = {
     "soft labels": (net(), cross_entropy, torch.full((16, 3), 1 / 3), None),
     "logits capped by tanh": (net(nn.Tanh()), lambda o, t: cross_entropy(30 * o, t), CLASSES, None),
     "one target for all": (net(), by_hand, REAL[:3], None),
+    "missing labels, masked after the loss": (
+        net(nn.Sigmoid(), outputs=1),
+        lambda o, t: (mse_loss(o, t, reduction="none") * (t >= 0)).mean(),
+        REAL,
+        first,
+    ),
+    "missing labels, weighted": (
+        net(outputs=1),
+        lambda o, t: binary_cross_entropy_with_logits(o, t, weight=(t >= 0).float()),
+        BINARY * 2 - 1,
+        first,
+    ),
+    "a masked difference": (
+        net(nn.Sigmoid(), outputs=1),
+        lambda o, t: ((o - t) ** 2 * (t >= 0)).sum(),
+        REAL,
+        first,
+    ),
+    "ignored rows of zeros": (
+        net(nn.LogSoftmax(1)),
+        lambda o, t: nll_loss(o * (t >= 0)[:, None], t),
+        torch.where(CLASSES == 2, -100, CLASSES),
+        None,
+    ),
+    "ReLU6": (net(nn.ReLU6(), outputs=1), mse_loss, REAL.abs() * 2, first),
+    "a wide Hardtanh": (net(nn.Hardtanh(-5, 5), outputs=1), mse_loss, REAL, first),
+    "distances of all pairs": (net(), lambda o, t: (o[:, 0][:, None] - t).abs().mean(), REAL, None),
+    "a metric of the raw scale": (
+        net(outputs=1),
+        lambda o, t: mse_loss(o, t) + 0 * l1_loss(o.detach() * 500, t * 500),
+        REAL,
+        first,
+    ),
+    "targets that rounding puts above 1": (net(outputs=1), nn.BCEWithLogitsLoss(), BINARY * (1 + 4e-7), first),
 }
 
 
@@ -137,11 +171,16 @@ def test_the_bound_that_is_named_is_that_of_the_best_possible_probabilities():
     assert f"cannot fall below {best:.3g}" in found.evidence
 
 
-def test_the_share_of_targets_out_of_reach_is_counted():
+def test_the_targets_out_of_reach_are_counted():
     model, loss, target, shape, *_ = FAULTS["ReLU, negative targets"]
     (found,) = found_in(model, loss, target, shape)
-    share = (target.double() < 0).double().mean().item()
-    assert f"{share:.0%} of them cannot be reached" in found.evidence
+    assert f"{(target.double() < 0).sum()} of 16 cannot be reached" in found.evidence
+
+
+def test_class_weights_of_several_labels_are_a_note():
+    (found,) = found_in(net(), cross_entropy, torch.ones(16, 3), None)
+    assert (found.rule, found.severity) == ("targets", "note")
+    assert "those of a sample sum to 3" in found.evidence
 
 
 def test_unscaled_targets_are_a_note_with_their_mean_and_deviation():
@@ -205,6 +244,46 @@ def test_a_row_of_attention_that_sees_nothing_is_found_where_it_gives_nan():
     (found,) = audit(model, x, lambda x: model(x, x, x, attn_mask=mask)[0].square().mean())
     assert found.rule == "masked_row"
     assert found.evidence.startswith("1 of 8 rows")
+
+
+def test_a_teacher_that_stands_in_the_place_of_the_output_is_no_output():
+    student, teacher = nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 3), nn.ReLU()).requires_grad_(False)
+    assert audit(nn.ModuleList([student, teacher]), X, lambda x: mse_loss(teacher(x), student(x))) == ()
+
+
+def test_an_output_that_is_changed_in_place_no_longer_has_the_range_of_its_function():
+    model = net(nn.Sigmoid())
+
+    def step(batch):
+        output = model(batch[0]).clone()
+        output[:, 2:] = output[:, 2:] * 8 - 4
+        return mse_loss(output, batch[1])
+
+    assert audit(model, (X, REAL[:, None].expand(16, 3)), step) == ()
+
+
+def test_masked_rows_of_a_finite_loss_are_no_fault():
+    model = nn.Linear(4, 4)
+
+    def step(x):
+        scores = model(x).masked_fill(torch.arange(16)[:, None] < 2, float("-inf"))
+        return scores.softmax(-1).nan_to_num(0).square().sum()
+
+    assert audit(model, X, step) == ()
+
+
+def test_many_tensors_in_a_list_are_read_in_a_moment():
+    model = net(outputs=1)
+    began = time.process_time()
+    audit(model, X, lambda x: torch.stack([model(x[:1]).sum()] * 20_000).mean())
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_in_the_batch_is_read_without_an_error():
+    batch = X, torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    model = net()
+    assert audit(model, batch, lambda batch: model(batch[0]).square().mean()) == ()
 
 
 def test_layers_in_evaluation_mode_are_a_note():

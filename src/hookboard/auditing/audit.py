@@ -15,8 +15,8 @@ from hookboard.replay import loss_in, run_training_step, undisturbed
 def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = None) -> tuple[Finding, ...]:
     """Read one training step: the loss, what it is given, and where gradients are cut.
 
-    The step is run once, forward and backward. Everything is put back afterwards: weights, gradients, buffers, random
-    state.
+    The step is run once, forward and backward. Gradients, buffers, attributes and the random state are put back
+    afterwards. A weight that the step itself changes, as an average of weights does, stays changed.
 
     Args:
         model: the model.
@@ -54,7 +54,8 @@ def _read(model: nn.Module, batch: Any, run: Callable[[Any], Any]) -> list[Findi
     if loss.requires_grad and trained:
         gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     without = {name for name, gradient in zip(trained, gradients, strict=True) if gradient is None}
-    return findings_of(Done(step, step.of(loss), trained.keys(), without))
+    is_finite = bool(loss.detach().isfinite().all())
+    return findings_of(Done(step, step.of(loss), trained.keys(), without, is_finite))
 
 
 def _step_of(model: nn.Module) -> Callable[[Any], Any]:

@@ -129,7 +129,7 @@ class Value:
 
 
 Observer = Callable[[Op, Mapping[str, Tensor], Sequence[Tensor]], Any]
-"""From a call, its tensors by the path of the argument, and its results to what is kept of them."""
+"""From a call, the arguments that are tensors, and its results to what is kept of them."""
 
 
 class Step(TorchFunctionMode):
@@ -160,11 +160,12 @@ class Step(TorchFunctionMode):
         """Call the function, and note the call if it takes a tensor or gives one."""
         kwargs = kwargs or {}
         arguments = _bound(func, args, kwargs)
-        given = dict(tensors_in(arguments))
-        values = {name: self._seen(argument) for name, argument in arguments.items()} if given else {}
+        values = {name: self._seen(argument) for name, argument in arguments.items()}
+        given = {name: argument for name, argument in arguments.items() if isinstance(argument, Tensor)}
         returned = func(*args, **kwargs)
-        results = [tensor for _, tensor in tensors_in(returned)]
         name = _name_of(func)
+        # What is changed in place, and not returned, has other numbers from here on.
+        results = [args[0]] if name == "setitem" else list(_tensors_in(returned))
         if results or name in CUTS:
             op = Op(name, values, self._place(), torch.is_grad_enabled())
             observer = self._observers.get(name)
@@ -186,7 +187,8 @@ class Step(TorchFunctionMode):
         inputs = [] if op is None else op.inputs
         of_batch = path is not None or any(value.of_batch for value in inputs)
         of_parameters = parameter is not None or any(value.of_parameters for value in inputs)
-        value = Value(op, path, parameter, tuple(tensor.shape), tensor.requires_grad, of_batch, of_parameters)
+        shape = () if tensor.is_nested else tuple(tensor.shape)
+        value = Value(op, path, parameter, shape, tensor.requires_grad, of_batch, of_parameters)
         self._values[id(tensor)] = weakref.ref(tensor), value
         return value
 
@@ -231,6 +233,14 @@ def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(func) if inspect.isfunction(func) else None
     except ValueError:  # it wraps a function in C
         return None
+
+
+def _tensors_in(value: Any) -> "Iterator[Tensor]":
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors_in(part)
 
 
 def _values_in(given: Any) -> "Iterator[Value]":

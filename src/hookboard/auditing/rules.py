@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hookboard.auditing.program import CUTS, Observer, Op, Step, Value
 from hookboard.health import Severity
+from hookboard.messages import warn_switched_off
 
 PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
 LOG_PROBABILITIES = frozenset({"log_softmax", "logsigmoid"})
@@ -32,6 +33,12 @@ TAKES_LOGITS = frozenset({"cross_entropy", "binary_cross_entropy_with_logits", "
 REGRESSION = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 BINARY = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
 LOSSES = TAKES_LOGITS | REGRESSION | BINARY | {"nll_loss", "kl_div"}
+ROUNDING = 1e-3
+"""Numbers may be out of a range by this much: interpolation and half precision round (a choice)."""
+
+SUM_DEVIATION = 0.1
+"""Probabilities may sum to 1 within this much: half precision rounds (a choice)."""
+
 UNSCALED = 10
 """Targets of a regression with a larger standard deviation or mean are worth a note: most initializations give outputs
 of about 1 (a choice)."""
@@ -63,12 +70,14 @@ class Done(NamedTuple):
         loss: the loss.
         trained: the names of the trainable parameters.
         without: those of them that no gradient reached.
+        is_finite: whether the loss is.
     """
 
     step: Step
     loss: Value
     trained: Collection[str]
     without: Collection[str]
+    is_finite: bool
 
 
 class LossCall(NamedTuple):
@@ -80,6 +89,7 @@ class LossCall(NamedTuple):
         target: what it is compared with.
         values: the numbers of the output.
         wanted: the numbers of the target.
+        counts_all: whether every number of the target counts: none is weighted, or left to a mask of later.
     """
 
     op: Op
@@ -87,12 +97,14 @@ class LossCall(NamedTuple):
     target: Value
     values: Tensor
     wanted: Tensor
+    counts_all: bool = True
 
 
 def _of_loss(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
     if {"input", "target"} <= given.keys():
         output, target = op.arguments["input"], op.arguments["target"]
-        return LossCall(op, output, target, given["input"].detach(), given["target"].detach())
+        counts_all = op.arguments.get("reduction") != "none" and "weight" not in given
+        return LossCall(op, output, target, given["input"].detach(), given["target"].detach(), counts_all)
     return None
 
 
@@ -107,11 +119,15 @@ def _of_difference(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor
 
 
 def losses_of(done: Done) -> Iterator[LossCall]:
-    """Yield the calls of loss functions, and the differences of which nothing but sums and powers make the loss."""
+    """Yield the calls of loss functions, and the differences of which nothing but sums and powers make the loss.
+
+    A call whose output needs no gradient is a metric, and is left out.
+    """
     reduced = {id(op) for op in _only_reduced(done.loss)}
     for op in done.step.ops:
-        if isinstance(op.seen, LossCall) and (op.name in LOSSES or id(op) in reduced):
-            yield op.seen
+        call = op.seen
+        if isinstance(call, LossCall) and call.output.requires_grad and (op.name in LOSSES or id(op) in reduced):
+            yield call
 
 
 _REDUCING = frozenset({"mean", "sum", "pow", "square", "abs", "sqrt", "norm", "clamp", "neg", "add", "radd"})
@@ -119,14 +135,18 @@ _REDUCING |= {"mul", "rmul", "div", "truediv", "rtruediv"}
 
 
 def _only_reduced(loss: Value) -> Iterator[Op]:
-    """Yield the operations from which nothing but sums, means and powers lead to the loss."""
+    """Yield the operations from which nothing but sums, means and powers lead to the loss.
+
+    Where two tensors meet, such as a loss and its mask, only single numbers are followed.
+    """
     waiting, seen = [loss], set[int]()
     while waiting:
-        op = waiting.pop().op
+        value = waiting.pop()
+        op = value.op
         if op is not None and id(op) not in seen:
             seen.add(id(op))
             yield op
-            if op.name in _REDUCING:
+            if op.name in _REDUCING and (len(op.inputs) == 1 or math.prod(value.shape) == 1):
                 waiting.extend(op.inputs)
 
 
@@ -145,8 +165,9 @@ def loss_input(done: Done) -> Iterator[Finding]:
                 "give the model an output for each class, or use binary_cross_entropy_with_logits",
             )
         if name == "nll_loss" and values.dim() > 1 and values.is_floating_point():
-            sums = values.detach().double().exp().sum(1)
-            if not bool(((sums - 1).abs() < 0.02).all()):
+            sums = values.double().exp().sum(1)
+            sums = sums[call.wanted != call.op.arguments.get("ignore_index", -100)]
+            if bool(((sums - 1).abs() > SUM_DEVIATION).any()):
                 came = f", it comes from {_origin(call.output)}" if made_by else ""
                 yield Finding(
                     "loss_input",
@@ -156,7 +177,7 @@ def loss_input(done: Done) -> Iterator[Finding]:
                     f"{_range(sums)}{came}",
                     "put log_softmax(dim=1) before it, or give the raw logits to cross_entropy",
                 )
-        if name == "kl_div" and bool((values.detach() > 0).any()):
+        if name == "kl_div" and bool((values > ROUNDING).any()):
             yield Finding(
                 "loss_input",
                 "alarm",
@@ -170,9 +191,15 @@ def loss_input(done: Done) -> Iterator[Finding]:
 
 def _of_logits(call: LossCall) -> Finding:
     made_by, classes = call.output.made_by, call.values.shape[1] if call.values.dim() > 1 else 1
-    low, high = RANGES[made_by]
+    low, high = _limits_of(call.output) or (-math.inf, math.inf)
     bound = ""
-    if call.op.name == "cross_entropy" and math.isfinite(low) and math.isfinite(high) and classes > 1:
+    if (
+        call.op.name == "cross_entropy"
+        and call.counts_all
+        and math.isfinite(low)
+        and math.isfinite(high)
+        and classes > 1
+    ):
         least = math.log1p((classes - 1) * math.exp(low - high))
         bound = f"; with {classes} logits of {low:g} to {high:g} the loss of a sample cannot fall below {least:.3g}"
     return Finding(
@@ -206,7 +233,7 @@ def _useless_softmax(done: Done) -> Iterator[Finding]:
                 f"{'1' if op.name == 'softmax' else '0'} whatever comes in",
                 "use sigmoid for one output, or give the model an output for each class",
             )
-        elif dim % len(shape) == 0 and len(shape) == 2 and call.target.shape[:1] == shape[:1]:
+        elif dim % len(shape) == 0 and len(shape) == 2 and call.target.shape == shape[:1] != shape[1:]:
             yield Finding(
                 "loss_input",
                 "alarm",
@@ -219,19 +246,18 @@ def _useless_softmax(done: Done) -> Iterator[Finding]:
 def output_range(done: Done) -> Iterator[Finding]:
     """Find targets that the last function of the model can never give."""
     for call in losses_of(done):
-        limits = RANGES.get(call.output.made_by)
+        limits = _limits_of(call.output) if call.counts_all else None
         if limits is None or call.op.name not in REGRESSION | {"binary_cross_entropy", "sub", "rsub"}:
             continue
         wanted = call.wanted.detach().double()
-        outside = (wanted < limits[0] - 1e-6) | (wanted > limits[1] + 1e-6)
-        share = float(outside.double().mean()) if wanted.numel() else 0.0
-        if share:
+        outside = int(((wanted < limits[0] - ROUNDING) | (wanted > limits[1] + ROUNDING)).sum())
+        if outside:
             yield Finding(
                 "output_range",
-                "alarm" if share > 0.01 else "note",
+                "alarm" if outside > wanted.numel() / 100 else "note",
                 _module_of(call.output),
                 f"{_origin(call.output)} gives {_interval(limits)}, and the targets at {call.op.place} are "
-                f"{_range(wanted)}: {share:.0%} of them cannot be reached",
+                f"{_range(wanted)}: {outside:,} of {wanted.numel():,} cannot be reached",
                 f"remove the {call.output.made_by}, or scale the targets into its range",
             )
 
@@ -240,9 +266,9 @@ def targets(done: Done) -> Iterator[Finding]:
     """Find targets that the loss does not take for what they are: out of range, constant, or far from scaled."""
     for call in losses_of(done):
         wanted, place = call.wanted.detach(), call.op.place
-        if call.op.name in BINARY and wanted.numel():
+        if call.op.name in BINARY and call.counts_all and wanted.numel():
             low, high = float(wanted.min()), float(wanted.max())
-            if low < 0 or high > 1:
+            if low < -ROUNDING or high > 1 + ROUNDING:
                 yield Finding(
                     "targets",
                     "alarm",
@@ -252,11 +278,11 @@ def targets(done: Done) -> Iterator[Finding]:
                     "encode two classes as 0 and 1; for more classes use cross_entropy",
                 )
         if call.op.name == "cross_entropy" and wanted.is_floating_point() and wanted.dim() == call.values.dim():
-            sums = wanted.double().sum(1)
-            if bool(((sums - 1).abs() > 0.01).any()):
+            sums = wanted.double().sum(1 if wanted.dim() > 1 else 0)
+            if bool(((sums - 1).abs() > SUM_DEVIATION)[sums != 0].any()):  # a row of zeros is left out
                 yield Finding(
                     "targets",
-                    "alarm",
+                    "note",
                     place.module,
                     f"cross_entropy at {place} takes the probabilities of the classes, which sum to 1; those of a "
                     f"sample sum to {_range(sums)}",
@@ -276,8 +302,7 @@ def targets(done: Done) -> Iterator[Finding]:
                 )
         is_soft = call.op.name == "cross_entropy" and wanted.is_floating_point()
         if (
-            call.target.of_batch
-            and not call.target.of_parameters
+            call.target.origin.path is not None
             and not is_soft
             and wanted.numel() > 7
             and bool((wanted == wanted.flatten()[0]).all())
@@ -296,6 +321,8 @@ def loss_shape(done: Done) -> Iterator[Finding]:
     for call in losses_of(done):
         if call.op.name not in REGRESSION | {"sub", "rsub"} or call.output.shape == call.target.shape:
             continue
+        if call.op.name in ("sub", "rsub") and not _is_column_and_row(call.output, call.target):
+            continue  # meant, such as the distances of all pairs
         both = torch.broadcast_shapes(call.output.shape, call.target.shape)
         if math.prod(both) > max(math.prod(call.output.shape), math.prod(call.target.shape)):
             yield Finding(
@@ -308,9 +335,18 @@ def loss_shape(done: Done) -> Iterator[Finding]:
             )
 
 
+def _is_column_and_row(one: Value, other: Value) -> bool:
+    """Return whether one has the shape (n, 1) and the other (n,), and no index or `unsqueeze` has just made it so."""
+    short, long = sorted((one, other), key=lambda value: len(value.shape))
+    is_made = any(value.op is not None and value.op.name in ("getitem", "unsqueeze") for value in (short, long))
+    return len(short.shape) == 1 and long.shape == (*short.shape, 1) and not is_made
+
+
 def cut(done: Done) -> Iterator[Finding]:
     """Find operations that no gradient passes between trainable parameters and the loss."""
     reached: dict[int, tuple[Op, set[str]]] = {}
+    if len(done.without) == len(done.trained):  # as with reentrant checkpoints, which hide their graph
+        return
     for value in done.loss.ancestors():
         op = value.op
         if op is None:
@@ -327,25 +363,25 @@ def cut(done: Done) -> Iterator[Finding]:
     how = f"{op.name}()" if op.name in CUTS else "torch.no_grad()"
     yield Finding(
         "cut",
-        "alarm",
+        "note",
         op.place.module,
         f"{how} at {op.place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable parameters: "
         f"{_some(sorted(lost))}",
-        f"remove the {how}, or set requires_grad=False on what shall stay as it is",
+        f"remove the {how}; where it is meant, as in a teacher, set requires_grad=False on what shall stay as it is",
     )
 
 
 def masked_row(done: Done) -> Iterator[Finding]:
     """Find rows of attention that are masked throughout and therefore give NaN."""
     found = [(op, *op.seen) for op in done.step.ops if op.seen and op.name in OF_ATTENTION]
-    if found:
+    if found and not done.is_finite:
         op, masked, rows = found[0]
         others = f", and so are some in {len(found) - 1} calls after it" if len(found) > 1 else ""
         yield Finding(
             "masked_row",
             "alarm",
             op.place.module,
-            f"{masked} of {rows} rows of {op.name} at {op.place} are masked throughout, and give NaN{others}",
+            f"{masked} of {rows} rows of the mask of {op.name} at {op.place} hide everything, which gives NaN{others}",
             "let each row see at least one position, such as itself",
         )
 
@@ -384,9 +420,15 @@ OBSERVERS: Mapping[str, Observer] = {
 _WITH_MODES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 
 
+def _has_a_mode(module: nn.Module) -> bool:
+    is_norm = getattr(module, "track_running_stats", False) and getattr(module, "running_mean", None) is not None
+    return is_norm or getattr(module, "p", 0) > 0
+
+
 def eval_mode(done: Done) -> Iterator[Finding]:
     """Find norms and dropouts that are in evaluation mode while the model trains."""
     modules = {name: module for name, module in done.step.model.named_modules() if isinstance(module, _WITH_MODES)}
+    modules = {name: module for name, module in modules.items() if _has_a_mode(module)}
     idle = [name for name, module in modules.items() if not module.training]
     if idle:
         kinds = sorted({type(modules[name]).__name__ for name in idle})
@@ -412,8 +454,26 @@ RULES: tuple[Callable[[Done], Iterator[Finding]], ...] = (
 
 
 def findings_of(done: Done) -> list[Finding]:
-    """Ask every rule; what two of them or two calls say alike is said once."""
-    return list(dict.fromkeys(finding for rule in RULES for finding in rule(done)))
+    """Ask every rule; what two of them or two calls say alike is said once. A rule that fails gives a warning."""
+    return list(dict.fromkeys(finding for rule in RULES for finding in _asked(rule, done)))
+
+
+def _asked(rule: Callable[[Done], Iterator[Finding]], done: Done) -> list[Finding]:
+    try:
+        return list(rule(done))
+    except Exception as error:
+        warn_switched_off(f"the rule {rule.__name__!r} of audit", error)
+        return []
+
+
+def _limits_of(value: Value) -> tuple[float, float] | None:
+    """Return what the function that made the value can give; None where it has no limits."""
+    op = value.origin.op
+    if op is None or op.name not in RANGES:
+        return None
+    if op.name == "hardtanh":  # ReLU6 calls it too
+        return float(op.arguments.get("min_val", -1)), float(op.arguments.get("max_val", 1))
+    return RANGES[op.name]
 
 
 def _origin(value: Value) -> str:
