@@ -72,9 +72,9 @@ def test_no_row_is_lost_while_several_threads_append(monkeypatch):
 def test_a_row_that_comes_while_channels_are_handed_on_waits_for_the_next_flush_with_its_channels():
     buffer, row, handed = RowBuffer([], CPU), measure(torch.ones(3), plan("mean")), []
 
-    def hand_on(owner, channels):
-        handed.append(owner)
-        if owner == 0:
+    def hand_on(rows):
+        handed.extend(owner for owner, _ in rows)
+        if handed == [0]:
             buffer.append(1, row, np.zeros((1, WIDTH)))  # as another thread does
 
     buffer.on_channels = hand_on

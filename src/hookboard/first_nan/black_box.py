@@ -157,11 +157,10 @@ class Sentinels:
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients that are read completely, and those of which one column is read."""
-        whole = [grad for p in self._whole if (grad := p.grad) is not None]
-        columns = [grad for p in self._columns if (grad := p.grad) is not None]
+        whole, columns = _plain_gradients(self._whole), _plain_gradients(self._columns)
         for parameter in self._sparse:
             if parameter.grad is not None:
-                held = stored(parameter.grad)
+                held = _as_plain(stored(parameter.grad))
                 (columns if held.ndim > 1 and held.numel() > MAX_FIRST_MODULE_ELEMENTS else whole).append(held)
         return whole, columns
 
@@ -171,16 +170,15 @@ class Sentinels:
         It does not wait for the device.
         """
         whole, columns = self._gradients()
-        parts = [gradient.flatten() for gradient in _plain(whole)]
-        parts += [gradient.flatten(1).select(1, 0) for gradient in _plain(columns) if gradient.numel()]
+        parts = [*(gradient.flatten() for gradient in whole)]
+        parts += [gradient.flatten(1).select(1, 0) for gradient in columns if gradient.numel()]
         if not parts:
             return None
-        device = parts[0].device
         try:
-            joined = torch.cat(parts)  # one operation on small tensors costs less than one for each of them
+            joined = torch.cat(parts)  # one operation for all costs less than one for each of them
         except RuntimeError:  # they lie on several devices
-            joined = torch.cat([part.to(device) for part in parts])
-        if needs_host(device):  # a sum in float32 could overflow; x - x is 0 or NaN
+            joined = torch.cat([part.to(parts[0].device) for part in parts])
+        if not joined.is_cpu and needs_host(joined.device):  # a sum in float32 could overflow; x - x is 0 or NaN
             return joined.sub(joined).sum()
         return joined.sum(dtype=torch.float64)
 
@@ -196,11 +194,15 @@ def _is_sparse(module: nn.Module, parameter: Parameter) -> bool:
     return vars(module).get("sparse") is True or (grad is not None and grad.layout is not torch.strided)
 
 
-def _plain(gradients: list[Tensor]) -> Iterator[Tensor]:
-    for gradient in gradients:
-        if gradient.layout is torch.strided:
-            held = local(gradient)
-            yield torch.view_as_real(held) if held.is_complex() else held
+def _plain_gradients(parameters: list[Parameter]) -> list[Tensor]:
+    gradients = [grad for p in parameters if (grad := p.grad) is not None and grad.layout is torch.strided]
+    return [grad if type(grad) is Tensor and grad.is_floating_point() else _as_plain(grad) for grad in gradients]
+
+
+def _as_plain(gradient: Tensor) -> Tensor:
+    """Return the real numbers of a gradient that this rank holds."""
+    held = local(gradient)
+    return torch.view_as_real(held) if held.is_complex() else held
 
 
 def nonfinite_gradients(model: nn.Module) -> dict[str, str]:

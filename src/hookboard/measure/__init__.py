@@ -1,7 +1,7 @@
 """From a tensor to a row: numbers such as count, mean and deviation that merge exactly, and the statistics from them.
 
 `measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too. `form_of` says how
-the compiled kernel reads a tensor: with that, `measure_like` does either for the next one like it. Nothing else in this
+the compiled kernel reads a tensor: with that, `read` does either for the next one like it. Nothing else in this
 folder is given tensors of a model.
 """
 
@@ -10,13 +10,7 @@ from hookboard.measure.bins import BINS
 from hookboard.measure.blocks import blocks_of
 from hookboard.measure.columns import Columns
 from hookboard.measure.derived import DERIVED, dead_share
-from hookboard.measure.door import (
-    ChannelRows,
-    form_of,
-    measure,
-    measure_channels,
-    measure_like,
-)
+from hookboard.measure.door import ChannelRows, form_of, measure, measure_channels
 from hookboard.measure.histograms import Histogram, histogram, histograms
 from hookboard.measure.host import measuring_device, needs_host
 from hookboard.measure.merge import merge_rows
@@ -24,6 +18,7 @@ from hookboard.measure.native import (
     Form,
     can_subtract,
     is_like,
+    read,
     tell_of_missing_kernel,
 )
 from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
@@ -77,11 +72,11 @@ __all__ = [
     "looked_at",
     "measure",
     "measure_channels",
-    "measure_like",
     "measuring_device",
     "merge_rows",
     "needs_host",
     "plan",
+    "read",
     "single_at_least",
     "tell_of_compiling",
     "tell_of_missing_kernel",

@@ -254,25 +254,6 @@ def form_of(tensor: Tensor, dim: int | None) -> native.Form | None:
     return native.form_of(tensor, dim, with_gaps=True)
 
 
-def measure_like(
-    tensor: Tensor, form: native.Form, plan: Plan, counts: Tensor | None = None, minus: Tensor | None = None
-) -> tuple[Row, ChannelRows | None] | None:
-    """Return what `measure_channels` returns for a tensor that is like one before; it takes a fraction of the time.
-
-    Args:
-        tensor: `is_like` must hold for it and the form.
-        form: see `form_of`.
-        plan: what to measure; nothing may stand behind the moments.
-        counts: as in `measure`.
-        minus: is subtracted first, in float32 at least; it must have passed `can_subtract`. None for nothing.
-
-    Returns:
-        None for float64 values whose squares leave its range. Then only the bins were counted.
-    """
-    row, channels = native.read(tensor, form, with_abs_mean="abs_mean" in plan.wanted, counts=counts, minus=minus)
-    return None if row is None else (row, channels)
-
-
 def _rows_by_kernel(
     tensor: Tensor, dim: int, with_abs_mean: bool, counts: Tensor | None, scale: Tensor | None
 ) -> Tensor | None:

@@ -94,10 +94,10 @@ def form_of(tensor: Tensor, dim: int | None = None, *, with_gaps: bool = False) 
 def is_like(tensor: Tensor, form: Form) -> bool:
     """Return whether `form_of` would give this form again, with the same arguments; it takes a fraction of the time."""
     return (
-        is_plain(tensor)
+        tensor.dtype is form.dtype
+        and is_plain(tensor)
         and tensor.shape == form.shape
         and tensor.stride() == form.stride
-        and tensor.dtype is form.dtype
         and _is_in_memory(tensor, form.reach)
     )
 

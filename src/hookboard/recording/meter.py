@@ -24,8 +24,8 @@ from hookboard.measure import (
     looked_at,
     measure,
     measure_channels,
-    measure_like,
     measuring_device,
+    read,
     single_at_least,
 )
 from hookboard.messages import warn_switched_off
@@ -34,6 +34,8 @@ from hookboard.recording.packet import Packet
 from hookboard.recording.rows import MOST_CALLS, ChannelBuffer, RowBuffer
 from hookboard.recording.slot import Slot, Slots
 from hookboard.sites import Site
+
+_NO_LOCK = nullcontext()
 
 
 class Meter:
@@ -85,10 +87,6 @@ class Meter:
                 tensor, minus = tensor.detach().cpu(), None if minus is None else minus.cpu()
             self._observe(by_site.get(site) or self.slots.of(site), tensor, minus)
 
-    @timed
-    def _observe_timed(self, slot: Slot, tensor: Tensor) -> None:
-        self._observe(slot, tensor)
-
     def take(self, flags: Tensor, along: Tensor, *, lends_bins: bool) -> tuple[Packet, set[int]]:
         """Take what was measured since the last call; what another thread measures meanwhile is wholly in one packet.
 
@@ -125,22 +123,33 @@ class Meter:
         )
         return packet, measured
 
-    def _take_channels(self, index: int, rows: ChannelRows | None) -> None:
-        self.slots.in_order[index].calls = 0
-        self.channel_rows.append(index, rows)
+    def _take_channels(self, rows: Sequence[tuple[int, ChannelRows | None]]) -> None:
+        self.channel_rows.extend(rows)
+        for index, _ in rows:
+            self.slots.in_order[index].calls = 0
+
+    @timed
+    def _observe_timed(self, slot: Slot, tensor: Tensor) -> None:
+        self._observe(slot, tensor)
 
     def _observe(self, slot: Slot, tensor: Tensor, minus: Tensor | None = None) -> None:
         """Measure a tensor, or its difference from another."""
+        if self.off and slot.site in self.off:
+            return
         try:
-            part, is_whole = self._prepared(slot, tensor)
-            if part is None:
-                return
-            form = self._form(slot, part, is_whole)
+            form, part, is_whole = slot.form, tensor, True
+            # Nearly every tensor is like the one before it at its site, which spares all further questions.
+            if form is None or form.dtype is not slot.extent.dtype or self.scale is not None or not is_like(part, form):
+                prepared = self._prepared(slot, tensor)
+                if prepared is None:
+                    return
+                part, is_whole = prepared
+                form = self._form(slot, part, is_whole)
             if minus is not None and (form is None or not can_subtract(minus, form)):
                 self._observe_difference(slot, tensor, minus)
                 return
             # What adds to bins and appends the row is one piece to who takes both.
-            with nullcontext() if slot.counts is None else self._lock:
+            with _NO_LOCK if slot.counts is None else self._lock:
                 self._measure(slot, part, form, is_whole, minus)
         except Exception as error:
             self.switch_off([slot.site], error)
@@ -155,9 +164,9 @@ class Meter:
     def _measure(self, slot: Slot, part: Tensor, form: Form | None, is_whole: bool, minus: Tensor | None) -> None:
         counts = slot.counts
         if form is not None:
-            found = measure_like(part, form, slot.plan, counts, minus)
+            found, rows = read(part, form, with_abs_mean="abs_mean" in slot.plan.wanted, counts=counts, minus=minus)
             if found is not None:
-                self._keep(slot, part, *found)
+                self._keep(slot, part, found, rows)
                 return
             counts = None  # the bins are counted
         part = part if minus is None else part - minus
@@ -165,10 +174,10 @@ class Meter:
         of: dict[str, Any] = {"counts": counts, "moments_only": slot.traits.moments_only, "scale": scale}
         dim = self._dim(slot, part, is_whole)
         if dim is None:
-            row, channels = measure(part, slot.plan, **of), None
+            self._keep(slot, part, measure(part, slot.plan, **of), None)
         else:
             row, channels = measure_channels(part, dim, slot.plan, **of)
-        self._keep(slot, part, row, channels, None if channels is None or dim is None else part.shape[dim])
+            self._keep(slot, part, row, channels, None if channels is None else part.shape[dim])
 
     def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
         """See `Recorder.switch_off`."""
@@ -176,10 +185,8 @@ class Meter:
             self.off.add(site)
         warn_switched_off(f"{sites[0].role} of {sites[0].path!r}", error)
 
-    def _prepared(self, slot: Slot, tensor: Tensor) -> tuple[Tensor | None, bool]:
-        """Return what is to be measured of a tensor, None if nothing is; and whether that is the whole of it."""
-        if self.off and slot.site in self.off:
-            return None, False
+    def _prepared(self, slot: Slot, tensor: Tensor) -> tuple[Tensor, bool] | None:
+        """Return what is to be measured of a tensor, and whether that is the whole of it; None if nothing is."""
         tensor = tensor.detach() if tensor.requires_grad else tensor
         tensor = tensor.cpu() if self._is_copied else tensor
         part: Tensor | None = tensor
@@ -187,7 +194,7 @@ class Meter:
             of_parameter = slot.traits.of_parameter
             part = own_part(tensor, is_replicated=of_parameter, rank=self._rank)
         if part is None:
-            return None, False
+            return None
         if part.is_cuda:
             self.rows.streams.note(part)
         noted = slot.extent.dtype
@@ -200,12 +207,10 @@ class Meter:
 
     def _form(self, slot: Slot, part: Tensor, is_whole: bool) -> Form | None:
         """How the compiled kernel reads it, if that is all there is to do."""
-        if slot.plan.more or (self.scale is not None and slot.traits.is_gradient):
+        if slot.plan.more or not part.numel() or (self.scale is not None and slot.traits.is_gradient):
             return None
-        form = slot.form
-        if form is None or not is_like(part, form):
-            form = slot.form = form_of(part, self._dim(slot, part, is_whole)) if part.numel() else None
-        return form
+        slot.form = form_of(part, self._dim(slot, part, is_whole))
+        return slot.form
 
     def _dim(self, slot: Slot, part: Tensor, is_whole: bool) -> int | None:
         """Return the dimension of the channels; None if their rows are not wanted."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -96,8 +96,8 @@ class RowBuffer:
         """Each row with the index of its site, and where they are wanted the rows of its channels: in one piece, so
         that no flush comes between."""
         self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
-        self.on_channels: Callable[[int, ChannelRows | None], object] | None = None
-        """Is handed each index with the rows of the channels, by one thread at a time; None for nobody."""
+        self.on_channels: Callable[[Sequence[tuple[int, ChannelRows | None]]], object] | None = None
+        """Takes the rows of channels, each with its owner's index, from one thread at a time; None if nobody does."""
         self._most = self._least
         self._parts = 0
         """Rows of parts since the last merge."""
@@ -182,10 +182,8 @@ class RowBuffer:
         """Return the rows until now; those of channels have been handed on. It is called with the lock."""
         known = self.kept[:]
         if self.on_channels is not None:
-            for place, each in enumerate(known):
-                if len(each) == 3:
-                    self.kept[place] = each[:2]
-                    self.on_channels(each[0], each[2])
+            self.kept[: len(known)] = [each[:2] for each in known]
+            self.on_channels([(each[0], each[2]) for each in known if len(each) == 3])
         return known
 
     def _merged(self, rows: list[Kept], owners: int) -> Tensor:
@@ -230,25 +228,23 @@ class ChannelBuffer:
         self._unlike: set[int] = set()
         self._lock = threading.Lock()
 
-    def append(self, owner: int, rows: ChannelRows | None) -> None:
-        """Keep the rows of one call.
+    def extend(self, rows: Iterable[tuple[int, ChannelRows | None]]) -> None:
+        """Keep the rows of some calls.
 
         Args:
-            owner: the index of the site.
-            rows: None if the call had no channels. If it had none, or another
-                number of them than the calls before, the site has none until the next `take`.
+            rows: the index of the site of each call, and the rows; None if the call had no channels. If it had none,
+                or another number of them than the calls before, the site has none until the next `take`.
         """
         with self._lock:
-            if owner in self._unlike:
-                return
-            calls = self._calls.get(owner)
-            if rows is None or (calls and calls[0].shape != rows.shape):
-                self._unlike.add(owner)
-                self._calls[owner] = []
-            elif calls is None:
-                self._calls[owner] = [rows]
-            else:
-                calls.append(rows)
+            for owner, part in rows:
+                calls = self._calls.setdefault(owner, [])
+                if owner in self._unlike:
+                    continue
+                if part is None or (calls and calls[0].shape != part.shape):
+                    self._unlike.add(owner)
+                    calls.clear()
+                    continue
+                calls.append(part)
                 if len(calls) >= MOST_CALLS:
                     with self._streams.joined():
                         calls[:] = self._merged([calls])
