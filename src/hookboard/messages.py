@@ -167,10 +167,10 @@ def quoted(given: object) -> str:
 
 
 def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
-    """Join names in one line; after the first `most`, gives only the number of the others.
+    """Join names in one line: the first `most` of them, then only the number of the others.
 
-    >>> listed(["a", "b"])
-    'a, b'
+    >>> listed(["a", "b", "c"], 2)
+    'a, b and 1 more'
     """
     names = list(names)
     rest = len(names) - most

@@ -1,6 +1,6 @@
 """Packs objects of hookboard into one tensor of bytes, and unpacks them: a checkpoint can hold it without pickle.
 
-The bytes are NumPy's `npz` without pickle: all arrays of each type, one behind the other, and a JSON text that refers
+The bytes are NumPy's `npz` without pickle: all arrays of each type, one after the other, and a JSON text that refers
 to them. Each part has a checksum, so that damage is noticed. Unpacking can only make objects of the given classes.
 """
 
@@ -74,7 +74,7 @@ class Packed(NamedTuple):
 
     Args:
         text: the JSON text, compressed, shape (n,), uint8.
-        arrays: the name of a type to all arrays of it, one behind the other.
+        arrays: the name of a type to all arrays of it, one after the other.
         tensors: the tensors, on any device.
     """
 

@@ -26,7 +26,7 @@ _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
 
 
 class State:
-    """The present state of a module and all modules inside it, without parameters.
+    """Keeps the present state of a module and all modules inside it, without parameters, until `restore`.
 
     It follows attributes through lists, dicts, sets, deques, tuples, plain objects, methods, `partial` and other
     modules, and saves the content of these, of tensors and NumPy arrays, and the state of random generators. Each

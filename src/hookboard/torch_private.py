@@ -26,7 +26,7 @@ backward_number: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def in_backward() -> bool:
-    """Return whether this thread runs a backward pass: a forward there is one of checkpointing."""
+    """Return whether this thread runs a backward pass; a forward pass inside it is a recomputation by checkpointing."""
     return backward_number() != -1
 
 
@@ -47,12 +47,12 @@ def sequence_number_of(node: Node) -> int:
 
 
 def version_of(tensor: Tensor) -> int:
-    """How many in-place operations have changed the memory of the tensor; an inference tensor has none."""
+    """Return how many in-place operations have changed the tensor's memory; inference tensors do not count them."""
     return tensor._version
 
 
 def base_of(tensor: Tensor) -> Tensor | None:
-    """Return the tensor that this one is a view of."""
+    """Return the tensor that this one is a view of; None if it is no view."""
     return tensor._base
 
 
@@ -73,7 +73,7 @@ def forward_pre_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., An
 
 @contextmanager
 def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Call of these modules run no hooks of theirs but those of torch's own, such as the mask of a pruned weight."""
+    """Inside, calls of these modules run none of their hooks but torch's own, such as the mask of a pruned weight."""
     with ExitStack() as until_end:
         for module in modules:
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
@@ -87,14 +87,14 @@ def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _refill(hooks: dict[int, Any], before: dict[int, Any]) -> None:
-    """Put back what was there, in its order, before what has come."""
+    """Put back the hooks that were there, in their order, ahead of those that were added since."""
     came = {number: hook for number, hook in hooks.items() if number not in before}
     hooks.clear()
     hooks.update(before | came)
 
 
 def renumber(handle: RemovableHandle, number: int) -> None:
-    """Have a module's hook go by another number, that of no other hook of the module."""
+    """Give a module's hook another number, one that no other hook of the module has."""
     for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
         hooks = reference()
         if hooks is not None and handle.id in hooks:
@@ -103,17 +103,17 @@ def renumber(handle: RemovableHandle, number: int) -> None:
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return the module's own buffers by name; a change of this dict changes the module."""
+    """Return the dict in which the module keeps its own buffers by name: changing it changes the module."""
     return module._buffers
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """Return the module's own parameters by name, without a search for equal ones."""
+    """Return the dict in which the module keeps its own parameters by name."""
     return module._parameters
 
 
 def modules_of(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Return the modules right inside this one by name."""
+    """Return the dict in which the module keeps its direct children by name."""
     return module._modules
 
 
@@ -135,15 +135,15 @@ def runs_compiled(module: nn.Module) -> bool:
 
 
 class Detour:
-    """Shows the calls of a module, from outside of all its hooks, and is none itself.
+    """Runs functions before and after each call of a module, outside of all its hooks, without being a hook itself.
 
-    It takes the place of a compiled call, which no copy and no pickle of a module has. One that begins inside another's
-    time hides it until it ends.
+    It takes the place of the module's compiled call, which copies and pickles of a module leave out. A second one on
+    the same module hides the first until it ends.
 
     Args:
-        module: its calls are shown from now on, until `end`.
-        enter: takes module, arguments and keyword arguments, before a call.
-        leave: takes the same and the output, after it. What both return is ignored.
+        module: its calls are shown to `enter` and `leave` from now on, until `end`.
+        enter: takes module, arguments and keyword arguments, before a call. What it returns is ignored.
+        leave: takes the same and the output, after the call. What it returns is ignored.
     """
 
     def __init__(self, module: nn.Module, enter: Callable[..., object], leave: Callable[..., object]) -> None:
@@ -154,7 +154,7 @@ class Detour:
         module._compiled_call_impl = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module."""
+        """Call the module, between `enter` and `leave` unless torch.compile is tracing."""
         if torch.compiler.is_compiling():
             return self._module._call_impl(*args, **kwargs)
         self._enter(self._module, args, kwargs)
@@ -164,12 +164,12 @@ class Detour:
 
     @staticmethod
     def of(module: nn.Module) -> "Detour | None":
-        """Return the one of this module."""
+        """Return the detour in force on a module; None if there is none."""
         call = module._compiled_call_impl
         return call if isinstance(call, Detour) else None
 
     def end(self) -> None:
-        """Give the module the call back that it had, unless somebody has compiled it since."""
+        """Give the module back the call that it had before, unless another one has taken the place since."""
         if self._module._compiled_call_impl is self:
             if self._hides is None:
                 del self._module._compiled_call_impl
@@ -183,12 +183,12 @@ def has_compiled_anything() -> bool:
 
 
 def is_in_force(stance: Any) -> bool:
-    """Return whether compiled code does now what this result of `torch.compiler.set_stance` says."""
+    """Return whether the stance that `torch.compiler.set_stance` returned is the one in force now."""
     return torch._dynamo.eval_frame._stance is stance.stance
 
 
 def scale_of(scaler: GradScaler) -> Tensor | None:
-    """Return the scale in force, shape (), without a wait, unlike `get_scale()`; None before the first."""
+    """Return the scale in force, shape (); unlike `get_scale()` it does not wait. None before the first one is set."""
     return scaler._scale
 
 
@@ -233,12 +233,12 @@ class NoCollectives(TorchDispatchMode):
         self._why = why
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, unless it is a collective."""
+        """Run the operator; raise a RuntimeError instead if it is a collective."""
         if operator.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
             raise RuntimeError(f"the collective {operator} cannot run here: {self._why}")
         return operator(*args, **(kwargs or {}))
 
 
 def waited(tensor: Tensor) -> Tensor:
-    """Return the tensor itself where it stands for the result of a collective that may still run."""
+    """Wait for the collective that computes this tensor, if there is one, and return the plain result."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor

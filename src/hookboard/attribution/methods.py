@@ -4,7 +4,7 @@ To add one, write its function, then enter it in `METHODS` and its name in `Meth
 
 All functions take `a`, the layer's output, most of them also `g`, the gradient of the class's score (the logit) with
 respect to it. Both have shape (n, channels, height, width). They return maps of shape (n, height, width), not
-normalized.
+normalized; all but `cam` set negative values to 0.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def xgrad_cam(a: Tensor, g: Tensor) -> Tensor:
 
 
 def hires_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Multiply output and gradient element by element; negative sums become 0.
+    """Multiply output and gradient element by element and sum over the channels; negative sums become 0.
 
     Draelos and Carin, "Use HiResCAM instead of Grad-CAM", 2020.
     """

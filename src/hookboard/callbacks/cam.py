@@ -285,7 +285,7 @@ def _without_other_ranks(trainer: Trainer) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _without_logging(pl_module: LightningModule) -> Iterator[None]:
-    """Ignore `self.log` of the module: `forward` has logged in its first call."""
+    """Discard what the module logs with `self.log` inside the context: its own call of `forward` has logged it."""
     own = pl_module.__dict__.get("log")
     pl_module.__dict__["log"] = lambda *args, **kwargs: None
     try:

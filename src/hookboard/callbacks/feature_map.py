@@ -62,7 +62,7 @@ class FeatureMapLogger(PictureLogger):
         normalize: The range of values that the colours span: that of each map (`map`), that of all maps in the picture
             (`layer`), or a fixed one (`[low, high]`).
         size: Largest side of one tile, in pixels. Here smaller maps are enlarged by a whole factor, larger ones
-            averaged.
+            averaged; a tensor that gives a single map is drawn up to 4 times as large.
         every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: 20 times the Trainer's
             `log_every_n_steps`. In evaluations: with the first one after so many steps.
 
@@ -201,7 +201,13 @@ class FeatureMapLogger(PictureLogger):
 
 @dataclass
 class _ShownTensors:
-    """What the hooks have kept of one batch: tensors to show, and the reasons why others cannot be shown."""
+    """What the hooks have kept of one batch.
+
+    Args:
+        aspect: height / width of the images in the batch; None if there are none.
+        shown: the maps to draw, by site.
+        refused: why nothing can be drawn of the other sites.
+    """
 
     aspect: float | None
     shown: dict[Site, SelectedMaps] = field(default_factory=dict)

@@ -52,11 +52,11 @@ class LayerNews:
         self._earlier, self._met, self._ran, self._shapes = (parts[name] for name in ("facts", "met", "ran", "shapes"))
 
     def look_again(self) -> None:
-        """Make the record anew after the next step: modules, or their parameters, have changed."""
+        """Have the record made anew after the next step, because modules or their parameters have changed."""
         self._facts = None
 
     def facts(self, model: nn.Module, selection: Selection) -> "Facts":
-        """Collect what the other methods need of the model, in the training thread; they may run in any thread.
+        """Collect what the other methods need from the model. Call in the training thread; they may run in any thread.
 
         Args:
             model: the whole model.
@@ -75,13 +75,13 @@ class LayerNews:
     ) -> dict[str, list[bytes]]:
         """Return the record by its tag if it has changed; otherwise an empty dict.
 
-        Modules stand in the order in which they ran first; those that did not run so far, and those of which only
-        parameters are watched, where the model defines them.
+        Modules stand in the order in which they first ran. Those that have not run yet, and those of which only
+        parameters are watched, stand where the model defines them.
 
         Args:
-            readings: of the step or loop.
-            facts: those of the time of the step.
-            recorder: has measured it.
+            readings: those of the step or loop.
+            facts: what `facts` returned at the time of the step.
+            recorder: the one that has measured the step.
             every_n_steps: how many optimizer steps lie between two due steps.
         """
         places = readings.places
@@ -106,13 +106,14 @@ class LayerNews:
         recorder: Recorder,
         every_n_steps: int,
     ) -> dict[str, list[bytes]]:
-        """Return the same as `after_step`, with an order of the modules that the caller knows.
+        """Return the same as `after_step`, for a caller that knows the order of the modules itself.
 
         Args:
-            sign: as long as it is the same object, the order is, and nothing is looked at.
-            order: the names of the modules in order.
-            facts: those of the time of the step.
-            recorder: has measured it.
+            sign: stands for the order. If it and `facts` are the same objects as in the last call, nothing has changed,
+                and `order` is not called.
+            order: returns the names of the modules in order.
+            facts: what `facts` returned at the time of the step.
+            recorder: the one that has measured the step.
             every_n_steps: how many optimizer steps lie between two due steps.
         """
         if self._is_off or (sign is self._of[0] and facts is self._of[1]):
@@ -139,7 +140,7 @@ class LayerNews:
 
 
 class Facts(dict[str, LayerFacts]):
-    """Name to what is known of a module but the shape of its output, in the order in which the model defines them."""
+    """What is known of each module, by name and in the order of the model, except for the shape of its output."""
 
 
 def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts:

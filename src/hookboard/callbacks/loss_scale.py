@@ -82,7 +82,7 @@ class LossScale:
             model: the whole model.
             optimizers: all optimizers of the fit.
             weights: the watched weights by name.
-            shared: shape (k,), further flags for `Recorder.send`, behind those of its own.
+            shared: shape (k,), further flags for `Recorder.send`, after those of its own.
             along: see `Recorder.send`.
 
         Returns:
@@ -129,7 +129,7 @@ class LossScale:
 
 @dataclass(frozen=True)
 class Holders:
-    """Which optimizers hold what, as numbers, at one time: the model and the optimizers may change afterwards.
+    """Which parameters each optimizer and module holds, by id, at one time: both may change afterwards.
 
     Args:
         held: the ids of the parameters of each optimizer.

@@ -55,7 +55,7 @@ class PictureState(StageState):
     memory: dict[nn.Module, Tensor | None] = field(default_factory=dict, kw_only=True)
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return when pictures were taken last, and what is kept for the next ones."""
+        """Return for a checkpoint when pictures were taken last, and what is kept of each module for the next ones."""
         memory = {name: kept for name, module in self._modules if (kept := self.memory.get(module)) is not None}
         return {"last": self.last, "is_first": self.is_first, "memory": memory}
 

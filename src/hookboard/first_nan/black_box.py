@@ -120,7 +120,7 @@ MAX_FIRST_MODULE_ELEMENTS = 65_536
 """Parameters of the first module are read completely up to this many elements."""
 
 MAX_SENTINELS = 64
-"""Maximum number of gradients that are read, for small parameters and for columns of large ones each."""
+"""Maximum number of small gradients that are read, and also of large ones of which a column is read."""
 
 MIN_SMALL_PARAMETERS = 8
 """With fewer small parameters than this, one column of each larger parameter is read too."""
@@ -335,7 +335,15 @@ class BlackBox:
 
     @_shielded
     def before_backward(self, loss: Tensor, value: float | None = None) -> None:
-        """Call before each backward pass. Checks the loss, given as a tensor and, if already known, as a number."""
+        """Call before each backward pass. Takes the loss, on which `after_backward` acts.
+
+        If not `exact`, the device checks it. If `exact`, and anomaly detection would make the backward pass raise, the
+        batch is searched at once.
+
+        Args:
+            loss: what the backward pass starts from.
+            value: the same as a number, if the host knows it already.
+        """
         self._backwards += 1
         if self.is_exact:
             self._loss = _value_of(loss) if value is None else value
@@ -346,7 +354,10 @@ class BlackBox:
 
     @_shielded
     def after_backward(self) -> None:
-        """Call after each backward pass. Checks gradients; runs the batch again if something is not finite."""
+        """Call after each backward pass. Checks loss and gradients.
+
+        If something is not finite, the batch is run again to find the module; if not `exact`, it is only noted.
+        """
         if self.is_exact and not math.isfinite(self._loss):
             self._happened(self._search_forward)
         else:
@@ -354,13 +365,16 @@ class BlackBox:
 
     @_shielded
     def before_optimizer_step(self) -> None:
-        """Call before the optimizer changes weights; under a GradScaler, before it may skip the step."""
+        """Call before the optimizer changes weights; under a GradScaler, before it may skip the step.
+
+        Checks the gradients if no backward pass was announced, because the user has called backward.
+        """
         if not self._backwards:  # the user has called backward
             self._look_at_gradients()
         self._stepped = (*self._here, self._loss)
 
     def end_batch(self) -> None:
-        """Drop the batch and the random state that were kept for a repetition.
+        """Drop the batch and the random state that were kept to run it again.
 
         On checked batches, first note which generators the batch drew from: only those are kept from then on.
         """

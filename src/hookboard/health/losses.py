@@ -410,8 +410,9 @@ class LossCurve(LossHistory):
     def is_stuck(self) -> bool:
         """True if the loss is still where it started, or at chance, and does not fall.
 
-        Chance is that of equally frequent classes, or whatever a classifier reaches that answers all samples alike. One
-        that starts far below chance, or not at step 0, was trained before: that its loss stays there is no harm.
+        Chance is the loss of guessing among equally frequent classes, or what a classifier reaches that answers all
+        samples alike. A model whose loss starts far below chance, or not at step 0, was trained before: no harm if its
+        loss stays there.
         """
         was_resumed = bool(self.first) and self.first[0].step > 0
         if was_resumed or not self.is_known or self.steps < STEPS_BEFORE_STUCK or not self.is_finite or self.is_falling:

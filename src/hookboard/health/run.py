@@ -83,7 +83,7 @@ class Run:
         self._answers = ""
 
     def see(self, look: Look) -> None:
-        """Add a measured step."""
+        """Add the look of a measured step to the history, and make it the one that is judged."""
         is_first = self.first is None
         if self.first is None:
             self.first = look

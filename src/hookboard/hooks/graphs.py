@@ -197,7 +197,7 @@ def _why_not_shown(role: Role, tensor: Tensor, given: list[Tensor]) -> str:
 
 
 def _paths_by_tensor(tensors: list[tuple[str, Tensor]]) -> list[tuple[Tensor, list[str]]]:
-    """Each tensor once, with all paths that lead to it."""
+    """Return each tensor once, with all paths that lead to it."""
     found: list[tuple[Tensor, list[str]]] = []
     for path, tensor in tensors:
         known = [paths for other, paths in found if other is tensor]
@@ -226,7 +226,7 @@ class _ShownGradient(torch.autograd.Function):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether the operator can take the tensor; subclasses do not know it."""
+    """Return whether the operator can take the tensor: no subclasses, which do not implement it, and nothing nested."""
     return type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested
 
 

@@ -155,7 +155,7 @@ class SelectedMaps:
     """The part of some maps that a picture shows, still on the device.
 
     Args:
-        values: shape (samples, selected channels, height, width), float32, no larger than the picture needs.
+        values: shape (samples, selected channels, height, width), float32, shrunk to the size of the picture's tiles.
         channels: the indices of the selected channels.
         of: number of channels in all.
         words: what the maps show.
@@ -168,9 +168,10 @@ class SelectedMaps:
 
 
 def select_maps(maps: Maps, *, channels: int, order: Order, size: int) -> SelectedMaps:
-    """Select the first or the strongest channels and shrink them to `size` pixels a side.
+    """Select the first or the strongest channels and shrink them to at most `size` pixels a side.
 
-    The strongest have the largest mean absolute value. The host does not wait for the device.
+    The only map of a tensor may be 4 times as large. The strongest channels have the largest mean absolute value. The
+    host does not wait for the device.
     """
     values = maps.values.detach()
     of, (height, width) = values.shape[1], values.shape[2:]
@@ -190,9 +191,10 @@ def select_maps(maps: Maps, *, channels: int, order: Order, size: int) -> Select
 
 
 def feature_maps(shown: SelectedMaps, name: str, *, normalize: Normalize, size: int) -> Picture:
-    """Draw the selected maps, each at most `size` pixels a side, with `name` in the caption.
+    """Draw the selected maps, with `name` in the caption.
 
-    `normalize` is as in `scaled`.
+    Maps smaller than `size` pixels a side are enlarged by a whole factor; others are drawn as they are. `normalize` is
+    as in `scaled`.
     """
     values, range_in_words = scaled(shown.values.cpu().numpy(), normalize)
     pixels = squares(enlarge(indices(values), size))

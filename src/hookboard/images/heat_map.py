@@ -51,7 +51,7 @@ class ColourScale:
         low: the value of the first colour.
         high: the value of the last colour.
         is_log: True for a logarithmic scale.
-        is_cut: whether values below `low`, and whether values above `high` are drawn in the colour of that end.
+        is_cut: whether there are values below `low`, and above `high`; they have the colour of that end.
     """
 
     low: float
@@ -127,7 +127,15 @@ class Letters:
         self._drawn: dict[Mark | None, Image.Image] = {}
 
     def write(self, text: str, x: float, y: float, side: Side, mark: Mark | None = None) -> int:
-        """Add a text whose line begins at height `y`, and return its width in pixels."""
+        """Add a text for `stamp` to draw, and return its width in pixels.
+
+        Args:
+            text: one line.
+            x: where the end of the text that `side` names is, in pixels from the left.
+            y: where the line begins, in pixels from the top.
+            side: which end of the text is at `x`.
+            mark: the mark whose colour the text has. Left out: black.
+        """
         width = round(text_width(text))
         left = round(x - {"left": 0, "middle": width / 2, "right": width}[side])
         if mark not in self._drawn:
@@ -207,8 +215,8 @@ def common_start(names: Sequence[str]) -> str:
 def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int]) -> list[Label]:
     """Place the labels of rows, from top to bottom, so that none overlaps another.
 
-    Marked rows are always labelled as long as there is room for all of them, if necessary beside their row. Of the
-    other rows and blocks, the tallest are labelled first.
+    Marked rows come first, as many as there is room for, if necessary with their label above or below the row. Then
+    come the other rows and blocks, the tallest first.
 
     Args:
         names: the dotted name of each row.
@@ -252,7 +260,7 @@ def shortened(text: str, width: int, text_width: Callable[[str], float]) -> str:
 
 
 def _blocks(names: Sequence[str], edges: Sequence[int], first: int, end: int, depth: int) -> list[Label]:
-    """Return a label for each row from `first` to `end` that is high enough, and one for each block of lower rows."""
+    """Return a label for each row before `end` that stands alone or has room, and one for each block of others."""
     labels: list[Label] = []
 
     def word(row: int) -> tuple[str, ...]:
@@ -278,7 +286,7 @@ def _label(text: str, first: int, last: int, edges: Sequence[int]) -> Label:
 
 
 def _spread(labels: Sequence[Label], height: int) -> list[Label]:
-    """Move labels apart and into the picture, in the same order."""
+    """Move labels apart and into the picture, and keep their order."""
     at = [label.at for label in labels]
     for i in range(len(at)):
         at[i] = max(at[i], at[i - 1] + LABEL_HEIGHT if i else LABEL_HEIGHT / 2)
@@ -320,7 +328,7 @@ class HeatMapLayout(NamedTuple):
 
     Args:
         left: where its columns begin.
-        width: their width together.
+        width: the width of all columns together.
         edges: where each row begins, and where the last one ends.
     """
 

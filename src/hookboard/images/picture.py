@@ -31,7 +31,7 @@ PAPER = 255
 
 
 def _palette(values: npt.ArrayLike) -> Pixels:
-    """Return 256 RGB colours, shape (256, 3): interpolated from `values`, then cyan, then greys from ink to paper."""
+    """Return RGB colours, shape (256, 3): LEVELS interpolated between `values`, cyan, then greys from ink to paper."""
     anchors = np.asarray(values, dtype=float)
     at = np.linspace(0, len(anchors) - 1, LEVELS)
     colours = np.stack([np.interp(at, np.arange(len(anchors)), channel) for channel in anchors.T], axis=1)
@@ -81,7 +81,7 @@ def shrink(maps: Tensor, size: int) -> Tensor:
 
 
 def enlarge(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """Repeat pixels of shape (..., height, width) as often as fits into `size` pixels a side."""
+    """Repeat pixels of shape (..., height, width) as often as fits into `size` a side; larger maps stay as they are."""
     times = max(1, size // max(pixels.shape[-2:]))
     return pixels.repeat(times, axis=-2).repeat(times, axis=-1)
 

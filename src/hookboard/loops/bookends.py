@@ -30,7 +30,7 @@ class Members(list[Any]):
                     member.begin_batch(trainer, pl_module, stage, *batch)
 
     def listen(self, trainer: Trainer) -> None:
-        """Find out which other callbacks will run in the middle of this batch."""
+        """Find out which hooks in the middle of this batch other callbacks implement, if a member watches it."""
         self.heard = frozenset()
         for member in self:
             if member.is_observing:
@@ -65,79 +65,79 @@ class FirstCallback(Callback):
         self.last = last
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the training."""
+        """Have each member begin the training."""
         for member in self.members:
             member.begin_training(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Move around callbacks that have been added since."""
+        """Stand first again, and `last` last, if callbacks have been added."""
         self._stay_first(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Clean up after the previous batch."""
+        """Have each member clean up after the previous batch."""
         for member in self.members:
             member.leave_batch()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Have members read the loss, then switch their hooks off if other callbacks run here."""
+        """Have each member read the loss, then switch their hooks off if other callbacks run here."""
         for member in self.members:
             member.before_backward(trainer, pl_module, loss)
         if "on_before_backward" in self.members.heard:
             self.members.observe(False)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read the gradients."""
+        """Have each member read the gradients, then switch their hooks off if other callbacks run here."""
         for member in self.members:
             member.after_backward(trainer, pl_module)
         if "on_after_backward" in self.members.heard:
             self.members.observe(False)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Read the gradients and weights that the optimizer is about to use."""
+        """Have each member read what the optimizer is about to use, then switch their hooks off as above."""
         for member in self.members:
             member.before_optimizer_step(trainer, pl_module, optimizer)
         if "on_before_optimizer_step" in self.members.heard:
             self.members.observe(False)
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Observe nothing while other callbacks run."""
+        """Switch the hooks of all members off if other callbacks run here."""
         if "on_before_zero_grad" in self.members.heard:
             self.members.observe(False)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Have each member end its batch of validation, test or prediction before other callbacks hear of it."""
+        """Have each member end its training batch before other callbacks hear of the end."""
         for member in self.members:
             member.end_batch(trainer, "train")
         self._stay_first(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the epoch; a batch left open, as the module ended the epoch early, is dropped without `_end_batch`."""
+        """Have each member end the epoch; a batch that an early end left open is dropped without `_end_batch`."""
         for member in self.members:
             member.end_epoch(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the training."""
+        """Have each member end the training."""
         for member in self.members:
             member.end_training(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Clean up after the previous batch."""
+        """Have each member clean up after the previous batch, and stand first again if callbacks have been added."""
         for member in self.members:
             member.leave_batch()
         self._stay_first(trainer)
 
     def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Clean up after the previous batch."""
+        """Have each member clean up after the previous batch."""
         for member in self.members:
             member.leave_batch()
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """End the batch."""
+        """Have each member end its batch of validation, test or prediction."""
         for member in self.members:
             member.end_batch(trainer, running_stage(trainer))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the evaluation."""
+        """Have each member end the evaluation."""
         for member in self.members:
             member.end_loop(trainer)
 
@@ -146,17 +146,17 @@ class FirstCallback(Callback):
     on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Undo everything."""
+        """Have each member undo what it did for the run, and leave the Trainer."""
         for member in list(self.members):
             member.on_exception(trainer, pl_module, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Undo everything."""
+        """Have each member undo what it did for the run, and leave the Trainer."""
         for member in list(self.members):
             member.teardown(trainer, pl_module, stage)
 
     def _stay_first(self, trainer: Trainer) -> None:
-        """Move to the front, and `last` to the end, if callbacks were added. This holds from the next hook on."""
+        """Move to the front, and `last` to the end, if callbacks were added. It takes effect from the next hook on."""
         given = callbacks_of(trainer)
         if given[0] is not self or given[-1] is not self.last:
             others = [each for each in given if each is not self and each is not self.last]
@@ -176,33 +176,33 @@ class LastCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, *rest: Any
     ) -> None:
-        """Begin a batch."""
+        """Have each member begin the batch, and find out which other callbacks will run in the middle of it."""
         self.members.begin_batch(trainer, pl_module, "train", batch, batch_idx, 0)
         self.members.listen(trainer)
 
     def on_before_backward(self, *args: Any, **named: Any) -> None:
-        """Observe again."""
+        """Switch the hooks of all members on again, after other callbacks have run."""
         if self.members.heard:
             self.members.observe(True)
 
     on_after_backward = on_before_optimizer_step = on_before_zero_grad = on_before_backward
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin an evaluation within a fit; one by itself is begun by the callbacks, see `HookboardCallback`."""
+        """Have each member begin an evaluation within a fit; outside of one, `HookboardCallback` does so itself."""
         for member in self.members:
             member.begin_loop(trainer, pl_module)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Begin a batch."""
+        """Have each member begin the batch."""
         self.members.begin_batch(trainer, pl_module, running_stage(trainer), batch, batch_idx, dataloader_idx)
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
 
 def join(trainer: Trainer, callback: Callback) -> None:
-    """Add a callback to those that are called at each point of the Trainer's run."""
+    """Make a callback a member of the Trainer's run; the first one brings `FirstCallback` and `LastCallback` along."""
     given = callbacks_of(trainer)
     first = next((each for each in given if isinstance(each, FirstCallback)), None)
     if first is None:
@@ -215,7 +215,7 @@ def join(trainer: Trainer, callback: Callback) -> None:
 
 
 def leave(trainer: Trainer, callback: Callback) -> None:
-    """Remove a callback from the run; with the last one, `FirstCallback` and `LastCallback` leave the Trainer."""
+    """End the membership of a callback; with the last one, `FirstCallback` and `LastCallback` leave the Trainer."""
     given = callbacks_of(trainer)
     for first in given:
         if isinstance(first, FirstCallback):

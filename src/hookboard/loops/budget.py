@@ -27,7 +27,7 @@ def is_due_now(state: StageState, step: int) -> bool:
     """Return whether this optimizer step of the training is due, at a cadence that may be stretched.
 
     Then so many steps lie between two due ones, wherever the factor has changed: a multiple of the new cadence may
-    come right behind one of the old.
+    come right after one of the old.
     """
     if not is_due(step, state.every_n_steps):
         return False

@@ -106,7 +106,7 @@ class HookboardCallback(CallbackMethods[W]):
         vars(self)["state_key"] = type(self).__qualname__  # Lightning asks for it before each hook
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the configuration; a copy watches nothing until a run of its own starts."""
+        """Return the configuration, and nothing of a run: a copy watches nothing until a run of its own starts."""
         self._worker.wait()
         nothing = dict.fromkeys(["_budget", "_trainer", "_ranks", "patience", "_kept", "_loaded"])
         return without_trainer(self.__dict__) | nothing | {"_live": {}, "clock": Clock(), "share": OverheadShare()}
@@ -170,7 +170,7 @@ class HookboardCallback(CallbackMethods[W]):
                 alert(f"what {self._name} has seen is not in the checkpoint: {type(error).__name__}: {error}")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep what the checkpoint holds until the training starts: some strategies load it behind `on_fit_start`."""
+        """Keep what the checkpoint holds until the training starts: some strategies load it after `on_fit_start`."""
         if not is_alone(trainer) and not self._is_taken(trainer):
             # The search for a learning rate saves and loads a checkpoint of its own, before this fit knows anything.
             self._loaded = checkpoint.get(KEY, [] if self._loaded is None else self._loaded)
@@ -205,7 +205,7 @@ class HookboardCallback(CallbackMethods[W]):
         self._go_on(trainer)
 
     def _go_on(self, trainer: Trainer) -> None:
-        """Know what the fit knew that this one continues; where that cannot be, say why, and begin anew."""
+        """Restore what the fit knew that this one continues; if that is not possible, say why and begin anew."""
         loaded, self._loaded = self._loaded, None
         if loaded is None or not self._live:
             return

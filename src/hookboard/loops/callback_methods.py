@@ -138,10 +138,10 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """Called before a batch that is watched."""
 
     def _before_backward(self, state: W) -> None:
-        """Called before the backward pass of a batch that is watched, if the stage has `sees_backward`."""
+        """Called before each backward pass of a watched training batch, if the stage has `sees_backward`."""
 
     def _after_backward(self, state: W) -> None:
-        """Called after the backward pass of a batch that is watched, if the stage has `sees_backward`."""
+        """Called after each backward pass of a watched training batch, if the stage has `sees_backward`."""
 
     def _before_optimizer_step(self, pl_module: LightningModule, state: W, optimizer: Optimizer) -> None:
         """Called before a step of this optimizer, in a batch that is watched."""

@@ -32,7 +32,7 @@ def logged_step(trainer: Trainer) -> int:
 def batch_to_repeat(trainer: Trainer) -> tuple[int, int] | None:
     """Return the optimizer step and the index of the running batch if a fit continued from now runs it again.
 
-    None if it has ended, so far that only callbacks have still to hear of it.
+    None if it has ended, even if callbacks have yet to hear of that.
     """
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     return (logged_step(trainer), progress.ready - 1) if progress.processed < progress.ready else None

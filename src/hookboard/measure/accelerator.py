@@ -28,15 +28,15 @@ MOST_PROGRAMS = 512
 """Programs in a launch at most, of which three or more run at once on a multiprocessor. It bounds what they write."""
 
 TILES = {"flat": (2048, 1), "spread": (2048, 1), "last": (64, 32)}
-"""Values and channels in a tile, of float64 and with bins half as many values. More need so many registers that too few
-programs run at once."""
+"""Values and channels in a tile; half as many values for float64, and with bins. Larger tiles need so many registers
+that too few programs run at once."""
 
 OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": False}
 """How Triton compiles. Left to itself, it takes so few registers for some kernels that they spill. A fused multiply-add
 would not round away what `two_sum` collects."""
 
 MOST_INNER = 1 << 30
-"""Longer runs of a channel have places that 32 bits do not hold."""
+"""Positions within a longer run of one channel do not fit into 32 bits."""
 
 FAST_FLOAT64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 """Compute capabilities that add float64 at half the speed of float32; the others have a 32nd or 64th of it."""
@@ -98,7 +98,7 @@ def rows_of(
     Args:
         tensor: plain, strided, real. If it has gaps, or a type that the kernels do not read, it is copied first.
         dim: the dimension of the channels, not negative; None for no channels.
-        with_abs_mean: whether to fill that column.
+        with_abs_mean: whether to fill the column `abs_mean`.
         counts: the bins of the values are added to this, shape (BINS,), int64, contiguous, on the tensor's device.
         scale: the values are divided by this first, in float32 at least; it must have passed `can_divide`.
 
@@ -139,8 +139,8 @@ def merged(rows: Tensor, channels: int = 1) -> Tensor | None:
     """Return the merged rows of channels, shape (channels, WIDTH), in one launch; None if the kernels cannot be used.
 
     Args:
-        rows: shape (n * channels, WIDTH), float64: one row of each channel after the other, then the next ones of each;
-            n is at most `MOST_PROGRAMS`.
+        rows: shape (n * channels, WIDTH), float64: the first row of every channel in turn, then the second of every
+            channel, and so on; n is at most `MOST_PROGRAMS`.
         channels: how many there are.
     """
     into = _new_rows(channels, rows.device)
@@ -150,12 +150,12 @@ def merged(rows: Tensor, channels: int = 1) -> Tensor | None:
 
 @functools.cache
 def adds_float64_fast(device: torch.device) -> bool:
-    """Return whether sums are float64; else they are pairs of float32, which are as exact."""
+    """Return whether to add up in float64; on other devices pairs of float32 are faster, and as exact."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) in FAST_FLOAT64
 
 
 def tell_of_compiling() -> None:
-    """Say once how long the kernels took to compile, if that was long. To be called when a step is over."""
+    """Say once how long the kernels took to compile, if that was long. Call when a step is over."""
     if LONG_COMPILING < _state.seconds < math.inf:
         inform(
             f"compiling the kernels that measure on the GPU took {_state.seconds:.1f} s. Triton keeps them on disk: "
@@ -165,7 +165,7 @@ def tell_of_compiling() -> None:
 
 
 def tile(layout: str, dtype: torch.dtype, has_bins: bool) -> tuple[int, int]:
-    """How many values of how many channels a program takes at once."""
+    """Return how many values, of how many channels, a program takes at once."""
     values, channels = TILES[layout]
     return (values // 2 if has_bins or dtype is torch.float64 else values), channels
 
@@ -218,9 +218,12 @@ def _code_of(layout: str, channels: int) -> int:
 
 
 def _launch(name: str, grid: tuple[int, ...], arguments: Sequence[Any], options: dict[str, Any]) -> bool:
-    """Launch a kernel on the current stream of its tensors' device; returns whether that worked.
+    """Launch a kernel on the current stream of its tensors' device, and return whether that worked.
 
-    The first failure is that of all: one warning, and none is launched any more.
+    The first failure of any kernel gives a warning and holds for all: `can_read` is False from then on.
+
+    Raises:
+        torch.OutOfMemoryError: the launch ran out of memory; this does not count as a failure.
     """
     tensor: Tensor = arguments[0]
     kernel = getattr(_kernels(), name)[grid]
@@ -247,7 +250,7 @@ def _launch(name: str, grid: tuple[int, ...], arguments: Sequence[Any], options:
 
 
 def _compile(run: Callable[[], Any]) -> None:
-    """Return the first launch of a variant."""
+    """Launch a variant for the first time, which compiles it, and add up how long that takes."""
     start = time.perf_counter()
     run()
     _state.seconds += time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Numbers that are measured of the whole tensor and stand behind the row's own columns, each kind with its merge."""
+"""Numbers that are measured of the whole tensor and follow the row's own columns, each kind with its merge."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

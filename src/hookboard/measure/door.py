@@ -32,7 +32,7 @@ def measure(
         moments_only: leave out `counts` and all that is not moments, which is then NaN. An empty tensor is always
             measured like this.
         scale: what is measured is the tensor divided by this, shape (), in float32 at least.
-        dim: the dimension of its channels, for what stands behind the moments; None if it has none.
+        dim: the dimension of its channels, for what follows the moments; None if it has none.
 
     Returns:
         `plan.width` numbers: the columns of `FIELDS`, followed by those of `plan.more`. Floats on the CPU;
@@ -129,7 +129,7 @@ def measure_rest(
         dim: the dimension of its channels; None if it has none.
 
     Returns:
-        The row with what stands behind the moments.
+        The row, with what follows the moments.
     """
     if isinstance(row, list):
         if plan.more:
@@ -148,7 +148,7 @@ def measure_rest(
 def _more(
     tensor: Tensor, values: Values | None, row: list[float], plan: Plan, dim: int | None, moments_only: bool
 ) -> list[float]:
-    """Return what stands behind the moments of a tensor on the CPU."""
+    """Return what follows the moments in the row of a tensor on the CPU."""
     if moments_only:
         return [math.nan] * (plan.width - WIDTH)
     moments = torch.tensor(row, dtype=torch.float64, device="cpu")
@@ -186,7 +186,7 @@ def measure_channels(
     Args:
         tensor: detached; of any shape, dtype, layout, subclass and device.
         dim: the dimension whose indices are the channels.
-        plan: what to measure. What stands behind the moments is measured of the whole tensor only.
+        plan: what to measure. What follows the moments is measured of the whole tensor only.
         counts: as in `measure`, of the whole tensor.
         moments_only: as in `measure`.
         scale: as in `measure`.
@@ -237,7 +237,7 @@ def measure_channels(
 
 
 def form_of(tensor: Tensor, dim: int | None) -> native.Form | None:
-    """How the compiled kernel reads a tensor and its channels; None if it does not.
+    """Return how the compiled kernel reads a tensor and its channels; None if it does not.
 
     It takes plain floats on the CPU, with no more channels than get a row each.
 

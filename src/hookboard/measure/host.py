@@ -7,7 +7,7 @@ WITHOUT_FLOAT64 = frozenset({"mps"})
 
 
 def needs_host(device: torch.device) -> bool:
-    """Return whether tensors of this device are measured on the host."""
+    """Return whether tensors of this device are measured on the host, because it has no float64."""
     return device.type in WITHOUT_FLOAT64
 
 

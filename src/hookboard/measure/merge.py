@@ -48,13 +48,13 @@ def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
 
 
 def merge_rows(rows: Tensor, owner: Tensor, owners: int, more: Sequence[Columns | Statistic]) -> Tensor:
-    """Merge the rows of each owner, including what stands behind the moments.
+    """Merge the rows of each owner, including the columns after the moments.
 
     Args:
-        rows: shape (n, WIDTH + width_of(more)), float64; a row of no values changes nothing.
+        rows: shape (n, WIDTH + width_of(more)), float64; the row of an empty tensor changes nothing.
         owner: shape (n,), int64: the index of the result that each row belongs to.
         owners: how many results there are.
-        more: what stands behind the moments, the user's statistics last.
+        more: what the columns after the moments hold, the user's statistics last.
 
     Returns:
         Shape (owners, WIDTH + width_of(more)).

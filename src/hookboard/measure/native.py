@@ -31,7 +31,7 @@ _COUNTING = threading.Lock()
 
 @functools.cache
 def tell_of_missing_kernel() -> None:
-    """Say once if there is no compiled kernel, what that costs and how to get it. For where the CPU measures."""
+    """Say once, where the CPU measures, that there is no compiled kernel, what that costs and how to get it."""
     if _native is None:
         inform(
             "its compiled kernel is missing, as there was no C compiler at installation. Measuring on the CPU gives "
@@ -47,9 +47,9 @@ class Form(NamedTuple):
         shape: of the tensor.
         stride: of the tensor.
         dtype: of the tensor.
-        dim: the dimension of the channels whose rows are wanted, not negative; None for the row of all alone.
+        dim: the dimension of the channels whose rows are wanted, not negative; None for the whole alone.
         channels: how many there are; 0 if their rows are not wanted.
-        reach: how many values lie between its first and its last, both included.
+        reach: how many values lie in memory from its first to its last, gaps included.
         given: what the kernel takes, see `Job` in `_native.c`: type, outer, channels, inner, apart.
     """
 
@@ -63,16 +63,16 @@ class Form(NamedTuple):
 
 
 def form_of(tensor: Tensor, dim: int | None = None, *, with_gaps: bool = False) -> Form | None:
-    """How the kernel reads the tensor; None if it must not.
+    """Return how the kernel reads the tensor; None if it must not.
 
     Only plain tensors in memory pass. A subclass may have no memory of its own, a tensor inside `torch.func` has none,
-    a view may mean the negative of what lies there, and FSDP frees the memory of tensors that still exist.
+    a view may stand for the negative of its memory, and FSDP frees the memory of tensors that still exist.
 
     Args:
-        tensor: the tensor. Without `with_gaps` it must have none, in any order of its dimensions.
+        tensor: contiguous or, with 4 dimensions, channels last; else None is returned, unless `with_gaps` admits it.
         dim: see `Form`.
-        with_gaps: whether there may be gaps between the parts of the first dimension, as in `weight[::4]`. Then only
-            the first dimension may hold channels.
+        with_gaps: whether a tensor is also read that would be contiguous but for gaps between the parts of its first
+            dimension, as `weight[::4]` has. Only that dimension may then hold channels.
     """
     if not is_plain(tensor):
         return None
@@ -103,7 +103,7 @@ def is_like(tensor: Tensor, form: Form) -> bool:
 
 
 def can_subtract(minus: Tensor, form: Form) -> bool:
-    """Return whether this can be subtracted from a tensor of that form: in the same order, without gaps."""
+    """Return whether `minus` can be subtracted from a tensor of this form: no channels; same order, without gaps."""
     if form.channels or not is_plain(minus) or minus.shape != form.shape or minus.dtype is not form.dtype:
         return False
     values, stride = minus.numel(), form.stride
@@ -128,7 +128,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def _has_gaps_between_parts_alone(tensor: Tensor) -> bool:
-    """Return whether the parts of the first dimension have no gaps, and each begins behind the one before."""
+    """Return whether the parts of the first dimension have no gaps, and do not overlap."""
     inner = left = tensor.numel() // len(tensor)
     for size, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True):
         left //= size
@@ -138,7 +138,7 @@ def _has_gaps_between_parts_alone(tensor: Tensor) -> bool:
 
 
 def _is_in_memory(tensor: Tensor, values: int) -> bool:
-    """Return whether so many values from its first one on lie in memory."""
+    """Return whether the tensor's memory holds this many values from its first one on."""
     try:
         needed = _TYPES[tensor.dtype][1] * (tensor.storage_offset() + values)
         return tensor.untyped_storage().nbytes() >= needed and tensor.data_ptr() != 0
@@ -159,14 +159,14 @@ def read(
     Args:
         tensor: the values.
         form: of the tensor.
-        with_abs_mean: whether to fill that column.
+        with_abs_mean: whether `abs_mean` is wanted.
         counts: the bins of the values are added to this, shape (BINS,), int64, contiguous, on the CPU.
         minus: is subtracted first, in float32 at least; it must have passed `can_subtract`.
 
     Returns:
-        The row, and the rows of the channels, shape (channels, WIDTH), float64; None if they are not wanted. The row is
-        None, and those of the channels are not right, for float64 values whose squares leave its range, of any channel.
-        Then only the bins were added.
+        The row, and the rows of the channels, shape (channels, WIDTH), float64; None if they are not wanted. If squares
+        of float64 values leave the range of float64, in any channel, the row is None, the rows of the channels are
+        wrong, and only the bins were added.
     """
     less = 0 if minus is None else minus.data_ptr()
     given, threads = (tensor.data_ptr(), less, *form.given, with_abs_mean), torch.get_num_threads()
@@ -193,7 +193,7 @@ def can_merge(rows: Tensor, owner: Tensor) -> bool:
 
 
 def merged(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
-    """Return what `merge` of merge.py returns, for rows that `can_merge` has passed."""
+    """Merge rows that `can_merge` has passed, as `merge` of merge.py does."""
     owner = owner.contiguous()
     memory = _native.merge_all(rows.data_ptr(), owner.data_ptr(), len(rows), owners)
     return torch.from_numpy(np.ndarray((owners, WIDTH), np.float64, memory))
@@ -206,7 +206,7 @@ def add_counts(counts: Tensor, more: Tensor) -> None:
 
 
 def sums_of_bins(counts: Sequence[np.ndarray], places: np.ndarray) -> np.ndarray | None:
-    """Return the sums of bins between places in the order of values, float64; None where the kernel does not add them.
+    """Return the sums of bins between places in the order of values, float64; None if the kernel cannot add them.
 
     Args:
         counts: of each site, shape (BINS,), all int64 or all float64.

@@ -173,7 +173,7 @@ class Plan:
         own: the user's own ones.
         wanted: what the built-in ones need: columns of the row, and `bins` or `channels`.
         columns: what they need beside the row.
-        more: what stands behind the moments in a row, in this order: `columns`, then `own`.
+        more: what follows the moments in a row, in this order: `columns`, then `own`.
         has_derived: whether moments are not enough for one of the built-in ones.
     """
 
@@ -280,12 +280,12 @@ def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Se
 
 
 def width_of(more: Sequence[Columns | Statistic]) -> int:
-    """How many numbers stand behind the moments."""
+    """Return how many numbers follow the moments in a row."""
     return sum(each.width if isinstance(each, Columns) else 1 for each in more)
 
 
 def empty_row(more: Sequence[Columns | Statistic]) -> list[float]:
-    """Return the row of no values, with what stands behind the moments."""
+    """Return the row of an empty tensor, with what follows the moments."""
     return [*EMPTY, *[math.nan] * width_of(more)]
 
 

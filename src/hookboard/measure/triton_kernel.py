@@ -115,7 +115,7 @@ def _store(at, is_there, factor, count, sums, others):
         factor: what the sums were multiplied by.
         count: how many finite values.
         sums: of the values, of the squares about their mean, of the magnitudes.
-        others: the columns behind the means.
+        others: the columns after the means.
     """
     many, unit = tl.maximum(count, 1).to(tl.float64), 1.0 / factor.to(tl.float64)
     tl.store(at, count.to(tl.float64), mask=is_there)

@@ -104,7 +104,7 @@ class Exchange:
 
     Args:
         ranks: the processes.
-        more: what stands behind the moments in a row.
+        more: what follows the moments in a row.
     """
 
     def __init__(self, ranks: Ranks, more: Sequence[Columns | Statistic]) -> None:

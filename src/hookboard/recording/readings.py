@@ -132,7 +132,7 @@ class Readings(Mapping[Site, Reading]):
 
     Args:
         places: which row belongs to which site.
-        rows: shape (sites, WIDTH or more), float64; more is what stands behind the moments.
+        rows: shape (sites, WIDTH or more), float64; more is what follows the moments.
         channels: the rows of the channels of each site, see `Reading.channels`.
         dtypes: of the tensors of each site, see `Reading.dtype`.
         widths: how many channels each site has, see `Reading.width`.

@@ -63,7 +63,7 @@ class Streams:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Inside, the current stream may read what all others have written; behind it, they may write there again."""
+        """Inside, the current stream may read what all others have written; after it, they may write there again."""
         used = list(self._used)
         if not used:
             yield
@@ -82,7 +82,7 @@ class RowBuffer:
     """Rows in the order they came. Several threads may append.
 
     Args:
-        more: what stands behind the moments in a row.
+        more: what follows the moments in a row.
         device: where the rows are merged.
     """
 

@@ -39,7 +39,7 @@ class QuickRecordWriter(RecordWriter):  # type: ignore[misc]  # TensorBoard has 
         self._file = file
 
     def write(self, data: bytes) -> None:
-        """Write one record: the length of the data, the data, and behind each its checksum."""
+        """Write one record: the length of the data, the data, and after each its checksum."""
         length = struct.pack("<Q", len(data))
         self._file.write(length + _checksum_of(length) + data + _checksum_of(data))
 

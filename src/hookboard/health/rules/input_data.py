@@ -39,8 +39,8 @@ STEPS_BEFORE_INPUT_ALARM = 128
 """Number of steps before which a model cannot be said to have learnt little (chosen on the benchmark's tuning half)."""
 
 SCALED_INSIDE_SHARE = 0.1
-"""A first layer whose output is below this share of what its weights and the input give has a scaled input (a choice).
-"""
+"""The model scales a large input itself if the first layer's output is below this share of what its weights and the
+input give, and a small input if that is below this share of the output (a choice)."""
 
 WILD_COLUMN_DEVIATIONS = 5.0
 """And if it lies this many robust standard deviations away, in log RMS (a choice)."""
@@ -141,7 +141,7 @@ def _range(run: Run, site: Site, reading: Numbers) -> Said | None:
 
 
 def _entrance(run: Run) -> Layer | None:
-    """Return the first layer with weights."""
+    """Return the first layer with weights whose output was measured; None if there is none."""
     return next((layer for layer in run.layers if layer.weights and run.now.numbers(layer.name, "output")), None)
 
 
@@ -151,7 +151,10 @@ def _is_normalized_at_once(run: Run) -> bool:
 
 
 def _is_scaled_inside(run: Run, reading: Numbers) -> bool:
-    """Return True if the model scales the input itself: its first layer gives less than its weights suggest."""
+    """Return True if the model scales the input itself, so that its first layer's output does not fit its weights.
+
+    The output of a large input is then far smaller than weights and input suggest, that of a small one far larger.
+    """
     first = _entrance(run)
     output = None if first is None else run.now.numbers(first.name, "output")
     gains = [] if first is None else [weight_gain(run.now, first, name) for name in first.weights]
@@ -177,7 +180,7 @@ def _learns_little(run: Run) -> bool:
 
 
 def _columns_differ(reading: Numbers) -> bool:
-    """Return True if each column varies less than the whole: the columns have different means."""
+    """Return True if most columns vary far less than the whole: the columns have different means."""
     if reading.channels is None:
         return False
     return bool(np.median(reading.channels[:, _DEVIATION]) < INPUT_VARIATION_MIN * reading.moments.deviation)

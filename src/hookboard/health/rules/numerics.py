@@ -50,10 +50,10 @@ class Nonfinite:
     parameter: str = ""
 
     def symptom(self, more: int = 0) -> Symptom:
-        """Return the symptom for the judge.
+        """Return the event as an alarm for the judge.
 
         Args:
-            more: how many further steps had non-finite values.
+            more: how many later steps had non-finite values too.
         """
         also = f" {more} later {'step' if more == 1 else 'steps'} had non-finite values too." if more else ""
         return Symptom(

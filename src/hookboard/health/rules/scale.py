@@ -102,9 +102,9 @@ def _is_usual(share: np.ndarray) -> np.ndarray:
 
 
 def _normalized(run: Run) -> np.ndarray:
-    """Return the deviation of the channels of each layer, as a share of its gain, shape (layers,); NaN if unknown.
+    """Return how much each layer's output channels deviate, as a share of its gain, shape (layers,); NaN if unknown.
 
-    It says something of batch norms only.
+    Channels that hardly vary are left out. The numbers mean something for batch norms only.
     """
     outputs, units, table = run.latest.rows("output"), run.latest.rows("output").units, run.arrays
     deviation = units.column("deviation")

@@ -111,7 +111,7 @@ def severity_of(run: Run) -> Severity:
 
 
 def harm_of(run: Run) -> str:
-    """Return the harm that the loss shows, as the end of a sentence; "" if none."""
+    """Return the harm that the loss shows, as a clause to end a sentence with, from "; " on; "" if there is none."""
     return f"; {run.losses.harm}" if run.losses.is_harmed else ""
 
 

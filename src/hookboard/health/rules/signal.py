@@ -83,7 +83,10 @@ def _share(run: Run, layer: Layer) -> float | None:
 
 
 def _share_at(look: Look | None, layer: Layer) -> float | None:
-    """Return the share of outputs at the ends of the range; estimated from the deviation if there is no histogram."""
+    """Return the share of a layer's outputs at the ends of its range; None if none were measured.
+
+    Without a histogram, it is estimated from mean and deviation.
+    """
     reading = None if look is None else look.of(layer.name, "output")
     if reading is None or not reading.moments.count:
         return None

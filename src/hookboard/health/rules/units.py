@@ -373,7 +373,7 @@ def _symmetric_units(run: Run) -> Iterator[Symptom]:
 
 
 def _suspects(run: Run) -> list[int]:
-    """Return the places of all layers whose weights may have twins, or were constant at first: hardly any."""
+    """Return the places of the layers to look at: their weights may have twins, or were constant at first."""
     table, weights = run.arrays, run.latest.rows("parameter").units
     is_judged = (table.is_trainable & ~table.of_kind(MAY_BE_EQUAL_KINDS)[table.owner])[weights.places]
     is_suspect = np.zeros(len(table.weights), dtype=bool)
@@ -385,9 +385,9 @@ def _suspects(run: Run) -> list[int]:
 
 
 def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
-    """Return the weights some of whose units have all numbers close to those of another unit, as twins do.
+    """Return the weights in which some unit has all its numbers close to those of other units, as twins do.
 
-    Twins differ by less than two roundings of the largest number there is.
+    Close is less than two steps of `_rounded` at the weight's largest value, so that no twin is missed.
 
     Args:
         weights: the units of all weights.
