@@ -13,8 +13,8 @@ PAGE = ROOT / "docs" / "thresholds.md"
 
 HEAD = """# Thresholds of the health rules
 
-`python -m benchmarks.health.document` writes this page from the source, where each constant stands once, with what it
-is and where it comes from. "A choice" means that it was set by judgment and did not need to be tuned;
+`python -m benchmarks.health.document` writes this page from the source, where each constant is defined once, with
+what it means and where it comes from. "A choice" means that it was set by judgment and did not need to be tuned;
 [benchmark.md](benchmark.md) says what the tuning half of the benchmark is."""
 
 SEEN = ("losses", "silence", "comparison", "run", "run_table", "judge")

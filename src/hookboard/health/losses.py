@@ -15,7 +15,7 @@ SPIKE_DEVIATIONS = 10.0
 """A spike lies this many robust standard deviations above the median of the losses before it."""
 
 SPIKE_FACTOR_ABOVE_LARGEST = 2.0
-"""And this many times as far above that median as the largest of them."""
+"""And it lies this many times as far above that median as the largest of them."""
 
 SPIKE_HISTORY_STEPS = 64
 """Number of earlier losses that a spike is compared with. A quarter of them must exist."""
@@ -87,22 +87,22 @@ def is_new_level(spike: Spike, after: np.ndarray) -> bool:
 
 
 FAR_ABOVE_CHANCE_FACTOR = 10.0
-"""A loss that is this many times that of chance is far above it (a choice)."""
+"""A loss that is this many times chance level is far above it (a choice)."""
 
 FAR_ABOVE_CHANCE_SHARE_LEFT = 0.25
 """A loss far above chance is harm if this share of the first losses is left, or if it is above
 `ENORMOUS_CHANCE_FACTOR`."""
 
 ENORMOUS_CHANCE_FACTOR = 1e6
-"""A loss this many times that of chance is harm, however far it has come down (a choice)."""
+"""A loss this many times chance level is harm, however far it has come down (a choice)."""
 
 FIRST_LOSS_TOLERANCE_FACTOR = 1.02
-"""A first loss that exceeds this many times that of chance, plus the range of the model's outputs, is no mean cross
+"""A first loss that exceeds this many times chance level, plus the range of the model's outputs, is not a mean cross
 entropy (a choice)."""
 
 HIGH_START_CHANCE_FACTOR = 5.0
-"""A first loss this many times that of chance shows that the initialization is wrong (a choice). In healthy trainings
-that begin so, it comes down within 32 steps (seen on the benchmark's tuning half)."""
+"""A first loss this many times chance level shows that the initialization is wrong (a choice). In healthy runs that
+start this way, it comes down within 32 steps (seen on the benchmark's tuning half)."""
 
 
 def starts_high(chance: float | None, start: float) -> bool:
@@ -264,7 +264,7 @@ STEPS_BEFORE_JUDGING = 32
 """Number of steps before which a finite loss tells nothing, neither harm nor learning."""
 
 STEPS_BEFORE_STUCK = 96
-"""Number of steps before which a loss that stays at its start is no harm: healthy deep nets without norms stay there
+"""Number of steps before which a loss that stays at its start is not harm: healthy deep nets without norms stay there
 for 60 (seen on the tuning half of the benchmark)."""
 
 HARM_STEPS = 32
@@ -298,12 +298,12 @@ STUCK_SHARE = 0.05
 """A fall by less than this share of the start (or of chance) does not count: every model learns its last bias."""
 
 ALIKE_ANSWERS_SPREAD = 0.3
-"""A classifier answers all samples alike if its outputs differ between samples by less than this: then they carry less
-than 0.05 of entropy (half of the square)."""
+"""A classifier gives nearly the same answer to all samples if its outputs differ between samples by less than this:
+then they carry less than 0.05 of entropy (half of the square)."""
 
 ALIKE_ANSWERS_CHANCE_SHARE = 0.5
-"""A model that answers all samples alike, with a loss below this share of chance, has learnt that most samples belong
-to one class."""
+"""A model that gives nearly the same answer to all samples, with a loss below this share of chance, has learnt that
+most samples belong to one class."""
 
 LEVEL_NOISE_DEVIATIONS = 2.0
 """Number of standard deviations of its noise by which a level must differ from chance. With two samples per batch that

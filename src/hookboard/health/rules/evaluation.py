@@ -21,21 +21,21 @@ GAP_NOTE = 1.0
 or if the RMS differs by a factor of e (a choice: a batch of 32 gives 0.2 by chance)."""
 
 GAP_BEGIN = 0.25
-"""The gap begins at the first layer, right before the one with a clear gap, where it is this large already (a choice).
-"""
+"""The gap begins at the first layer, right before the one with a clear gap, where it is already this large (a
+choice)."""
 
 GAP_FACTOR_OVER_TRAINING = 4.0
-"""And the difference must be this many times that between two looks in training."""
+"""The difference must also be this many times that between two looks in training."""
 
 OTHER_DATA_GAP = 4.0
-"""The data themselves are of another kind if the gap is this large at the input. Augmentation makes 0.3; a share p of
-the samples has a mean at most sqrt((1 - p) / p) standard deviations from that of all: 1 for one of two equal classes, 3
+"""The data itself is of another kind if the gap is this large at the input. Augmentation gives 0.3; the mean of a share
+p of the samples is at most sqrt((1 - p) / p) standard deviations from that of all: 1 for one of two equal classes, 3
 for one of ten."""
 
 STRANGE_STATISTICS_DISTANCE = 0.25
-"""Distance of running statistics from those of every look, and of averages over looks, from which they do not belong to
-the batches that were seen. Healthy trainings of the benchmark's tuning half reach 0.21, where a momentum of 0.03 has
-not yet forgotten 0 and 1."""
+"""Distance of running statistics from those of every look, and from averages over looks, above which they do not belong
+to the batches that were seen. Healthy runs of the benchmark's tuning half reach 0.21, where a momentum of 0.03 has not
+yet forgotten the initial 0 and 1."""
 
 UNCHANGED_IN_EVALUATION_KINDS: frozenset[Kind] = frozenset(
     {"rectifier", "bounded", "smooth", "linear", "conv", "embedding"}
@@ -46,16 +46,16 @@ UNCHANGED_IN_EVALUATION_NORMS = {"LayerNorm", "GroupNorm", "RMSNorm"}
 """Types of norms that do in validation what they do in training."""
 
 BATCH_ALIKE_SHARE = 0.95
-"""How far the channel means of the last layer move from batch to batch, as a share of the standard deviation within
-one, for the samples of a batch to be alike. Healthy trainings with batch norm in the benchmark's tuning half reach 0.31
-after their first `LOOKS_BEFORE_BATCH_ALIKE` looks."""
+"""How far the channel means of the last layer must move from batch to batch, as a share of the standard deviation
+within one, for the samples of a batch to count as alike. Healthy runs with batch norm in the benchmark's tuning half
+reach 0.31 after their first `LOOKS_BEFORE_BATCH_ALIKE` looks."""
 
 BATCH_ALIKE_CHANCE_FACTOR = 3.0
-"""And how many times as far as the channel means of independent samples move (a choice): two of a batch move them by 1.
-"""
+"""They must also move this many times as far as those of independent samples (a choice): with two in a batch, those
+move by 1."""
 
 LOOKS_BEFORE_BATCH_ALIKE = 16
-"""Number of looks before which the outputs still move by themselves."""
+"""Number of looks before which the outputs still move on their own."""
 
 STEPS_BEFORE_SETTLED = 32
 """Number of steps before which running statistics are still far from what they follow."""

@@ -16,11 +16,11 @@ VANISHING_DECADES_NOTE = 3.0
 
 GRADIENT_CHANGE_DECADES_ALARM = 3.5
 """Powers of ten by which it must fall, or rise, for an alarm whatever the loss does, if that is still so after the
-first steps: next to nothing arrives. Healthy trainings of the benchmark's tuning half fall by 2.5 in their first steps
-and by 0.6 later."""
+first steps: next to nothing arrives. Healthy runs of the benchmark's tuning half fall by 2.5 in their first steps and
+by 0.6 later."""
 
 EXPLODING_DECADES_NOTE = 1.85
-"""Powers of ten by which the norm of the gradient must rise (AutoTrainer: a factor of 70). Healthy trainings of the
+"""Powers of ten by which the norm of the gradient must rise (AutoTrainer: a factor of 70). Healthy runs of the
 benchmark's tuning half reach 1.1."""
 
 GRADIENT_GROWTH_DECADES = 2.0
@@ -30,10 +30,10 @@ HISTORY_WINDOWS = 4
 """Number of windows of looks that a history needs before gradients are compared with it (a choice)."""
 
 GRADIENT_LAYERS_MIN = 4
-"""Number of layers from which the gradients of a model have a trend (a choice)."""
+"""A model needs at least this many layers for its gradients to have a trend (a choice)."""
 
 FRONT_LAYERS_DIVISOR = 8
-"""The gradient must be lost for all of the first layers: one in this many, and at least two (a choice)."""
+"""The gradient must be lost in all of the first layers: one layer in this many, and at least two (a choice)."""
 
 GRADIENT_CAUSE_SHARE = 0.5
 """One layer is the cause if it accounts for this share of the whole change (a choice)."""

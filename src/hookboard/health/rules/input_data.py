@@ -17,7 +17,8 @@ from hookboard.sites import Site
 _COUNT, _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("count", "mean", "deviation", "min", "max"))
 
 INPUT_RMS_LARGE = 20.0
-"""RMS of the input from which it is not normalized: pixels of 0 to 255 have 100, standardized data 1 (a choice)."""
+"""RMS above which the input counts as not normalized: pixels of 0 to 255 have 100, standardized data has 1 (a
+choice)."""
 
 INPUT_RMS_SMALL = 1e-2
 """RMS of the input below which it is too small for the usual initialization: data divided by 255 twice (a choice)."""
@@ -26,11 +27,11 @@ INPUT_VARIATION_MIN = 0.05
 """Standard deviation of the input, as a share of the size of its mean, below which it hardly varies (a choice)."""
 
 WILD_COLUMN_FACTOR = 30.0
-"""A column is wild if its RMS is this many times that of the middle column (a choice: features in other units)."""
+"""A column is wild if its RMS is this many times that of the median column (a choice: features in other units)."""
 
 INPUT_RMS_FACTOR_ALARM = 5.0
 """Factor beyond `INPUT_RMS_LARGE` or `INPUT_RMS_SMALL` from which the input is an alarm where the model learns little
-(chosen on the benchmark's tuning half: Adam brings some models through all the same)."""
+(chosen on the benchmark's tuning half: Adam trains some models anyway)."""
 
 INPUT_LOSS_SHARE_LEFT = 0.25
 """Share of the first loss above which a model has learnt little (chosen on the benchmark's tuning half)."""
@@ -43,21 +44,21 @@ SCALED_INSIDE_SHARE = 0.1
 input give, and a small input if that is below this share of the output (a choice)."""
 
 WILD_COLUMN_DEVIATIONS = 5.0
-"""And if it lies this many robust standard deviations away, in log RMS (a choice)."""
+"""A wild column must also lie this many robust standard deviations away, in log RMS (a choice)."""
 
 WILD_COLUMN_GAP_DECADES = 0.7
-"""And by this many powers of ten beyond all columns that are not wild: word counts have a long tail, but no gap in it
-(a choice)."""
+"""And it must lie this many powers of ten beyond all columns that are not wild: word counts have a long tail, but no
+gap in it (a choice)."""
 
 TARGET_NAMES = frozenset({"y", "label", "labels", "target", "targets"})
 """Names of tensors of a batch that do not go into the model."""
 
 EQUAL_VALUES_MIN = 64
-"""Number of values from which it is wrong that all of an input are equal (a choice: one number for each sample may be a
-constant by design)."""
+"""An input with at least this many values must not have all of them equal (a choice: one number for each sample may be
+a constant by design)."""
 
 INPUT_COLUMNS_MIN = 4
-"""Number of columns from which one of them can be out of line (a choice)."""
+"""An input needs at least this many columns for one of them to be out of line (a choice)."""
 
 COLUMN_SPREAD_FLOOR_DECADES = 0.1
 """Floor of the deviation between columns, in powers of ten (a choice)."""

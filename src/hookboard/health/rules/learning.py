@@ -17,13 +17,13 @@ from hookboard.health.run import Run
 
 GRADIENT_SPIKE_FACTOR = 10.0
 """A gradient is a spike if it is this many times the usual one, and its logarithm as many robust standard deviations
-above. ZClip clips from 2.5 deviations; to report a spike, it should be beyond doubt."""
+above. ZClip clips from 2.5 deviations; a spike that is reported should be beyond doubt."""
 
 GRADIENT_HISTORY_LOOKS = 16
-"""Number of looks that must lie before a spike of the gradient."""
+"""Number of looks that must precede a spike of the gradient."""
 
 AGREEING_GRADIENT_COSINE = 0.3
-"""Gradients whose median cosine from look to look is above this agree: the model only has to go on."""
+"""Gradients whose median cosine from look to look is above this agree: the model only needs to train on."""
 
 ANSWER_SPREAD_MIN = 0.1
 """The data is at fault only if outputs differ between samples by this much: where they hardly do, the signal is lost

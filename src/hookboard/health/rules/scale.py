@@ -28,7 +28,8 @@ DROPOUT_KINDS: frozenset[Kind] = frozenset({"dropout"})
 
 NORM_DEVIATION_MIN = 0.67
 """Standard deviation of a batch norm's channels, as a multiple of its gain, below which it is worth a note if half of
-the norms are outside. With the statistics of the batch it is 1, and less only where epsilon outweighs them."""
+the norms are outside the range. With the statistics of the batch it is 1, and less only where epsilon outweighs
+them."""
 
 NORM_DEVIATION_MAX = 1.1
 """Standard deviation of a batch norm's channels, as a multiple of its gain, above which it is worth a note in the same
@@ -41,14 +42,15 @@ CONSTANT_CHANNEL_SHARE = 1e-3
 """Channels that vary by less than this share of the one that varies most do not count: they have no input."""
 
 GAIN_SHARE_LOST = 0.2
-"""Share of their first size to which gains must fall. In healthy trainings of the benchmark's tuning half 0.64 is left
-of the one that falls most."""
+"""Share of their initial size to which gains must fall. In healthy runs of the benchmark's tuning half 0.64 is left of
+the one that falls most."""
 
 GAIN_LOSS_PER_STEP = 0.01
-"""And by at least this share in each step: a weight decay of 5e-4 at a rate of 0.1 takes 0.00005 (a choice)."""
+"""They must also fall by at least this share in each step: a weight decay of 5e-4 at a learning rate of 0.1 takes
+0.00005 (a choice)."""
 
 DROPPED_SHARE_NOTE = 0.9
-"""Share of values that a dropout must drop to be worth a note: 0.5 is usual, 0.8 the most in use."""
+"""Share of values that a dropout must drop to be worth a note: 0.5 is usual, 0.8 the largest in use."""
 
 
 def normalization(run: Run) -> Iterator[Symptom]:
@@ -168,8 +170,8 @@ PEER_LAYERS_MIN = 4
 """Number of layers that are needed to say what is usual (a choice)."""
 
 LAYER_GAIN_DECADES = 1.3
-"""Powers of ten by which a layer's gain (output over input) must differ from that of its peers. Healthy trainings of
-the benchmark's tuning half reach 0.9."""
+"""Powers of ten by which a layer's gain (output over input) must differ from that of its peers. Healthy runs of the
+benchmark's tuning half reach 0.9."""
 
 WEIGHT_GAIN_DECADES = 0.65
 """Powers of ten by which the gain of its weights must differ too: otherwise the layer that ran before it is not its
@@ -182,7 +184,7 @@ PEER_SPREAD_FLOOR_DECADES = 0.2
 """Floor of the deviation between peers, in powers of ten (a choice: 60 % from layer to layer)."""
 
 DEPTH_CHANGE_DECADES = 2.0
-"""Powers of ten by which activations may shrink or grow from the first to the last layer. Healthy trainings of the
+"""Powers of ten by which activations may shrink or grow from the first to the last layer. Healthy runs of the
 benchmark's tuning half reach 1.4."""
 
 STEADY_LAYER_SHARE = 0.5
@@ -196,14 +198,14 @@ SWELLING_DECADES = 3.0
 """Powers of ten by which they must scale it up to be worth a note (a choice)."""
 
 FADING_DECADES_PER_LAYER = -0.6
-"""And by which each layer must scale it down, on average: PyTorch's own initialization loses 0.24."""
+"""Powers of ten by which each layer must also scale it down, on average: PyTorch's own initialization loses 0.24."""
 
 SWELLING_DECADES_PER_LAYER = 0.3
-"""And by which each layer must scale it up, on average: He's initialization gains 0.15."""
+"""Powers of ten by which each layer must also scale it up, on average: He's initialization gains 0.15."""
 
 RECURRENT_NORM_MAX = 3.0
 """L2 norm of a unit's recurrent weights from which the feedback of a recurrent layer grows without bounds: PyTorch
-begins with 0.58, trained layers of the benchmark's tuning half reach 1.4."""
+starts with 0.58, trained layers of the benchmark's tuning half reach 1.4."""
 
 RECURRENT_RMS_MAX = 10.0
 """RMS of the outputs of a recurrent layer, by itself and as a multiple of that of its input, from which its feedback
@@ -215,11 +217,11 @@ DRIFTING_KINDS: frozenset[Kind] = frozenset({"linear", "conv", "norm", "recurren
 """Kinds of layers whose outputs have a scale of their own."""
 
 DRIFT_DECADES = 1.5
-"""Powers of ten by which a layer may leave its own scale of the first looks (a choice: a factor of 30)."""
+"""Powers of ten by which a layer may depart from the scale it had in the first looks (a choice: a factor of 30)."""
 
 MODEL_DRIFT_DECADES = 3.0
-"""Powers of ten by which most layers together exceed their own scale of the first looks when the model has blown up: an
-alarm whatever the loss does. Healthy trainings of the benchmark's tuning half reach 1.0."""
+"""Powers of ten by which most layers together exceed the scale they had in the first looks when the model has blown up:
+an alarm whatever the loss does. Healthy runs of the benchmark's tuning half reach 1.0."""
 
 
 def _activation_scale(run: Run) -> Iterator[Symptom]:

@@ -1,4 +1,4 @@
-"""`saturated` and `collapsed`: activations at the ends of their range, and layers that answer all samples alike."""
+"""`saturated` and `collapsed`: activations at the ends of their range, and layers that do not tell samples apart."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -23,10 +23,10 @@ CHAIN_LAYERS_MIN = 3
 
 CHAIN_SATURATED_SHARE_ALARM = 0.55
 """Share of saturated outputs that half of the hidden layers must reach from the first look on to be an alarm whatever
-the loss does. Healthy trainings of the benchmark's tuning half reach 0.47 in one layer."""
+the loss does. Healthy runs of the benchmark's tuning half reach 0.47 in one layer."""
 
 CHANCE_LOSS_TOLERANCE = 0.1
-"""Relative distance from the loss of chance up to which a first loss is taken for a cross entropy (a choice)."""
+"""Relative distance from chance level up to which a first loss is taken for a cross entropy (a choice)."""
 
 SHUT_GATE_RATIO_NOTE = 0.02
 """RMS of the output of an LSTM or GRU, as a share of that of its input (1 at most), below which its gates are shut (a
@@ -179,15 +179,15 @@ SATURATED = Rule("saturated", _saturated)
 
 
 SPREAD_ALARM = 1e-3
-"""Spread over the samples, as a share of the RMS, below which a layer answers all alike. At the end of a classifier it
-is an alarm whatever the loss does, after the first steps. Healthy ones of the benchmark's tuning half go down to 0.06,
-when they have only learnt how frequent the classes are."""
+"""Spread over the samples, as a share of the RMS, below which a layer gives nearly the same output for all samples. At
+the end of a classifier it is an alarm whatever the loss does, after the first steps. Healthy classifiers of the
+benchmark's tuning half go down to 0.06, when they have only learnt how frequent the classes are."""
 
 SPREAD_NOTE = 0.02
 """Spread at the end of the model below which hardly anything is left that tells samples apart: worth a note."""
 
 SPREAD_NONE = 1e-6
-"""Spread below which nothing at all is left of the samples: harm by itself at the end of the model. Rounding of float32
+"""Spread below which nothing at all is left of the samples: harm in itself at the end of the model. Rounding of float32
 leaves 1e-7."""
 
 SPREAD_DIFFERENT = 0.05

@@ -126,7 +126,7 @@ layer of 16 channels still learns the digits as well as any (seen on the benchma
 
 DEAD_SHARE_ALARM_IF_HARMED = 0.75
 """Share of dead units that is an alarm if the loss shows harm. Deep in a net where hardly any signal arrives, units are
-on or off for all samples by chance: up to 55 % are off in trainings that are merely slow (seen on the tuning half)."""
+on or off for all samples by chance: up to 55 % are off in runs that are merely slow (seen on the tuning half)."""
 
 DEAD_SHARE_ONSET = 0.5
 """A dead layer counts as dead from the step at which this share of its units was dead (a choice)."""
@@ -143,10 +143,10 @@ SILENT_VALUES_MIN_WHOLE_LAYER = 32
 """The same where all units of a layer are silent: that does not happen by chance as easily (a choice)."""
 
 DEAD_UNITS_MIN = 2
-"""Number of dead units from which a layer is reported (a choice)."""
+"""A layer is reported if at least this many units are dead (a choice)."""
 
 LAYER_UNITS_MIN = 4
-"""Number of units from which a share of them says something (a choice)."""
+"""A layer needs at least this many units for a share of them to be meaningful (a choice)."""
 
 ARRIVING_GRADIENT_RATIO = 1e-4
 """A gradient below this share of the model's usual one does not arrive, where the pre-activation is below

@@ -17,38 +17,38 @@ UPDATE_RATIO_LARGE = 0.1
 TheDeepChecker)."""
 
 FIRST_UPDATE_RATIO_LARGE = 0.3
-"""The same for the first step: Adam then comes to 0.1 in narrow layers (seen on the benchmark's tuning half), and
+"""The same for the first step: Adam then reaches 0.1 in narrow layers (seen on the benchmark's tuning half), and
 weights that have grown by the next look hide it."""
 
 FIRST_UPDATE_RATIO_OVERWRITES = 0.5
 """Update ratio of the first step that is a defect whatever the loss does: little is left of the initialization. Healthy
-trainings of the benchmark's tuning half reach 0.14 (RMSprop, whose first step is the largest)."""
+runs of the benchmark's tuning half reach 0.14 (RMSprop, whose first step is the largest)."""
 
 LOSS_LEAP_FACTOR = 2.0
-"""The loss leaps if after a first step above `UPDATE_RATIO_LARGE` it is this many times the first one, and that of
-chance: healthy trainings whose loss leaps were trained before, and move by 0.005 (seen on the benchmark's tuning half).
-"""
+"""The loss leaps if after a first step above `UPDATE_RATIO_LARGE` it is this many times the first one, and chance
+level: healthy runs whose loss leaps start from a trained model, and move by 0.005 (seen on the benchmark's tuning
+half)."""
 
 WEIGHT_GROWTH_ALARM = 30.0
-"""Growth of most weights since the first look that is an alarm whatever the loss does. In healthy trainings of the
+"""Growth of most weights since the first look that is an alarm whatever the loss does. In healthy runs of the
 benchmark's tuning half no weight grows by more than 4.2."""
 
 USUAL_WEIGHT_NORM_MIN = 0.1
-"""L2 norm of a unit's weights at the start from which a weight counts for this: what begins near 0 is supposed to grow
+"""L2 norm of a unit's weights at the start from which a weight counts for this: what starts near 0 is supposed to grow
 (PyTorch's own initialization gives 0.58)."""
 
 SUMMED_GRADIENT_COSINE = 0.9
-"""Cosine of gradients that are nearly identical, as that of a sum and the next one. In healthy runs it is below 0.6
-(seen on the benchmark's tuning half)."""
+"""Cosine of gradients that are nearly identical, such as a sum and the next one. In healthy runs it is below 0.6 (seen
+on the benchmark's tuning half)."""
 
 SUMMED_GRADIENT_GROWTH = 3.0
-"""And they must be this many times as large as at the start: a sum grows."""
+"""They must also be this many times as large as at the start: a sum grows."""
 
 SUMMED_GRADIENT_GROWTH_UNHARMED = 5.0
 """`SUMMED_GRADIENT_GROWTH` where the loss shows no harm, and does not fall either."""
 
 SUMMED_GRADIENT_COSINE_UNHARMED = 0.95
-"""`SUMMED_GRADIENT_COSINE` where the loss shows no harm, and does not fall either. Healthy trainings of the benchmark's
+"""`SUMMED_GRADIENT_COSINE` where the loss shows no harm, and does not fall either. Healthy runs of the benchmark's
 tuning half whose gradients grow reach a cosine of 0.87."""
 
 LAYER_UPDATE_FACTOR_LARGE = 30.0
