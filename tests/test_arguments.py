@@ -162,8 +162,16 @@ RESULTS = {
 
 CALLABLE = sorted({*api.__all__} - RESULTS - {"audit"})  # which runs at once: tests/auditing
 ARGUMENTS = [(name, argument) for name in CALLABLE for argument in inspect.signature(getattr(api, name)).parameters]
-CALLBACKS = [(name, argument) for name, argument in ARGUMENTS if name.endswith(("Logger", "Monitor", "Intervention"))]
+CALLBACKS = [(name, argument) for name, argument in ARGUMENTS if name in hookboard.callbacks.__all__]
 IN_YAML = ["None", "True", "-1", "0", "2", "2.5", "nan", "'x'", "[]", "['x']", "{'x': 1}"]
+
+
+@pytest.mark.parametrize("name", CALLABLE)
+def test_what_every_argument_takes_is_listed(name):
+    parameters = inspect.signature(getattr(api, name)).parameters
+    assert [each for each in parameters if each not in MEANT and (name, each) not in MEANT_THERE] == []
+    required = {each for each, parameter in parameters.items() if parameter.default is parameter.empty}
+    assert len(required) < 2 or required <= NEEDED.get(name, {}).keys()
 
 
 def make(name, /, **given):

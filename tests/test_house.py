@@ -6,6 +6,7 @@ tests at the end show for each rule that it finds a fault where there is one.
 
 import ast
 import importlib.util
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -322,6 +323,11 @@ def test_the_house_has_none_of(rule):
     faults = list(dict.fromkeys(rule(in_the_house())))
     if faults:
         pytest.fail("\n".join([f"{len(faults)} found:", *faults]), pytrace=False)
+
+
+def test_the_plan_in_words_has_the_same_rooms_in_the_same_order():
+    plan = Path(__file__).parents[1].joinpath("CONTRIBUTING.md").read_text()
+    assert re.findall(r"^\| `(\w+)/` \|", plan, re.MULTILINE) == ROOMS
 
 
 def test_the_source_is_found():

@@ -19,6 +19,7 @@ from hookboard import (
     KernelLogger,
     Noise,
     ParameterLogger,
+    callbacks,
 )
 from hookboard.loops.budget import OVERHEAD
 
@@ -120,6 +121,10 @@ def different(mine, theirs):
 
 def is_same(mine, theirs):
     return mine.equal(theirs) if isinstance(mine, torch.Tensor) else mine == theirs
+
+
+def test_every_callback_is_here():
+    assert {*MAKE} == {*callbacks.__all__}
 
 
 @pytest.mark.parametrize("name", MAKE)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from health.looks import layers, look, reading, row
 
-from hookboard.health import Judge, Page, Rule, Symptom, Verdict, closing, news
+from hookboard.health import RULES, Judge, Page, Rule, Symptom, Verdict, closing, news
 from hookboard.health.page import marks_of, pictures
 from hookboard.health.report import CHARTED, LOOK_AT, TABLE_COLUMNS, TABLE_ROWS_MAX, headline, layout, table_of
 from hookboard.images.heat_map import MARKS, MISSING, NOT_FINITE
@@ -231,6 +231,10 @@ def test_long_names_are_broken_between_their_words():
         cell for cell in table_of(trained(2).run, [replace(ALARM, module=name)]).text.split("|") if "dense" in cell
     ]
     assert line.strip() == "model.encoder.layers.11.<br>self_attention.output.dense"
+
+
+def test_every_rule_points_at_something():
+    assert {*LOOK_AT} == {*RULES}
 
 
 def test_what_each_rule_points_at_is_written_by_the_page():

@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import inspect
 import pickle
+import re
 import weakref
 
 import pytest
@@ -10,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hookboard import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero, capture
+from hookboard import Clamp, ClipNorm, Edit, Intervention, Noise, Replace, Scale, Zero, api, capture
+from hookboard.editing import EditRule
 
 
 class Net(nn.Module):
@@ -67,6 +70,13 @@ def trained(net, *edits):
             optimizer.step()
     parameters = list(net.parameters())
     return [*outputs, *(p.detach() for p in parameters), *(p.grad for p in parameters)]
+
+
+def test_every_rule_is_here_and_in_the_docstrings():
+    classes = {each for each in vars(api).values() if inspect.isclass(each) and issubclass(each, EditRule)}
+    assert classes - {type(make()) for make in RULES.values()} == set()
+    for described in (Edit, Intervention):
+        assert {each.__name__ for each in classes} - {*re.findall(r"\w+", described.__doc__)} == set()
 
 
 @pytest.mark.parametrize("role", ROLES)
