@@ -1,6 +1,8 @@
 """`Layer`: what is known of a module besides its numbers: its kind, its weights, and where its channels are."""
 
 import functools
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +18,7 @@ Kind = Literal[
     "bounded",
     "smooth",
     "norm",
+    "activated_norm",
     "linear",
     "conv",
     "embedding",
@@ -51,8 +54,23 @@ _KINDS: dict[Kind, tuple[type[nn.Module], ...]] = {
 """The kinds of layers: a layer is compared with others of its kind first. Order matters: `ReLU6` is a `Hardtanh` too.
 """
 
-CHANNELS_LAST_NORMS = ("LayerNorm", "RMSNorm")
-"""Normalization layers whose channels are the last dimension; for all others they are the second."""
+NORM_NAME = re.compile(r"(?<!Weight)(?<!Spectral)(?<!Act)(?:[Nn]orm|NORM)(?:ali[sz](?:e|er|ation))?(?![a-z])")
+"""Class names of normalization layers that are none of torch's, such as `LlamaRMSNorm`. Weight and spectral norms
+normalize weights, and a flow's `ActNorm` is an affine map."""
+
+LEAKY_NAME = re.compile(r"GELU|Gelu|S[Ii]L[Uu]|Swish|Mish|(?<![a-z])ELU|SELU|CELU|Leaky|[PR]Re[Ll][Uu]|Softplus")
+"""Class names of smooth or leaky activations that are none of torch's, such as `QuickGELUActivation`."""
+
+RECTIFIER_NAME = re.compile(r"Re[Ll][Uu]")
+"""Class names of activations that give 0 below 0, unless `LEAKY_NAME` fits, such as `ReLUSquaredActivation`."""
+
+NORM_KINDS: frozenset[Kind] = frozenset({"norm", "activated_norm"})
+"""Kinds of layers that normalize."""
+
+CHANNELS_SECOND_NAME = re.compile(r"Batch|Group|Instance|\dd")
+"""Class names of normalization layers whose channels are the second dimension; of others they are the last. The size of
+the gains decides where it fits one of the two alone.
+"""
 
 SATURATED_SHARE = 0.97
 """An output is saturated if it is beyond this share of the way from the middle of its range to the end: for tanh beyond
@@ -96,6 +114,11 @@ class Layer:
         """True if the module can be called: it is neither the LightningModule nor a container of parameters."""
         return bool(self.name) and self.type not in ("ParameterList", "ParameterDict")
 
+    @property
+    def is_batch_norm(self) -> bool:
+        """True if its outputs should fit the statistics of a batch, or its own running ones, and its gains."""
+        return self.kind == "norm" and "BatchNorm" in self.type
+
     @functools.cached_property
     def has_matrix(self) -> bool:
         """True if a weight has at least two dimensions or an unknown shape; gains and biases often start at 0 or 1."""
@@ -108,8 +131,38 @@ class Layer:
 
 
 def kind_of(module: nn.Module) -> Kind:
-    """Return the kind of a module; `other` if it is none of the known ones."""
-    return next((kind for kind, types in _KINDS.items() if isinstance(module, types)), "other")
+    """Return the kind of a module; `other` if it is none of the known ones.
+
+    What is none of torch's classes is known by its name, if its parts fit: a norm has no parameters but gains and
+    biases, an activation has none. A norm that applies an activation too is an `activated_norm`.
+
+    >>> kind_of(nn.ReLU()), kind_of(nn.Sequential(nn.ReLU()))
+    ('rectifier', 'other')
+    """
+    kind = next((kind for kind, types in _KINDS.items() if isinstance(module, types)), None) or _kind_by_name(module)
+    if kind == "norm" and any(not isinstance(child, nn.Identity) for child in module.children()):
+        return "activated_norm"
+    return kind
+
+
+def _kind_by_name(module: nn.Module) -> Kind:
+    name = type(module).__name__
+    if any(True for child in module.children() for _ in child.parameters()):
+        return "other"  # a block
+    if NORM_NAME.search(name):
+        return "norm" if all(_is_vector(shape_of(parameter)) for parameter in module.parameters()) else "other"
+    if any(True for _ in module.parameters()) or any(True for _ in module.children()):
+        return "other"
+    if name in RANGES:
+        return "bounded"
+    if LEAKY_NAME.search(name):
+        return "smooth"
+    return "rectifier" if RECTIFIER_NAME.search(name) else "other"
+
+
+def _is_vector(shape: Sequence[int] | None) -> bool:
+    """Return True for a shape with one dimension that is not 1 at most; of an unknown shape too."""
+    return shape is None or math.prod(shape) == max(shape, default=1)
 
 
 def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -> dict[str, Layer]:
@@ -210,7 +263,9 @@ class ChannelDims:
         layer, key = self._layers.get(site.name), (site.name, tensor.dim())
         known = self._known.get(key)
         if known is None or known[0] is not layer:  # a model may get another layer of that name
-            known = self._known[key] = layer, _stands_last(layer, self._is_last)
+            is_last = _gains_stand_last(layer, tensor)
+            is_last = _stands_last(layer, self._is_last) if is_last is None else is_last
+            known = self._known[key] = layer, is_last
         self._is_last = known[1]
         return _dim(layer, tensor, self._is_last)
 
@@ -247,7 +302,9 @@ class DefinedDims:
             return None
         if ROLES[site.role].of_parameter:
             return 0
-        return _dim(self._layers.get(site.name), tensor, self._stands_last.get(site.name, False))
+        layer = self._layers.get(site.name)
+        is_last = _gains_stand_last(layer, tensor)
+        return _dim(layer, tensor, self._stands_last.get(site.name, False) if is_last is None else is_last)
 
 
 def _stands_last(layer: Layer | None, before: bool) -> bool:
@@ -256,9 +313,18 @@ def _stands_last(layer: Layer | None, before: bool) -> bool:
         return before
     if layer.kind in ("linear", "embedding", "recurrent", "attention"):
         return True
-    if layer.kind == "norm":
-        return layer.type in CHANNELS_LAST_NORMS
+    if layer.kind in NORM_KINDS:
+        return CHANNELS_SECOND_NAME.search(layer.type) is None
     return before and layer.kind != "conv"
+
+
+def _gains_stand_last(layer: Layer | None, tensor: Tensor) -> bool | None:
+    """Return whether the gains of a norm fit the last dimension of its output and not the second; None if unclear."""
+    if layer is None or layer.kind not in NORM_KINDS or not layer.shapes:
+        return None
+    gains = math.prod(next(iter(layer.shapes.values())))
+    is_last = tensor.shape[-1] == gains
+    return is_last if is_last != (tensor.shape[1] == gains) else None
 
 
 def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:

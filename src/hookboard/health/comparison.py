@@ -132,7 +132,7 @@ def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Laye
     for source, norm in pairwise(layers):
         given, gave, usual = (
             _channels(evaluation, source),
-            _channels(evaluation, norm) if "BatchNorm" in norm.type else None,
+            _channels(evaluation, norm) if norm.is_batch_norm else None,
             _channels(last, norm),
         )
         now, past = _channels(last, source), [_channels(look, source) for look in others]

@@ -190,7 +190,7 @@ class LayerArrays:
         """The names of all weights that may be trained."""
         self.has_untrainable = any(layer.has_matrix and not layer.trainable for layer in layers)
         """True if a layer with a matrix has no weight that may be trained."""
-        self.batch_norms: list[int] = np.flatnonzero(["BatchNorm" in layer.type for layer in layers]).tolist()
+        self.batch_norms: list[int] = np.flatnonzero([layer.is_batch_norm for layer in layers]).tolist()
         """The places of all batch norms."""
         self._of_kinds: dict[frozenset[Kind], np.ndarray] = {}
 

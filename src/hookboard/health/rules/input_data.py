@@ -9,7 +9,7 @@ from hookboard.health.look import Look
 from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.shared import counted, harm_of, severity_of, weight_gain
 from hookboard.health.run import Run
-from hookboard.layers import Layer
+from hookboard.layers import NORM_KINDS, Layer
 from hookboard.measure import FIELDS, every_of
 from hookboard.recording import Numbers
 from hookboard.sites import Site
@@ -148,7 +148,7 @@ def _entrance(run: Run) -> Layer | None:
 
 def _is_normalized_at_once(run: Run) -> bool:
     first = _entrance(run)
-    return first is not None and first.kind == "norm"
+    return first is not None and first.kind in NORM_KINDS
 
 
 def _is_scaled_inside(run: Run, reading: Numbers) -> bool:

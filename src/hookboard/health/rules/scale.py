@@ -21,7 +21,7 @@ from hookboard.health.rules.shared import (
     weight_gain,
 )
 from hookboard.health.run import Run
-from hookboard.layers import Kind, Layer
+from hookboard.layers import NORM_KINDS, Kind, Layer
 from hookboard.sites import Role
 
 DROPOUT_KINDS: frozenset[Kind] = frozenset({"dropout"})
@@ -212,8 +212,7 @@ RECURRENT_RMS_MAX = 10.0
 grows without bounds: with tanh it is 1 at most (a choice)."""
 
 RECURRENT_KINDS: frozenset[Kind] = frozenset({"recurrent"})
-NORM_KINDS: frozenset[Kind] = frozenset({"norm"})
-DRIFTING_KINDS: frozenset[Kind] = frozenset({"linear", "conv", "norm", "recurrent", "embedding"})
+DRIFTING_KINDS: frozenset[Kind] = NORM_KINDS | {"linear", "conv", "recurrent", "embedding"}
 """Kinds of layers whose outputs have a scale of their own."""
 
 DRIFT_DECADES = 1.5

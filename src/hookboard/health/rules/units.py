@@ -22,7 +22,7 @@ from hookboard.health.rules.shared import (
 from hookboard.health.run import Run
 from hookboard.health.run_table import Units
 from hookboard.health.silence import SILENT_AT_ZERO_KINDS, Silence, onsets
-from hookboard.layers import Kind, Layer
+from hookboard.layers import NORM_KINDS, Kind, Layer
 from hookboard.measure import FIELDS, every_of
 
 _COUNT, _MEAN, _DEVIATION, _MAX, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "max", "zeros"))
@@ -114,7 +114,7 @@ def has_its_own_activation(run: Run, layer: Layer) -> bool:
 def is_used(run: Run, layer: Layer, units: int) -> bool:
     """Return True if a later layer takes this many inputs; units of a head are silent where a class never occurs."""
     later = [(other, shape) for other in run.layers[run.place(layer.name) + 1 :] for shape in other.shapes.values()]
-    if any(shape == (units,) and other.kind == "norm" for other, shape in later):
+    if any(shape == (units,) and other.kind in NORM_KINDS for other, shape in later):
         return True
     takes = [shape[1] for _, shape in later if len(shape) > 1]
     return units in takes or (layer.kind != "linear" and any(taken % units == 0 for taken in takes))
@@ -340,7 +340,7 @@ SYMMETRY_ADVICE = (
     "Initialize its weights with random numbers, and look for weights that are copied or set to a constant."
 )
 
-MAY_BE_EQUAL_KINDS: frozenset[Kind] = frozenset({"embedding", "norm"})
+MAY_BE_EQUAL_KINDS: frozenset[Kind] = NORM_KINDS | {"embedding"}
 """Kinds of layers whose units may be equal."""
 
 TWIN_SHARE_ALARM = 0.5
