@@ -430,6 +430,12 @@ class LossCurve(LossHistory):
         )
         return is_alike or self._clear_level(STUCK_SHARE * self.chance) >= (1 - STUCK_SHARE) * self.chance
 
+    @property
+    def is_only_stuck(self) -> bool:
+        """True if the harm that the loss shows is that it is stuck, and no other."""
+        others = self.is_far_above_chance or self.has_diverged or self.has_risen
+        return self.is_finite and self.is_stuck and not others
+
     def after(self, step: int) -> np.ndarray:
         """Return the losses after a step, of those that are kept, shape (n,), float64."""
         return np.array([loss.value for loss in self.recent if loss.step > step])
