@@ -22,7 +22,9 @@ from health.trainings import (
 )
 
 from hookboard.health import RULES, Run
+from hookboard.health.rules.shared import DONE_LOSS_SHARE, SCHEDULE_END_SHARE, UPDATE_RATIO_SMALL
 from hookboard.layers import Layer
+from hookboard.sites import Site
 
 NO_GRADIENT, NOT_UPDATED = RULES["no_gradient"], RULES["not_updated"]
 
@@ -272,6 +274,35 @@ def test_a_layer_that_has_moved_and_has_hardly_any_gradient_left_is_done(left, f
     little = {(name, "parameter_grad"): of(name, "parameter_grad", left) for name in names}
     made = training(12, lambda step: {**still(*names), **little} if step > 2 else {})
     assert bool(symptoms(NOT_UPDATED, made)) is fires
+
+
+@pytest.mark.parametrize("names", [WEIGHTS[:2], WEIGHTS])
+@pytest.mark.parametrize(("times", "fires"), [(0.9, False), (1.1, True)])
+def test_weights_that_no_longer_move_at_the_end_of_a_schedule_are_well(names, times, fires):
+    def rate(step):
+        return 1e-3 if step < 20 else times * SCHEDULE_END_SHARE * 1e-3
+
+    made = training(40, lambda step: still(*names) if step >= 20 else {}, rate=rate)
+    assert bool(symptoms(NOT_UPDATED, made)) is fires
+
+
+@pytest.mark.parametrize(("times", "fires"), [(0.9, False), (1.1, True)])
+def test_weights_that_no_longer_move_once_the_loss_is_at_0_are_well(times, fires):
+    losses = [*[2.0] * 20, *[times * DONE_LOSS_SHARE * 2.0] * 40]
+    made = training(60, lambda step: still("fc1.weight", "fc1.bias") if step >= 20 else {}, losses=losses)
+    assert bool(symptoms(NOT_UPDATED, made)) is fires
+
+
+@pytest.mark.parametrize(("times", "fires"), [(0.9, False), (1.1, True)])
+def test_updates_lost_in_rounding_are_none_of_a_layer_where_all_steps_are_too_small(times, fires):
+    def change(step):
+        move = looks.reading("", "parameter_update", [looks.row(100, 0.0, times * UPDATE_RATIO_SMALL * 0.1)])
+        whole = looks.reading("", "parameter_before", [looks.row(100, 0.0, 0.1)])
+        read = {"parameter_update": move, "parameter_before": whole}
+        moves = {(w, role): replace(one, site=Site(w, role)) for w in WEIGHTS for role, one in read.items()}
+        return moves | still("fc1.weight", "fc1.bias")
+
+    assert bool(symptoms(NOT_UPDATED, training(100, change, losses=stuck(100)))) is fires
 
 
 def test_a_matrix_that_does_not_move_counts_and_a_bias_alone_does_not():

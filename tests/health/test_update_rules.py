@@ -21,6 +21,7 @@ from health.trainings import (
 )
 
 from hookboard.health import RULES
+from hookboard.health.rules.shared import UPDATE_RATIO_SMALL
 from hookboard.health.rules.updates import (
     FIRST_UPDATE_RATIO_LARGE,
     FIRST_UPDATE_RATIO_OVERWRITES,
@@ -33,7 +34,6 @@ from hookboard.health.rules.updates import (
     SUMMED_GRADIENT_GROWTH,
     SUMMED_GRADIENT_GROWTH_UNHARMED,
     UPDATE_RATIO_LARGE,
-    UPDATE_RATIO_SMALL,
     USUAL_WEIGHT_NORM_MIN,
     WEIGHT_GROWTH_ALARM,
 )

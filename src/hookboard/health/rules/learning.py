@@ -11,8 +11,7 @@ from hookboard.health.losses import Spike, is_new_level
 from hookboard.health.robust import median_of
 from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.evaluation import STEPS_BEFORE_SETTLED, begin_of, may_differ
-from hookboard.health.rules.shared import agreement_of
-from hookboard.health.rules.updates import UPDATE_RATIO_SMALL
+from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, agreement_of
 from hookboard.health.run import Run
 
 GRADIENT_SPIKE_FACTOR = 10.0

@@ -9,9 +9,11 @@ from hookboard.health.look import Look
 from hookboard.health.robust import median_of
 from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.shared import (
+    UPDATE_RATIO_SMALL,
     WHOLE_MODEL_SHARE,
     has_gradient,
     has_moved,
+    is_at_end_of_schedule,
     is_done,
     is_one_of_several,
     main_weights,
@@ -190,8 +192,13 @@ def not_updated(run: Run) -> Iterator[Symptom]:
         )
         yield Symptom("", evidence, advice, "alarm")
         return
+    # Where all others hardly move either, the steps of the whole model are too small.
+    moves = run.recent("update_ratio")[:, -1]
+    is_slow = median_of(moves[(moves > 0) & (moves < np.inf)].tolist()) < UPDATE_RATIO_SMALL
     for chain in _neighbours(stepped, why_still):
         why = why_still[chain[0].name]
+        if is_slow and not why.startswith(NO_RATE):
+            continue
         whose = "its weights" if len(chain) == 1 else f"the weights of {_from_to(chain)}"
         evidence = (
             f"a gradient reaches {whose}, and they do not change: {why}; {len(why_still)} of {len(stepped)} layers"
@@ -290,7 +297,7 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
         # A rate that was not 0 before has come to the end of its schedule.
         was_zero = not any(run.peak_rate[name] for name in weights)
         return f"{NO_RATE}, while others go up to {max(others):.2g}" if others and was_zero else ""
-    if is_done(run, layer):
+    if is_done(run, layer) or all(is_at_end_of_schedule(run, name) for name in weights):
         return ""
     parameter = look.numbers(weights[0], "parameter")
     kind = "" if parameter is None or parameter.dtype is None else f" to {str(parameter.dtype).removeprefix('torch.')}"

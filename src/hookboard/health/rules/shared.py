@@ -121,8 +121,25 @@ def is_one_of_several(run: Run, layer: Layer) -> bool:
     return any(run.has_run(other) and pattern.fullmatch(other.name) for other in run.layers)
 
 
+UPDATE_RATIO_SMALL = 1e-4
+"""Update ratio below which steps of the whole model are small, as the median over the layers: in 200 steps the weights
+change by 2 % at most (TheDeepChecker; DeepDiagnosis says 1e-5, and 1e-3 is usual)."""
+
+SCHEDULE_END_SHARE = 0.05
+"""A schedule is at its end when the learning rate is below this share of its largest: then small steps are intended."""
+
+
+def is_at_end_of_schedule(run: Run, weight: str) -> bool:
+    """Return True if the learning rate of a weight has come down to hardly anything of its largest."""
+    stepped = run.now.stepped.get(weight)
+    return stepped is not None and stepped.rate < SCHEDULE_END_SHARE * run.peak_rate.get(weight, 0.0)
+
+
 DONE_GRADIENT_SHARE = 1e-4
 """Share of its first gradient below which a layer that has moved has nothing more to learn (a choice)."""
+
+DONE_LOSS_SHARE = 1e-3
+"""Share of the first losses below which the loss is at 0, and no layer has more to learn (a choice)."""
 
 
 def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
@@ -133,10 +150,14 @@ def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
 
 
 def is_done(run: Run, layer: Layer) -> bool:
-    """Return True if a layer has moved and hardly any of its first gradient is left: it has nothing more to learn."""
+    """Return True if a layer has moved and has nothing more to learn.
+
+    Hardly any of its first gradient is left, or hardly anything of the loss.
+    """
     place = run.place(layer.name)
     first, now = run.course("weight_gradient_rms", 1)[place, 0], run.recent("weight_gradient_rms")[place, -1]
-    return bool(now < DONE_GRADIENT_SHARE * first and (run.course("update_ratio")[place] > 0).any())
+    is_loss_at_0 = run.losses.is_known and 0 <= run.losses.level() < DONE_LOSS_SHARE * run.losses.start
+    return bool((now < DONE_GRADIENT_SHARE * first or is_loss_at_0) and (run.course("update_ratio")[place] > 0).any())
 
 
 def stepped_weights(look: Look, layer: Layer) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 from hookboard.health.look import Look
 from hookboard.health.robust import median_of, medians_of
 from hookboard.health.rule import Rule, Severity, Symptom
-from hookboard.health.rules.shared import agreement_of, harm_of, weight_gain
+from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, agreement_of, harm_of, is_at_end_of_schedule, weight_gain
 from hookboard.health.run import RateJump, Run
 from hookboard.layers import Layer
 
@@ -294,16 +294,9 @@ def _was_zero(run: Run, layer: Layer) -> bool:
 UPDATE_TOO_LARGE = Rule("update_too_large", update_too_large)
 
 
-UPDATE_RATIO_SMALL = 1e-4
-"""Update ratio below which steps of the whole model are small, as the median over the layers: in 200 steps the weights
-change by 2 % at most (TheDeepChecker; DeepDiagnosis says 1e-5, and 1e-3 is usual)."""
-
 LAYER_UPDATE_SHARE_SMALL = 1e-3
 """A single layer's updates are small if they are below this share of the median of the others (a choice: learning rates
 that fall from layer to layer on purpose end at about 1e-2)."""
-
-SCHEDULE_END_SHARE = 0.05
-"""A schedule is at its end when the learning rate is below this share of its largest: then small steps are intended."""
 
 
 def update_too_small(run: Run) -> Iterator[Symptom]:
@@ -371,7 +364,7 @@ def _is_between(run: Run, layer: Layer) -> bool:
         return True
     rate = run.now.stepped[name].rate
     before = next((look.stepped[name].rate for look in run.looks if name in look.stepped), rate)
-    return not rate or rate < SCHEDULE_END_SHARE * run.peak_rate[name] or before < rate
+    return not rate or is_at_end_of_schedule(run, name) or before < rate
 
 
 def _is_spoiled(look: Look, layer: Layer) -> bool:
