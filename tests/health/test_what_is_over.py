@@ -8,7 +8,7 @@ from health.looks import reading, row
 from health.test_evaluation_rule import CHANGING, GAP_RULE, evaluation
 from health.test_normalization import norms
 from health.test_update_rules import TOO_LARGE, moved
-from health.trainings import WINDOW, judged, risen, training
+from health.trainings import WINDOW, falling, judged, risen, training
 from torch import nn
 from toys import Toy, batches, fit
 
@@ -19,6 +19,10 @@ from hookboard.health.rules.units import PARTED_SHARE, SYMMETRIC_UNITS
 from hookboard.health.rules.updates import LAYER_UPDATE_FACTOR_LARGE
 
 
+LEAPT = [2.3, 9.0, *falling(38)]
+"""A loss that leaps after the first step."""
+
+
 def said(rule, made, layers=None):
     """The only verdict: since when, until when, and its evidence."""
     (verdict,) = judged([rule], made, **({} if layers is None else {"layers": layers})).verdicts
@@ -27,7 +31,7 @@ def said(rule, made, layers=None):
 
 @pytest.mark.usefixtures("at_every_look")
 def test_a_first_step_that_was_too_large_is_over_once_steps_are_usual():
-    since, until, evidence = said(TOO_LARGE, training(40, lambda step: moved(2.1 if step == 0 else 0.006)))
+    since, until, evidence = said(TOO_LARGE, training(40, lambda step: moved(2.1 if step == 0 else 0.006), LEAPT))
     assert (since, until) == (0, 0)
     assert "moved the weights by 2.1 of their size" in evidence
     assert "by 0.006 at step 39" in evidence
@@ -35,7 +39,7 @@ def test_a_first_step_that_was_too_large_is_over_once_steps_are_usual():
 
 @pytest.mark.usefixtures("at_every_look")
 def test_steps_that_are_still_too_large_have_the_size_of_the_latest():
-    since, until, evidence = said(TOO_LARGE, training(40, lambda step: moved(2.1 - 0.05 * step)))
+    since, until, evidence = said(TOO_LARGE, training(40, lambda step: moved(2.1 - 0.05 * step), LEAPT))
     assert (since, until) == (0, None)
     assert "moves the weights by 0.15 of their size" in evidence
     assert "2.1" not in evidence
@@ -52,13 +56,13 @@ def test_steps_that_were_too_large_for_a_while_are_over_though_the_harm_lasts():
 
 @pytest.mark.usefixtures("at_every_look")
 def test_steps_that_are_too_large_again_last_again():
-    made = training(40, lambda step: moved(2.1 if step == 0 or step >= 38 else 0.006))
+    made = training(40, lambda step: moved(2.1 if step == 0 or step >= 38 else 0.006), LEAPT)
     assert said(TOO_LARGE, made)[:2] == (0, None)
 
 
 @pytest.mark.usefixtures("at_every_look")
 def test_what_was_over_when_a_long_run_forgets_its_columns_stays_over_at_the_same_step():
-    made = training(600, lambda step: moved(2.1 if step <= 3 else 0.006))
+    made = training(600, lambda step: moved(2.1 if step <= 3 else 0.006), [*LEAPT, *falling(560)])
     assert said(TOO_LARGE, made)[:2] == (0, 3)
 
 
@@ -179,6 +183,8 @@ def test_a_training_whose_first_step_overwrote_the_weights_says_how_far_steps_mo
     model, monitor = HundredTimesTheRate(), HealthMonitor(every_n_steps=5, rules=["update_too_large"])
     fit(tmp_path, model, batches(*[16] * 60), monitor)
     (verdict,) = monitor.verdicts
+    # The loss rose from 0.69 to 5, and has come down to 0.07 since.
+    assert (verdict.severity, "(it was an alarm" in verdict.evidence) == ("note", True)
     looks = [0, *range(4, 60, 5)]
     large = [step for step in looks if model.ratios[step] > 0.1]
     assert (verdict.since, verdict.until) == (0, large[-1])

@@ -126,7 +126,7 @@ def explained(
 ) -> dict[Verdict, Verdict]:
     """Map each verdict that another one explains to that other one.
 
-    An alarm is explained by an alarm only, never by a note.
+    An alarm is explained by an alarm only, never by a note; a note on one layer explains notes on that layer.
 
     Args:
         verdicts: all that are said.
@@ -155,7 +155,8 @@ def explained(
 
 
 def _follows(run: Run, cause: Cause, one: Verdict, other: Verdict) -> bool:
-    if (one.severity, other.severity) == ("note", "alarm"):
+    # Of a note nobody knows that it harms; what it says of a layer explains another note on that very layer at most.
+    if one.severity == "note" and (other.severity == "alarm" or not one.module or one.module != other.module):
         return False
     return _is_there(run, one, other, cause.where) and _is_then(run, one, other, cause.when)
 

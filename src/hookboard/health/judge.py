@@ -59,15 +59,15 @@ class Case:
     is_hard: bool = False
     size: float = 0.0
 
-    def add(self, symptom: Symptom, step: int, window: int) -> None:
-        """Add the symptom of the latest look."""
+    def add(self, symptom: Symptom, step: int, window: int, is_kept: bool = False) -> None:
+        """Add the symptom of the latest look; where `is_kept`, a note does not take back an alarm."""
         if symptom.since is not None:
             self.first = symptom.since
         self.symptom, self.missed = symptom, 0
         self.last = step if symptom.until is None else max(self.last, symptom.until)
         self.seen += 1
         self.size = max(self.size, symptom.size)
-        is_alarm = symptom.severity == "alarm"
+        is_alarm = symptom.severity == "alarm" or (is_kept and self.is_alarm)
         self.alarms = max(self.alarms, 0) + 1 if is_alarm else min(self.alarms, 0) - 1
         enough = 1 if self.at_once else window
         if abs(self.alarms) >= enough:
@@ -107,7 +107,7 @@ class Judge:
         self._closed: dict[Key, Case] = {}
         self._verdicts: tuple[Verdict, ...] | None = None
         self._alarmed: set[Key] = set()  # what has been an alarm
-        self._well = 0  # looks since the loss showed harm
+        self._well = 0  # looks at which the loss was well since it showed harm
         self._asked: int | None = None  # the step of the look at which all rules were asked last
         self._asks = 0  # how often that was
 
@@ -115,7 +115,10 @@ class Judge:
         """Add a measured step and judge the run, see `STEPS_BETWEEN_ASKING`."""
         self.run.see(look)
         self._verdicts = None
-        self._well = 0 if self.run.losses.is_harmed else self._well + 1
+        if self.run.losses.is_harmed:
+            self._well = 0
+        elif self.run.losses.has_recovered:
+            self._well += 1
         is_early = self.run.seen <= WINDOWS_ALWAYS_ASKED * self.run.window
         gap = STEPS_BETWEEN_ASKING[self._asks % len(STEPS_BETWEEN_ASKING)]
         if self._asked is None or is_early or not 0 <= look.step - self._asked < gap:
@@ -195,7 +198,8 @@ class Judge:
         if verdict.severity == "alarm":
             self._alarmed.add(key)
         elif key in self._alarmed:
-            why = ": the loss no longer shows harm" if self._well >= self.run.window else ""
+            level = self.run.losses.level()
+            why = f": the loss is well below its start again, at {level:.3g}" if self._well >= self.run.window else ""
             return _and_says(verdict, f"it was an alarm{why}")
         return verdict
 
@@ -268,9 +272,10 @@ class Judge:
         case = self._open.get(key)
         if case is None:
             case = self._open[key] = Case(step, step if symptom.until is None else symptom.until, symptom, rule.at_once)
-        was_said = case.is_said
-        case.add(symptom, step, self.run.window)
-        losses = self.run.losses
+        was_said, losses = case.is_said, self.run.losses
+        # A loss that is stuck crosses the border of harm now and then.
+        is_kept = not (case.is_hard or losses.is_harmed) and self._well < self.run.window
+        case.add(symptom, step, self.run.window, is_kept)
         needs_no_loss = symptom.is_hard or not (losses.is_harmed and losses.is_finite)
         case.is_hard |= symptom.severity == "alarm" and needs_no_loss
         if case.is_said and not was_said:

@@ -297,6 +297,10 @@ FALLING_SHARE = 0.02
 STUCK_SHARE = 0.05
 """A fall by less than this share of the start (or of chance) does not count: every model learns its last bias."""
 
+RECOVERED_SHARE = 2 * STUCK_SHARE
+"""Share of the start, and of chance, by which a loss that has shown harm must lie below them to be well again: twice
+`STUCK_SHARE`, so that a loss which stays near that border does not go to and fro."""
+
 ALIKE_ANSWERS_SPREAD = 0.3
 """A classifier gives nearly the same answer to all samples if its outputs differ between samples by less than this:
 then they carry less than 0.05 of entropy (half of the square)."""
@@ -452,6 +456,20 @@ class LossCurve(LossHistory):
         limit = max(RISE_SHARE_OF_GAIN * (self.start - self.best), CLEAR_NOISE_DEVIATIONS * self.noise)
         levels = map(median, after[: len(after) // BLOCK_STEPS * BLOCK_STEPS].reshape(-1, BLOCK_STEPS))
         return well < self.best + limit and not any(level <= well + limit / 2 for level in levels)
+
+    @property
+    def has_recovered(self) -> bool:
+        """True if the loss shows no harm and lies clearly below its start, that of a classifier below chance too.
+
+        What has stayed at its start or at chance and crosses the border of harm by chance has not recovered.
+        """
+        if self.is_harmed:
+            return False
+        if not self.is_known:
+            return True  # nothing can be told of it
+        is_classifier = self.chance is not None and not is_another(self.chance, self.reach, self.first[0].value)
+        is_below = not is_classifier or self.level() < (1 - RECOVERED_SHARE) * (self.chance or 0.0)
+        return is_below and self.start - self.level() > max(RECOVERED_SHARE * abs(self.start), 2 * self.noise)
 
     @property
     def is_harmed(self) -> bool:

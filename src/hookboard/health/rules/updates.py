@@ -30,7 +30,7 @@ chance: healthy trainings whose loss leaps were trained before, and move by 0.00
 Where chance is unknown the first step must be above `FIRST_UPDATE_RATIO_OVERWRITES`."""
 
 LEAP_LOSS_SHARE_LEFT = 0.25
-"""Share of the very first loss below which a loss that leapt has come back, and has learnt: no alarm (a choice)."""
+"""Share of the very first loss below which a loss that leapt has come back, and has learnt: a note (a choice)."""
 
 WEIGHT_GROWTH_ALARM = 30.0
 """Growth of most weights since the first look that is an alarm whatever the loss does. In healthy runs of the
@@ -170,7 +170,8 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     moves, until = _moves("the weights", among, steps, whole, whole > UPDATE_RATIO_LARGE)
     evidence = f"{moves}, at a learning rate that is now {_rate(run):.2g}{_leap(run) or harm_of(run)}"
     advice = "lower the learning rate, or warm it up from 0, and clip gradients"
-    return Symptom("", evidence, advice, "alarm", float(whole[first]), int(steps[first]), until=until)
+    severity: Severity = "note" if not run.losses.is_harmed and _has_come_back(run) else "alarm"
+    return Symptom("", evidence, advice, severity, float(whole[first]), int(steps[first]), until=until)
 
 
 def _rate(run: Run) -> float:
@@ -234,7 +235,7 @@ def _ends(run: Run, quantity: str, layers: list[int]) -> tuple[np.ndarray, np.nd
 
 
 def _leapt(run: Run) -> bool:
-    """Return True if the loss leapt after a large first step, and has not come down far below its first value since."""
+    """Return True if the loss leapt after a large first step."""
     chance = run.losses.chance
     large = UPDATE_RATIO_LARGE if chance is not None else FIRST_UPDATE_RATIO_OVERWRITES
     if not run.first_move > large or not run.losses.first or run.losses.is_mixed:
@@ -242,8 +243,12 @@ def _leapt(run: Run) -> bool:
     first = [loss.value for loss in run.losses.first]
     if chance is None and not (first[0] > 0 and _is_deep(run)):
         return False
-    has_learnt = run.losses.is_known and run.losses.level() < LEAP_LOSS_SHARE_LEFT * first[0]
-    return not has_learnt and max(first) > LOSS_LEAP_FACTOR * max(abs(first[0]), chance or 0.0)
+    return max(first) > LOSS_LEAP_FACTOR * max(abs(first[0]), chance or 0.0)
+
+
+def _has_come_back(run: Run) -> bool:
+    """Return True if the loss has come down far below its very first value."""
+    return run.losses.is_known and run.losses.level() < LEAP_LOSS_SHARE_LEFT * run.losses.first[0].value
 
 
 def _leap(run: Run) -> str:
