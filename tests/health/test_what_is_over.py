@@ -18,7 +18,6 @@ from hookboard.health.rules.scale import ACTIVATION_SCALE, GAIN_SHARE_LOST
 from hookboard.health.rules.units import PARTED_SHARE, SYMMETRIC_UNITS
 from hookboard.health.rules.updates import LAYER_UPDATE_FACTOR_LARGE
 
-
 LEAPT = [2.3, 9.0, *falling(38)]
 """A loss that leaps after the first step."""
 
