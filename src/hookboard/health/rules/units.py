@@ -24,8 +24,10 @@ from hookboard.health.run_table import Units
 from hookboard.health.silence import SILENT_AT_ZERO_KINDS, Silence, onsets
 from hookboard.layers import NORM_KINDS, Kind, Layer
 from hookboard.measure import FIELDS, every_of
+from hookboard.recording import Numbers
 
-_COUNT, _MEAN, _DEVIATION, _MAX, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "max", "zeros"))
+_COUNT, _MEAN, _DEVIATION, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "zeros"))
+_MAX, _MIN = map(FIELDS.index, ("max", "min"))
 _COMPARED = list(map(FIELDS.index, ("max", "min", "mean", "deviation")))
 
 
@@ -360,6 +362,9 @@ roundings of float32."""
 TWIN_GRADIENT_TOLERANCE = 1e-3
 """The same for gradients, where sums over a batch cancel."""
 
+TWIN_OUTPUT_TOLERANCE = 1e-3
+"""The same for outputs around their mean."""
+
 
 def _symmetric_units(run: Run) -> Iterator[Symptom]:
     """Report the first layer of each severity: where all weights are alike, all layers show the symptom."""
@@ -416,9 +421,10 @@ def _in_layer(run: Run, layer: Layer) -> Symptom | None:
         weight, gradient = run.now.numbers(name, "parameter"), run.now.numbers(name, "parameter_grad")
         if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
             continue
-        twins = _twins(weight.channels, gradient.channels) if weight.width == gradient.width else 0
+        outputs = _outputs_of(run, layer, name, weight)
+        twins = _twins(weight.channels, gradient.channels, outputs) if weight.width == gradient.width else 0
         if twins:
-            return _symmetric_symptom(layer, name, twins, len(weight.channels))
+            return _symmetric_symptom(layer, name, twins, len(weight.channels), outputs is not None)
         if (value := _constant_at_first(run, name, weight.width)) is not None:
             return _constant_symptom(run, layer, name, value)
     return None
@@ -467,21 +473,44 @@ def _parted(look: Look, name: str) -> float:
     return float(np.std(means) * math.sqrt(np.median(counts)) / weight.moments.rms)
 
 
-def _twins(weights: np.ndarray, gradients: np.ndarray) -> int:
-    """Return how many units have the weights and the gradient of another unit.
+def _outputs_of(run: Run, layer: Layer, name: str, weight: Numbers) -> np.ndarray | None:
+    """Return the rows of the outputs that belong to the measured units of a weight; None if there are none."""
+    output = run.now.numbers(layer.name, "output")
+    if output is None or output.channels is None or output.width != weight.width:
+        return None
+    part = output.channels[:: max(1, every_unit(layer.shapes.get(name, ())) // every_of(output.width))]
+    is_known = len(part) == len(weight.channels if weight.channels is not None else ())
+    return part if is_known and np.isfinite(part[:, _COMPARED]).all() else None
 
+
+def _twins(weights: np.ndarray, gradients: np.ndarray, outputs: np.ndarray | None) -> int:
+    """Return how many units have the weights and the gradient of another unit, and give its outputs.
+
+    Mean, deviation and extremes are compared, which do not tell the order of elements: the rows of an identity share
+    them. So of a unit with different weights the gradients must not be 0, and outputs must be alike apart from a bias.
     Units without any weight count only where the whole layer has none: single ones are pruned.
+
+    Args:
+        weights: shape (units, columns).
+        gradients: same shape.
+        outputs: same shape; None if they are not known.
     """
     if not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):
         return 0
     is_zero = weights[:, _ZEROS] >= weights[:, _COUNT]
-    found = np.flatnonzero(~is_zero | gradients[:, _COMPARED].any(axis=1) | is_zero.all())
+    has_gradient = gradients[:, _COMPARED].any(axis=1)
+    is_constant = weights[:, _DEVIATION] <= TWIN_WEIGHT_TOLERANCE * np.abs(weights[:, _MEAN])
+    found = np.flatnonzero((~is_zero & is_constant) | has_gradient | is_zero.all())
     if len(found) < 2:
         return 0
     both = [
         _rounded(weights[found][:, _COMPARED], TWIN_WEIGHT_TOLERANCE),
         _rounded(gradients[found][:, _COMPARED], TWIN_GRADIENT_TOLERANCE),
     ]
+    if outputs is not None:
+        rows = outputs[found]
+        around = np.stack([rows[:, _DEVIATION], *(rows[:, end] - rows[:, _MEAN] for end in (_MAX, _MIN))], axis=1)
+        both.append(_rounded(around, TWIN_OUTPUT_TOLERANCE))
     equal = Counter(row.tobytes() for row in np.hstack(both) + 0.0)  # -0.0 is 0.0
     return sum(size for size in equal.values() if size > 1)
 
@@ -493,11 +522,12 @@ def _rounded(rows: np.ndarray, share: float) -> np.ndarray:
     return np.hstack([np.round(rows / (share * 10.0**decade)), decade])
 
 
-def _symmetric_symptom(layer: Layer, name: str, twins: int, units: int) -> Symptom:
+def _symmetric_symptom(layer: Layer, name: str, twins: int, units: int, has_outputs: bool) -> Symptom:
     share, width = twins / units, layer.shapes[name][0] if name in layer.shapes else units
     evidence = (
         f"{counted(twins, units, 'units', width if units < width else None)} of {name} have the same weights and "
-        f"gradient as another unit, so they stay identical; units of other layers differ."
+        f"gradient as another unit{' and give its outputs' if has_outputs else ''} (by mean, deviation, least and "
+        f"greatest), so they stay identical."
     )
     return Symptom(layer.name, evidence, SYMMETRY_ADVICE, "alarm" if share > TWIN_SHARE_ALARM else "note", size=share)
 
