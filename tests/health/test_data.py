@@ -39,6 +39,17 @@ def test_it_is_an_alarm_where_the_loss_shows_harm():
     assert symptom.evidence.startswith("tensor 0 of the batch: the input ranges from 0 to 255, with an RMS of 147")
 
 
+@pytest.mark.parametrize(
+    ("values", "fires"),
+    [([0.0] * 12, True), ([0.0, 1.0] * 6, False), ([1.0, *[0.0] * 11], False), ([0.0] * 7, False), ([0.0] * 8, True)],
+)
+def test_a_batch_of_one_sample_may_be_constant_by_chance(values, fires):
+    """Each sample is all 0 or all 1."""
+    rows = {value: [row(1, value, 0.0, low=value, high=value)] * 128 for value in (0.0, 1.0)}
+    run = run_of([linear("fc")], lambda n: [batch(rows[values[n]])], len(values), losses=falling)
+    assert bool(symptoms(INPUT_SCALE, run)) is fires
+
+
 @pytest.mark.parametrize(("deviation", "fires"), [(0.3, False), (0.02, True)])
 def test_an_input_that_hardly_varies_is_worth_a_note(deviation, fires):
     assert bool(judged([row(100, -2.0, deviation)] * 3)) is fires

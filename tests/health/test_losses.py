@@ -139,6 +139,13 @@ def test_a_loss_above_chance_is_stuck_only_if_it_no_longer_falls():
     assert curve(level(200, 4, 0.02), chance=math.log(10)).is_stuck
 
 
+def test_a_loss_that_came_down_to_chance_is_not_said_to_stay_where_it_began():
+    fell = curve([*np.linspace(4.54, 2.95, 40), *level(160, 2.95, 0.001)], chance=math.log(20))
+    assert fell.harm == "the loss came down from 4.48 to 2.95 and no longer falls"
+    stays = curve(level(200, 2.95, 0.001), chance=math.log(20))
+    assert stays.harm == "the loss stays at 2.95, after 2.95 at the start"
+
+
 def test_a_slow_start_is_stuck_only_until_the_loss_falls():
     losses = curve(level(100, 2.3, 0.02))
     assert losses.is_stuck

@@ -177,5 +177,7 @@ def test_as_many_units_are_said_to_be_copies_as_there_are_equal_rows(copies):
     weight[:copies], wanted[:, :copies] = weight[0], wanted[:, :1]
     ((symptom,), equal) = seen_of(weight, inputs, wanted)
     assert equal == copies
-    assert symptom.evidence.startswith(f"{equal} of 8 units of fc0.weight have the same weights and gradient as another")
+    assert symptom.evidence.startswith(
+        f"{equal} of 8 units of fc0.weight have the same weights and gradient as another"
+    )
     assert symptom.severity == ("alarm" if copies > 4 else "note")

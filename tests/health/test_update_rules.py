@@ -222,6 +222,13 @@ def test_weights_may_grow_while_the_loss_falls_or_nobody_can_tell_whether_it_doe
     assert symptoms(TOO_LARGE, training(60, grown, losses=stuck(60), edit=several)) == []
 
 
+def test_the_weights_of_an_adapter_have_grown_though_all_others_are_frozen():
+    held = ["fc1.weight", "fc1.bias"]
+    grown = lambda step: {key: r for key, r in sized(1, 99)(step).items() if key[0] in held}  # noqa: E731
+    made = training(60, grown, losses=stuck(60), held=held)
+    assert places(symptoms(TOO_LARGE, made)) == [("", "alarm")]
+
+
 @pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
 def test_weights_that_began_near_0_may_grow(times, fires):
     # The L2 norm of the eight weights of a unit.

@@ -57,6 +57,10 @@ EQUAL_VALUES_MIN = 64
 """An input with at least this many values must not have all of them equal (a choice: one number for each sample may be
 a constant by design)."""
 
+ONE_SAMPLE_LOOKS_MIN = 8
+"""Number of looks at which they must be equal where a batch is one sample: where half of the samples are 0 throughout
+and half are 1, they all are 0 in 1 of 256 cases (a choice)."""
+
 INPUT_COLUMNS_MIN = 4
 """An input needs at least this many columns for one of them to be out of line (a choice)."""
 
@@ -117,8 +121,18 @@ def _same(run: Run, site: Site, reading: Numbers) -> Said | None:
     # Ones are a mask that lets everything through.
     if reading.moments.count < EQUAL_VALUES_MIN or reading.moments.max > value or value == 1:
         return None
+    is_one_sample = reading.channels is not None and reading.channels[:, _COUNT].max() <= 1
+    if is_one_sample and not _was_same(run, site, value):
+        return None
     evidence = f"all {reading.moments.count:.0f} values of the input are {value:.3g}"
     return evidence, "Check how the data is read and prepared: every sample is the same.", "alarm", 3.0
+
+
+def _was_same(run: Run, site: Site, value: float) -> bool:
+    """Return True if all values were this one at the first look and at the latest ones, and these are enough."""
+    looks = list(run.looks) if run.first is run.looks[0] else [run.first, *run.looks]
+    known = [past.moments for look in looks if look is not None and (past := _numbers(look, site)) is not None]
+    return len(known) >= ONE_SAMPLE_LOOKS_MIN and all((past.min, past.max) == (value, value) for past in known)
 
 
 def _range(run: Run, site: Site, reading: Numbers) -> Said | None:

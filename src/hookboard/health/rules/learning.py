@@ -113,7 +113,7 @@ def _of_gradient(run: Run) -> Iterator[Symptom]:
 
 
 def not_learning(run: Run) -> Iterator[Symptom]:
-    """Report a loss that stays at chance though the weights move: no layer is at fault, but the data or the labels.
+    """Report a loss that stays at chance though the weights move: the data or the labels may be at fault.
 
     Or it falls far below 0, so that there is nothing to be learnt.
     """
@@ -137,7 +137,7 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     agree = "" if math.isnan(agreement) else f", and gradients of consecutive looks have a cosine of {agreement:.2f}"
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
     evidence = f"{losses.harm}{chance}, while a step moves the weights by {moved:.1g} of their size{agree}"
-    advice = "no layer is at fault: check whether inputs and labels belong together, and the loss function"
+    advice = "check whether inputs and labels belong together, and the loss function"
     # Without chance nobody can tell it from a model that was trained before, and is trained on.
     yield Symptom("", evidence, advice, "note" if losses.chance is None else "alarm", since=first)
 

@@ -145,10 +145,13 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
     where = chain[0].name if len(chain) == 1 else _from_to(chain)
     elsewhere = f"elsewhere the gradient has an RMS of {usual:.2g}" if others else "nor those of any other layer"
     severity: Severity = "alarm" if others or run.losses.is_harmed else "note"
+    # Without a graph there is no gradient at all; zeros are the derivative of something.
+    why = "something that multiplies by 0, such as a dead or saturated activation or a softmax over one value"
+    advice = f"look after {last} for {why if zeros else 'detach() or no_grad(), and for an output that is not used'}"
     return Symptom(
         last,
         f"{what} the weights of {where}; {elsewhere}",
-        f"look after {last} for detach() or no_grad(), and for a layer whose output does not depend on its input",
+        advice,
         severity,
         float(len(chain)),
         _gone_since(run, chain[-1]),

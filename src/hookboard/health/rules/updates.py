@@ -182,7 +182,7 @@ def _rate(run: Run) -> float:
 def _grown_model(run: Run, growth: float) -> Symptom:
     evidence = f"most weights have grown to {growth:.2g} times their size at the first look, or more{harm_of(run)}"
     advice = "lower the learning rate, and check the options of the optimizer"
-    sizes = run.course("weight_rms")[[i for i, layer in enumerate(run.layers) if _began_full(run, layer)]]
+    sizes = run.course("weight_rms")[[i for i, layer in enumerate(run.layers) if _may_grow(run, layer)]]
     grew = medians_of(sizes / sizes[:, :1]) > SUMMED_GRADIENT_GROWTH
     return Symptom("", evidence, advice, "alarm", growth, _first_step(run, grew))
 
@@ -193,15 +193,20 @@ def _growth(run: Run) -> float:
     growth = np.divide(now, first, out=np.full_like(now, np.nan), where=first > 0)
     if not (growth > WEIGHT_GROWTH_ALARM).any():
         return math.nan
-    return median_of(size for size, layer in zip(growth, run.layers, strict=True) if _began_full(run, layer))
+    return median_of(size for size, layer in zip(growth, run.layers, strict=True) if _may_grow(run, layer))
 
 
-def _began_full(run: Run, layer: Layer) -> bool:
-    """Return True if a matrix of the layer had a usual size at the first look."""
-    return run.first is not None and any(
-        10 ** weight_gain(run.first, layer, name) >= USUAL_WEIGHT_NORM_MIN
-        for name in layer.weights
-        if len(layer.shapes[name]) > 1
+def _may_grow(run: Run, layer: Layer) -> bool:
+    """Return True if an optimizer steps the layer, and a matrix of it had a usual size at the first look."""
+    is_trained = any(name in run.peak_rate for name in layer.weights)
+    return (
+        is_trained
+        and run.first is not None
+        and any(
+            10 ** weight_gain(run.first, layer, name) >= USUAL_WEIGHT_NORM_MIN
+            for name in layer.weights
+            if len(layer.shapes[name]) > 1
+        )
     )
 
 
