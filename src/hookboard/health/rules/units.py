@@ -422,10 +422,12 @@ def _in_layer(run: Run, layer: Layer) -> Symptom | None:
         if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
             continue
         outputs = _outputs_of(run, layer, name, weight)
-        twins = _twins(weight.channels, gradient.channels, outputs) if weight.width == gradient.width else 0
+        value = _constant_at_first(run, name, weight.width)
+        is_judged = weight.width == gradient.width
+        twins = _twins(weight.channels, gradient.channels, outputs, value is not None) if is_judged else 0
         if twins:
             return _symmetric_symptom(layer, name, twins, len(weight.channels), outputs is not None)
-        if (value := _constant_at_first(run, name, weight.width)) is not None:
+        if value is not None:
             return _constant_symptom(run, layer, name, value)
     return None
 
@@ -483,23 +485,25 @@ def _outputs_of(run: Run, layer: Layer, name: str, weight: Numbers) -> np.ndarra
     return part if is_known and np.isfinite(part[:, _COMPARED]).all() else None
 
 
-def _twins(weights: np.ndarray, gradients: np.ndarray, outputs: np.ndarray | None) -> int:
+def _twins(weights: np.ndarray, gradients: np.ndarray, outputs: np.ndarray | None, began_equal: bool) -> int:
     """Return how many units have the weights and the gradient of another unit, and give its outputs.
 
     Mean, deviation and extremes are compared, which do not tell the order of elements: the rows of an identity share
-    them. So of a unit with different weights the gradients must not be 0, and outputs must be alike apart from a bias.
+    them. So of a unit with different weights, which did not begin as a copy, the gradients must not be 0; and outputs
+    must be alike apart from a bias.
     Units without any weight count only where the whole layer has none: single ones are pruned.
 
     Args:
         weights: shape (units, columns).
         gradients: same shape.
         outputs: same shape; None if they are not known.
+        began_equal: whether all elements were equal before the first step.
     """
     if not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):
         return 0
     is_zero = weights[:, _ZEROS] >= weights[:, _COUNT]
     has_gradient = gradients[:, _COMPARED].any(axis=1)
-    is_constant = weights[:, _DEVIATION] <= TWIN_WEIGHT_TOLERANCE * np.abs(weights[:, _MEAN])
+    is_constant = began_equal | (weights[:, _DEVIATION] <= TWIN_WEIGHT_TOLERANCE * np.abs(weights[:, _MEAN]))
     found = np.flatnonzero((~is_zero & is_constant) | has_gradient | is_zero.all())
     if len(found) < 2:
         return 0
