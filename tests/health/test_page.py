@@ -6,8 +6,8 @@ import pytest
 from health.looks import layers, look, reading, row
 
 from hookboard.health import RULES, Judge, Page, Rule, Symptom, Verdict, closing, news
-from hookboard.health.page import marks_of, pictures
-from hookboard.health.report import CHARTED, LOOK_AT, TABLE_COLUMNS, TABLE_ROWS_MAX, headline, layout, table_of
+from hookboard.health.page import marks_of, pictures, values_of
+from hookboard.health.report import CHARTED, LOOK_AT, TABLE_COLUMNS, TABLE_ROWS_MAX, caveat, headline, layout, table_of
 from hookboard.images.heat_map import MARKS, MISSING, NOT_FINITE
 from hookboard.layers import Layer
 
@@ -220,7 +220,7 @@ def test_names_and_sentences_cannot_break_the_table():
     judge = trained(3)
     rows = [Verdict("note", "mine", wild, 3, 9, wild, wild), Verdict("note", "spike", "", 4, 4, "a", "b", batch_idx=7)]
     lines = table_of(judge.run, rows).text.splitlines()
-    assert [line.count("|") for line in lines] == [0, 0, 5, 5, 5, 5, 0, 0]
+    assert [line.count("|") for line in lines] == [0, 0, 0, 0, 5, 5, 5, 5, 0, 0]
     assert "<i>" not in "".join(lines)
     assert "| 4<br>batch 7 |" in lines[5]
 
@@ -243,9 +243,33 @@ def test_what_each_rule_points_at_is_written_by_the_page():
 
 def test_a_healthy_run_has_a_verdict_too():
     table = table_of(trained(62, sick="").run, [], every_n_steps=10)
-    first, last = table.text.split("\n\n")
+    first, what, last = table.text.split("\n\n")
+    assert what.startswith("Rules have looked at the numbers of activations, gradients, weights and updates")
     assert first == table.rows[0][0] == "Nothing stands out in 62 layers at 30 looks, from step 0 to 290."
     assert last.startswith("Looked at 62 layers at 30 steps from 0 to 290, every 10th step. ")
+
+
+def test_a_run_without_an_alarm_says_what_cannot_be_seen_and_how_much_is_trained():
+    judge = trained(4, sick="")
+    assert "Optimizers step weights of 0 of 4 layers that have any." in caveat(judge.run, [])
+    judge.run.peak_rate = {f"net.{i}.weight": 0.1 for i in range(4)}
+    said = caveat(judge.run, [replace(ALARM, severity="note")])
+    assert "Optimizers" not in said
+    assert said.endswith("whether the loss is the right one, or whether something is frozen by mistake.")
+    assert said in " ".join(" ".join(closing(judge.run, [])).split())
+    assert caveat(judge.run, [ALARM]) == ""
+    assert caveat(trained(4, looks=2, sick="").run, []) == ""
+
+
+def test_a_ratio_that_is_undefined_is_empty_in_the_heat_maps_and_not_marked_as_not_finite():
+    """The first step of weights that are 0, as those of LoRA's B."""
+    judge = Judge([], layers(Layer("b", "Linear", "linear", ("b.weight",))), window=3)
+    for step in range(4):
+        whole = reading("b.weight", "parameter_before", [row(deviation=0.0 if step == 0 else 1.0)])
+        move = reading("b.weight", "parameter_update", [row(deviation=0.1)])
+        judge.see(look(step, [whole, move]))
+    assert judge.run.course("update_ratio")[0, 0] == math.inf
+    np.testing.assert_array_equal(values_of(judge.run, "update_ratio"), [[math.nan, 0.1, 0.1, 0.1]])
 
 
 @pytest.mark.parametrize("looks", [1, 2])

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from hookboard.health.report import CHARTED, headline, layout, scalars, table_of
+from hookboard.health.report import CHARTED, caveat, headline, layout, scalars, table_of
 from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
 from hookboard.health.run_table import QUANTITIES
@@ -197,16 +197,18 @@ class RunRecord:
 def values_of(run: Run, quantity: str) -> np.ndarray:
     """Return a quantity over the run as heat maps show it, shape (layers, columns of `run.course_steps`), float64.
 
-    NaN where nothing was measured, infinity where what it is taken of was not finite.
+    NaN where nothing was measured, and where a ratio is undefined, as that of the first step of weights that are 0;
+    infinity where what it is taken of was not finite.
     """
-    return np.where(run.table.is_spoiled(quantity), np.inf, run.course(quantity))
+    values = run.course(quantity)
+    return np.where(run.table.is_spoiled(quantity), np.inf, np.where(np.isinf(values), np.nan, values))
 
 
 def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int) -> HealthRecord:
     values = {quantity: values_of(run, quantity) for quantity in QUANTITIES}
     return HealthRecord(
         every_n_steps,
-        headline(run, verdicts),
+        " ".join(filter(None, [headline(run, verdicts), caveat(run, verdicts)])),
         tuple(asdict(verdict) for verdict in verdicts),
         tuple(layer.name for layer in run.layers),
         tuple(run.course_steps),

@@ -149,7 +149,7 @@ def table_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = 
     cells = [_cells(verdict) for verdict in verdicts[:TABLE_ROWS_MAX]]
     in_markdown = markdown(["verdict", "layer", "steps", "what is seen, and what to try"], cells) if cells else ""
     last = f"{more}{seen}{rhythm}{_worst_layers(run, verdicts)}{_sampled(run)}{escaped(_without_output(run))}"
-    text = "\n\n".join(filter(None, [headline(run, verdicts), in_markdown, last]))
+    text = "\n\n".join(filter(None, [headline(run, verdicts), caveat(run, verdicts), in_markdown, last]))
     return Table(TABLE_COLUMNS, rows, text)
 
 
@@ -167,6 +167,20 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     return f"{where} at {_many(run.seen, 'look')}, from step {_ends(run)}{unseen}."
 
 
+def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
+    """Return what was looked at and what cannot be seen there, where there is no alarm; "" if there is one."""
+    if run.seen < run.window or any(verdict.severity == "alarm" for verdict in verdicts):
+        return ""
+    own = [layer for layer in run.layers if layer.weights]
+    trained = sum(any(name in run.peak_rate for name in layer.weights) for layer in own)
+    some = f" Optimizers step weights of {trained} of {_many(len(own), 'layer')} that have any." if own else ""
+    return (
+        "Rules have looked at the numbers of activations, gradients, weights and updates, and at the loss."
+        f"{some if trained < len(own) else ''} They cannot see whether labels belong to their inputs, whether the loss "
+        "is the right one, or whether something is frozen by mistake."
+    )
+
+
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -> list[str]:
     """Return the lines printed at the end of a fit, in plain text, at most 100 characters each.
 
@@ -176,6 +190,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
         places: where the page is to be found, a line for each logger.
     """
     lines = [f"HealthMonitor: {headline(run, verdicts)}"]
+    lines += _wrapped(caveat(run, verdicts), "  ", 4)
     for verdict in verdicts[:CLOSING_VERDICTS_MAX]:
         lines += _wrapped(f"{_title(verdict)}: {_evidence(verdict)} Try: {_advice(verdict)}", "  ", 4)
     if len(verdicts) > CLOSING_VERDICTS_MAX:
