@@ -73,6 +73,7 @@ MEANT = {
     "statistics": set(),
     "histogram": SWITCH,
     "sync_dist": SWITCH,
+    "audit": SWITCH,
     "max_overhead": {"None", "float32"},
     "samples": COUNT,
     "channels": COUNT,

@@ -38,12 +38,14 @@ class State:
 
     Args:
         held: the module, and anything else that may change.
+        check: is called with each object that is visited, before it is saved, and raises where the state should not be
+            saved at all.
 
     Raises:
         RuntimeError: more than MAX_OBJECTS objects can be reached.
     """
 
-    def __init__(self, *held: object) -> None:
+    def __init__(self, *held: object, check: Callable[[object], None] = lambda value: None) -> None:
         self._undo = ExitStack()
         seen: dict[int, object] = {}
         waiting: list[object] = list(held)
@@ -57,6 +59,7 @@ class State:
                     f"the model holds more than {MAX_OBJECTS} objects in its attributes, too many to restore after "
                     "another call"
                 )
+            check(value)
             waiting.extend(_keep(value, self._undo))
 
     def restore(self) -> None:

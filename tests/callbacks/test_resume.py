@@ -188,8 +188,9 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fit_that_is_continued_says_and_shows_what_an_uninterrupted_one_does(fault, tmp_path):
     options = {"limit_val_batches": 2, "val_check_interval": 6} if "validation" in fault else {}
-    (one,) = whole(tmp_path / "whole", monitor, FAULTS[fault], **options)
-    (two,) = in_two(tmp_path / "in two", monitor, FAULTS[fault], **options)
+    make = partial(monitor, audit=not fault.startswith("a gradient"))  # the code is read anew in each fit
+    (one,) = whole(tmp_path / "whole", make, FAULTS[fault], **options)
+    (two,) = in_two(tmp_path / "in two", make, FAULTS[fault], **options)
     assert two.verdicts == one.verdicts
     assert last_of(tmp_path / "in two", *OF_HEALTH) == last_of(tmp_path / "whole", *OF_HEALTH)
 

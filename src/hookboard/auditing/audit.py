@@ -3,20 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from hookboard.auditing.program import Step
-from hookboard.auditing.rules import OBSERVERS, Done, Finding, findings_of
+from hookboard.auditing.reading import Reader
+from hookboard.auditing.rules import Finding
 from hookboard.replay import loss_in, run_training_step, undisturbed
 
 
 def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = None) -> tuple[Finding, ...]:
     """Read one training step: the loss, what it is given, and where gradients are cut.
 
-    The step is run once, forward and backward. Gradients, buffers, attributes and the random state are put back
-    afterwards. A weight that the step itself changes, as an average of weights does, stays changed.
+    The step is run once, without its backward pass. Weights, gradients, buffers, attributes and the random state are
+    put back afterwards.
 
     Args:
         model: the model.
@@ -39,23 +38,13 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
     """
     run = _step_of(model) if step is None else step
     with undisturbed(model, batch):
-        found = _read(model, batch, run)
-    return tuple(sorted(found, key=lambda finding: finding.severity != "alarm"))
-
-
-def _read(model: nn.Module, batch: Any, run: Callable[[Any], Any]) -> list[Finding]:
-    step = Step(model, batch, OBSERVERS)
-    with step:
-        loss = run(batch)
-    if not isinstance(loss, Tensor):
-        raise TypeError(f"the step gave a loss of type {type(loss).__name__}; it must be a tensor")
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    gradients: tuple[Tensor | None, ...] = (None,) * len(trained)
-    if loss.requires_grad and trained:
-        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-    without = {name for name, gradient in zip(trained, gradients, strict=True) if gradient is None}
-    is_finite = bool(loss.detach().isfinite().all())
-    return findings_of(Done(step, step.of(loss), trained.keys(), without, is_finite))
+        reader = Reader(model, batch)
+        with reader.reading():
+            loss = run(batch)
+            if not isinstance(loss, Tensor):
+                raise TypeError(f"the step gave a loss of type {type(loss).__name__}; it must be a tensor")
+            reader.take(loss)
+        return tuple(reader.findings())
 
 
 def _step_of(model: nn.Module) -> Callable[[Any], Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.auditing.program import CUTS, Observer, Op, Step, Value
-from hookboard.health import Severity
+from hookboard.health import Severity, Symptom
 from hookboard.messages import warn_switched_off
 
 PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
@@ -60,6 +60,12 @@ class Finding(NamedTuple):
     module: str
     evidence: str
     advice: str
+
+    @property
+    def symptom(self) -> Symptom:
+        """The same as a symptom. An alarm follows from no other: it stands in the code."""
+        is_alarm = self.severity == "alarm"
+        return Symptom(self.module, self.evidence, self.advice, self.severity, is_root=is_alarm, is_hard=is_alarm)
 
 
 class Done(NamedTuple):

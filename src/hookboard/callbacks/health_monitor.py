@@ -7,6 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookboard.auditing import read_first_step
 from hookboard.callbacks.health_state import (
     EVALUATED,
     MEASURED,
@@ -19,10 +20,11 @@ from hookboard.callbacks.health_state import (
     steps_of,
 )
 from hookboard.callbacks.numbers import AFTER_LOOK, AT_END, SiteLogger
-from hookboard.checks import check_name, check_whole
+from hookboard.checks import check_name, check_switches, check_whole
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
     RULES,
+    STEP,
     VERDICT,
     WINDOWS_ALWAYS_ASKED,
     Judge,
@@ -70,6 +72,9 @@ class HealthMonitor(SiteLogger[HealthState]):
         stop_on: End the fit when one of these rules gives an alarm: names of rules, or `alarm` for any. The step in
             which that is seen is still made; on a GPU, and with several ranks, each logged step then waits until it
             is judged. An alarm from before a checkpoint does not end the fit that goes on from it. Left out: never.
+        audit: Whether the first training step is run once more before its turn, in a run that leaves no trace, to read
+            the code of the step: the loss, what it is given, and where gradients are cut. It takes about as long as
+            one step.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
         max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes
@@ -103,6 +108,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         window: int = 3,
         nonfinite: Finding = "auto",
         stop_on: str | Sequence[str] | None = None,
+        audit: bool = True,
         sync_dist: bool = True,
         max_overhead: float | None = None,
     ) -> None:
@@ -111,6 +117,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         self.window = window
         self.nonfinite = nonfinite
         self.stop_on = stop_on
+        self.audit = audit
         self._verdicts: tuple[Verdict, ...] = ()
         self._known: dict[Stage, dict[str, Layer]] = {}
         self._has_lazy = False
@@ -118,6 +125,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         if stop_on is not None:
             check_stop_on(stop_on, names, RULES)
         check_name("nonfinite", nonfinite, get_args(Finding))
+        check_switches(audit=audit)
         check_whole("window", window, of="looks")
 
     @property
@@ -209,6 +217,10 @@ class HealthMonitor(SiteLogger[HealthState]):
         self, trainer: Trainer, pl_module: LightningModule, state: HealthState, batch: Any, batch_idx: int
     ) -> None:
         state.batch_idx = batch_idx
+        if state.findings is None and not self._has_lazy:
+            is_asked = self.audit and not STEP.isdisjoint(rule.name for rule in self._rules())
+            found = read_first_step(trainer, pl_module, batch, batch_idx) if is_asked else []
+            state.findings = [(finding.rule, finding.symptom) for finding in found]
         if state.black_box is not None:
             state.black_box.begin_batch(batch, batch_idx, logged_step(trainer))
             self._tell_events(trainer, state)

@@ -24,6 +24,7 @@ from hookboard.health import (
     Nonfinite,
     Page,
     Stepped,
+    Symptom,
     Verdict,
     before_nonfinite,
     closing,
@@ -322,6 +323,7 @@ class HealthState(MeasurementState):
         judge: judges the run; None in evaluations, on ranks that do not judge, and after a fault.
         reporter: tells what the judge says.
         black_box: finds the first NaN or Inf; None outside of training.
+        findings: rule name and symptom of what was found in the training step; None before it was read.
         told: how many of the black box's events have been told.
         is_ending: whether it has ended the fit.
         why_silent: why layers gave no output at the first look, by their names; None before.
@@ -337,6 +339,7 @@ class HealthState(MeasurementState):
     judge: Judge | None = field(default=None, kw_only=True)
     reporter: Reporter | None = field(default=None, kw_only=True)
     black_box: BlackBox | None = field(default=None, kw_only=True)
+    findings: Sequence[tuple[str, Symptom]] | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
     is_ending: bool = field(default=False, kw_only=True)
     is_asked_to_end: bool = field(default=False, kw_only=True)
@@ -397,7 +400,7 @@ class HealthState(MeasurementState):
         frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
         is_scaled, batch_idx = self.loss_scale is not None, self.batch_idx
         stepped, self.stepped = self.stepped, {}
-        why_silent = self.why_silent or {}
+        why_silent, findings = self.why_silent or {}, self.findings or ()
 
         def take(readings: Readings, along: Sequence[float]) -> tuple[Verdict, ...] | None:
             seen, told = losses.read(along), events
@@ -409,7 +412,7 @@ class HealthState(MeasurementState):
             def judged(judge: Judge, reporter: Reporter) -> None:
                 if told:
                     self.tell(told)
-                judge.run.why_silent = why_silent
+                judge.run.why_silent, judge.run.findings = why_silent, findings
                 judge.see(look)
                 layers = judge.run.layers
                 records = self.news.in_order(

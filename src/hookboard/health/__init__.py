@@ -14,12 +14,14 @@ from hookboard.health.report import closing, ended_by, news
 from hookboard.health.rule import Rule, Severity, Symptom, Verdict, check_stop_on, rules_of
 from hookboard.health.rules import RULES
 from hookboard.health.rules.numerics import Nonfinite, Pass, before_nonfinite, first_of
+from hookboard.health.rules.training_step import STEP
 from hookboard.health.run import Run
 
 __all__ = [
     "FORMS",
     "MEASURED_VALUES_MAX",
     "RULES",
+    "STEP",
     "VERDICT",
     "WINDOWS_ALWAYS_ASKED",
     "Judge",

@@ -67,8 +67,17 @@ _STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
 _LAST = ("not_learning", "precision", "train_eval_gap")
 """Rules whose symptoms follow from nearly everything."""
 
+_OF_LOSS = ("vanishing_gradient", "exploding_gradient", "saturated", "collapsed", *_STANDSTILL, "spike", *_LAST)
+"""What a loss that cannot do what it is meant to do brings with it."""
+
 CAUSES: tuple[Cause, ...] = (
     Cause("not_learning", (*_SIGNAL, *_STANDSTILL, "update_too_large", "nonfinite", "spike"), only_if=_is_boundless),
+    Cause("masked_row", ("nonfinite", *_LAST)),
+    Cause("cut", ("no_gradient", "not_updated", *_LAST)),
+    Cause("loss_shape", _OF_LOSS),
+    Cause("loss_input", (*_OF_LOSS, "dead_units")),
+    Cause("output_range", (*_OF_LOSS, "dead_units")),
+    Cause("targets", (*_OF_LOSS, "update_too_large")),
     Cause("input_scale", (*_SIGNAL, "symmetric_units", "update_too_large", "update_too_small", "spike", *_LAST)),
     Cause("input_scale", ("nonfinite",), when="earlier"),
     Cause("symmetric_units", (*_SIGNAL, *_STANDSTILL, "update_too_large", *_LAST), when="at the start"),

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +58,8 @@ class Run:
         self.why_silent: Mapping[str, str] = {}
         """Layer name -> the most likely reason why it gave no output at the first look. Only meaningful for layers that
         gave none."""
+        self.findings: Sequence[tuple[str, Any]] = ()
+        """Name of the rule and `Symptom` of everything that was found in the code of the training step."""
         self.seen = 0
         """Number of looks so far."""
         self.peak_rate: dict[str, float] = {}

@@ -7,6 +7,7 @@ from hookboard.replay.step import (
     loss_in,
     run_training_step,
     step_again,
+    step_before,
     undisturbed,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "loss_in",
     "run_training_step",
     "step_again",
+    "step_before",
     "undisturbed",
 ]

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from hookboard.eager import run_eagerly
 from hookboard.hooks import own_call
@@ -20,7 +21,9 @@ from hookboard.torch_private import NoCollectives
 
 
 @contextmanager
-def undisturbed(module: nn.Module, *given: object) -> Iterator[None]:
+def undisturbed(
+    module: nn.Module, *given: object, check: Callable[[object], None] = lambda value: None
+) -> Iterator[None]:
     """Let hookboard call `module` inside the context, with gradients, and undo what the call changed.
 
     Inside, compiled code runs uncompiled, hooks observe nothing, and edits use copies of their rules. Afterwards the
@@ -30,9 +33,10 @@ def undisturbed(module: nn.Module, *given: object) -> Iterator[None]:
     Args:
         module: the module.
         given: arguments that the call may change; they are restored too.
+        check: raises for an object that cannot be restored, see `State`.
     """
     with torch.inference_mode(False), torch.enable_grad(), run_eagerly(), own_call(), same_random_state():
-        state = State(module, *given)
+        state = State(module, *given, check=check)
         try:
             yield
         finally:
@@ -138,6 +142,61 @@ def step_again(
         else:
             until_end.enter_context(_idle(trainer, pl_module))
             yield lambda: _loss_of_manual(pl_module, batch, batch_idx, backward)
+
+
+@contextmanager
+def step_before(
+    trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, check: Callable[[object], None]
+) -> Iterator[Callable[[Callable[[Tensor], None]], None]]:
+    """Prepare to run `training_step` before its turn, which must start and end inside the context.
+
+    The conditions are those of `step_again`, but no backward pass is made: under manual optimization the step runs to
+    its end, and no gradient comes.
+
+    Args:
+        trainer: the Trainer.
+        pl_module: its LightningModule.
+        batch: the batch that `training_step` will get.
+        batch_idx: its index.
+        check: raises for an object that cannot be restored, see `State`.
+
+    Yields:
+        A function that runs the step. It calls the function that it is given with each loss from which a backward pass
+        would start.
+
+    Raises:
+        CannotRunAgainError: the run could leave a trace.
+    """
+    _check(trainer, pl_module, batch, backward=1)
+    with ExitStack() as until_end:
+        until_end.enter_context(undisturbed(pl_module, batch, _rates_of(trainer), check=check))
+        until_end.enter_context(_without_logs(trainer, pl_module))
+        until_end.enter_context(_alone(trainer))
+        until_end.enter_context(trainer.precision_plugin.train_step_context())
+        if pl_module.automatic_optimization:
+            yield lambda take: take(_tensor_in(run_training_step(pl_module, batch, batch_idx)))
+        else:
+            until_end.enter_context(_idle(trainer, pl_module))
+            yield lambda take: _without_backward(pl_module, batch, batch_idx, take)
+
+
+def _rates_of(trainer: Trainer) -> list[Any]:
+    """Return what holds the learning rates and other options of optimizers, and the state of schedulers."""
+    waiting: list[Any] = [config.scheduler for config in trainer.lr_scheduler_configs]
+    held: list[Any] = [optimizer.param_groups for optimizer in trainer.optimizers]
+    while waiting:
+        state = vars(waiting.pop())
+        held.append(state)
+        waiting.extend(part for value in state.values() for part in _parts(value) if isinstance(part, LRScheduler))
+    return held
+
+
+def _without_backward(pl_module: LightningModule, batch: Any, batch_idx: int, take: Callable[[Tensor], None]) -> None:
+    def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        take(loss)
+
+    with _replaced(pl_module, manual_backward=manual_backward):
+        run_training_step(pl_module, batch, batch_idx)
 
 
 def _check(trainer: Trainer, pl_module: LightningModule, batch: Any, backward: int) -> None:

@@ -13,6 +13,7 @@ from hookboard.health.rules.numerics import NONFINITE, PRECISION
 from hookboard.health.rules.optimizer import NO_GRADIENT, NOT_UPDATED
 from hookboard.health.rules.scale import ACTIVATION_SCALE
 from hookboard.health.rules.signal import COLLAPSED, SATURATED
+from hookboard.health.rules.training_step import STEP_RULES
 from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
 from hookboard.health.rules.updates import UPDATE_TOO_LARGE, UPDATE_TOO_SMALL
 
@@ -34,6 +35,7 @@ _ALL: tuple[Rule, ...] = (
     SPIKE,
     TRAIN_EVAL_GAP,
     NOT_LEARNING,
+    *STEP_RULES,
 )
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}

@@ -1,0 +1,83 @@
+"""`Reader`: reads a step while it runs, and takes back what it has changed of the weights and their gradients."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+
+from hookboard.auditing.program import Step, Value
+from hookboard.auditing.rules import OBSERVERS, Done, Finding, findings_of
+
+
+class Reader:
+    """Reads a step that runs in the context of `reading`.
+
+    Args:
+        model: the model.
+        batch: what the step takes.
+        at_backward: is called with a loss in place of its `backward()`. Left out: `take`.
+    """
+
+    def __init__(self, model: nn.Module, batch: object, at_backward: Callable[[Tensor], None] | None = None) -> None:
+        self._step = Step(model, batch, OBSERVERS, at_backward or self.take)
+        self._parameters = dict(model.named_parameters())
+        self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
+        self.losses: list[tuple[Value, bool]] = []
+        """Each loss that was taken, and whether it is finite."""
+        self._reached: set[str] = set()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Follow what runs inside, and afterwards put back the weights, their gradients and `requires_grad`."""
+        before = [(parameter, parameter.grad, parameter.requires_grad) for parameter in self._parameters.values()]
+        try:
+            for parameter, _, _ in before:
+                parameter.grad = None
+            with self._step:
+                yield
+        finally:
+            with torch.no_grad():
+                self._step.overwritten.put_back()
+                for parameter, gradient, is_trained in before:
+                    parameter.grad = gradient
+                    parameter.requires_grad_(is_trained)
+
+    def take(self, loss: Tensor) -> None:
+        """Take a loss from which a backward pass would start."""
+        is_finite = bool(loss.detach().isfinite().all())
+        self.losses.append((self._step.of(loss), is_finite))
+        self._reached |= reached_from(loss, self._parameters)
+
+    def findings(self) -> list[Finding]:
+        """Return what is wrong, alarms first."""
+        without = self._trained - self._reached
+        found = [
+            finding
+            for loss, is_finite in self.losses
+            for finding in findings_of(Done(self._step, loss, self._trained, without, is_finite))
+        ]
+        return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
+
+
+def reached_from(loss: Tensor, parameters: dict[str, nn.Parameter]) -> set[str]:
+    """Return the names of the parameters that autograd's graph of the loss leads to.
+
+    A function with a backward pass of its own may lead to any: then all are returned.
+    """
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    reached = {names[id(loss)]} if id(loss) in names else set()
+    seen, waiting = set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction):
+            return set(parameters)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) in names:
+            reached.add(names[id(leaf)])
+        waiting.extend(before for before, _ in node.next_functions)
+    return reached

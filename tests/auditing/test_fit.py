@@ -1,0 +1,128 @@
+"""What HealthMonitor says of the code of the first training step."""
+
+import sys
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import cross_entropy
+from toys import Toy, batches, fit, mlp
+
+from hookboard import HealthMonitor
+from hookboard.auditing import rules
+from hookboard.auditing.program import Step
+from hookboard.health import RULES, STEP
+
+pytestmark = pytest.mark.trains
+
+X, CLASSES = torch.randn(8, 4), torch.arange(8) % 3
+
+
+class Classifier(LightningModule):
+    def __init__(self, *tail):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), *tail)
+        self.calls = []
+
+    def training_step(self, batch, batch_idx):
+        self.calls.append(batch_idx)
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Manual(Classifier):
+    def __init__(self, *tail):
+        super().__init__(*tail)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.optimizers().zero_grad()
+        self.manual_backward(cross_entropy(self.net(batch[0]), batch[1]))
+        self.optimizers().step()
+
+
+def data(count=4):
+    return [(X, CLASSES)] * count
+
+
+def verdicts_of(tmp_path, model, **options):
+    monitor = HealthMonitor(every_n_steps=1, **options)
+    fit(tmp_path, model, data(), monitor)
+    return monitor.verdicts
+
+
+@pytest.mark.parametrize("kind", [Classifier, Manual])
+def test_a_fault_in_the_step_is_an_alarm_from_the_first_look_on(tmp_path, kind):
+    first = verdicts_of(tmp_path, kind(nn.Softmax(1)))[0]
+    assert (first.severity, first.rule, first.module, first.since, first.until) == (
+        "alarm",
+        "loss_input",
+        "net.3",
+        0,
+        None,
+    )
+    assert "cross_entropy at test_fit.py" in first.evidence
+
+
+@pytest.mark.parametrize("kind", [Classifier, Manual])
+def test_nothing_is_said_of_a_healthy_step(tmp_path, kind):
+    assert not STEP.intersection(verdict.rule for verdict in verdicts_of(tmp_path, kind()))
+
+
+def test_a_rule_that_is_not_asked_says_nothing(tmp_path):
+    assert verdicts_of(tmp_path, Classifier(nn.Softmax(1)), rules=["loss_shape"]) == ()
+
+
+def test_each_rule_of_the_step_can_be_asked_for_by_its_name():
+    assert {rule.__name__ for rule in rules.RULES} == STEP
+    assert RULES.keys() >= STEP
+
+
+def test_what_the_step_notes_is_as_if_it_had_run_once(tmp_path):
+    model = Classifier()
+    fit(tmp_path, model, data(3), HealthMonitor(every_n_steps=1))
+    assert model.calls == [0, 1, 2]
+
+
+def test_it_is_read_once_in_a_fit(tmp_path, monkeypatch):
+    monitor, read = HealthMonitor(every_n_steps=1), []
+    monkeypatch.setattr("hookboard.callbacks.health_monitor.read_first_step", lambda *args: read.append(args[3]) or [])
+    fit(tmp_path, Classifier(), data(3), monitor, max_epochs=2)
+    assert read == [0]
+
+
+def test_it_is_not_read_where_the_audit_is_off(tmp_path):
+    verdicts = verdicts_of(tmp_path, Classifier(nn.Softmax(1)), audit=False)
+    assert not STEP.intersection(verdict.rule for verdict in verdicts)
+
+
+def trained(tmp_path, *callbacks):
+    torch.manual_seed(3)
+    model = Classifier(nn.Dropout())
+    fit(tmp_path, model, data(), *callbacks)
+    return model.state_dict()
+
+
+def test_the_weights_are_those_of_a_training_without_the_monitor(tmp_path):
+    bare, watched = trained(tmp_path / "a"), trained(tmp_path / "b", HealthMonitor())
+    assert all(torch.equal(value, watched[name]) for name, value in bare.items())
+
+
+@pytest.mark.parametrize("place", [(Step, "_place"), ("hookboard.auditing.reading", "findings_of")])
+def test_a_fault_of_ours_is_one_warning_and_the_fit_goes_on(tmp_path, monkeypatch, place):
+    def broken(*args):
+        raise ZeroDivisionError("ours")
+
+    owner, name = place
+    owner = sys.modules[owner] if isinstance(owner, str) else owner
+    monkeypatch.setattr(owner, name, broken)
+    monitor = HealthMonitor(every_n_steps=1)
+    with pytest.warns(UserWarning, match="the training step was not read: ZeroDivisionError: ours"):
+        run = fit(tmp_path, Toy(mlp()), batches(4, 4), monitor)
+    assert run.global_step == 2

@@ -1,0 +1,381 @@
+"""A fit whose first step was read beforehand is the same, bit for bit, as one without a monitor."""
+
+import copy
+import functools
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import nn
+from torch.nn.functional import cosine_similarity, mse_loss
+from torchmetrics import MeanMetric
+from toys import batches, encoder, fit, sequences
+
+from hookboard import HealthMonitor
+
+pytestmark = pytest.mark.trains
+
+
+class Plain(LightningModule):
+    """Draws random numbers, counts, logs, and keeps its losses."""
+
+    def __init__(self, net=None):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = net or nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 4))
+        self.metric = MeanMetric()
+        self.count = 0
+        self.seen = {"batches": []}
+        self.losses = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss_of(batch)
+        self.keep(loss, batch_idx)
+        return loss
+
+    def loss_of(self, batch):
+        return mse_loss(self.net(batch), batch)
+
+    def keep(self, loss, batch_idx):
+        self.losses.append(loss.detach().clone())
+        self.count += 1
+        self.seen["batches"].append((batch_idx, random.random(), np.random.rand()))
+        self.metric(loss.detach())
+        self.seen["metric"] = (self.metric.update_count, self.metric.compute())
+        self.log("loss", loss, batch_size=8)
+        self.log("metric", self.metric, batch_size=8)
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class DrawsWithItsOwnGenerator(Plain):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def loss_of(self, batch):
+        return super().loss_of(batch + torch.randn(batch.shape, generator=self.generator))
+
+
+GENERATOR = torch.Generator()
+
+
+class DrawsWithAGlobalGenerator(Plain):
+    def __init__(self):
+        super().__init__()
+        GENERATOR.manual_seed(3)
+
+    def loss_of(self, batch):
+        return super().loss_of(batch + torch.randn(batch.shape, generator=GENERATOR))
+
+
+class AveragesItsWeights(Plain):
+    """Its teacher's weights are changed in every step: through `data`, by a method of `Parameter`, and by foreach."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = copy.deepcopy(self.net).requires_grad_(False)
+
+    def loss_of(self, batch):
+        with torch.no_grad():
+            pairs = list(zip(self.teacher.parameters(), self.net.parameters(), strict=True))
+            for average, weight in pairs[:2]:
+                average.data.mul_(0.9).add_(0.1 * weight.data + 0.01)
+            for average, weight in pairs[2:4]:
+                average.copy_(0.9 * average + 0.1 * weight + 0.01)
+            torch._foreach_add_([average for average, _ in pairs[4:]], 0.01)
+            pairs[0][0].data = pairs[0][0].data * 1.01
+        return -cosine_similarity(self.net(batch), self.teacher(batch)).mean()
+
+
+class RenormsItsEmbedding(Plain):
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.Embedding(4, 4, max_norm=0.5), nn.Linear(4, 4)))
+
+    def loss_of(self, batch):
+        return self.net(batch.argmax(1)).square().mean()
+
+
+class ChangesItsBatch(Plain):
+    def loss_of(self, batch):
+        batch.mul_(2)
+        return super().loss_of(batch)
+
+
+QUEUE = torch.zeros(4)
+
+
+class ChangesAGlobalTensor(Plain):
+    def __init__(self):
+        super().__init__()
+        QUEUE.zero_()
+
+    def loss_of(self, batch):
+        loss = super().loss_of(batch + QUEUE)
+        QUEUE.add_(1)
+        return loss
+
+
+class Compiled(Plain):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.compile(self.net, backend="aot_eager")
+
+
+@functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+def compiled_loss(output, target):
+    return (output - target).square().mean()
+
+
+class CallsACompiledFunction(Plain):
+    def loss_of(self, batch):
+        return compiled_loss(self.net(batch), batch)
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+class Decorated(Plain):
+    @decorated
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)
+
+
+class TakesNoIndex(Plain):
+    def training_step(self, batch):
+        return super().training_step(batch, 0)
+
+
+class Transformer(Plain):
+    """Half of it runs in evaluation mode, where torch has a fast way of its own."""
+
+    def __init__(self):
+        super().__init__(encoder(dropout=0.1))
+        self.teacher = encoder().eval().requires_grad_(False)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.teacher.eval()
+
+    def loss_of(self, batch):
+        with torch.no_grad():
+            wanted = self.teacher(batch)
+        return mse_loss(self.net(batch), wanted)
+
+
+class Manual(Plain):
+    """Two optimizers, each with its loss, and everything that manual optimization calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.critic = nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        first, second = self.optimizers()
+        self.toggle_optimizer(first)
+        loss = self.loss_of(batch) - self.critic(self.net(batch)).mean()
+        first.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(first, 0.1, "norm")
+        first.step()
+        self.untoggle_optimizer(first)
+        critical = self.critic(self.net(batch).detach()).mean() - self.critic(batch).mean()
+        second.zero_grad()
+        self.manual_backward(critical)
+        second.step()
+        self.lr_schedulers().step()
+        self.keep(loss + critical, batch_idx)
+
+    def configure_optimizers(self):
+        first = torch.optim.Adam(self.net.parameters(), lr=0.01)
+        return [first, torch.optim.SGD(self.critic.parameters(), lr=0.01)], [
+            torch.optim.lr_scheduler.ExponentialLR(first, 0.5)
+        ]
+
+
+class CallsBackwardByHand(Manual):
+    """Without Lightning's `manual_backward`; reads a gradient afterwards."""
+
+    def training_step(self, batch, batch_idx):
+        first, _ = self.optimizers()
+        self.zero_grad()
+        loss = self.loss_of(batch)
+        loss.backward()
+        self.keep(loss, batch_idx)
+        self.log("gradient", self.net[0].weight.grad.norm())
+        first.step()
+
+
+class FeelsForItsBatch(Plain):
+    """Calls backward inside of the step, to change its batch."""
+
+    def loss_of(self, batch):
+        given = batch.clone().requires_grad_()
+        super().loss_of(given).backward()
+        self.zero_grad()
+        return super().loss_of(batch + 0.1 * given.grad.sign())
+
+
+class SetsItsRate(Plain):
+    """In the step itself, although its optimization is automatic."""
+
+    def loss_of(self, batch):
+        self.optimizers().param_groups[0]["lr"] *= 0.5
+        self.lr_schedulers().step()
+        return super().loss_of(batch)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        first = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.1, total_iters=2)
+        then = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        return [optimizer], [torch.optim.lr_scheduler.SequentialLR(optimizer, [first, then], [1])]
+
+
+class Lbfgs(Plain):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), lr=0.01, max_iter=3)
+
+
+class HoldsAnIterator(Plain):
+    def __init__(self):
+        super().__init__()
+        self.numbers = itertools.count()
+
+    def loss_of(self, batch):
+        return super().loss_of(batch) * (1 + next(self.numbers))
+
+
+class StepsAnOptimizerOfItsOwn(Plain):
+    def __init__(self):
+        super().__init__()
+        self.extra = nn.Parameter(torch.ones(4))
+        self.own = torch.optim.Adam([self.extra], lr=0.1)
+
+    def loss_of(self, batch):
+        self.extra.grad = torch.ones(4)
+        self.own.step()
+        return super().loss_of(batch * self.extra.detach())
+
+
+class TakesAnIterator(Plain):
+    def training_step(self, dataloader_iter):
+        batch, batch_idx, _ = next(dataloader_iter)
+        return super().training_step(batch, batch_idx)
+
+
+def data():
+    return batches(*[8] * 4)
+
+
+def numbers_of(model, run):
+    optimizers = [optimizer.state_dict()["state"] for optimizer in run.optimizers]
+    random_state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
+    gradients = [parameter.grad for parameter in model.parameters()]
+    plain = model.count, model.seen, run.global_step, dict(run.logged_metrics)
+    return model.losses, model.state_dict(), gradients, optimizers, random_state, plain
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def trained(kind, given, *callbacks, **options):
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    model = kind()
+    run = fit(None, model, given, *callbacks, **options)
+    return numbers_of(model, run)
+
+
+def said_by_reading(caplog):
+    return [record.message for record in caplog.records if "the training step was not read" in record.message]
+
+
+def assert_no_trace(kind, caplog, given=None, why="", **options):
+    made = {name: make() for name, make in options.items()}
+    bare = trained(kind, given or data(), **made)
+    caplog.clear()
+    made = {name: make() for name, make in options.items()}
+    watched = trained(kind, given or data(), HealthMonitor(), **made)
+    parts = ("losses", "weights", "gradients", "optimizers", "random state", "rest")
+    assert [name for name, one, other in zip(parts, bare, watched, strict=True) if not same(one, other)] == []
+    said = said_by_reading(caplog)
+    assert why in said[0] if why else not said, said
+
+
+READ = [
+    Plain,
+    DrawsWithItsOwnGenerator,
+    DrawsWithAGlobalGenerator,
+    AveragesItsWeights,
+    RenormsItsEmbedding,
+    ChangesItsBatch,
+    ChangesAGlobalTensor,
+    Decorated,
+    TakesNoIndex,
+    Manual,
+    SetsItsRate,
+    CallsBackwardByHand,
+    Lbfgs,
+]
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_a_step_that_is_read_leaves_no_trace(kind, caplog):
+    assert_no_trace(kind, caplog)
+
+
+@pytest.mark.compiles
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("kind", [Compiled, CallsACompiledFunction])
+def test_a_compiled_step_that_is_read_leaves_no_trace(kind, caplog):
+    assert_no_trace(kind, caplog)
+
+
+@pytest.mark.filterwarnings("ignore:Found .* in eval mode")
+def test_layers_that_torch_fuses_take_the_same_way(caplog):
+    assert_no_trace(Transformer, caplog, sequences(*[8] * 4))
+
+
+def test_accumulated_gradients_are_the_same(caplog):
+    assert_no_trace(Plain, caplog, accumulate_grad_batches=lambda: 2)
+
+
+def test_mixed_precision_is_the_same(caplog):
+    assert_no_trace(Plain, caplog, plugins=lambda: MixedPrecision("bf16-mixed", "cpu"))
+
+
+NOT_READ = {
+    HoldsAnIterator: "holds an iterator (itertools.count)",
+    StepsAnOptimizerOfItsOwn: "holds an optimizer of its own (torch.optim.adam.Adam)",
+    FeelsForItsBatch: "it calls backward() itself",
+    TakesAnIterator: "takes its batches from an iterator",
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")
+@pytest.mark.parametrize("kind", NOT_READ)
+def test_a_step_that_cannot_be_read_leaves_no_trace_and_one_line(kind, caplog):
+    assert_no_trace(kind, caplog, why=NOT_READ[kind])
