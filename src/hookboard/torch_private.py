@@ -219,8 +219,12 @@ def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
     set_it(timeout, group)
 
 
+class CollectiveError(RuntimeError):
+    """A collective was about to begin where none can run."""
+
+
 class NoCollectives(TorchDispatchMode):
-    """Inside this context a collective raises a RuntimeError before it begins.
+    """Inside this context a collective raises a `CollectiveError` before it begins.
 
     Args:
         why: ends the error, after "cannot run here: ".
@@ -235,7 +239,7 @@ class NoCollectives(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator; raise a RuntimeError instead if it is a collective."""
         if operator.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
-            raise RuntimeError(f"the collective {operator} cannot run here: {self._why}")
+            raise CollectiveError(f"the collective {operator} cannot run here: {self._why}")
         return operator(*args, **(kwargs or {}))
 
 

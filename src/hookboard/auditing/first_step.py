@@ -17,6 +17,7 @@ from hookboard.auditing.reading import Reader
 from hookboard.auditing.rules import Finding
 from hookboard.messages import inform, warn
 from hookboard.replay import CannotRunAgainError, step_before
+from hookboard.torch_private import CollectiveError
 
 MOST_BYTES = 1 << 29
 """So many bytes of tensors and arrays, besides the parameters, are saved at most: to copy more would take too long (a
@@ -45,7 +46,7 @@ def read_first_step(trainer: Trainer, pl_module: LightningModule, batch: Any, ba
     """
     try:
         return _read(trainer, pl_module, batch, batch_idx)
-    except CannotRunAgainError as why:
+    except (CannotRunAgainError, CollectiveError) as why:
         inform(f"the training step was not read: {why}.")
     except Exception as error:
         warn(f"the training step was not read: {type(error).__name__}: {error}")

@@ -1,0 +1,70 @@
+"""What is read of the first step on two ranks, and that it leaves no trace there."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from two_ranks import CASES
+
+from hookboard.health import STEP
+
+pytestmark = pytest.mark.spawns
+
+SCRIPT = Path(__file__).with_name("two_ranks.py")
+
+
+def trained(run_script, folder, strategy, cases):
+    done = run_script(SCRIPT, folder, strategy, *cases, ranks=2)
+    assert done.returncode == 0, done.stderr
+    return {case: [torch.load(folder / f"{case}.{rank}", weights_only=False) for rank in (0, 1)] for case in cases}
+
+
+@pytest.fixture(scope="module")
+def together(run_script, tmp_path_factory):
+    return trained(run_script, tmp_path_factory.mktemp("ddp"), "ddp", CASES)
+
+
+def said(texts):
+    return [text for text in texts if "the training step was not read" in text]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_train_as_they_do_without_a_monitor(together, case):
+    for bare, watched, _, _ in together[case]:
+        assert all(one.equal(other) for one, other in zip(bare[0], watched[0], strict=True))
+        assert bare[1].equal(watched[1])
+
+
+def test_a_fault_in_the_step_of_two_processes_is_found(together):
+    verdict = together["softmax"][0][2][0]
+    assert (verdict.rule, verdict.module, verdict.since) == ("loss_input", "net.4", 0)
+    assert not said(together["softmax"][0][3])
+
+
+def test_nothing_is_found_in_a_healthy_step_of_two_processes(together):
+    assert STEP.isdisjoint(verdict.rule for verdict in together["healthy"][0][2])
+    assert not said(together["healthy"][0][3])
+
+
+@pytest.mark.parametrize(
+    ("case", "rank", "why"),
+    [
+        ("gathers", 0, "the collective"),
+        ("manual", 0, "its optimization is manual, and there are several ranks"),
+        ("fails on rank 1", 1, "ZeroDivisionError"),
+    ],
+)
+def test_a_step_that_one_process_cannot_read_is_one_line(together, case, rank, why):
+    (line,) = said(together[case][rank][3])
+    assert why in line
+
+
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="the FSDP2 of this torch needs a device")
+def test_a_model_that_is_split_over_processes_is_not_read_and_trains_as_without_a_monitor(run_script, tmp_path):
+    for bare, watched, _, texts in trained(run_script, tmp_path, "fsdp", ["healthy"])["healthy"]:
+        assert all(one.equal(other) for one, other in zip(bare[0], watched[0], strict=True))
+        rank_zero = said(texts)
+    assert len(rank_zero) <= 1
