@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hookboard.nested import tensors_in
+from hookboard.replay import run_training_step
 
 _LIBRARIES = (
     "<",
@@ -21,6 +22,9 @@ _LIBRARIES = (
     f"{Path(__file__).parents[1]}/",
 )
 """How the paths of code begin of which a line tells a user nothing."""
+
+_CALLERS = (inspect.getfile(run_training_step), str(Path(__file__).with_name("audit.py")))
+"""What calls the step; the code that called this is of no interest."""
 
 _RESHAPES = """
 view view_as reshape reshape_as squeeze unsqueeze flatten unflatten ravel transpose permute movedim contiguous clone
@@ -281,14 +285,19 @@ class Step(TorchFunctionMode):
     def _place(self) -> Place:
         file, line, module = "", 0, ""
         frame = inspect.currentframe()
-        while frame is not None and not (file and module):
+        while frame is not None and not (file and module) and frame.f_code.co_filename not in _CALLERS:
             if not module:
                 owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
                 module = self._modules.get(id(owner), "")
-            if not file and not frame.f_code.co_filename.startswith(_LIBRARIES):
+            if not file and not _is_of_library(frame.f_code.co_filename):
                 file, line = frame.f_code.co_filename, frame.f_lineno
             frame = frame.f_back
         return Place(module, file, line)
+
+
+@functools.cache
+def _is_of_library(path: str) -> bool:
+    return path.startswith(_LIBRARIES)
 
 
 def _name_of(func: Callable[..., Any]) -> str:
