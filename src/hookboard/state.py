@@ -22,7 +22,7 @@ _CONSTANT = frozenset({bool, int, float, complex, str, bytes, range, slice, type
 _OF_LIBRARIES = frozenset({"torch", "lightning", "lightning_fabric", "pytorch_lightning", "logging"})
 _OF_THREADS = frozenset({"_thread", "threading", "queue", "multiprocessing"})
 _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
-"""Attributes that every module has, its hooks among them."""
+"""Attributes that every module has: its hooks, its parameters and the modules inside it among them."""
 
 
 class State:
@@ -123,6 +123,9 @@ def _keep_module(module: nn.Module, undo: ExitStack) -> Iterable[object]:
     undo.callback(_refill, buffers, dict(buffers))
     own = {name: value for name, value in module.__dict__.items() if name not in _OF_TORCH}
     undo.callback(_refill, module.__dict__, own, _OF_TORCH)
+    for name in _OF_TORCH:  # some models add hooks or layers when they are called first, and note that they have
+        if isinstance(held := module.__dict__.get(name), dict):
+            undo.callback(_refill, held, dict(held))
     return [*module.children(), *buffers.values(), *own.values()]
 
 

@@ -58,8 +58,8 @@ FAULTS = {
     ),
     "nll_loss of logits": (net(), nll_loss, CLASSES, None, "loss_input", ""),
     "nll_loss of probabilities": (net(nn.Softmax(1)), nll_loss, CLASSES, None, "loss_input", ""),
-    "softmax of one": (net(nn.Softmax(1), outputs=1), binary_cross_entropy, BINARY, first, "loss_input", "1"),
-    "one class": (net(outputs=1), cross_entropy, torch.zeros(16, dtype=torch.long), None, "loss_input", ""),
+    "softmax of one": (net(nn.Softmax(1), outputs=1), binary_cross_entropy, BINARY, first, "no_influence", "1"),
+    "one class": (net(outputs=1), cross_entropy, torch.zeros(16, dtype=torch.long), None, "no_influence", ""),
     "kl_div of probabilities": (
         net(nn.Softmax(1)),
         nn.KLDivLoss(reduction="batchmean"),

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.nn.functional import cosine_similarity, mse_loss
@@ -244,6 +244,53 @@ class SetsItsRate(Plain):
         return [optimizer], [torch.optim.lr_scheduler.SequentialLR(optimizer, [first, then], [1])]
 
 
+SEEN, COUNT = [], 0
+
+
+def counted(loss):
+    global COUNT
+    COUNT += 1
+    SEEN.append(float(loss.detach()))
+    return loss
+
+
+class NotesInVariables(Plain):
+    """In global ones, by a function of its own, and in those of a hook."""
+
+    def __init__(self):
+        super().__init__()
+        global COUNT
+        COUNT = 0
+        SEEN.clear()
+        calls, outputs = 0, []
+
+        def hook(module, args, output):
+            nonlocal calls
+            calls += 1
+            outputs.append(calls)
+            return output * (1 + 0.1 * len(outputs))
+
+        self.net.register_forward_hook(hook)
+
+    def loss_of(self, batch):
+        return counted(super().loss_of(batch)) * (1 + COUNT + len(SEEN))
+
+
+class GrowsWhenItIsCalledFirst(Plain):
+    """Adds a hook and a layer at the first call, and notes that it has, as some models of others do."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_grown = False
+
+    def loss_of(self, batch):
+        if not self.is_grown:
+            self.is_grown = True
+            self.net.register_forward_hook(lambda module, args, output: output * 1.1)
+            self.late = nn.Linear(4, 4)
+        return super().loss_of(batch) + self.late(batch).square().mean()
+
+
 class Lbfgs(Plain):
     def configure_optimizers(self):
         return torch.optim.LBFGS(self.parameters(), lr=0.01, max_iter=3)
@@ -337,6 +384,7 @@ READ = [
     TakesNoIndex,
     Manual,
     SetsItsRate,
+    NotesInVariables,
     CallsBackwardByHand,
     Lbfgs,
 ]
@@ -345,6 +393,31 @@ READ = [
 @pytest.mark.parametrize("kind", READ)
 def test_a_step_that_is_read_leaves_no_trace(kind, caplog):
     assert_no_trace(kind, caplog)
+
+
+@pytest.mark.filterwarnings("ignore:hookboard. HealthMonitor. the model has changed")
+def test_what_a_model_adds_to_itself_in_its_first_call_is_added_once(caplog):
+    assert_no_trace(GrowsWhenItIsCalledFirst, caplog)
+
+
+class KeepsOutputs(Callback):
+    def __init__(self):
+        self.outputs = []
+
+    def on_train_start(self, trainer, pl_module):
+        pl_module.net.register_forward_hook(self.hook)
+
+    def hook(self, module, args, output):
+        self.outputs.append(len(self.outputs))
+        return output * (1 + len(self.outputs))
+
+
+def test_a_hook_of_another_callback_sees_each_batch_once(caplog):
+    kept = KeepsOutputs()
+    bare, watched = trained(Plain, data(), KeepsOutputs()), trained(Plain, data(), kept, HealthMonitor())
+    assert same(bare, watched)
+    assert kept.outputs == [0, 1, 2, 3]
+    assert not said_by_reading(caplog)
 
 
 @pytest.mark.compiles

@@ -162,14 +162,6 @@ def loss_input(done: Done) -> Iterator[Finding]:
         name, made_by, values = call.op.name, call.output.made_by, call.values
         if name in TAKES_LOGITS and made_by in RANGES.keys() - {"log_softmax", "softplus"}:
             yield _of_logits(call)
-        if name == "cross_entropy" and values.dim() > 1 and values.shape[1] == 1:
-            yield Finding(
-                "loss_input",
-                "alarm",
-                call.op.place.module,
-                f"cross_entropy at {call.op.place} gets one class: its loss is 0 whatever the model gives",
-                "give the model an output for each class, or use binary_cross_entropy_with_logits",
-            )
         if name == "nll_loss" and values.dim() > 1 and values.is_floating_point():
             sums = values.double().exp().sum(1)
             sums = sums[call.wanted != call.op.arguments.get("ignore_index", -100)]
@@ -192,7 +184,6 @@ def loss_input(done: Done) -> Iterator[Finding]:
                 f"{_range(values)}{_from(call.output)}",
                 "put log_softmax before it",
             )
-    yield from _useless_softmax(done)
 
 
 def _of_logits(call: LossCall) -> Finding:
@@ -217,8 +208,8 @@ def _of_logits(call: LossCall) -> Finding:
     )
 
 
-def _useless_softmax(done: Done) -> Iterator[Finding]:
-    """Find a softmax over a dimension of size 1, or over the samples of the batch, on the way to the loss."""
+def _last_softmaxes(done: Done) -> Iterator[tuple[LossCall, Op, tuple[int, ...], int]]:
+    """Yield each softmax that gives a loss its input: the call of the loss, the softmax, its shape and dimension."""
     calls = {id(call.output.origin.op): call for call in losses_of(done) if call.output.origin.op is not None}
     for key, call in calls.items():
         op = call.output.origin.op
@@ -230,18 +221,39 @@ def _useless_softmax(done: Done) -> Iterator[Finding]:
             dim = 0 if len(shape) in (0, 1, 3) else 1
         if not isinstance(dim, int) or not shape:
             continue
+        yield call, op, shape, dim
+
+
+def no_influence(done: Done) -> Iterator[Finding]:
+    """Find a softmax over a dimension of size 1, and a cross entropy of one class: the model cannot change them."""
+    for call in losses_of(done):
+        if call.op.name == "cross_entropy" and call.values.dim() > 1 and call.values.shape[1] == 1:
+            yield Finding(
+                "no_influence",
+                "alarm",
+                call.op.place.module,
+                f"cross_entropy at {call.op.place} gets one class: its loss is 0 whatever the model gives",
+                "give the model an output for each class, or use binary_cross_entropy_with_logits",
+            )
+    for _, op, shape, dim in _last_softmaxes(done):
         if shape[dim] == 1:
             yield Finding(
-                "loss_input",
+                "no_influence",
                 "alarm",
                 op.place.module,
                 f"{op.name} at {op.place} runs over a dimension of size 1 of {list(shape)}: its output is "
                 f"{'1' if op.name == 'softmax' else '0'} whatever comes in",
                 "use sigmoid for one output, or give the model an output for each class",
             )
-        elif dim % len(shape) == 0 and len(shape) == 2 and call.target.shape == shape[:1] != shape[1:]:
+
+
+def batch_mixing(done: Done) -> Iterator[Finding]:
+    """Find a softmax over the samples of the batch."""
+    for call, op, shape, dim in _last_softmaxes(done):
+        is_first = dim % len(shape) == 0 and len(shape) == 2 and shape[dim] > 1
+        if is_first and call.target.shape == shape[:1] != shape[1:]:
             yield Finding(
-                "loss_input",
+                "batch_mixing",
                 "alarm",
                 op.place.module,
                 f"{op.name} at {op.place} runs over dimension 0 of {list(shape)}, the samples of the batch",
@@ -450,6 +462,8 @@ def eval_mode(done: Done) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[Done], Iterator[Finding]], ...] = (
     loss_input,
+    no_influence,
+    batch_mixing,
     loss_shape,
     output_range,
     targets,

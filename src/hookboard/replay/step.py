@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hookboard.eager import run_eagerly
 from hookboard.hooks import own_call
+from hookboard.replay.variables import Variables
 from hookboard.state import State, same_random_state
 from hookboard.torch_private import NoCollectives
 
@@ -169,7 +170,9 @@ def step_before(
     """
     _check(trainer, pl_module, batch, backward=1)
     with ExitStack() as until_end:
-        until_end.enter_context(undisturbed(pl_module, batch, _rates_of(trainer), check=check))
+        variables = Variables(pl_module)
+        until_end.enter_context(undisturbed(pl_module, batch, _rates_of(trainer), variables.held(), check=check))
+        until_end.enter_context(variables.kept())
         until_end.enter_context(_without_logs(trainer, pl_module))
         until_end.enter_context(_alone(trainer))
         until_end.enter_context(trainer.precision_plugin.train_step_context())

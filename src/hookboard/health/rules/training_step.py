@@ -5,7 +5,9 @@ from functools import partial
 from hookboard.health.rule import Rule, Symptom
 from hookboard.health.run import Run
 
-STEP = frozenset({"loss_input", "loss_shape", "output_range", "targets", "cut", "masked_row", "eval_mode"})
+_NAMES = "loss_input no_influence batch_mixing loss_shape output_range targets cut masked_row eval_mode"
+
+STEP = frozenset(_NAMES.split())
 """The names of the rules that judge the code of the training step."""
 
 
@@ -13,4 +15,4 @@ def _found(name: str, run: Run) -> list[Symptom]:
     return [symptom for rule, symptom in run.findings if rule == name]
 
 
-STEP_RULES = tuple(Rule(name, partial(_found, name), at_once=True) for name in sorted(STEP))
+STEP_RULES = tuple(Rule(name, partial(_found, name), at_once=True) for name in _NAMES.split())
