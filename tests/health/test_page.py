@@ -8,6 +8,7 @@ from health.looks import layers, look, reading, row
 from hookboard.health import RULES, Judge, Page, Rule, Symptom, Verdict, closing, news
 from hookboard.health.page import marks_of, pictures, values_of
 from hookboard.health.report import CHARTED, LOOK_AT, TABLE_COLUMNS, TABLE_ROWS_MAX, caveat, headline, layout, table_of
+from hookboard.health.rules.training_step import STEP
 from hookboard.images.heat_map import MARKS, MISSING, NOT_FINITE
 from hookboard.layers import Layer
 
@@ -222,7 +223,7 @@ def test_names_and_sentences_cannot_break_the_table():
     lines = table_of(judge.run, rows).text.splitlines()
     assert [line.count("|") for line in lines] == [0, 0, 0, 0, 5, 5, 5, 5, 0, 0]
     assert "<i>" not in "".join(lines)
-    assert "| 4<br>batch 7 |" in lines[5]
+    assert any("| 4<br>batch 7 |" in line for line in lines)
 
 
 def test_long_names_are_broken_between_their_words():
@@ -233,8 +234,8 @@ def test_long_names_are_broken_between_their_words():
     assert line.strip() == "model.encoder.layers.11.<br>self_attention.output.dense"
 
 
-def test_every_rule_points_at_something():
-    assert {*LOOK_AT} == {*RULES}
+def test_every_rule_but_those_that_name_a_line_of_code_points_at_a_chart():
+    assert {*RULES} - {*LOOK_AT} == STEP
 
 
 def test_what_each_rule_points_at_is_written_by_the_page():
