@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.health.runner import quiet
-from benchmarks.programs.posts import POSTS
+from benchmarks.programs.catalogue import POSTS
 from benchmarks.programs.rows import each, harm, judged
 
 

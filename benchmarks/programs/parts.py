@@ -19,12 +19,23 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 INITIALIZERS: dict[str, Callable[[Tensor], Any]] = {
     "glorot": nn.init.xavier_uniform_,
     "he": partial(nn.init.kaiming_uniform_, nonlinearity="relu"),
+    "lecun": partial(nn.init.kaiming_uniform_, nonlinearity="linear"),
     "uniform": partial(nn.init.uniform_, a=-0.05, b=0.05),
     "normal": partial(nn.init.normal_, std=0.05),
+    "standard_normal": nn.init.normal_,
 }
 """Keras's initializers of weights, by their names there; `glorot` is its default."""
 
+
+class Exponential(nn.Module):
+    """Keras's activation of this name."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.exp()
+
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "exponential": Exponential,
     "relu": nn.ReLU,
     "elu": nn.ELU,
     "selu": nn.SELU,

@@ -2,10 +2,8 @@
 
 Where Keras's loss takes probabilities, a sound program here gives logits to torch's loss, as its users do. Where the
 activation of the output is the fault, it stays, and the loss that a user of torch would write gets its output.
-What was left out, and why, stands in `LEFT_OUT`.
+AutoTrainer's are in `autotrainer.py`; what was left out, and why, stands in `catalogue.py`.
 """
-
-from collections.abc import Callable
 
 import torch
 from benchmarks.programs.parts import (
@@ -22,38 +20,14 @@ from benchmarks.programs.parts import (
     stack,
     standardized,
 )
-from benchmarks.programs.trial import Post, Program
-from sklearn.datasets import (  # type: ignore[import-untyped]  # has no stubs
-    make_blobs,
-    make_circles,
-    make_multilabel_classification,
-)
+from benchmarks.programs.register import BENCHDL4REAL, DEEPFD_PATCHES, DEEPLOCALIZE, GITHUB, post, tensors
+from benchmarks.programs.trial import Program
+from sklearn.datasets import make_multilabel_classification  # type: ignore[import-untyped]  # has no stubs
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the usual name
 
-DEEPLOCALIZE = "Wardat-ISU/DeepLocalize@297bc34:Benchmark/StackOverflow/{}"
-GITHUB = "Wardat-ISU/DeepLocalize@297bc34:Benchmark/GitHub/Buggy Model/{}"
-AUTOTRAINER = "shiningrain/AUTOTRAINER@03a463e:{}"
-DEEPFD_PATCHES = "ArabelaTso/DeepFD@9fe0895:Benchmark/Benchmark-with-patches.xlsx"
-
 SOFTMAX_OF_ONE = ("no_influence", "output_range", "no_gradient")
 """What is right of a softmax over a single unit, which gives 1 whatever comes in."""
-
-POSTS: list[Post] = []
-
-
-def post(
-    name: str, source: str, *, fault: str, fix: str, port: str, causes: tuple[str, ...]
-) -> Callable[[Callable[[bool], Program]], Callable[[bool], Program]]:
-    def kept(build: Callable[[bool], Program]) -> Callable[[bool], Program]:
-        POSTS.append(Post(name, source, fault, fix, port, causes, build))
-        return build
-
-    return kept
-
-
-def tensors(inputs: object, targets: object) -> tuple[Tensor, Tensor]:
-    return torch.tensor(inputs, dtype=torch.float32), torch.tensor(targets)
 
 
 # A softmax over one unit
@@ -281,11 +255,6 @@ def iris_scaled(fixed: bool) -> Program:
     return Program(net, F.cross_entropy, (inputs - lowest) / (highest - lowest), labels, adam(), 32, 2000, accuracy)
 
 
-def blobs() -> tuple[Tensor, Tensor]:
-    drawn = make_blobs(n_samples=1000, centers=3, n_features=2, cluster_std=2, random_state=2)
-    return tensors(drawn[0][:700], drawn[1][:700])
-
-
 # Inputs and targets of the wrong scale, wrong labels
 
 
@@ -400,21 +369,6 @@ def noisy_parabola(fixed: bool) -> Program:
 
 
 @post(
-    "AutoTrainer: oscillating",
-    AUTOTRAINER.format("AutoTrainer/demo_case/Oscillating_Loss_Case"),
-    fault="SGD with momentum 0.9 and a rate of 0.01 takes a step for each single sample.",
-    fix="Adam, the tool's first repair.",
-    port="Nothing: scikit-learn's blobs; 3000 steps of 140,000.",
-    causes=("learning_rate", "update_too_large"),
-)
-def single_samples(fixed: bool) -> Program:
-    inputs, labels = blobs()
-    net = stack(2, 50, "relu", 3, init=["he", "glorot"])
-    optimizer = adam() if fixed else sgd(0.01, 0.9)
-    return Program(net, F.cross_entropy, inputs, labels, optimizer, 1, 3000, accuracy)
-
-
-@post(
     "FacialKeypointsDetection",
     GITHUB.format("FacialKeypointsDetection/src/1_single_hidden_layer.py"),
     fault="Adam's rate of 0.1 is too large for 9216 inputs.",
@@ -452,46 +406,73 @@ def game_of_life(fixed: bool) -> Program:
     return Program(net, loss, around, alive, adam(rate), 64, steps, bit_accuracy)
 
 
-# Too deep for the activation
+@post(
+    "51181393",
+    f"{DEEPFD_PATCHES}, row 47",
+    fault="RMSprop's rate of 0.001 takes a single weight 0.6 far in all 600 steps; it should become 5.",
+    fix="A rate of 0.1.",
+    port="Nothing: 80 of 100 numbers from 1 to 2, and five times as much; 200 epochs.",
+    causes=("learning_rate", "update_too_small", "not_learning"),
+)
+def five_times(fixed: bool) -> Program:
+    inputs = torch.linspace(1, 2, 100)[torch.randperm(100)[:80]].unsqueeze(1)
+    return Program(stack(1, 1), F.mse_loss, inputs, 5 * inputs, rmsprop(0.1 if fixed else 0.001), 32, 600, r2)
 
 
 @post(
-    "AutoTrainer: vanishing",
-    AUTOTRAINER.format("AutoTrainer/demo_case/Gradient_Vanish_Case"),
-    fault="Eight layers of five sigmoids pass hardly any gradient to the first.",
-    fix="SELU, the tool's first repair.",
-    port="Nothing: scikit-learn's circles; 1800 steps.",
-    causes=("vanishing_gradient",),
+    "50306988",
+    DEEPLOCALIZE.format("50306988/Buggy Code/50306988.py"),
+    fault="Two clouds that a line parts get five epochs of Adam, too few for its rate.",
+    fix=f"One sigmoid with binary cross entropy, a rate of 0.01 and ten epochs ({DEEPFD_PATCHES}, row 6).",
+    port="Nothing: 35 steps, and 130 with twice the samples. The fix learns on seeds 0 and 1, of three.",
+    causes=("learning_rate", "update_too_small", "not_learning"),
 )
-def deep_sigmoids(fixed: bool) -> Program:
-    drawn = make_circles(n_samples=1000, noise=0.1, random_state=1)
-    inputs, targets = tensors(drawn[0][:700], drawn[1][:700, None])
-    hidden = (5, "selu" if fixed else "sigmoid") * 8
-    net = stack(2, *hidden, 1, "sigmoid", init="he")
-    return Program(net, F.binary_cross_entropy, inputs, targets.float(), adam(), 128, 1800, bit_accuracy)
+def two_clouds(fixed: bool) -> Program:
+    count = 200 if fixed else 100
+    inputs = torch.cat([torch.rand(count, 2) * 0.2 + 0.2, torch.rand(count, 2) * 0.2 + 0.5])
+    labels = (torch.arange(2 * count) >= count).long()
+    if fixed:
+        net, targets = stack(2, 2, "sigmoid", 1, "sigmoid"), labels.float().unsqueeze(1)
+        return Program(net, F.binary_cross_entropy, inputs, targets, adam(0.01), 32, 130, bit_accuracy)
+    return Program(stack(2, 2, "sigmoid", 2), F.cross_entropy, inputs, labels, adam(), 32, 35, accuracy)
 
 
-LEFT_OUT = {
-    "31627380": "no fault: softmax with cross entropy is right, and the fix scores 5 points more",
-    "34673164": "no fault: DeepFD's authors measured an accuracy of 1 before the fix",
-    "39217567": "the fix takes 256,000 steps, and shows nothing in the 8000 that fit here",
-    "39525358": "the fix does not learn on all of three seeds, with the post's rate nor with DeepFD's",
-    "41372874": "no fault, as the source says itself",
-    "44164749": "no harm: the higher score of the fix is the accuracy of bits, of which nine in ten are 0",
-    "45337371": "the targets are random numbers, so that no program can learn them",
-    "48251943": "no harm: the source's own loss is higher with the fix",
-    "48385830": "the fix learns in two of three seeds on the digits that stand for MNIST",
-    "48594888": "no harm on the digits that stand for its photographs: an accuracy of 0.97 with raw pixels",
-    "50306988": "the fix learns in two of three seeds",
-    "50481178": "no harm: an accuracy of 0.994 before the fix",
-    "58609115": "no harm: the higher score of the fix is the accuracy of bits, of which 68 in 69 are 0",
-    "59282996": "ten steps, and the fix replaces the labels, so that the scores do not compare",
-    "AutoTrainer: Improper_Activation_case": "no harm in torch, whose cross entropy takes a ReLU's outputs as logits",
-    "AutoTrainer: DyingReLU, OscillatingLoss": "come and go with the seed, as the source says itself",
-    "Averaging_Neural_Networks": "no fault: the mean of two numbers is linear, and so is the program",
-    "Traffic-Sign-Classifier, hotdog-sandwich, keras_catsdogs, kerasma, DDOS-ML-Detection, MovieReviews_Keras,"
-    " kaggle-melbourne_properties": "a change of architecture or regularization, not a fault",
-    "keras-super-resolution": "3000 epochs in place of 50; needs its photographs",
-    "DeepFD's 31 to 47": "the list has a patch for each, without the program",
-}
-"""What the three repositories have besides, and why it is not here."""
+@post(
+    "48385830",
+    DEEPLOCALIZE.format("48385830/Buggy Code/48385830.py"),
+    fault="Two linear layers with weights of standard deviation 1 take SGD's steps of rate 3 on a squared error.",
+    fix="A sigmoid, a softmax (here: no activation) with cross entropy, and a rate of 0.1"
+    f" ({BENCHDL4REAL.format('DeepFD/48385830/repair.py')}; the post's own answer keeps the rate).",
+    port="Digits of 28x28 in place of MNIST; 3000 steps of 180,000.",
+    causes=("learning_rate", "update_too_large", "exploding_gradient"),
+)
+def rate_of_three(fixed: bool) -> Program:
+    images, labels = digits(28)
+    net = stack(784, *((30, "sigmoid", 10) if fixed else (30, 10)), init="standard_normal")
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.bias)
+    inputs = images.flatten(1) / 255
+    if fixed:
+        return Program(net, F.cross_entropy, inputs, labels, sgd(0.1), 10, 3000, accuracy)
+    targets = F.one_hot(labels, 10).float()
+    return Program(net, F.mse_loss, inputs, targets, sgd(3.0), 10, 3000, accuracy, answers=labels)
+
+
+@post(
+    "39525358",
+    DEEPLOCALIZE.format("39525358/Buggy Code/39525358.py"),
+    fault="Letters come as character codes of 65 to 70, unscaled.",
+    fix=f"Standardized inputs and Adam with a rate of 0.1 ({DEEPFD_PATCHES}, row 13), in batches of 10 in place of 1.",
+    port="Rows of the file's kind; of 150 epochs all. The fix learns on seeds 1 and 2, of three.",
+    causes=("input_scale", "dead_units"),
+    seed=1,
+)
+def letters(fixed: bool) -> Program:
+    targets = (torch.arange(14) % 5 > 2).float().unsqueeze(1)
+    inputs = torch.tensor([65.0, 66.0, 67.0]) + 3 * targets
+    inputs[::6, 2] = 137 - inputs[::6, 2]  # a few rows end in the other group's letter
+    inputs = standardized(inputs) if fixed else inputs
+    net = stack(3, 12, "relu", 3, "relu", 1, "sigmoid", init="uniform")
+    rate, size, steps = (0.1, 10, 300) if fixed else (0.001, 1, 2100)
+    return Program(net, F.binary_cross_entropy, inputs, targets, adam(rate), size, steps, bit_accuracy)

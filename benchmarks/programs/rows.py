@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.health.runner import quiet
-from benchmarks.programs.posts import POSTS
+from benchmarks.programs.catalogue import POSTS
 from benchmarks.programs.trial import Post, built, trained
 
 from hookboard import HealthMonitor
@@ -13,7 +13,8 @@ from hookboard import HealthMonitor
 HARM_SEEDS = (0, 1, 2)
 
 HARM_MARGIN = 0.1
-"""A fix must score so much better than its fault, on each seed, for the program to be in the table."""
+"""A fix must score so much better than its fault for the program to be in the table: on each seed, or, where the
+fault or its fix comes and goes with the seed, as its `port` says, on the seed that is judged."""
 
 
 def each(act: Callable[[str], Any], names: Sequence[str], processes: int) -> Iterator[Any]:
@@ -32,16 +33,17 @@ def harm(name: str) -> str:
     """The scores of fault and fix on each seed, and whether the fix beats the fault on all of them."""
     post = by_name(name)
     pairs = [[trained(built(post, fixed, seed), seed, None).score for fixed in (False, True)] for seed in HARM_SEEDS]
-    does_harm = all(right - wrong >= HARM_MARGIN for wrong, right in pairs)
+    harmed = [seed for seed, (wrong, right) in zip(HARM_SEEDS, pairs, strict=True) if right - wrong >= HARM_MARGIN]
+    verdict = "harm" if len(harmed) == len(pairs) else f"harm on {harmed}" if post.seed in harmed else "NO HARM"
     scores = "  ".join(f"{wrong:.3g} -> {right:.3g}" for wrong, right in pairs)
-    return f"{name:26} {'harm' if does_harm else 'NO HARM':8} {scores}"
+    return f"{name:33} {verdict:15} {scores}"
 
 
 def judged(name: str, every: int) -> dict[str, Any]:
     """Train a program faulty and fixed with a monitor; returns its row of the table."""
     post = by_name(name)
-    fault = trained(built(post, False, 0), 0, HealthMonitor(), every)
-    fix = trained(built(post, True, 0), 0, HealthMonitor(), every)
+    fault = trained(built(post, False, post.seed), post.seed, HealthMonitor(), every)
+    fix = trained(built(post, True, post.seed), post.seed, HealthMonitor(), every)
     return {
         "post": post.name,
         "source": post.source,

@@ -58,6 +58,7 @@ class Post:
         port: what differs from the source: data and caps.
         causes: the names of rules that would be right, decided before any monitor saw the program.
         build: makes the faulty program, or, given True, the fixed one.
+        seed: the one that is judged; another than 0 where the fault comes and goes with the seed.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Post:
     port: str
     causes: tuple[str, ...]
     build: Callable[[bool], Program]
+    seed: int = 0
 
 
 class PortedModule(LightningModule):

@@ -13,13 +13,18 @@ pytest.importorskip("sklearn")
 
 from benchmarks.health.runner import quiet
 from benchmarks.programs.__main__ import sums
+from benchmarks.programs.catalogue import LEFT_OUT, POSTS
 from benchmarks.programs.parts import bit_accuracy, clipped_binary_cross_entropy, r2, sgd, stack, standardized
-from benchmarks.programs.posts import LEFT_OUT, POSTS
 from benchmarks.programs.trial import Program, batches, built, trained
 
 pytestmark = pytest.mark.trains
 
-SOURCES = ("Wardat-ISU/DeepLocalize@297bc34:", "shiningrain/AUTOTRAINER@03a463e:", "ArabelaTso/DeepFD@9fe0895:")
+SOURCES = (
+    "Wardat-ISU/DeepLocalize@297bc34:",
+    "shiningrain/AUTOTRAINER@03a463e:",
+    "ArabelaTso/DeepFD@9fe0895:",
+    "DeepDiagnosis/ICSE2022@500b017:",
+)
 
 
 @pytest.fixture(autouse=True)
