@@ -5,6 +5,7 @@ python -m benchmarks.programs --json FILE      the rows besides, with every alar
 python -m benchmarks.programs --every 5        with the Trainer's log_every_n_steps at 5 in place of Lightning's 50
 python -m benchmarks.programs --harm           the scores without a monitor, by which the fix must beat the fault
 python -m benchmarks.programs --only 31880720  programs whose name contains this
+python -m benchmarks.programs --peer           what torchtest2 says of the same (benchmarks/programs/requirements.txt)
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.health.runner import quiet
+from benchmarks.programs import peer
 from benchmarks.programs.catalogue import POSTS
 from benchmarks.programs.rows import each, harm, judged
 
@@ -24,6 +26,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--every", type=int, default=50, help="the Trainer's log_every_n_steps")
     parser.add_argument("--harm", action="store_true", help="scores without a monitor on three seeds")
+    parser.add_argument("--peer", action="store_true", help="let torchtest2 judge in place of hookboard")
     parser.add_argument("--only", default="", help="programs whose name contains this")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(given)
@@ -33,6 +36,12 @@ def main(given: Sequence[str] | None = None) -> None:
             print(line, flush=True)
         return
     rows = []
+    if options.peer:
+        for row in each(peer.checked, names, options.processes):
+            rows.append(row)
+            print(f"| {row['post']} | {checks(row['failures'])} | {checks(row['failures_on_fix'])} |", flush=True)
+        print(peer.sums(rows))
+        return
     for row in each(functools.partial(judged, every=options.every), names, options.processes):
         rows.append(row)
         print(shown(row), flush=True)
@@ -41,15 +50,20 @@ def main(given: Sequence[str] | None = None) -> None:
         options.json.write_text(json.dumps(rows, indent=1))
 
 
+def checks(failures: Sequence[str]) -> str:
+    return ", ".join(failure.split(":")[0] for failure in failures) or "-"
+
+
 def shown(row: dict[str, Any]) -> str:
     def said(alarms: list[dict[str, Any]]) -> str:
         return ", ".join(f"{alarm['rule']} {alarm['module']}".strip() for alarm in alarms) or "-"
 
     cause = "yes" if row["cause"] else "no" if row["found"] else "-"
+    repaired = ("yes" if row["repaired"] else "no") + f": {row['followed']}" if row["followed"] else "-"
     wrong, right = row["scores"]
     return (
         f"| {row['post']} | {row['fault']} | {'yes' if row['found'] else 'no'} | {said(row['alarms'])} | {cause}"
-        f" | {said(row['alarms_on_fix'])} | {wrong:.2g} -> {right:.2g} |"
+        f" | {repaired} | {said(row['alarms_on_fix'])} | {wrong:.2g} -> {right:.2g} |"
     )
 
 
@@ -59,7 +73,8 @@ def sums(rows: Sequence[dict[str, Any]]) -> str:
 
     return (
         f"{len(rows)} programs: found {count('found')}, cause right {count('cause')},"
-        f" false alarms on fixes {count('false_alarm')}"
+        f" repaired by the first advice {count('repaired')} ({sum(bool(row['followed']) for row in rows)} could be"
+        f" followed by a script), false alarms on fixes {count('false_alarm')}"
     )
 
 

@@ -2,11 +2,13 @@
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.health.runner import quiet
 from benchmarks.programs.catalogue import POSTS
-from benchmarks.programs.trial import Post, built, trained
+from benchmarks.programs.repair import followed, is_repaired
+from benchmarks.programs.trial import Post, Program, Trained, built, trained
 
 from hookboard import HealthMonitor
 
@@ -52,8 +54,33 @@ def judged(name: str, every: int) -> dict[str, Any]:
         "found": bool(fault.alarms),
         "cause": bool(fault.alarms) and fault.alarms[0]["rule"] in post.causes,
         "false_alarm": bool(fix.alarms),
+        **by_advice(post, fault, fix),
         "scores": [fault.score, fix.score],
         "seconds": [fault.seconds, fix.seconds],
         "alarms": fault.alarms,
         "alarms_on_fix": fix.alarms,
     }
+
+
+def by_advice(post: Post, fault: Trained, fix: Trained) -> dict[str, Any]:
+    """Follow the advice of the first alarm, and train for as many steps as the fix.
+
+    Returns:
+        `followed`: the words of the advice that a script could follow, "" for none; `score_by_advice`; and `repaired`.
+        What as many steps alone repair does not count.
+    """
+    steps = built(post, True, post.seed).steps
+    program = built(post, False, post.seed)
+    done = followed(program, fault.alarms[0]["advice"], fault.alarms[0]["module"]) if fault.alarms else None
+    if done is None:
+        return {"followed": "", "score_by_advice": None, "repaired": False}
+    words, changed = done
+    score = scored_after(changed, max(steps, program.steps), post.seed)
+    is_near = is_repaired(fault.score, fix.score, score)
+    if is_near and steps > program.steps:
+        is_near = not is_repaired(fault.score, fix.score, scored_after(built(post, False, post.seed), steps, post.seed))
+    return {"followed": words, "score_by_advice": score, "repaired": is_near}
+
+
+def scored_after(program: Program, steps: int, seed: int) -> float:
+    return trained(replace(program, steps=steps), seed, None).score

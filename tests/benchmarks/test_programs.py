@@ -53,7 +53,7 @@ def test_a_program_takes_two_steps(post, fixed):
 
     trained(replace(program, loss=kept, steps=2), 0, None)
     assert len(losses) == 2
-    assert all(math.isfinite(loss) for loss in losses)
+    assert all(math.isfinite(loss) for loss in losses) or (not fixed and "nonfinite" in post.causes)
 
 
 @pytest.mark.parametrize("post", POSTS, ids=lambda post: post.name)
@@ -107,7 +107,10 @@ def test_outputs_beyond_a_probability_cost_as_much_as_the_nearest_one():
 
 def test_the_sums_count_what_was_found_named_and_cried_wolf():
     rows = [
-        {"found": True, "cause": True, "false_alarm": False},
-        {"found": True, "cause": False, "false_alarm": True},
+        {"found": True, "cause": True, "false_alarm": False, "repaired": True, "followed": "clip gradients"},
+        {"found": True, "cause": False, "false_alarm": True, "repaired": False, "followed": ""},
     ]
-    assert sums(rows) == "2 programs: found 2, cause right 1, false alarms on fixes 1"
+    assert sums(rows) == (
+        "2 programs: found 2, cause right 1, repaired by the first advice 1 (1 could be followed by a script),"
+        " false alarms on fixes 1"
+    )
