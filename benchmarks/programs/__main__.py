@@ -11,7 +11,7 @@ python -m benchmarks.programs --peer           what torchtest2 says of the same 
 import argparse
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ def main(given: Sequence[str] | None = None) -> None:
     for row in each(functools.partial(judged, every=options.every), names, options.processes):
         rows.append(row)
         print(shown(row), flush=True)
-    print(sums(rows))
+    for line in sums(rows):
+        print(line)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 
@@ -67,12 +68,18 @@ def shown(row: dict[str, Any]) -> str:
     )
 
 
-def sums(rows: Sequence[dict[str, Any]]) -> str:
+def sums(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the sums of all programs, and of those that people wrote."""
+    yield sum_of("programs", rows)
+    yield sum_of("of them by people", [row for row in rows if not row["post"].startswith("AutoTrainer")])
+
+
+def sum_of(what: str, rows: Sequence[dict[str, Any]]) -> str:
     def count(key: str) -> int:
         return sum(row[key] for row in rows)
 
     return (
-        f"{len(rows)} programs: found {count('found')}, cause right {count('cause')},"
+        f"{len(rows)} {what}: found {count('found')}, cause right {count('cause')},"
         f" repaired by the first advice {count('repaired')} ({sum(bool(row['followed']) for row in rows)} could be"
         f" followed by a script), false alarms on fixes {count('false_alarm')}"
     )

@@ -30,12 +30,10 @@ def warm_cosine(optimizer: optim.Optimizer, warm: int = STEPS // 20, steps: int 
     return optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
-def classified(
-    net: nn.Module, optimizer: Any, size: int, smoothing: float = 0.0, samples: int = 16, steps: int = STEPS
-) -> Training:
+def classified(net: nn.Module, optimizer: Any, size: int, smoothing: float = 0.0, steps: int = STEPS) -> Training:
     loss = supervised(nn.CrossEntropyLoss(label_smoothing=smoothing))
     module = Plain(net, loss, optimizer, partial(warm_cosine, steps=steps))
-    return Training(module, loader(*data.digits(size, 3), size=samples), steps)
+    return Training(module, loader(*data.digits(size, 3)), steps)
 
 
 # torchvision's models, with the rates of its README
@@ -54,7 +52,6 @@ def torchvision_model(name: str, optimizer: Any, size: int = 32, **options: Any)
 
 torchvision_model("resnet18", reference(0.1))
 torchvision_model("shufflenet_v2_x0_5", reference(0.5, 4e-5))
-torchvision_model("regnet_y_400mf", reference(0.8, 5e-5))
 torchvision_model(
     "mobilenet_v3_small", partial(optim.RMSprop, lr=0.064 * 16 / 1024, alpha=0.9, momentum=0.9, eps=0.0316)
 )
@@ -65,16 +62,6 @@ def vision_transformer() -> Training:
     net = torchvision.models.VisionTransformer(32, 8, 4, 4, 64, 128, num_classes=10)
     training = classified(net, partial(optim.AdamW, lr=3e-3 * (16 / 512) ** 0.5, weight_decay=0.3), 32, smoothing=0.11)
     training.options["gradient_clip_val"] = 1.0
-    return training
-
-
-@recipe("torchvision: SwinTransformer", f"{TORCHVISION}, swin_t: AdamW 1e-3 for 1024 samples, decay 0.05, clipped at 5")
-def swin_transformer() -> Training:
-    net = torchvision.models.SwinTransformer([2, 2], 24, [2, 2], [2, 4], [4, 4], num_classes=10)
-    training = classified(
-        net, partial(optim.AdamW, lr=1e-3 * (64 / 1024) ** 0.5, weight_decay=0.05), 32, smoothing=0.1, samples=64
-    )
-    training.options["gradient_clip_val"] = 5.0
     return training
 
 
@@ -118,7 +105,6 @@ timm_model("test_efficientnet_gn")
 timm_model("test_byobnet")
 timm_model("test_convnext")
 timm_model("test_convnext3")
-timm_model("test_nfnet", size=32)
 timm_model("test_mambaout")
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 pytest.importorskip("sklearn")
 
 from benchmarks.health.runner import quiet
-from benchmarks.programs.__main__ import sums
+from benchmarks.programs.__main__ import sum_of
 from benchmarks.programs.catalogue import LEFT_OUT, POSTS
 from benchmarks.programs.parts import bit_accuracy, clipped_binary_cross_entropy, r2, sgd, stack, standardized
 from benchmarks.programs.trial import Program, batches, built, trained
@@ -110,7 +110,7 @@ def test_the_sums_count_what_was_found_named_and_cried_wolf():
         {"found": True, "cause": True, "false_alarm": False, "repaired": True, "followed": "clip gradients"},
         {"found": True, "cause": False, "false_alarm": True, "repaired": False, "followed": ""},
     ]
-    assert sums(rows) == (
+    assert sum_of("programs", rows) == (
         "2 programs: found 2, cause right 1, repaired by the first advice 1 (1 could be followed by a script),"
         " false alarms on fixes 1"
     )
