@@ -2,5 +2,7 @@
 
 from hookboard.auditing.audit import audit
 from hookboard.auditing.first_step import read_first_step
+from hookboard.auditing.rules import Finding
+from hookboard.auditing.stale import StaleGradients
 
-__all__ = ["audit", "read_first_step"]
+__all__ = ["Finding", "StaleGradients", "audit", "read_first_step"]

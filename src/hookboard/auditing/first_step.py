@@ -13,6 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleD
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookboard.auditing.optimizing import findings_of_optimizers
 from hookboard.auditing.reading import Reader
 from hookboard.auditing.rules import Finding
 from hookboard.messages import inform, warn
@@ -33,7 +34,7 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Thread, thr
 
 
 def read_first_step(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> list[Finding]:
-    """Read the step that is about to run; where that cannot be, one line says why, and nothing is found.
+    """Read the step that is about to run, and its optimizers; where that cannot be, one line says why.
 
     Args:
         trainer: the Trainer.
@@ -44,16 +45,28 @@ def read_first_step(trainer: Trainer, pl_module: LightningModule, batch: Any, ba
     Returns:
         What is wrong with it, alarms first.
     """
+    found, reached = _found_in_step(trainer, pl_module, batch, batch_idx)
+    try:
+        found += findings_of_optimizers(trainer, pl_module, reached)
+    except Exception as error:
+        warn(f"the optimizers were not read: {type(error).__name__}: {error}")
+    return found
+
+
+def _found_in_step(
+    trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+) -> tuple[list[Finding], set[str] | None]:
+    """Return what is wrong, and the parameters that a gradient reaches; None if the step was not read."""
     try:
         return _read(trainer, pl_module, batch, batch_idx)
     except (CannotRunAgainError, CollectiveError) as why:
         inform(f"the training step was not read: {why}.")
     except Exception as error:
         warn(f"the training step was not read: {type(error).__name__}: {error}")
-    return []
+    return [], None
 
 
-def _read(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> list[Finding]:
+def _read(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> tuple[list[Finding], set[str]]:
     _check_strategy(trainer)
     is_manual = not pl_module.automatic_optimization
     with step_before(trainer, pl_module, batch, batch_idx, Restorable(trainer)) as run:
@@ -65,7 +78,7 @@ def _read(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: i
             # Behind a backward pass that is not made, code that reads gradients fails. What came before is read.
             if not (is_manual and reader.losses):
                 raise
-        return reader.findings()
+        return reader.findings(), reader.reached
 
 
 def _at_own_backward(loss: Tensor) -> None:

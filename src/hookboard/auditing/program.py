@@ -289,14 +289,15 @@ class Step(TorchFunctionMode):
             if not module:
                 owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
                 module = self._modules.get(id(owner), "")
-            if not file and not _is_of_library(frame.f_code.co_filename):
+            if not file and not is_of_library(frame.f_code.co_filename):
                 file, line = frame.f_code.co_filename, frame.f_lineno
             frame = frame.f_back
         return Place(module, file, line)
 
 
 @functools.cache
-def _is_of_library(path: str) -> bool:
+def is_of_library(path: str) -> bool:
+    """Return whether a file is torch's, Lightning's or ours."""
     return path.startswith(_LIBRARIES)
 
 

@@ -26,7 +26,8 @@ class Reader:
         self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
         self.losses: list[tuple[Value, bool]] = []
         """Each loss that was taken, and whether it is finite."""
-        self._reached: set[str] = set()
+        self.reached: set[str] = set()
+        """The parameters that a gradient reaches from any of them."""
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -48,11 +49,11 @@ class Reader:
         """Take a loss from which a backward pass would start."""
         is_finite = bool(loss.detach().isfinite().all())
         self.losses.append((self._step.of(loss), is_finite))
-        self._reached |= reached_from(loss, self._parameters)
+        self.reached |= reached_from(loss, self._parameters)
 
     def findings(self) -> list[Finding]:
         """Return what is wrong, alarms first."""
-        without = self._trained - self._reached
+        without = self._trained - self.reached
         found = [
             finding
             for loss, is_finite in self.losses

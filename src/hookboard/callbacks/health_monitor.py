@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.auditing import read_first_step
+from hookboard.auditing import StaleGradients, read_first_step
 from hookboard.callbacks.health_state import (
     EVALUATED,
     MEASURED,
@@ -219,8 +219,9 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.batch_idx = batch_idx
         if state.findings is None and not self._has_lazy:
             is_asked = self.audit and not STEP.isdisjoint(rule.name for rule in self._rules())
-            found = read_first_step(trainer, pl_module, batch, batch_idx) if is_asked else []
-            state.findings = [(finding.rule, finding.symptom) for finding in found]
+            state.add_findings(read_first_step(trainer, pl_module, batch, batch_idx) if is_asked else [])
+            if is_asked and state.judge is not None:
+                state.stale = StaleGradients(pl_module, trainer.optimizers)
         if state.black_box is not None:
             state.black_box.begin_batch(batch, batch_idx, logged_step(trainer))
             self._tell_events(trainer, state)
@@ -228,21 +229,25 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _see_loss(self, trainer: Trainer, pl_module: LightningModule, state: HealthState, loss: Tensor) -> None:
         scale = None if state.loss_scale is None else state.loss_scale.in_force()
         unscaled = loss if scale is None else loss.detach() / scale
+        state.watch_stale(lambda stale: stale.before_backward())
         value = state.losses.add(logged_step(trainer), state.batch_idx, unscaled)
         if state.black_box is not None:
             state.black_box.before_backward(loss, value if scale is None else None)
 
     def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, state: HealthState) -> None:
+        state.watch_stale(lambda stale: stale.after_backward())
         if state.black_box is not None:
             state.black_box.after_backward()
             self._tell_events(trainer, state)
 
     def _see_step(self, trainer: Trainer, pl_module: LightningModule, state: HealthState, optimizer: Optimizer) -> None:
+        state.watch_stale(lambda stale: stale.before_step(optimizer))
         if state.black_box is not None:
             state.black_box.before_optimizer_step()
             self._tell_events(trainer, state)
 
     def _see_batch_end(self, trainer: Trainer, state: HealthState) -> None:
+        state.watch_stale(lambda stale: stale.end_batch(trainer.optimizers))
         if state.black_box is not None:
             state.black_box.end_batch()
 

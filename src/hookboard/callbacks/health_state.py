@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
+from hookboard.auditing import Finding as Found
+from hookboard.auditing import StaleGradients
 from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.first_nan import BlackBox
@@ -324,6 +326,7 @@ class HealthState(MeasurementState):
         reporter: tells what the judge says.
         black_box: finds the first NaN or Inf; None outside of training.
         findings: rule name and symptom of what was found in the training step; None before it was read.
+        stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
         told: how many of the black box's events have been told.
         is_ending: whether it has ended the fit.
         why_silent: why layers gave no output at the first look, by their names; None before.
@@ -340,6 +343,7 @@ class HealthState(MeasurementState):
     reporter: Reporter | None = field(default=None, kw_only=True)
     black_box: BlackBox | None = field(default=None, kw_only=True)
     findings: Sequence[tuple[str, Symptom]] | None = field(default=None, kw_only=True)
+    stale: StaleGradients | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
     is_ending: bool = field(default=False, kw_only=True)
     is_asked_to_end: bool = field(default=False, kw_only=True)
@@ -372,6 +376,25 @@ class HealthState(MeasurementState):
     def begin_judging(self, judge: Judge) -> None:
         """Set the judge of the run, and a reporter for what it says."""
         self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps)
+
+    def add_findings(self, found: Sequence[Found]) -> None:
+        """Add what was found in the training step; the next look judges it."""
+        self.findings = [*(self.findings or ()), *((finding.rule, finding.symptom) for finding in found)]
+
+    def watch_stale(self, watch: Callable[[StaleGradients], Found | None]) -> None:
+        """Go on watching for gradients that are not cleared; an error is one warning, and ends that."""
+        if self.stale is None:
+            return
+        try:
+            found = watch(self.stale)
+        except Exception as error:
+            self.stale = None
+            warn_switched_off("the search for gradients that are not cleared", error)
+            return
+        if found is not None:
+            self.add_findings([found])
+        if self.stale.is_over:
+            self.stale = None
 
     def note_gaps(self) -> None:
         """Note at the first look why layers gave no output; what never gives any is told with the verdict."""

@@ -73,6 +73,9 @@ _OF_LOSS = ("vanishing_gradient", "exploding_gradient", "saturated", "collapsed"
 CAUSES: tuple[Cause, ...] = (
     Cause("not_learning", (*_SIGNAL, *_STANDSTILL, "update_too_large", "nonfinite", "spike"), only_if=_is_boundless),
     Cause("masked_row", ("nonfinite", *_LAST)),
+    Cause("not_in_optimizer", ("not_updated", "update_too_small", *_LAST)),
+    Cause("schedule", ("not_updated", "update_too_small", *_LAST)),
+    Cause("stale_gradients", (*_OF_LOSS, *_SIGNAL, "update_too_large", "nonfinite", "symmetric_units")),
     Cause("cut", ("no_gradient", "not_updated", *_LAST)),
     Cause("loss_shape", _OF_LOSS),
     Cause("no_influence", (*_OF_LOSS, "dead_units", "output_range")),

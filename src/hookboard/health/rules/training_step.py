@@ -5,7 +5,8 @@ from functools import partial
 from hookboard.health.rule import Rule, Symptom
 from hookboard.health.run import Run
 
-_NAMES = "loss_input no_influence batch_mixing loss_shape output_range targets cut masked_row eval_mode"
+_NAMES = "loss_input no_influence batch_mixing loss_shape output_range targets cut masked_row eval_mode "
+_NAMES += "stale_gradients not_in_optimizer frozen schedule"
 
 STEP = frozenset(_NAMES.split())
 """The names of the rules that judge the code of the training step."""

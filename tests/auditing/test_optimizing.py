@@ -1,0 +1,136 @@
+"""What is said of the optimizers and schedulers of a fit before its first step."""
+
+import copy
+import math
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.optim import lr_scheduler
+from toys import batches, fit
+
+from hookboard import HealthMonitor
+from hookboard.auditing.optimizing import rates_of
+
+pytestmark = pytest.mark.trains
+
+OURS = {"not_in_optimizer", "frozen", "schedule"}
+
+
+class Model(LightningModule):
+    def __init__(self, optimized=None, frozen=(), scheduled=None, interval="step"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+        self.head = nn.Linear(4, 1)
+        self.optimized = optimized or (lambda model: model.parameters())
+        self.scheduled, self.interval = scheduled, interval
+        for name in frozen:
+            self.get_submodule(name).requires_grad_(False)
+
+    def training_step(self, batch):
+        return self.head(self.body(batch)).square().mean()
+
+    def validation_step(self, batch):
+        pass
+
+    def rate_at(self, step):
+        return max(0.0, 1 - step / 2)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.optimized(self), lr=0.01)
+        if self.scheduled is None:
+            return optimizer
+        scheduler = self.scheduled(self, optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.interval}}
+
+
+def said(model, count=10, **options):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, batches(*[8] * count), monitor, **options)
+    return [verdict for verdict in monitor.verdicts if verdict.rule in OURS]
+
+
+def test_parameters_that_no_optimizer_holds_are_a_note_with_their_number():
+    (found,) = said(Model(lambda model: model.head.parameters()))
+    assert (found.severity, found.rule) == ("note", "not_in_optimizer")
+    assert found.evidence.startswith("6 of 8 trainable parameters that get a gradient are in no optimizer")
+    assert "body.0.weight" in found.evidence
+
+
+def test_an_optimizer_of_another_model_is_an_alarm():
+    found = said(Model(lambda model: copy.deepcopy(model.body).parameters()))[0]
+    assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
+    assert "hold 6 tensors" in found.evidence
+
+
+def test_nothing_is_said_where_the_optimizers_hold_every_parameter():
+    assert said(Model()) == []
+
+
+def test_what_is_frozen_is_a_note_with_the_numbers_of_weights():
+    model = Model(frozen=["body.0", "body.1", "head"])
+    (found,) = said(model)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    count = sum(p.numel() for p in model.parameters())
+    assert (found.severity, found.rule) == ("note", "frozen")
+    assert found.evidence == f"{trained} of {count} weights are trained; frozen are all of body.0, body.1, head"
+
+
+def test_what_is_frozen_as_a_whole_has_one_name():
+    (found,) = said(Model(frozen=["body"]))
+    assert found.evidence.endswith("frozen are all of body")
+
+
+def linear(steps):
+    return lambda model, optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+
+
+def test_a_rate_that_is_0_for_most_of_the_fit_is_an_alarm_with_the_share():
+    found = next(verdict for verdict in said(Model(scheduled=linear(3)), 20) if verdict.rule == "schedule")
+    assert found.severity == "alarm"
+    zero = sum(1 - min(step, 3) / 3 == 0 for step in range(20)) / 20
+    assert f"makes the learning rate 0 in {zero:.0%} of the 20 steps" in found.evidence
+    assert "largest with 0.01, and 0 after 3 steps" in found.evidence
+
+
+def test_a_schedule_that_counts_on_a_method_of_the_model_is_read():
+    model = Model(scheduled=lambda model, optimizer: lr_scheduler.LambdaLR(optimizer, model.rate_at))
+    assert "schedule" in {verdict.rule for verdict in said(model)}
+
+
+SOUND = {
+    "a line to the end": linear(10),
+    "a cosine": lambda model, optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10),
+    "one cycle": lambda model, optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=11),
+    "a warm-up": lambda model, optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.01, total_iters=5), lr_scheduler.ExponentialLR(optimizer, 0.9)],
+        [5],
+    ),
+    "steps": lambda model, optimizer: lr_scheduler.MultiStepLR(optimizer, [4, 8]),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_is_said_of_a_sound_schedule(name):
+    assert said(Model(scheduled=SOUND[name])) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SOUND)
+def test_the_rates_that_are_read_are_those_that_the_schedule_gives_and_it_stays_as_it_is(name):
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = SOUND[name](model, optimizer)
+    before = copy.deepcopy(scheduler.state_dict()), copy.deepcopy(optimizer.param_groups)
+    read = list(rates_of(scheduler, 9, [model]))
+    after = scheduler.state_dict(), optimizer.param_groups
+    assert str(before) == str(after)
+    made = []
+    for _ in range(9):
+        made.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert all(math.isclose(one, other) for one, other in zip(read, made, strict=True))

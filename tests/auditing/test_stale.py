@@ -1,0 +1,120 @@
+"""Gradients that are not cleared between two steps of an optimizer."""
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from toys import batches, fit
+
+from hookboard import HealthMonitor
+
+pytestmark = pytest.mark.trains
+
+
+class Manual(LightningModule):
+    """Clears its gradients at the time that it is told."""
+
+    def __init__(self, clears="before", every=1, to_none=True, loops=1):
+        super().__init__()
+        self.automatic_optimization = False
+        self.clears, self.every, self.to_none, self.loops = clears, every, to_none, loops
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        self.gradients = []
+
+    def training_step(self, batch, batch_idx):
+        for _ in range(self.loops):
+            optimizer = self.optimizers()
+            if self.clears == "before" and batch_idx % self.every == 0:
+                optimizer.zero_grad(self.to_none)
+            if self.clears == "at last" and batch_idx and batch_idx % self.every == 0:
+                optimizer.step()
+                optimizer.zero_grad(self.to_none)
+            self.manual_backward(self.net(batch).square().mean())
+            self.gradients.append(self.net[0].weight.grad.clone())
+            if self.clears != "at last" and (batch_idx + 1) % self.every == 0:
+                optimizer.step()
+                if self.clears == "after":
+                    optimizer.zero_grad(self.to_none)
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def alarms(model, count=6, **options):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, batches(*[8] * count), monitor, **options)
+    return [verdict for verdict in monitor.verdicts if verdict.rule == "stale_gradients"]
+
+
+def test_gradients_that_are_never_cleared_are_an_alarm_with_the_line_of_the_step():
+    model = Manual(clears="never")
+    (verdict,) = alarms(model)
+    line = Manual.training_step.__code__.co_firstlineno + 11
+    assert (verdict.severity, verdict.since <= 1, verdict.until) == ("alarm", True, None)
+    assert f"SGD steps at test_stale.py:{line} with gradients" in verdict.evidence
+    assert "(4 parameters)" in verdict.evidence
+    # The oracle: a batch's own gradient, by hand, is what the second step should have had.
+    first, second = model.gradients[:2]
+    assert (second - first).abs().max() > 0
+
+
+@pytest.mark.parametrize("clears", ["before", "after", "at last"])
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("loops", [1, 2])
+def test_gradients_that_are_cleared_at_any_time_are_fine(clears, every, to_none, loops):
+    assert alarms(Manual(clears, every, to_none, loops)) == []
+
+
+class TwoOptimizers(Manual):
+    """The backward pass of the generator leaves gradients in the critic, which clears them before its own."""
+
+    def training_step(self, batch, batch_idx):
+        one, other = self.optimizers()
+        one.zero_grad()
+        self.manual_backward(self.net(batch).square().mean())
+        one.step()
+        other.zero_grad()
+        self.manual_backward(-self.net(batch).mean())
+        other.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.net[i].parameters(), lr=0.01) for i in (0, 2)]
+
+
+def test_gradients_that_another_loss_leaves_are_fine():
+    assert alarms(TwoOptimizers()) == []
+
+
+class Automatic(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+
+    def training_step(self, batch):
+        return self.net(batch).square().mean()
+
+    def validation_step(self, batch):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+
+class NeverClears(Automatic):
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        pass
+
+
+def test_an_overridden_zero_grad_that_does_nothing_is_an_alarm():
+    (verdict,) = alarms(NeverClears())
+    assert f"test_stale.py:{NeverClears.optimizer_zero_grad.__code__.co_firstlineno}" in verdict.evidence
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_what_lightning_clears_and_accumulates_is_fine(accumulated):
+    assert alarms(Automatic(), accumulate_grad_batches=accumulated) == []
