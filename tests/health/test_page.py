@@ -6,6 +6,7 @@ import pytest
 from health.looks import layers, look, reading, row
 
 from hookboard.health import RULES, Judge, Page, Rule, Symptom, Verdict, closing, news
+from hookboard.health.folding import folded_verdicts
 from hookboard.health.page import marks_of, pictures, values_of
 from hookboard.health.report import CHARTED, LOOK_AT, TABLE_COLUMNS, TABLE_ROWS_MAX, caveat, headline, layout, table_of
 from hookboard.health.rules.training_step import STEP
@@ -271,6 +272,39 @@ def test_a_ratio_that_is_undefined_is_empty_in_the_heat_maps_and_not_marked_as_n
         judge.see(look(step, [whole, move]))
     assert judge.run.course("update_ratio")[0, 0] == math.inf
     np.testing.assert_array_equal(values_of(judge.run, "update_ratio"), [[math.nan, 0.1, 0.1, 0.1]])
+
+
+def noted(names, advice="Look at {}."):
+    return [Verdict("note", "dead_units", name, 5, None, f"{name} gave 0.", advice.format(name)) for name in names]
+
+
+def test_what_is_said_alike_of_several_layers_is_one_row_and_one_line_with_their_list():
+    judge = trained(62)
+    many = noted([f"net.{i}" for i in range(22)])
+    table = table_of(judge.run, [ALARM, *many])
+    rows = [line for line in table.text.splitlines() if line.startswith("|")][2:]
+    assert len(rows) == 2
+    assert "The same rule and advice hold for 22 layers: net.0," in rows[1].replace("<br>", " ")
+    assert len(table.rows) == 23
+    said = " ".join(" ".join(closing(judge.run, [ALARM, *many])).split())
+    assert said.startswith("HealthMonitor: 1 alarm and 22 notes in 62 layers")
+    assert said.count("dead_units in") == 2
+    assert "more in" not in said
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        noted(["net.1"]),
+        noted(["net.1", "net.2"], advice="Look at the rate of {}."),
+        [replace(one, severity="alarm") for one in noted(["net.1", "net.2"])],
+        [replace(one, rule="saturated") for one in noted(["net.1", "net.2"])],
+        [replace(one, until=9) for one in noted(["net.1", "net.2"])],
+    ],
+)
+def test_two_layers_or_what_differs_in_more_than_numbers_is_said_one_by_one(others):
+    given = [*noted(["net.0"]), *others]
+    assert folded_verdicts(given, ["net.0", "net.1", "net.2"]) == given
 
 
 @pytest.mark.parametrize("looks", [1, 2])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from hookboard.health.folding import folded_verdicts
 from hookboard.health.robust import median, percentiles
 from hookboard.health.rule import Severity, Verdict
 from hookboard.health.run import Run
@@ -139,14 +140,15 @@ def table_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = 
         verdicts: worst first.
         every_n_steps: how many steps lie between two looks.
     """
-    rest = len(verdicts) - TABLE_ROWS_MAX
+    shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
+    rest = len(shown) - TABLE_ROWS_MAX
     seen = f"Looked at {_layers(run)} at {_many(run.seen, 'step')} from {_ends(run)}"
     rhythm = f", every {_ordinal(every_n_steps)} step." if every_n_steps and every_n_steps > 1 else "."
     more = f"And {rest} more, further down this order. " if rest > 0 else ""
     rows = tuple(_row(verdict) for verdict in verdicts[:TABLE_ROWS_MAX])
     if not verdicts:
         rows = ((headline(run, verdicts), *[""] * (len(TABLE_COLUMNS) - 1)),)  # for loggers that take rows alone
-    cells = [_cells(verdict) for verdict in verdicts[:TABLE_ROWS_MAX]]
+    cells = [_cells(verdict) for verdict in shown[:TABLE_ROWS_MAX]]
     in_markdown = markdown(["verdict", "layer", "steps", "what is seen, and what to try"], cells) if cells else ""
     last = f"{more}{seen}{rhythm}{_worst_layers(run, verdicts)}{_sampled(run)}{escaped(_without_output(run))}"
     text = "\n\n".join(filter(None, [headline(run, verdicts), caveat(run, verdicts), in_markdown, last]))
@@ -191,11 +193,12 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
     """
     lines = [f"HealthMonitor: {headline(run, verdicts)}"]
     lines += _wrapped(caveat(run, verdicts), "  ", 4)
-    for verdict in verdicts[:CLOSING_VERDICTS_MAX]:
+    shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
+    for verdict in shown[:CLOSING_VERDICTS_MAX]:
         lines += _wrapped(f"{_title(verdict)}: {_evidence(verdict)} Try: {_advice(verdict)}", "  ", 4)
-    if len(verdicts) > CLOSING_VERDICTS_MAX:
+    if len(shown) > CLOSING_VERDICTS_MAX:
         table = "the table health/verdict of the loggers and in " if places else ""
-        lines.append(f"  and {len(verdicts) - CLOSING_VERDICTS_MAX} more in {table}monitor.verdicts")
+        lines.append(f"  and {len(shown) - CLOSING_VERDICTS_MAX} more in {table}monitor.verdicts")
     lines += _wrapped(_sampled(run) + _without_output(run), "  ", 4)
     for place in places:
         lines += _wrapped(f"Look at: {place}", "  ", 4, is_path=True)
