@@ -166,10 +166,10 @@ def _values_of_updates(found: Readings) -> dict[str, np.ndarray]:
     """Return the statistics of updates by name, shape (sites,) each; those of other sites mean nothing."""
     moments, names = Moments(*found.rows.T), tuple(site.name for site in found)
     with np.errstate(all="ignore"):
-        norm = np.asarray(FORMULAS["l2"].value(moments))
+        norm = FORMULAS["l2"].value(moments)
         before = norm[found.places.rows("parameter_before", names)]
         return {
             "update_norm": norm,
             "update_ratio": np.where(before == 0, np.where(norm == 0, math.nan, math.inf), norm / before),
-            "unchanged_fraction": np.asarray(FORMULAS["zero_fraction"].value(moments)),
+            "unchanged_fraction": FORMULAS["zero_fraction"].value(moments),
         }

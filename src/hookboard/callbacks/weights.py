@@ -336,7 +336,7 @@ def with_states(readings: Readings) -> StatisticColumns:
     of_states = places.of_role("parameter_state")
     if of_states:
         with np.errstate(all="ignore"):
-            rms = np.asarray(FORMULAS["rms"].value(Moments(*readings.rows.T)))
+            rms = FORMULAS["rms"].value(Moments(*readings.rows.T))
         names, owners = (tuple(getattr(site, part) for site in of_states) for part in ("index", "name"))
         rows, owner = np.array([places.row(site) for site in of_states]), places.rows("parameter", owners)
         is_kept = readings.is_filled[rows] & (owner >= 0)

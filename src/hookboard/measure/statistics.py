@@ -25,33 +25,23 @@ class Formula(NamedTuple):
 
     Args:
         needs: the columns of `REQUESTABLE` that it needs.
-        value: computes it from a merged row; from `Moments` of arrays, for each site, the same to the last bit. Then
-            the caller silences NumPy's warnings with `np.errstate`.
+        value: computes it from `Moments` of arrays, for each site. The caller silences NumPy's warnings with
+            `np.errstate`.
     """
 
     needs: frozenset[str]
-    value: Callable[[Moments], float]
+    value: Callable[[Moments], np.ndarray]
 
 
-def _sqrt(number: float) -> float:
-    return np.sqrt(number) if isinstance(number, np.ndarray) else math.sqrt(number)
+def _std(m: Moments) -> Any:
+    return m.deviation * np.sqrt(m.count / np.maximum(m.count - 1, 1)) * (m.count > 1)
 
 
-def _larger(one: float, other: float) -> float:
-    return np.maximum(one, other) if isinstance(one, np.ndarray) else max(one, other)
-
-
-def _std(m: Moments) -> float:
-    return m.deviation * _sqrt(m.count / _larger(m.count - 1, 1)) * (m.count > 1)
-
-
-def _formula(needs: str, value: Callable[[Moments], float], *, of_any: bool = True) -> Formula:
+def _formula(needs: str, value: Callable[[Moments], Any], *, of_any: bool = True) -> Formula:
     """Return a formula that gives NaN if there is no finite value, unless `of_any` is False, as for counts."""
 
-    def guarded(m: Moments) -> float:
-        if isinstance(m.count, np.ndarray):
-            return np.where(m.count != 0, value(m), math.nan)
-        return value(m) if m.count else math.nan
+    def guarded(m: Moments) -> np.ndarray:
+        return np.where(m.count != 0, value(m), math.nan)
 
     return Formula(frozenset(needs.split()), guarded if of_any else value)
 
@@ -62,11 +52,11 @@ FORMULAS: dict[str, Formula] = {
     "var": _formula("mean deviation", lambda m: _std(m) * _std(m)),
     "min": _formula("", lambda m: m.min),
     "max": _formula("", lambda m: m.max),
-    "abs_max": _formula("", lambda m: _larger(abs(m.min), abs(m.max))),
+    "abs_max": _formula("", lambda m: np.maximum(abs(m.min), abs(m.max))),
     "abs_mean": _formula("abs_mean", lambda m: m.abs_mean),
     "rms": _formula("mean deviation", lambda m: m.rms),
     "l1": _formula("abs_mean", lambda m: m.abs_sum),
-    "l2": _formula("mean deviation", lambda m: m.rms * _sqrt(m.count)),
+    "l2": _formula("mean deviation", lambda m: m.rms * np.sqrt(m.count)),
     "zero_fraction": _formula("zeros", lambda m: m.zeros / m.count),
     "nonfinite_count": _formula("", lambda m: m.nonfinite, of_any=False),
     "nan_count": _formula("", lambda m: m.nan, of_any=False),
