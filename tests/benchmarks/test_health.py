@@ -16,6 +16,7 @@ from benchmarks.health.runner import train
 from benchmarks.health.trace import Head
 
 from hookboard.health import RULES
+from hookboard.health.rules.training_step import STEP_RULES
 
 ORDER = ["net.a", "net.b", "net.c", "net.d"]
 TRUTH = Truth(frozenset({"dead_units"}), frozenset({"net.b"}), (50, 50))
@@ -82,6 +83,11 @@ def test_a_shared_architecture_is_split_by_seed():
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
 def test_the_causes_of_a_plant_are_rules(plant):
     assert plant.causes <= set(RULES)
+
+
+def test_every_rule_that_judges_looks_has_a_plant_that_it_names():
+    of_looks = {*RULES} - {rule.name for rule in STEP_RULES}
+    assert of_looks - {cause for plant in PLANTS.values() for cause in plant.causes} == set()
 
 
 def test_there_are_enough_faults_over_enough_architectures():

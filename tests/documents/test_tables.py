@@ -10,6 +10,7 @@ import hookboard
 from hookboard import callbacks
 from hookboard.attribution import METHODS
 from hookboard.callbacks.parameter import FURTHER
+from hookboard.callbacks.pictures import PictureLogger
 from hookboard.editing import EditRule
 from hookboard.health.rules import RULES
 from hookboard.health.run_table import QUANTITIES
@@ -37,6 +38,11 @@ def test_every_option_of_capture_is_explained():
 def test_every_callback_is_explained_and_is_on_the_front_page():
     assert {*callbacks.__all__} <= named_first("docs/layers.md")
     assert all(re.search(rf"^\|.*`{name}\(", PAGES["README.md"], re.MULTILINE) for name in callbacks.__all__)
+
+
+def test_every_callback_that_shows_pictures_is_among_the_pictures():
+    found = {name for name in callbacks.__all__ if issubclass(getattr(callbacks, name), PictureLogger)}
+    assert found - named_first("docs/pictures.md") == set()
 
 
 def test_every_rule_that_changes_tensors_is_explained():
