@@ -52,12 +52,15 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def sums(rows: Sequence[dict[str, Any]]) -> Iterable[str]:
-    """Yield how many recipes of each half have an alarm, and by which rules."""
+    """Yield how many recipes of each half have an alarm, and by which rules; what did not learn does not count."""
     for half in ("tuning", "report"):
-        of_half = [row for row in rows if row["half"] == half]
+        of_half = [row for row in rows if row["half"] == half and row["learned"]]
         rules = Counter(rule for row in of_half for rule in {alarm["rule"] for alarm in row["alarms"]})
         named = ", ".join(f"{rule} {count}" for rule, count in rules.most_common()) or "none"
         yield f"{half}: {sum(bool(row['alarms']) for row in of_half)} of {len(of_half)} recipes with an alarm ({named})"
+    idle = [row["name"] for row in rows if not row["learned"]]
+    if idle:
+        yield f"not counted, as they did not learn: {', '.join(idle)}"
 
 
 if __name__ == "__main__":

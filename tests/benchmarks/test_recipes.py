@@ -80,10 +80,15 @@ def test_the_ends_of_a_run_are_means_of_fifths():
     assert ends([1.0, 3.0, *[9.0] * 6, 5.0, 7.0]) == [2.0, 6.0]
 
 
-def test_the_sums_are_by_half_and_by_rule():
+def test_the_sums_are_by_half_and_by_rule_and_leave_out_what_did_not_learn():
     alarm = {"rule": "spike", "module": ""}
-    rows = [{"half": "tuning", "alarms": [alarm, alarm]}, {"half": "report", "alarms": []}]
+    rows = [
+        {"name": "a", "half": "tuning", "alarms": [alarm, alarm], "learned": True},
+        {"name": "b", "half": "report", "alarms": [], "learned": True},
+        {"name": "c", "half": "report", "alarms": [alarm], "learned": False},
+    ]
     assert list(sums(rows)) == [
         "tuning: 1 of 1 recipes with an alarm (spike 1)",
         "report: 0 of 1 recipes with an alarm (none)",
+        "not counted, as they did not learn: c",
     ]
