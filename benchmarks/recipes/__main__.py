@@ -4,6 +4,7 @@ pip install -r benchmarks/recipes/requirements.txt   timm, transformers and peft
 python -m benchmarks.recipes                         train each with HealthMonitor(), print a table and the sums
 python -m benchmarks.recipes --json FILE             the rows besides, with every alarm
 python -m benchmarks.recipes --only timm             recipes whose name contains this
+python -m benchmarks.recipes --half report           those of one half
 python -m benchmarks.recipes --bare                  without a monitor: whether each learns
 """
 
@@ -26,11 +27,12 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.recipes", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--only", default="", help="recipes whose name contains this")
+    parser.add_argument("--half", choices=("tuning", "report"), help="those of one half")
     parser.add_argument("--bare", action="store_true", help="without a monitor")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(given)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    wanted = [recipe for recipe in RECIPES if options.only in recipe.name]
+    wanted = [recipe for recipe in RECIPES if options.only in recipe.name and options.half in (None, recipe.half)]
     rows = []
     names = [recipe.name for recipe in wanted if recipe.can_run]
     for row in each(functools.partial(run, with_monitor=not options.bare), names, options.processes):
@@ -53,7 +55,7 @@ def shown(row: dict[str, Any]) -> str:
 
 def sums(rows: Sequence[dict[str, Any]]) -> Iterable[str]:
     """Yield how many recipes of each half have an alarm, and by which rules; what did not learn does not count."""
-    for half in ("tuning", "report"):
+    for half in sorted({row["half"] for row in rows}, reverse=True):
         of_half = [row for row in rows if row["half"] == half and row["learned"]]
         rules = Counter(rule for row in of_half for rule in {alarm["rule"] for alarm in row["alarms"]})
         named = ", ".join(f"{rule} {count}" for rule, count in rules.most_common()) or "none"
