@@ -298,8 +298,9 @@ def test_dropout_draws_the_numbers_of_the_real_step():
             return torch.log(x - 1e3)
 
     fit(None, Toy(nn.Sequential(nn.Dropout(0.5), Notes(), nn.Linear(4, 1))), batches(16), Box())
-    assert len(seen) == 2
-    assert seen[0].equal(seen[1])
+    # The real step, the search for the module, and that for the call in it.
+    assert len(seen) == 3
+    assert all(one.equal(seen[0]) for one in seen[1:])
 
 
 RUNS = {

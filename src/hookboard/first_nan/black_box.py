@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from hookboard.first_nan.explain import backward_event, forward_event, parameter_event, unlocated_event
+from hookboard.first_nan.explain import backward_event, forward_event, parameter_event, unlocated_event, with_operation
+from hookboard.first_nan.operation import Operation, OperationSearch
 from hookboard.first_nan.search import Search
 from hookboard.health import Nonfinite
 from hookboard.layouts import stored
@@ -434,9 +435,24 @@ class BlackBox:
             return parameter_event(fault, *self._here, self._stepped)
         last_loss = math.nan if self._stepped is None else self._stepped[2]
         was_changed = self._versions != _versions_in(self._batch)
-        return forward_event(
+        event = forward_event(
             fault, *self._here, self._loss, batch=self._batch, last_loss=last_loss, was_changed=was_changed
         )
+        return event if fault.kind == "batch" else with_operation(event, self._operation())
+
+    def _operation(self) -> Operation | None:
+        """Return the call that made the NaN or Inf of the loss, from one more repetition; None if it is not found.
+
+        The repetition before is left alone: some layers take another way while functions are followed.
+        """
+        try:
+            search = OperationSearch()
+            with self._again() as run:
+                with search:
+                    loss = run()
+                return search.of(loss)
+        except Exception:  # the module is known all the same
+            return None
 
     def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
         search, names = Search(self._model, self._batch, with_gradients=True), list(spoiled)

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from hookboard.first_nan.operation import Operation
 from hookboard.first_nan.search import MODEL, Fault, ValueSummary
 from hookboard.health import Nonfinite, Pass
 from hookboard.messages import listed
@@ -60,6 +62,17 @@ def forward_event(
     else:
         advice = f"In {_where(fault)} {_CODE}."
     return Nonfinite(fault.name, "forward", step, batch_idx, went_in, evidence, advice)
+
+
+def with_operation(event: Nonfinite, operation: Operation | None) -> Nonfinite:
+    """Add the call that made the NaN or Inf to an event of the forward pass; None adds nothing."""
+    if operation is None:
+        return event
+    why = f": {operation.why}" if operation.why else ""
+    evidence = f"{event.evidence} The first value that is not finite came from {operation.where}{why}."
+    # Values that have grown before are a cause of their own.
+    is_known = operation.why and event.advice.endswith(f"{_CODE}.")
+    return replace(event, evidence=evidence, advice=operation.advice if is_known else event.advice)
 
 
 def rows_in(batch: Any) -> str:

@@ -1,0 +1,156 @@
+"""`OperationSearch`: finds the call of a function of torch that made the NaN or Inf of a loss, with its line."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from hookboard.nested import tensors_in
+
+_OF_LIBRARIES = (
+    "<",
+    *(f"{Path(inspect.getfile(library)).parent}/" for library in (torch, lightning)),
+    f"{Path(__file__).parents[1]}/",
+)
+"""How the paths of code begin that a user did not write."""
+
+_ROOTS = frozenset({"sqrt", "rsqrt", "pow"})
+_DIVISIONS = frozenset({"div", "divide", "truediv", "true_divide", "reciprocal"})
+_LOGARITHMS = frozenset({"log", "log2", "log10", "log1p"})
+_SOFTMAXES = frozenset({"softmax", "log_softmax", "logsumexp"})
+_ATTENTIONS = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call that made a NaN or Inf.
+
+    Args:
+        name: of the function, such as `softmax`.
+        line: file and line of the user's code that called it, such as `model.py:31`; "" if there is none.
+        why: what was wrong with its input, as a clause; "" if that is not known.
+        advice: what to change; "" if that is not known.
+    """
+
+    name: str
+    line: str
+    why: str
+    advice: str
+
+    @property
+    def where(self) -> str:
+        """The function and its line."""
+        return f"{self.name}() at {self.line}" if self.line else f"{self.name}()"
+
+
+class OperationSearch(TorchFunctionMode):
+    """Follows NaN and Inf through the calls inside its context, each from the call that made it.
+
+    A call whose output is not finite made it so, unless an input was not finite already; a softmax and an attention
+    made NaN of -Inf, which masks give. It waits for the device at each call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Tensors that are not finite, by id, with whether they hold NaN; they are kept so that no other gets the id.
+        self._bad: dict[int, tuple[Tensor, bool, Operation]] = {}
+
+    def of(self, loss: Tensor) -> Operation | None:
+        """Return the call that made the NaN or Inf of a loss; None if it came from outside, or is not known."""
+        found = self._bad.get(id(loss))
+        return None if found is None else found[2]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the function, and note whether its output is finite."""
+        kwargs = kwargs or {}
+        given = [tensor for _, tensor in tensors_in((args, kwargs))]
+        taken = [self._bad[id(tensor)] for tensor in given if id(tensor) in self._bad]
+        name = getattr(func, "__name__", "").strip("_")
+        is_in_place = name == "setitem" or getattr(func, "__name__", "").endswith("_")
+        before = [tensor.detach().clone() for tensor in given] if is_in_place else given
+        returned = func(*args, **kwargs)
+        for tensor in [args[0]] if name == "setitem" else [tensor for _, tensor in tensors_in(returned)]:
+            self._bad.pop(id(tensor), None)
+            if not (isinstance(tensor, Tensor) and tensor.is_floating_point()) or _is_finite(tensor):
+                continue
+            has_nan = bool(torch.isnan(tensor.detach()).any())
+            # A softmax is given -Inf on purpose, by a mask; other calls hand on what they got.
+            takes_masks = name in _SOFTMAXES | _ATTENTIONS
+            origin = next((operation for _, was_nan, operation in taken if was_nan or not takes_masks), None)
+            self._bad[id(tensor)] = tensor, has_nan, origin or _operation(name, before, args, kwargs)
+        return returned
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor.detach()).all())
+
+
+def _operation(name: str, given: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Operation:
+    try:
+        why, advice = _cause(name, given, args, kwargs)
+    except Exception:  # a tensor of an odd kind
+        why, advice = "", ""
+    return Operation(name, _line(), why, advice)
+
+
+def _cause(name: str, given: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what is wrong with the inputs of a call, and what to change; "" and "" if neither is known."""
+    first = given[0].detach() if given else torch.empty(0)
+    if name in _SOFTMAXES | _ATTENTIONS:
+        return _of_masked_rows(_masked_rows(name, first, args, kwargs))
+    if name in _DIVISIONS:
+        divisor = first if len(given) < 2 or name == "reciprocal" else given[1].detach()
+        zeros = 1 if len(given) < 2 and name != "reciprocal" else int((divisor == 0).sum())
+        return _counted(zeros, "of its divisors", "0"), "Add an epsilon to the divisor, or leave these values out."
+    if name in _LOGARITHMS:
+        least = -1 if name == "log1p" else 0
+        low = _counted(int((first <= least).sum()), f"of its {first.numel()} inputs", f"{least} or less")
+        return low, "Clamp its input above 0."
+    if name in _ROOTS:
+        low = _counted(int((first <= 0).sum()), f"of its {first.numel()} inputs", "0 or less")
+        return low, "Clamp its input above 0, or check the power."
+    if name == "exp" and first.numel():
+        return f"its input goes up to {first.max().item():.3g}", "Subtract the maximum first, or clamp its input."
+    return "", ""
+
+
+def _counted(count: int, what: str, value: str) -> str:
+    return f"{count} {what} {'is' if count == 1 else 'are'} {value}" if count else ""
+
+
+def _of_masked_rows(count: int) -> tuple[str, str]:
+    if not count:
+        return "", ""
+    rows = "1 row is" if count == 1 else f"{count} rows are"
+    return f"{rows} masked throughout", "Let each row see at least one place, or leave rows without any out."
+
+
+def _masked_rows(name: str, first: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Return how many rows are masked throughout: -Inf along the axis of a softmax, or in the mask of an attention."""
+    if name in _SOFTMAXES:
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+        return int((first == -torch.inf).all(dim if isinstance(dim, int | tuple) else -1).sum())
+    masks = [kwargs.get("attn_mask"), kwargs.get("key_padding_mask")]
+    if name == "scaled_dot_product_attention" and len(args) > 3:
+        masks[0] = args[3]
+    lets_through = name == "scaled_dot_product_attention"  # True in its mask; elsewhere True hides
+    known = [mask.detach() for mask in masks if isinstance(mask, Tensor)]
+    hidden = [mask != lets_through if mask.dtype is torch.bool else mask == -torch.inf for mask in known]
+    return max((int(mask.all(-1).sum()) for mask in hidden), default=0)
+
+
+def _line() -> str:
+    frame = inspect.currentframe()
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_OF_LIBRARIES):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
