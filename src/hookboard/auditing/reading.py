@@ -1,5 +1,6 @@
 """`Reader`: reads a step while it runs, and takes back what it has changed of the weights and their gradients."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -7,8 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
+from hookboard.auditing.leak import future_leak, note_embedding
 from hookboard.auditing.program import Step, Value
-from hookboard.auditing.rules import OBSERVERS, Done, Finding, findings_of
+from hookboard.auditing.rules import OBSERVERS, RULES, Done, Finding, findings_of
+from hookboard.auditing.scaling import loss_scale, unbounded_loss
+
+ALL_RULES = (*RULES, unbounded_loss, loss_scale, future_leak)
+"""The rules of a step."""
 
 
 class Reader:
@@ -21,11 +27,11 @@ class Reader:
     """
 
     def __init__(self, model: nn.Module, batch: object, at_backward: Callable[[Tensor], None] | None = None) -> None:
-        self._step = Step(model, batch, OBSERVERS, at_backward or self.take)
+        self._step = Step(model, batch, {**OBSERVERS, "embedding": note_embedding}, at_backward or self.take)
         self._parameters = dict(model.named_parameters())
         self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
-        self.losses: list[tuple[Value, bool]] = []
-        """Each loss that was taken, and whether it is finite."""
+        self.losses: list[tuple[Value, bool, float]] = []
+        """Each loss that was taken, whether it is finite, and its number."""
         self.reached: set[str] = set()
         """The parameters that a gradient reaches from any of them."""
 
@@ -48,7 +54,8 @@ class Reader:
     def take(self, loss: Tensor) -> None:
         """Take a loss from which a backward pass would start."""
         is_finite = bool(loss.detach().isfinite().all())
-        self.losses.append((self._step.of(loss), is_finite))
+        number = float(loss.detach()) if loss.numel() == 1 and not loss.is_complex() else math.nan
+        self.losses.append((self._step.of(loss), is_finite, number))
         self.reached |= reached_from(loss, self._parameters)
 
     def findings(self) -> list[Finding]:
@@ -56,8 +63,8 @@ class Reader:
         without = self._trained - self.reached
         found = [
             finding
-            for loss, is_finite in self.losses
-            for finding in findings_of(Done(self._step, loss, self._trained, without, is_finite))
+            for loss, is_finite, number in self.losses
+            for finding in findings_of(Done(self._step, loss, self._trained, without, is_finite, number), ALL_RULES)
         ]
         return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
 

@@ -77,6 +77,7 @@ class Done(NamedTuple):
         trained: the names of the trainable parameters.
         without: those of them that no gradient reached.
         is_finite: whether the loss is.
+        number: the loss; NaN where it is more than one number.
     """
 
     step: Step
@@ -84,6 +85,7 @@ class Done(NamedTuple):
     trained: Collection[str]
     without: Collection[str]
     is_finite: bool
+    number: float
 
 
 class LossCall(NamedTuple):
@@ -96,6 +98,7 @@ class LossCall(NamedTuple):
         values: the numbers of the output.
         wanted: the numbers of the target.
         counts_all: whether every number of the target counts: none is weighted, or left to a mask of later.
+        live: the output with its graph; None where that is not kept.
     """
 
     op: Op
@@ -104,13 +107,16 @@ class LossCall(NamedTuple):
     values: Tensor
     wanted: Tensor
     counts_all: bool = True
+    live: Tensor | None = None
 
 
 def _of_loss(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
     if {"input", "target"} <= given.keys():
         output, target = op.arguments["input"], op.arguments["target"]
         counts_all = op.arguments.get("reduction") != "none" and "weight" not in given
-        return LossCall(op, output, target, given["input"].detach(), given["target"].detach(), counts_all)
+        return LossCall(
+            op, output, target, given["input"].detach(), given["target"].detach(), counts_all, given["input"]
+        )
     return None
 
 
@@ -460,7 +466,10 @@ def eval_mode(done: Done) -> Iterator[Finding]:
         )
 
 
-RULES: tuple[Callable[[Done], Iterator[Finding]], ...] = (
+StepRule = Callable[[Done], Iterator[Finding]]
+"""From a step to what is wrong with it."""
+
+RULES: tuple[StepRule, ...] = (
     loss_input,
     no_influence,
     batch_mixing,
@@ -473,12 +482,12 @@ RULES: tuple[Callable[[Done], Iterator[Finding]], ...] = (
 )
 
 
-def findings_of(done: Done) -> list[Finding]:
-    """Ask every rule; what two of them or two calls say alike is said once. A rule that fails gives a warning."""
-    return list(dict.fromkeys(finding for rule in RULES for finding in _asked(rule, done)))
+def findings_of(done: Done, rules: Sequence[StepRule]) -> list[Finding]:
+    """Ask these rules; what two of them or two calls say alike is said once. A rule that fails gives a warning."""
+    return list(dict.fromkeys(finding for rule in rules for finding in _asked(rule, done)))
 
 
-def _asked(rule: Callable[[Done], Iterator[Finding]], done: Done) -> list[Finding]:
+def _asked(rule: StepRule, done: Done) -> list[Finding]:
     try:
         return list(rule(done))
     except Exception as error:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from hookboard.auditing.program import Place, is_of_library
 from hookboard.auditing.rules import Finding
+from hookboard.ranks import local
 from hookboard.torch_private import version_of
 
 SAMPLED = 8
@@ -101,7 +102,8 @@ class StaleGradients:
 
 
 def _is_nonzero(gradient: Tensor) -> bool:
-    return gradient.layout is torch.strided and bool(gradient.any())
+    # Of a gradient that is split over processes the own part is read: the others do not take part.
+    return gradient.layout is torch.strided and bool(local(gradient).any())
 
 
 def _is_untouched(parameter: Tensor, gradient: "weakref.ref[Tensor]", version: int) -> bool:

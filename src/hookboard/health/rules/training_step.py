@@ -6,7 +6,7 @@ from hookboard.health.rule import Rule, Symptom
 from hookboard.health.run import Run
 
 _NAMES = "loss_input no_influence batch_mixing loss_shape output_range targets cut masked_row eval_mode "
-_NAMES += "stale_gradients not_in_optimizer frozen schedule"
+_NAMES += "unbounded_loss loss_scale future_leak stale_gradients not_in_optimizer frozen schedule"
 
 STEP = frozenset(_NAMES.split())
 """The names of the rules that judge the code of the training step."""

@@ -1,0 +1,104 @@
+"""Language models that see the tokens they are to predict."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hookboard.auditing import audit
+
+pytestmark = pytest.mark.unit
+
+torch.manual_seed(0)
+TOKENS = torch.randint(0, 20, (3, 9))
+
+
+class Attends(nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 20)
+        self.mask = mask
+
+    def forward(self, tokens):
+        x, length = self.embed(tokens), tokens.shape[1]
+        mask = None
+        if self.mask is not None:
+            mask = torch.zeros(length, length).masked_fill(torch.ones(length, length).triu(1).bool(), self.mask)
+        return self.head(x + self.attention(x, x, x, attn_mask=mask, need_weights=False)[0])
+
+
+class Recurs(nn.Module):
+    def __init__(self, both):
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.net = nn.LSTM(8, 8, batch_first=True, bidirectional=both)
+        self.head = nn.Linear(16 if both else 8, 20)
+
+    def forward(self, tokens):
+        return self.head(self.net(self.embed(tokens))[0])
+
+
+def two_tensors(model):
+    batch = TOKENS[:, :-1], TOKENS[:, 1:]
+    return batch, lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+def one_tensor(model):
+    return TOKENS, lambda batch: cross_entropy(model(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+
+def classes_second(model):
+    return TOKENS, lambda batch: cross_entropy(model(batch[:, :-1]).transpose(1, 2), batch[:, 1:])
+
+
+def padded(model):
+    def step(batch):
+        targets = torch.cat([batch[:, 1:], torch.full((3, 1), -100)], 1)
+        return cross_entropy(model(batch).flatten(0, 1), targets.flatten())
+
+    return TOKENS, step
+
+
+WAYS = [two_tensors, one_tensor, classes_second, padded]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", [lambda: Attends(None), lambda: Recurs(True)])
+def test_a_model_that_sees_later_tokens_is_an_alarm(way, make):
+    model = make()
+    batch, step = way(model)
+    (found,) = audit(model, batch, step)
+    assert (found.rule, found.severity) == ("future_leak", "alarm")
+    # The oracle: on which later tokens does this output depend, if each is exchanged.
+    position = 4  # the middle
+    tokens = TOKENS if way in (one_tensor, padded) else TOKENS[:, :-1]
+    before = model(tokens)[0]
+    assert f"the output at position {position} depends on" in found.evidence
+    differs = 0
+    for place in range(position + 1, tokens.shape[1]):
+        other = tokens.clone()
+        other[0, place] = (other[0, place] + 1) % 20
+        differs += bool((model(other)[0, position] - before[position]).abs().max() > 0)
+    assert f"depends on {differs} of the {tokens.shape[1] - position - 1} positions after it" in found.evidence
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Attends(float("-inf")), lambda: Attends(-1e4), lambda: Recurs(False)],
+    ids=["inf", "finite", "lstm"],
+)
+def test_nothing_is_said_of_a_model_that_sees_earlier_tokens_only(way, make):
+    model = make()
+    assert audit(model, *way(model)) == ()
+
+
+def test_nothing_is_said_of_a_tagger_or_a_masked_model_that_sees_everything():
+    model = Attends(None)
+    tags = torch.randint(0, 20, (3, 9))
+    masked = torch.where(torch.rand(3, 9) < 0.5, TOKENS, -100)
+    for targets in (tags, masked, TOKENS):
+        step = lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())  # noqa: E731
+        assert audit(model, (TOKENS, targets), step) == ()
