@@ -119,6 +119,7 @@ MEANT = {
     "since": COUNT | {"0", "None"},
     "is_root": SWITCH,
     "is_hard": SWITCH,
+    "seconds": {"2", "2.5", "int64", "float32"},
 }
 """Which of these an argument of that name takes, wherever it is; `MEANT_THERE` has the exceptions."""
 
@@ -151,6 +152,7 @@ NEEDED = {
 RESULTS = {
     "Captured",
     "CapturedModule",
+    "CheckupReport",
     "Histogram",
     "HookboardWarning",
     "Moments",
@@ -161,7 +163,9 @@ RESULTS = {
 }
 """What users are given, and do not make."""
 
-CALLABLE = sorted({*api.__all__} - RESULTS - {"audit"})  # which runs at once: tests/auditing
+CALLABLE = sorted(
+    {*api.__all__} - RESULTS - {"audit", "checkup"}
+)  # which run at once: tests/auditing, tests/experiments
 ARGUMENTS = [(name, argument) for name in CALLABLE for argument in inspect.signature(getattr(api, name)).parameters]
 CALLBACKS = [(name, argument) for name, argument in ARGUMENTS if name in hookboard.callbacks.__all__]
 IN_YAML = ["None", "True", "-1", "0", "2", "2.5", "nan", "'x'", "[]", "['x']", "{'x': 1}"]

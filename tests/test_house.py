@@ -17,6 +17,7 @@ import pytest
 ROOMS = [
     "callbacks",  # what a Trainer is given
     "loops",  # when it is called, and what stands between it and the run
+    "experiments",  # a model tried on some batches, and put back
     "auditing",  # a training step, read from the batch to the loss
     "first_nan",  # the first NaN or Inf: noticed, searched for, explained
     "health",  # readings -> verdicts

@@ -4,6 +4,7 @@ from hookboard.auditing import audit
 from hookboard.callbacks import (
     ActivationLogger,
     CAMLogger,
+    Checkup,
     FeatureMapLogger,
     GradientLogger,
     HealthMonitor,
@@ -13,6 +14,7 @@ from hookboard.callbacks import (
 )
 from hookboard.capturing import Captured, CapturedModule, capture
 from hookboard.editing import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
+from hookboard.experiments import CheckupReport, checkup
 from hookboard.health import Rule, Run, Symptom, Verdict
 from hookboard.measure import Histogram, Moments, Statistic
 from hookboard.messages import HookboardWarning
@@ -24,6 +26,8 @@ __all__ = [
     "CAMLogger",
     "Captured",
     "CapturedModule",
+    "Checkup",
+    "CheckupReport",
     "Clamp",
     "ClipNorm",
     "Edit",
@@ -49,4 +53,5 @@ __all__ = [
     "Zero",
     "audit",
     "capture",
+    "checkup",
 ]

@@ -213,6 +213,10 @@ def has_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
     return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
 
 
+STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""The attributes of an optimizer with the hooks on its steps."""
+
+
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
     """Have each collective of a group raise after this time."""
     set_it = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout

@@ -7,6 +7,7 @@ those that log pictures.
 
 from hookboard.callbacks.activation import ActivationLogger
 from hookboard.callbacks.cam import CAMLogger
+from hookboard.callbacks.checkup import Checkup
 from hookboard.callbacks.feature_map import FeatureMapLogger
 from hookboard.callbacks.gradient import GradientLogger
 from hookboard.callbacks.health_monitor import HealthMonitor
@@ -17,6 +18,7 @@ from hookboard.callbacks.parameter import ParameterLogger
 __all__ = [
     "ActivationLogger",
     "CAMLogger",
+    "Checkup",
     "FeatureMapLogger",
     "GradientLogger",
     "HealthMonitor",

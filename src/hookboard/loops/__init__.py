@@ -10,6 +10,7 @@ from hookboard.loops.trainer import (
     is_alone,
     log_every_n_steps,
     logged_step,
+    on_device,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "log_every_n_steps",
     "logged_step",
     "names_in",
+    "on_device",
 ]

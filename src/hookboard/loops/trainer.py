@@ -38,6 +38,13 @@ def batch_to_repeat(trainer: Trainer) -> tuple[int, int] | None:
     return (logged_step(trainer), progress.ready - 1) if progress.processed < progress.ready else None
 
 
+def on_device(trainer: Trainer, batch: Any) -> Any:
+    """Return a batch as `training_step` gets it: converted, moved, and changed by the module's hooks for that."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
 def is_accumulating(trainer: Trainer) -> bool:
     """Return whether the optimizer step that the current batch belongs to is still to come."""
     return trainer.fit_loop.epoch_loop._should_accumulate()

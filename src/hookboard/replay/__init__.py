@@ -10,6 +10,7 @@ from hookboard.replay.step import (
     step_before,
     undisturbed,
 )
+from hookboard.replay.step_apart import step_apart
 
 __all__ = [
     "GENERATORS",
@@ -18,6 +19,7 @@ __all__ = [
     "loss_in",
     "run_training_step",
     "step_again",
+    "step_apart",
     "step_before",
     "undisturbed",
 ]

@@ -1,0 +1,91 @@
+"""`Checkup`: reads the first step of a fit and tries it on a few batches, before the training begins."""
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from hookboard.checks import check_number, is_finite
+from hookboard.experiments import BATCHES, SECONDS, CheckupReport, Setting, check_up, read_apart
+from hookboard.loops import HookboardCallback, Selection, StageState, logged_step, on_device
+from hookboard.messages import inform
+from hookboard.replay import CannotRunAgainError, undisturbed
+from hookboard.sites import Stage
+from hookboard.writers import Entry
+
+READING = 0.2
+"""The part of the budget in which batches are read (a choice)."""
+
+
+class Checkup(HookboardCallback[StageState]):
+    """Looks at a training before it begins: reads the first step, and tries it on a few batches.
+
+    At the first batch it says what `audit` finds in the step, and then trains a few steps from the weights of now, at
+    rates from a thousandth to a thousand times yours: whether the model learns at all, at which rate, and whether more
+    from the right targets than from exchanged ones. Weights, optimizer, random state, buffers, metrics and loggers are
+    put back, so that the training is the same bit for bit. The page is logged as information, and written as text under
+    `checkup`. Nothing is tried on several ranks, under manual optimization or with several optimizers: one line says
+    so.
+
+    Args:
+        seconds: The budget: after so many seconds no further step of the experiments begins.
+
+    Example:
+        >>> Checkup(seconds=60).seconds
+        60
+    """
+
+    verb = "tries"
+    state_class = StageState
+    needs_logger = False
+
+    def __init__(self, *, seconds: float = SECONDS) -> None:
+        super().__init__()
+        check_number("seconds", seconds, "a number above 0", lambda given: is_finite(given) and given > 0)
+        self.seconds = seconds
+        self.report: CheckupReport | None = None
+        """What was found; None before the first batch, and where nothing could be tried."""
+
+    def _reset(self) -> None:
+        self.report = None
+
+    def _stages(self, trainer: Trainer) -> Sequence[Stage]:
+        return ["train"]
+
+    def _select(self, pl_module: LightningModule) -> Selection:
+        return Selection()
+
+    def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
+        if trainer.world_size > 1:
+            return f"there are {trainer.world_size} ranks"
+        if not pl_module.automatic_optimization:
+            return "the optimization is manual"
+        return super()._why_not(trainer, pl_module)
+
+    def _wants(self, trainer: Trainer, state: StageState, batch_idx: int, dataloader_idx: int) -> bool:
+        return self.report is None
+
+    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: StageState, batch: Any) -> None:
+        self.report = CheckupReport((), ())  # an error must not bring it back at each batch
+        until = perf_counter() + READING * self.seconds
+        batches, why_not = _batches(trainer, pl_module, batch, until)
+        left = trainer.estimated_stepping_batches - trainer.global_step
+        setting = Setting(pl_module, trainer.optimizers, None, trainer, left)
+        report = check_up(setting, batches, self.seconds)
+        said = (*report.tried, f"Only the first batch was read: {why_not}.") if why_not else report.tried
+        self.report = CheckupReport(report.findings, said)
+        inform(str(self.report))
+        text = "\n".join(f"    {line}" for line in str(self.report).splitlines())  # in Markdown: as it stands
+        state.loggers.write(Entry(logged_step(trainer), texts={"checkup": text}))
+
+
+def _batches(trainer: Trainer, pl_module: LightningModule, first: Any, until: float) -> tuple[list[Any], str]:
+    """Return the first batch and some more, and why there are no more."""
+    try:
+        with undisturbed(pl_module):
+            more = read_apart(trainer.train_dataloader, BATCHES - 1, until)
+            return [first, *(on_device(trainer, batch) for batch in more)], ""
+    except Exception as error:
+        why = str(error) if isinstance(error, CannotRunAgainError) else f"{type(error).__name__}: {error}"
+        return [first], why

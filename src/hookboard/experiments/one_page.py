@@ -1,0 +1,142 @@
+"""`checkup`: reads one step of a model and tries it on some batches, without a Trainer."""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hookboard.auditing import Finding, audit
+from hookboard.experiments.attempt import weights_kept
+from hookboard.experiments.experiment import Setting, experiment, trainer_of
+from hookboard.experiments.reading import read_apart
+from hookboard.replay import CannotRunAgainError, step_apart, undisturbed
+from hookboard.state import same_random_state
+
+BATCHES = 8
+"""How many batches are taken (a choice)."""
+
+SECONDS = 30.0
+"""The budget of the experiments, if none is given (a choice)."""
+
+
+@dataclass(frozen=True)
+class CheckupReport:
+    """What `checkup` found. Printed, it is one page.
+
+    Args:
+        findings: what is wrong, alarms first.
+        tried: what was measured, and what was not tried and why; one sentence each.
+    """
+
+    findings: tuple[Finding, ...]
+    tried: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return the page."""
+        counted = [(sum(f.severity == kind for f in self.findings), kind) for kind in ("alarm", "note")]
+        said = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for count, kind in counted if count)
+        lines = [f"Checkup: {said or 'nothing stands out'}", ""]
+        for found in self.findings:
+            where = f" in {found.module}" if found.module else ""
+            lines += [
+                f"{found.severity.upper()} {found.rule}{where}",
+                f"  {found.evidence}",
+                f"  -> {found.advice}",
+                "",
+            ]
+        return "\n".join([*lines, *self.tried])
+
+
+def checkup(
+    model: nn.Module,
+    data: Iterable[Any],
+    step: Callable[[Any], Tensor] | None = None,
+    optimizer: Optimizer | None = None,
+    *,
+    seconds: float = SECONDS,
+) -> CheckupReport:
+    """Read one training step of a model, see `audit`, and try on a few batches whether and at which rate it learns.
+
+    Weights, gradients, buffers, attributes and random state are put back afterwards, and the optimizer is not touched.
+
+    Args:
+        model: the model, on the device of the batches.
+        data: batches, such as a DataLoader; the first 8 are read. For one batch give `[batch]`.
+        step: a function from a batch to the loss. Left out: the `training_step` of a LightningModule.
+        optimizer: the optimizer. Left out: that of a LightningModule's `configure_optimizers`.
+        seconds: after so many seconds no further step of the experiments begins.
+
+    Returns:
+        What was found, and what was tried.
+
+    Raises:
+        TypeError: `step` or `optimizer` is left out and the model is no LightningModule.
+        ValueError: `data` has no batch.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Linear(4, 1)
+        >>> x, y = torch.randn(16, 4), torch.randn(16, 1)
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=10)
+        >>> report = checkup(model, [(x, y)], lambda batch: nn.functional.mse_loss(model(batch[0]), batch[1]), sgd)
+        >>> [(found.rule, found.advice) for found in report.findings]
+        [('learning_rate', 'set lr=0.1')]
+    """
+    if not isinstance(model, LightningModule) and (step is None or optimizer is None):
+        raise TypeError(f"model is a {type(model).__name__}, which has no training_step: give step= and optimizer=")
+    batches = _first_of(data)
+    with undisturbed(model):
+        optimizers = _optimizers_of(model) if optimizer is None else [optimizer]
+    if not batches:
+        raise ValueError("data: it has no batch.")
+    if isinstance(model, LightningModule):
+        batches = [model.transfer_batch_to_device(batch, model.device, 0) for batch in batches]
+    trainer = trainer_of(model) if isinstance(model, LightningModule) else None
+    return check_up(Setting(model, optimizers, step, trainer), batches, seconds)
+
+
+def _first_of(data: Iterable[Any]) -> list[Any]:
+    try:
+        return read_apart(data, BATCHES)
+    except CannotRunAgainError:
+        with same_random_state():
+            return list(itertools.islice(data, BATCHES))
+
+
+def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> CheckupReport:
+    """Audit the first batch, experiment with all, and put everything on one page."""
+    tried: list[str] = []
+    until = perf_counter() + seconds
+    # A step may change weights itself, as an average of weights does, which `audit` does not put back.
+    with weights_kept(setting.module.parameters()):
+        read = _audited(setting, batches[0], tried)
+    found = experiment(setting, batches, until - perf_counter())
+    findings = sorted([*read, *found.findings], key=lambda finding: finding.severity != "alarm")
+    return CheckupReport(tuple(findings), (*tried, *found.tried))
+
+
+def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding]:
+    """Return what `audit` finds; where the step cannot be read, say so in `tried`."""
+    if not isinstance(setting.module, LightningModule):
+        return audit(setting.module, batch, setting.step)
+    if setting.step is None and not setting.module.automatic_optimization:
+        tried.append("The step was not read: the optimization is manual.")
+        return ()
+    with step_apart(setting.module, setting.trainer) as step:
+        return audit(setting.module, batch, setting.step or step)
+
+
+def _optimizers_of(model: Any) -> list[Optimizer]:
+    """Return the optimizers that `configure_optimizers` makes."""
+    given = model.configure_optimizers()
+    if isinstance(given, dict):
+        given = given["optimizer"]
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], list | tuple):
+        given = given[0]
+    several = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    return [one["optimizer"] if isinstance(one, dict) else one for one in several]

@@ -1,0 +1,191 @@
+"""`Checkup` in a fit: the page, and the same training with it as without."""
+
+import logging
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torchmetrics import MeanMetric
+from toys import events, scalars, trainer
+
+from hookboard import ActivationLogger, Checkup, HealthMonitor, HookboardWarning
+
+X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
+Y = X.sum(1, keepdim=True)
+
+
+class Regression(LightningModule):
+    def __init__(self, lr=0.01, optimizers=1, manual=False):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
+        self.lr, self.count, self.automatic_optimization = lr, optimizers, not manual
+        self.mean, self.seen = MeanMetric(), []
+
+    def training_step(self, batch, batch_idx):
+        loss = mse_loss(self.net(batch[0]), batch[1])
+        self.mean(loss)
+        self.log("loss", loss)
+        self.log("mean", self.mean)
+        self.seen.append(loss.item())
+        if not self.automatic_optimization:
+            for optimizer in [self.optimizers()] if self.count == 1 else self.optimizers():
+                optimizer.zero_grad()
+            self.manual_backward(loss)
+            for optimizer in [self.optimizers()] if self.count == 1 else self.optimizers():
+                optimizer.step()
+        return loss
+
+    def configure_optimizers(self):
+        return [torch.optim.Adam(self.parameters(), lr=self.lr) for _ in range(self.count)]
+
+
+class Stream(IterableDataset):
+    """Gives each sample once, whoever asks."""
+
+    def __init__(self):
+        self.given = iter(zip(X, Y, strict=True))
+
+    def __iter__(self):
+        return self.given
+
+
+def pairs(**options):
+    return DataLoader(TensorDataset(X, Y), batch_size=8, shuffle=True, **options)
+
+
+def trained(folder, model, loader, *callbacks, **options):
+    torch.manual_seed(1)
+    run = trainer(folder, *callbacks, **options)
+    run.fit(model, loader)
+    return run
+
+
+def made(**options):
+    torch.manual_seed(0)
+    return Regression(**options)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+
+LOADERS = {
+    "shuffled": pairs,
+    "with a generator of its own": lambda: pairs(generator=torch.Generator().manual_seed(5)),
+    "with workers": lambda: pairs(num_workers=1),
+    "a stream that is read once": lambda: DataLoader(Stream(), batch_size=8),
+    "batches that are made already": lambda: DataLoader([(X[:8], Y[:8]), (X[8:16], Y[8:16])], batch_size=None),
+}
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("make_loader", LOADERS.values(), ids=LOADERS)
+def test_the_training_is_the_same_bit_for_bit(tmp_path, make_loader):
+    runs = {}
+    for name, callbacks in {"bare": [], "checked": [Checkup(seconds=5)]}.items():
+        model = made()
+        run = trained(tmp_path / name, model, make_loader(), *callbacks, max_epochs=2)
+        state = {**model.state_dict(), **{f"{n}.grad": p.grad for n, p in model.named_parameters()}}
+        optimizer = run.optimizers[0].state_dict()["state"]
+        state |= {f"{n}.{key}": value for n, held in optimizer.items() for key, value in held.items()}
+        logged = {tag: value for tag, value in scalars(tmp_path / name).items() if not tag.startswith("hookboard/")}
+        runs[name] = state, model.seen, logged, torch.get_rng_state(), run.callback_metrics
+    bare, checked = runs["bare"], runs["checked"]
+    assert bare[0].keys() == checked[0].keys()
+    assert [name for name in bare[0] if not bare[0][name].equal(checked[0][name])] == []
+    assert bare[1] == checked[1]
+    assert bare[2] == checked[2]
+    assert bare[3].equal(checked[3])
+    assert bare[4] == checked[4]
+
+
+def test_the_page_is_logged_and_written_as_text(tmp_path, caplog):
+    checkup = Checkup(seconds=5)
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        trained(tmp_path, made(lr=10.0), pairs(), checkup)
+    [page] = [record.getMessage() for record in caplog.records if "Checkup" in record.getMessage()]
+    [event] = events(tmp_path).Tensors("checkup/text_summary")
+    text = event.tensor_proto.string_val[0].decode()
+    assert [found.rule for found in checkup.report.findings] == ["learning_rate"]
+    assert "ALARM learning_rate" in page
+    assert "    ALARM learning_rate" in text
+
+
+def test_an_error_is_one_line_and_the_fit_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("hookboard.callbacks.checkup.check_up", lambda *given: 1 / 0)
+    with pytest.warns(HookboardWarning) as said:
+        run = trained(tmp_path, made(), pairs(), Checkup(seconds=5))
+    [ours] = [str(one.message) for one in said if one.category is HookboardWarning]
+    assert "Checkup (at the start of a batch) is switched off from here on" in ours
+    assert run.global_step == 8
+
+
+def test_a_step_that_fails_when_it_runs_again_leaves_the_training_as_it_is(tmp_path):
+    class Fragile(Regression):
+        def training_step(self, batch, batch_idx):
+            if len(self.seen) > 5 and self.trainer.global_step == 0:
+                raise RuntimeError("only once")
+            return super().training_step(batch, batch_idx)
+
+    torch.manual_seed(0)
+    model, bare = Fragile(), made()
+    with pytest.warns(HookboardWarning, match="only once"):
+        trained(None, model, pairs(), Checkup(seconds=5))
+    trained(None, bare, pairs())
+    assert model.seen == bare.seen
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (lambda: made(manual=True), "the optimization is manual"),
+        (lambda: made(manual=True, optimizers=2), "the optimization is manual"),
+    ],
+)
+def test_manual_optimization_is_skipped_with_one_line(caplog, model, why):
+    checkup = Checkup()
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        trained(None, model(), pairs(), checkup)
+    said = [record.getMessage() for record in caplog.records if "Checkup" in record.getMessage()]
+    assert said == [f"hookboard: Checkup tries nothing: {why}."]
+    assert checkup.report is None
+
+
+def test_a_stream_is_tried_on_its_first_batch_and_the_page_says_so():
+    checkup = Checkup(seconds=5)
+    trained(None, made(lr=10.0), DataLoader(Stream(), batch_size=32), checkup)
+    assert [found.rule for found in checkup.report.findings] == ["learning_rate"]
+    assert checkup.report.tried[-1].startswith("Only the first batch was read: only a DataLoader over")
+
+
+def test_other_callbacks_see_nothing_of_it(tmp_path):
+    for name, callbacks in {"alone": [], "together": [Checkup(seconds=5)]}.items():
+        watching = [ActivationLogger(max_overhead=None), HealthMonitor()]
+        trained(tmp_path / name, made(), pairs(), *watching, *callbacks)
+    alone, together = scalars(tmp_path / "alone"), scalars(tmp_path / "together")
+    assert {tag: values for tag, values in together.items() if "overhead" not in tag} == {
+        tag: values for tag, values in alone.items() if "overhead" not in tag
+    }
+
+
+def test_gradients_are_clipped_as_in_the_training():
+    """Without clipping, a rate of 1 would diverge."""
+    checkup = Checkup(seconds=5)
+
+    class Plain(Regression):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def training_step(self, batch, batch_idx):
+            return 1000 * super().training_step(batch, batch_idx)
+
+    torch.manual_seed(0)
+    trained(None, Plain(), pairs(), checkup, gradient_clip_val=1.0)
+    assert checkup.report.findings == ()
+
+
+def test_it_runs_in_bfloat16():
+    checkup = Checkup(seconds=5)
+    trained(None, made(lr=10.0), pairs(), checkup, precision="bf16-mixed")
+    assert [found.rule for found in checkup.report.findings] == ["learning_rate"]

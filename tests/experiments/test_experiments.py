@@ -1,0 +1,389 @@
+"""What is tried on a copy, what it says, and that nothing of it stays."""
+
+import copy
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.optim import LBFGS, SGD, Adam
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torchmetrics import MeanMetric
+
+from hookboard.experiments import checkup, read_apart, run_experiments
+from hookboard.replay import CannotRunAgainError
+
+pytestmark = pytest.mark.unit
+
+
+def regression(*sizes, seed=0):
+    """Batches that a line explains."""
+    generator = torch.Generator().manual_seed(seed)
+    line = torch.randn(6, 1, generator=generator)
+    inputs = [torch.randn(size, 6, generator=generator) for size in sizes or (32,)]
+    return [(x, x @ line) for x in inputs]
+
+
+def classes(count=8, size=32):
+    """Batches of three clouds of points, with their numbers."""
+    generator = torch.Generator().manual_seed(0)
+    middle = 3 * torch.randn(3, 6, generator=generator)
+    labels = [torch.randint(3, (size,), generator=generator) for _ in range(count)]
+    return [(middle[y] + torch.randn(size, 6, generator=generator), y) for y in labels]
+
+
+def net(outputs=1):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+def step_of(model, loss=mse_loss):
+    return lambda batch: loss(model(batch[0]), batch[1])
+
+
+def tried(model, batches, optimizer, loss=mse_loss, budget=60):
+    return {found.rule: found for found in run_experiments(model, batches, optimizer, budget, step_of(model, loss))}
+
+
+def test_a_rate_a_thousand_times_too_high_is_named_with_one_that_works():
+    model = net()
+    found = tried(model, regression(), SGD(model.parameters(), lr=100))["learning_rate"]
+    assert found.severity == "alarm"
+    rate = float(found.advice.removeprefix("set lr="))
+    for x, y in regression() * 30:
+        loss = mse_loss(model(x), y)
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= rate * p.grad
+    assert mse_loss(model(x), y) < 0.7 * mse_loss(net()(x), y)
+
+
+def test_the_fall_that_is_said_is_the_one_that_float64_gives():
+    model = net()
+    evidence = tried(model, regression(), SGD(model.parameters(), lr=100))["learning_rate"].evidence
+    [(x, y)] = [(x.double(), y.double()) for x, y in regression()]
+    exact, losses = net().double(), []
+    rate = 0.1
+    for _ in range(31):
+        loss = mse_loss(exact(x), y)
+        losses.append(loss.item())
+        exact.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for p in exact.parameters():
+                p -= rate * p.grad
+    fall = 1 - sum(losses[-5:]) / 5 / losses[0]
+    assert f"at a rate of 0.1 the loss falls by {fall:.0%} in 30 steps" in evidence
+
+
+def test_with_several_rates_the_advice_is_a_factor():
+    model = net()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 50.0}]
+    assert tried(model, regression(), SGD(groups, lr=100))["learning_rate"].advice == "divide all rates by 1000"
+
+
+def test_a_rate_that_works_gives_no_finding():
+    model = net()
+    assert tried(model, regression(*[32] * 8), Adam(model.parameters(), lr=0.01)) == {}
+
+
+def test_a_rate_that_is_too_small_is_a_note_as_long_as_the_number_of_steps_is_unknown():
+    model = net()
+    found = tried(model, regression(), SGD(model.parameters(), lr=1e-4))
+    assert found["learning_rate"].severity == "note"
+
+
+def test_a_warmup_from_a_small_rate_is_no_finding():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    LambdaLR(optimizer, lambda step: (step + 1) / 1000)
+    assert tried(model, regression(), optimizer) == {}
+
+
+def test_a_warmup_from_zero_is_tried_at_the_rate_that_it_leads_to():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=100.0)
+    LambdaLR(optimizer, lambda step: step / 1000)
+    assert "yours (1e+02)" in tried(model, regression(), optimizer)["learning_rate"].evidence
+
+
+def test_outputs_that_cannot_move_cannot_learn():
+    model = nn.Sequential(net(), nn.Softmax(dim=1))
+    found = tried(model, regression(), SGD(model.parameters(), lr=0.1))["cannot_learn"]
+    assert found.severity == "alarm"
+    assert "exactly 0" in found.evidence
+
+
+def test_a_cut_graph_cannot_learn():
+    model = net()
+    loss = lambda y, t: mse_loss(y.detach(), t).requires_grad_()  # noqa: E731
+    found = tried(model, regression(), SGD(model.parameters(), lr=0.1), loss)["cannot_learn"]
+    assert "no gradient reaches any of the 4 parameters" in found.evidence
+
+
+def test_targets_out_of_reach_cannot_be_learned():
+    model = nn.Sequential(net(), nn.Sigmoid())
+    batches = [(x, y + 100) for x, y in regression()]
+    found = tried(model, batches, SGD(model.parameters(), lr=0.1))["cannot_learn"]
+    assert found.severity == "alarm"
+    assert "at none of 7 rates" in found.evidence
+
+
+def test_a_loss_without_targets_that_does_not_fall_is_a_note():
+    model = net()
+    noise = lambda batch: torch.randn(()).abs() + 1 + 0 * model(batch).sum() + 1e-9 * model(batch).sum()  # noqa: E731
+    found = run_experiments(model, [regression()[0][0]], SGD(model.parameters(), lr=1e-6), 60, noise)
+    assert {one.severity for one in found} <= {"note"}
+
+
+def test_two_views_of_a_sample_are_no_targets():
+    """Both enter the model: its loss need not fall."""
+    model = net(4)
+    apart = lambda batch: 1 + 1e-9 * mse_loss(model(batch[0]), model(batch[1]))  # noqa: E731
+    views = [(torch.randn(16, 6), torch.randn(16, 6))]
+    [found] = run_experiments(model, views, SGD(model.parameters(), lr=0.1), 60, apart)
+    assert (found.rule, found.severity) == ("cannot_learn", "note")
+
+
+def test_shuffled_labels_are_noted_and_right_ones_are_not():
+    batches = classes()
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(1))
+    labels = torch.cat([y for _, y in batches])[order].split(32)
+    shuffled = [(x, y) for (x, _), y in zip(batches, labels, strict=True)]
+    torch.manual_seed(0)
+    big = nn.Sequential(nn.Linear(6, 256), nn.ReLU(), nn.Linear(256, 3))
+    assert tried(big, batches, Adam(big.parameters(), lr=0.01), cross_entropy) == {}
+    found = tried(big, shuffled, Adam(big.parameters(), lr=0.01), cross_entropy)
+    assert [*found] == ["labels"]
+    assert found["labels"].severity == "note"
+
+
+def test_labels_that_are_all_the_same_are_an_alarm():
+    model = net(3)
+    batches = [(x, torch.zeros_like(y)) for x, y in classes()]
+    found = tried(model, batches, Adam(model.parameters(), lr=0.01), cross_entropy)["labels"]
+    assert (found.severity, found.evidence[:38]) == ("alarm", "all 256 targets of 8 batches are 0: a ")
+
+
+def test_equal_labels_that_no_loss_of_classes_takes_are_none():
+    model = net()
+    batches = [(x, torch.zeros(len(x), dtype=torch.long)) for x, _ in regression(*[32] * 8)]
+    loss = lambda y, _: y.square().mean()  # noqa: E731
+    assert "labels" not in tried(model, batches, Adam(model.parameters(), lr=0.01), loss)
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.count, self.seen = 0, []
+        self.average = nn.Parameter(torch.zeros(8), requires_grad=False)
+        self.metric = MeanMetric()
+
+    def forward(self, x):
+        self.count += 1
+        self.seen.append(random.random() + np.random.rand())
+        self.average.data.lerp_(x.detach().mean(0), 0.1)
+        self.metric.update(x.detach())
+        return x
+
+
+def all_of(model, optimizer):
+    metric = [module.metric.mean_value.clone() for module in model.modules() if isinstance(module, Counts)]
+    gradients = {name: p.grad if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    state = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+    counts = [(m.count, list(m.seen)) for m in model.modules() if isinstance(m, Counts)]
+    return state, gradients, counts, metric, torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+
+
+def is_same(one, other):
+    if isinstance(one, torch.Tensor):
+        return one.equal(other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(is_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return one == other
+
+
+OPTIMIZERS = {
+    "SGD": lambda ps: SGD(ps, lr=100, momentum=0.9),
+    "Adam": lambda ps: Adam(ps, lr=0.01),
+    "LBFGS": lambda ps: LBFGS(ps, lr=1, max_iter=3),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_everything_is_put_back_to_the_bit(make):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), Counts(), nn.Dropout(0.3), nn.Linear(8, 1))
+    optimizer, batches = make(model.parameters()), regression(8, 8, 8, 40)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = step_of(model)(batches[0])
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    before, given, memory = all_of(model, optimizer), copy.deepcopy(batches), [p.data_ptr() for p in model.parameters()]
+    gradients = [p.grad for p in model.parameters()]
+    run_experiments(model, batches, optimizer, 60, step_of(model))
+    assert is_same(before, all_of(model, optimizer))
+    assert is_same(given, batches)
+    assert memory == [p.data_ptr() for p in model.parameters()]
+    assert all(p.grad is gradient for p, gradient in zip(model.parameters(), gradients, strict=True))
+
+
+def test_everything_is_put_back_after_an_error():
+    model = net()
+    optimizer, calls = SGD(model.parameters(), lr=0.1), []
+    before = all_of(model, optimizer)
+
+    def fails(batch):
+        calls.append(1)
+        if len(calls) > 20:
+            raise ZeroDivisionError
+        return step_of(model)(batch)
+
+    with pytest.raises(ZeroDivisionError):
+        run_experiments(model, regression(), optimizer, 60, fails)
+    assert is_same(before, all_of(model, optimizer))
+
+
+def test_a_step_that_changes_its_batch_gets_it_as_it_was_each_time():
+    seen = []
+    model = net()
+
+    def changes(batch):
+        seen.append(batch[0].sum().item())
+        batch[0].mul_(2)
+        return step_of(model)(batch)
+
+    run_experiments(model, regression(), SGD(model.parameters(), lr=0.1), 60, changes)
+    assert len(set(seen)) == 1
+
+
+def test_hooks_of_the_optimizer_do_not_run():
+    model, ran = net(), []
+    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_post_hook(lambda *args: ran.append(1))
+    run_experiments(model, regression(), optimizer, 60, step_of(model))
+    assert ran == []
+
+
+def test_the_budget_is_kept():
+    model = net()
+
+    def slow(batch):
+        time.sleep(0.02)
+        return step_of(model)(batch)
+
+    began = time.perf_counter()
+    run_experiments(model, regression(*[32] * 8), SGD(model.parameters(), lr=0.1), 0.5, slow)
+    assert time.perf_counter() - began < 1
+
+
+def test_a_step_longer_than_the_budget_finds_nothing():
+    model = net()
+    assert run_experiments(model, regression(), SGD(model.parameters(), lr=100), 1e-9, step_of(model)) == []
+
+
+class Lit(LightningModule):
+    def __init__(self, optimizers=1, manual=False):
+        super().__init__()
+        self.net, self.count, self.automatic_optimization = net(), optimizers, not manual
+
+    def training_step(self, batch, batch_idx):
+        loss = mse_loss(self.net(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return [SGD(self.parameters(), lr=100) for _ in range(self.count)]
+
+
+def test_checkup_takes_a_lightning_module_and_prints_a_page():
+    report = checkup(Lit(), regression(32, 32))
+    assert [found.rule for found in report.findings] == ["learning_rate"]
+    page = str(report)
+    assert page.startswith(
+        "Checkup: 1 alarm\n\nALARM learning_rate\n  tried on a copy: at a rate of 0.1 the loss falls"
+    )
+    assert "-> set lr=0.1" in page
+    assert "lr 1e+02 (yours): it " in page
+
+
+def test_checkup_includes_what_audit_finds():
+    model = nn.Sequential(net(3), nn.Softmax(1))
+    report = checkup(model, classes(1), step_of(model, cross_entropy), SGD(model.parameters(), lr=0.1))
+    assert "loss_input" in [found.rule for found in report.findings]
+
+
+@pytest.mark.parametrize(
+    ("model", "why"), [(Lit(2), "there are 2 optimizers"), (Lit(manual=True), "the optimization is manual")]
+)
+def test_checkup_says_in_one_line_why_nothing_was_tried(model, why):
+    report = checkup(model, regression())
+    assert report.tried[-1] == f"Nothing was tried: {why}."
+
+
+def test_checkup_without_a_step_is_an_error():
+    with pytest.raises(TypeError, match="model is a Sequential, which has no training_step: give step= and optimizer="):
+        checkup(net(), regression())
+
+
+def test_checkup_of_no_batch_is_an_error():
+    with pytest.raises(ValueError, match="data: it has no batch"):
+        checkup(Lit(), [])
+
+
+class Remembers(Dataset):
+    def __init__(self):
+        self.read, self.noise = [], torch.Generator().manual_seed(0)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return torch.randn(3, generator=self.noise) + index
+
+
+def test_a_loader_is_as_it_was_after_it_has_been_read():
+    data, generator = Remembers(), torch.Generator().manual_seed(3)
+    loader = DataLoader(data, batch_size=4, shuffle=True, generator=generator)
+    before = data.noise.get_state(), generator.get_state(), torch.get_rng_state()
+    assert [batch.shape for batch in read_apart(loader, 3)] == [(4, 3)] * 3
+    assert is_same(before, (data.noise.get_state(), generator.get_state(), torch.get_rng_state()))
+    assert data.read == []
+
+
+def test_a_stream_is_not_read_twice():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from range(3)
+
+    with pytest.raises(CannotRunAgainError):
+        read_apart(DataLoader(Stream()), 1)
+
+
+def test_a_loader_without_batches_of_its_own_is_read():
+    loader = DataLoader(TensorDataset(torch.arange(3)), batch_size=None)
+    assert read_apart(loader, 2) == [[torch.tensor(0)], [torch.tensor(1)]]
+
+
+def test_a_loss_that_becomes_negative_gives_no_rule_of_rates():
+    model = net()
+    step = lambda batch: model(batch[0]).mean() + 5  # noqa: E731
+    assert run_experiments(model, regression(), SGD(model.parameters(), lr=1.0), 60, step) == []
+
+
+def test_numbers_are_finite_in_every_line():
+    assert not any("nan" in line for line in checkup(Lit(), regression(32, 32)).tried)
