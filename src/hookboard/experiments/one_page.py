@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from hookboard.auditing import Finding, audit
 from hookboard.experiments.attempt import weights_kept
+from hookboard.experiments.batches import read_apart
 from hookboard.experiments.experiment import Setting, experiment, trainer_of
-from hookboard.experiments.reading import read_apart
 from hookboard.replay import CannotRunAgainError, step_apart, undisturbed
 from hookboard.state import same_random_state
 
