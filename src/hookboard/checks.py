@@ -42,14 +42,14 @@ def check_switches(**given: object) -> None:
 
 
 def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", otherwise: str | None = None) -> None:
-    """Check a whole number.
+    """Check that an argument is a whole number.
 
     Args:
         option: the name of the argument.
         given: its value.
         least: the smallest valid number; None if there is none.
         of: what is counted, such as "optimizer steps".
-        otherwise: see `wrong`.
+        otherwise: see `wrong`; if it is given, None is valid.
 
     Raises:
         ValueError: it is not a whole number, or too small.
@@ -79,14 +79,14 @@ def check_number(
     is_valid: Callable[[float], bool] = lambda number: True,
     otherwise: str | None = None,
 ) -> None:
-    """Check a number.
+    """Check that an argument is a number.
 
     Args:
         option: the name of the argument.
         given: its value.
         valid: which numbers are valid, in words.
         is_valid: returns True for a valid number; it is also called with NaN.
-        otherwise: see `wrong`.
+        otherwise: see `wrong`; if it is given, None is valid.
 
     Raises:
         ValueError: it is not a number, or not a valid one.

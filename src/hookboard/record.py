@@ -78,7 +78,7 @@ class LayersRecord:
 
 @dataclass(frozen=True)
 class HealthRecord:
-    """What `HealthMonitor` has seen so far in the run: it is complete in its last version.
+    """What `HealthMonitor` has seen of the run so far; the last version has all of it.
 
     Args:
         every_n_steps: how many optimizer steps lie between two looks.

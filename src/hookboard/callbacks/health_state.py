@@ -60,7 +60,7 @@ class Losses:
 
     Args:
         parts: of each backward pass, in order.
-        waiting: those that are on a device, shape (k,); they come to the host with what else is measured.
+        waiting: those still on a device, shape (k,); they come to the host with what is measured. None if none are.
     """
 
     parts: Sequence[Part]
@@ -81,13 +81,13 @@ class Losses:
 
 
 class LossMeter:
-    """Keeps what each backward pass started from, on the device; the parts of one optimizer step are added up."""
+    """Keeps the loss of each backward pass until the next look, without waiting for the device."""
 
     def __init__(self) -> None:
         self._parts: deque[Part] = deque(maxlen=MOST_LOSSES)
 
     def add(self, step: int, batch_idx: int, loss: Tensor) -> float | None:
-        """Keep a loss; returns its value, unless the host would have to wait for it, or it is not kept.
+        """Keep a loss and return its value; None if the host would have to wait for it, or if it is not kept.
 
         Args:
             step: the optimizer step it belongs to.
@@ -140,13 +140,13 @@ def _together(parts: Sequence[Part]) -> Tensor | None:
 
 
 def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
-    """Return the loss of each step over the data of all ranks: the mean of theirs, whose gradient all of them follow.
+    """Return the loss of each step as the mean over all ranks, whose gradient all of them follow.
 
     Every rank must call this.
 
     Args:
         ranks: the processes.
-        losses: of this rank, of the steps since the last call.
+        losses: those of this rank since the last call.
     """
     first = min((loss.step for loss in losses), default=math.inf)
     last = max((loss.step for loss in losses), default=-math.inf)
@@ -167,7 +167,7 @@ def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
 
 
 def _summed(parts: Tensor) -> Tensor:
-    """Return the sum and the number of losses of several ranks; the rest is that of the first rank that has one."""
+    """Merge tables, shape (ranks, steps, 4): losses and counts add up, the rest is from the first rank with a loss."""
     first = (parts[:, :, 1] > 0).long().argmax(0)
     rest = parts[first, torch.arange(parts.shape[1], device=parts.device), 2:]
     return torch.cat([parts[:, :, :2].sum(0), rest], dim=1)
@@ -178,7 +178,7 @@ BEFORE = "health/before_nonfinite"
 
 
 class Reporter:
-    """Tells what a judge says.
+    """Writes what a judge says to the loggers, and logs new alarms as warnings.
 
     Args:
         judge: judges the run.
@@ -197,12 +197,12 @@ class Reporter:
     def after_look(
         self, verdicts: tuple[Verdict, ...], records: Mapping[str, Sequence[bytes]], scalars: Mapping[str, float]
     ) -> None:
-        """Write the page after a look, and log a line for each new alarm.
+        """Warn of each new alarm, and write to the loggers what the health page shows after a look.
 
         Args:
             verdicts: worst first.
-            records: tag to the strings of further records.
-            scalars: tag to value of further scalars.
+            records: further records to write, tag to strings.
+            scalars: further scalars to write, tag to value.
         """
         self._say_new(verdicts)
         entry = self._page.entry(self._judge.run, verdicts)
@@ -210,7 +210,7 @@ class Reporter:
         self._loggers.write(replace(entry, scalars={**entry.scalars, **scalars}))
 
     def at_event(self, verdicts: tuple[Verdict, ...], step: int, before: Look | None) -> None:
-        """Log new alarms, and write the readings before the first NaN or Inf.
+        """Warn of each new alarm after a NaN or Inf, and write to the loggers what the look before it saw.
 
         Args:
             verdicts: worst first.
@@ -222,7 +222,7 @@ class Reporter:
             self._loggers.write(Entry(step, texts={BEFORE: before_nonfinite(before)}))
 
     def close(self, verdicts: tuple[Verdict, ...]) -> None:
-        """Write the last page and log the verdict; a second call does nothing."""
+        """Write the page for the last time and log the worst verdicts; a second call does nothing."""
         run = self._judge.run
         if self._is_closed or not run.seen:
             return
@@ -232,7 +232,7 @@ class Reporter:
         say("\n".join(closing(run, verdicts, self._loggers.places)))
 
     def _say_new(self, verdicts: tuple[Verdict, ...]) -> None:
-        """Log a line for each new alarm that no other explains."""
+        """Warn of each alarm that was not told before."""
         for verdict in verdicts:
             key = verdict.rule, verdict.module
             if verdict.severity == "alarm" and key not in self.alarms:
@@ -330,7 +330,7 @@ class HealthState(MeasurementState):
         told: how many of the black box's events have been told.
         is_ending: whether it has ended the fit.
         why_silent: why layers gave no output at the first look, by their names; None before.
-        is_asked_to_end: whether the last look on all ranks has asked for that.
+        is_asked_to_end: whether any of several ranks has asked at the last look to end the fit.
         earlier: rule and module of the alarms of a fit that this one continues; they do not end it.
     """
 
@@ -351,7 +351,7 @@ class HealthState(MeasurementState):
     earlier: frozenset[tuple[str, str]] = field(default=frozenset(), kw_only=True)
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return, besides, the state of the judge and of the black box, and the losses since the last look."""
+        """Return also the state of the judge and of the black box, and the losses since the last look."""
         return {
             **super().parts(again),
             **{name: getattr(self, name) for name in _KEPT},
@@ -362,7 +362,7 @@ class HealthState(MeasurementState):
         }
 
     def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint, to go on judging its run. A rank without a judge keeps to its looks."""
+        """Restore the state of a checkpoint, to go on judging its run; a rank without a judge restores the rest."""
         if self.judge is not None and self.reporter is not None and parts["judge"] is not None:
             go_on(self.judge, parts["judge"], {layer.name: layer for layer in self.judge.run.layers})
             self.reporter.alarms = parts["alarms"]
@@ -382,7 +382,7 @@ class HealthState(MeasurementState):
         self.findings = [*(self.findings or ()), *((finding.rule, finding.symptom) for finding in found)]
 
     def watch_stale(self, watch: Callable[[StaleGradients], Found | None]) -> None:
-        """Go on watching for gradients that are not cleared; an error is one warning, and ends that."""
+        """Call `watch` while gradients that are not cleared are searched for; an error warns and ends the search."""
         if self.stale is None:
             return
         try:
@@ -397,7 +397,7 @@ class HealthState(MeasurementState):
             self.stale = None
 
     def note_gaps(self) -> None:
-        """Note at the first look why layers gave no output; what never gives any is told with the verdict."""
+        """Note at the first look why layers gave no output; those that never give any are named with the verdicts."""
         self.gaps_are_named = True
         if self.why_silent is None:
             names = [name for name, role in self.taps.expected() if role == "output"]
@@ -406,17 +406,17 @@ class HealthState(MeasurementState):
     def look(
         self, step: int, facts: Facts, losses: Losses, ranks: Ranks | None, scalars: Mapping[str, float]
     ) -> Callable[[Readings, Sequence[float]], tuple[Verdict, ...] | None]:
-        """Return what takes a look, judges the run, and tells what the judge says, in any thread.
+        """Return a function that takes a look, has it judged and reports the result; any thread may call it.
 
-        It is called with the readings that are not empty, and with the losses that came along. It returns the verdicts,
-        worst first; None where this rank does not judge. Of several ranks each must call it.
+        Its arguments are the readings that are not empty, and the losses that came with them. It returns the verdicts,
+        worst first; None where this rank does not judge. If there are several ranks, each must call it.
 
         Args:
             step: the optimizer step.
             facts: of the layers.
             losses: those since the last look.
             ranks: those that share their losses and events; None if there are no others.
-            scalars: what is written besides, by tag.
+            scalars: further scalars to write, tag to value.
         """
         self.looks += 1
         events: list[Nonfinite] = [] if ranks is None else self.new_events()
@@ -448,7 +448,7 @@ class HealthState(MeasurementState):
         return take
 
     def evaluation(self, step: int) -> Callable[[Readings, Sequence[float]], tuple[Verdict, ...] | None]:
-        """Return the same for the readings of an evaluation loop in this training."""
+        """Return such a function for the readings of an evaluation loop during the training."""
         return lambda readings, _: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings)))
 
     def _judged(self, see: Callable[[Judge, Reporter], None]) -> tuple[Verdict, ...] | None:
@@ -482,7 +482,7 @@ class HealthState(MeasurementState):
         return events
 
     def tell(self, events: Sequence[Nonfinite]) -> tuple[Verdict, ...]:
-        """Judge and tell what the black box has found; returns the verdicts, worst first."""
+        """Have what the black box has found judged, report it, and return the verdicts, worst first."""
         assert self.judge is not None
         assert self.reporter is not None
         is_searched = self.black_box is not None and self.black_box.is_exact
@@ -501,7 +501,7 @@ class HealthState(MeasurementState):
     def end_if_asked(
         self, trainer: Trainer, stop_on: str | Sequence[str], verdicts: Sequence[Verdict], with_others: bool
     ) -> None:
-        """End the fit with this batch if a rule of `stop_on` gives an alarm; several ranks if they have agreed on it.
+        """End the fit with this batch if a rule of `stop_on` gives an alarm, on any rank if there are several.
 
         Args:
             trainer: the Trainer.
@@ -516,7 +516,7 @@ class HealthState(MeasurementState):
                 alert(f"HealthMonitor {ended_by(guilty, logged_step(trainer))}")
 
     def close(self) -> None:
-        """Tell the verdict of the run, after an exception or a fault too; it does not raise."""
+        """Report the verdicts of the run, also after an exception or a fault; it does not raise."""
         if self.black_box is not None:
             self.black_box.end_batch()
         try:

@@ -197,7 +197,7 @@ class Turns:
         )
 
     def parts(self) -> str | None:
-        """Return the weight that has waited longest, for a checkpoint; None before the first step."""
+        """Return the name of the weight that has waited longest, for a checkpoint; None before the first step."""
         return next(iter(self._missed), None)
 
     def go_on(self, parts: str | None) -> None:

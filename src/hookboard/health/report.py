@@ -170,7 +170,7 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
 
 
 def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return what was looked at and what cannot be seen there, where there is no alarm; "" if there is one."""
+    """Return what rules have looked at and what they cannot see, for a judged run without an alarm; otherwise ""."""
     if run.seen < run.window or any(verdict.severity == "alarm" for verdict in verdicts):
         return ""
     own = [layer for layer in run.layers if layer.weights]
@@ -318,7 +318,7 @@ def _one_line(text: str) -> str:
 
 
 def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return a sentence that names the worst layer of each chart at the latest look."""
+    """Return a sentence, after a space, that names the worst layer of each chart at the latest look; "" if none."""
     found = {quantity: worst(quantity, run, verdicts) for quantity in CHARTED} if run.seen else {}
     named: dict[str, list[str]] = {}
     for quantity, layer in found.items():
@@ -344,7 +344,7 @@ def _sampled(run: Run) -> str:
 
 
 def _without_output(run: Run) -> str:
-    """Return a sentence that names the layers without an output at any look, and says why."""
+    """Return a sentence, after a space, that names the layers without an output at any look, and why; "" if none."""
     causes: dict[str, list[str]] = {}
     for layer in run.unseen:
         causes.setdefault(run.why_silent.get(layer.name, ""), []).append(layer.name)

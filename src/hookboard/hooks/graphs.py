@@ -32,7 +32,7 @@ class Receiver(Protocol):
     """The object to which a graph shows its tensors: a tap."""
 
     def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        """Take a tensor with its role and path; or None, and the cause why there is no tensor."""
+        """Take a tensor with its role and path, or None with the cause why there is no tensor."""
 
 
 _RECEIVERS: dict[int, weakref.ref[Receiver]] = {}
@@ -98,7 +98,7 @@ class GraphEnd:
             self._backward_key = torch.tensor([number, 0], device="cpu")
 
     def before(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the forward pre-hook. If gradients of inputs are watched, it returns the replacement inputs."""
+        """Act as the forward pre-hook: show the inputs. If their gradients are watched, return replacements of them."""
         if in_transform():
             return None
         tensors = list(tensors_in(named_inputs(args, kwargs)))
@@ -115,7 +115,7 @@ class GraphEnd:
         return self._with_gradients_shown("grad_input", (args, kwargs), tensors, [])
 
     def after(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        """Return the forward hook. If the gradient of the output is watched, it returns the replacement output."""
+        """Act as the forward hook: show the output. If its gradient is watched, return a replacement of it."""
         if in_transform():  # where nothing that is outside may be changed
             return None
         tensors = list(tensors_in(output))

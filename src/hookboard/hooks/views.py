@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 def place_of(tensor: Tensor) -> Place:
-    """Where the elements of a strided tensor lie."""
+    """Return where the elements of a strided tensor lie."""
     return Place(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.is_complex())
 
 
@@ -88,7 +88,7 @@ class Memory:
         return torch.complex(*found.unbind(-1)) if is_pairs else found
 
     def _at(self, laid_out: Tensor, place: Place) -> Tensor:
-        """Return the elements at a place; complex ones in a real base as pairs, in one more dimension."""
+        """Return a view of the elements at a place; complex ones in a real base as pairs, in a last dimension of 2."""
         size, stride, offset = place.size, place.stride, place.offset
         if place.is_complex and not self._base.is_complex:
             size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset

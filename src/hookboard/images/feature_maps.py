@@ -111,7 +111,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def samples_first(tensor: Tensor, module: nn.Module, index: str = "") -> Tensor:
-    """Move the samples to the first dimension: recurrent and attention modules may return (length, n, ...)."""
+    """Return the tensor with the samples first: recurrent and attention modules may return (length, n, ...)."""
     is_batch_first = next((m.batch_first for m in module.modules() if hasattr(m, "batch_first")), True)
     if isinstance(module, nn.RNNBase) and index.startswith("1"):
         is_batch_first = False  # the states of its layers
@@ -121,7 +121,10 @@ def samples_first(tensor: Tensor, module: nn.Module, index: str = "") -> Tensor:
 
 
 def _is_channels_last(tensor: Tensor, module: nn.Module, aspect: float | None) -> bool:
-    """Return True for shape (n, height, width, channels), as in Swin: whichever order gives the images' aspect."""
+    """Return whether the shape is (n, height, width, channels), as in Swin.
+
+    If the module's type does not tell, it must fit the images' aspect, and better than the other order does.
+    """
     _, one, two, three = tensor.shape
     if isinstance(module, CHANNELS_FIRST) or not tensor.numel():
         return False

@@ -44,7 +44,7 @@ class Members(list[Any]):
                 return
 
     def observe(self, on: bool) -> None:
-        """Switch the hooks of all members off while other callbacks run in the middle of a batch, or on again."""
+        """Switch the hooks of all members on or off: off while other callbacks run in the middle of a batch."""
         for member in self:
             member.observe(on)
 

@@ -26,8 +26,8 @@ def is_due(step: int, every_n_steps: int) -> bool:
 def is_due_now(state: StageState, step: int) -> bool:
     """Return whether this optimizer step of the training is due, at a cadence that may be stretched.
 
-    Then so many steps lie between two due ones, wherever the factor has changed: a multiple of the new cadence may
-    come right after one of the old.
+    A stretched cadence counts from the last due step: after a change, one of its multiples may come right after a
+    multiple of the cadence before.
     """
     if not is_due(step, state.every_n_steps):
         return False
@@ -46,7 +46,7 @@ class OverheadShare:
         self._step: int | None = None
 
     def begin(self, clocks: Iterable[Clock]) -> None:
-        """Take the first share since now, with all of the hooks that are running."""
+        """Begin the first share now; hooks that are running count in full."""
         self._last = perf_counter(), sum(clock.spent for clock in clocks)
 
     def take(self, step: int, clocks: Iterable[Clock]) -> float | None:
@@ -140,7 +140,7 @@ class Budget:
         return self._idle / self._idle_steps if self._idle_steps else 0.0
 
     def wanted(self, every_n_steps: int, now: int) -> int:
-        """By which factor the cadence must stretch.
+        """Return the factor by which the cadence must stretch.
 
         Args:
             every_n_steps: the cadence without it.

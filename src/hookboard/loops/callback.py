@@ -430,7 +430,7 @@ class HookboardCallback(CallbackMethods[W]):
         return "train" in self._live
 
     def _overhead(self, trainer: Trainer, state: W) -> dict[str, float]:
-        """Return the share of time that all callbacks took since the last look, by tag; one of them tells."""
+        """Return the share of time that all callbacks took since the last look, by tag; {} if there is none to log."""
         if state.stage != "train":
             return {}
         every = self._together(trainer)
@@ -453,7 +453,7 @@ class HookboardCallback(CallbackMethods[W]):
                 self._stretch(state, state.wanted)
 
     def _stretch(self, state: W, factor: int) -> None:
-        """Take this many times the cadence from now on; said once."""
+        """Stretch the cadence to this many times `every_n_steps` from now on, and say so the first time."""
         is_first, state.stretch = state.stretch == 1 and not state.is_stretch_said, factor
         if is_first and factor > 1 and self._budget is not None:
             state.is_stretch_said = True
@@ -466,9 +466,9 @@ class HookboardCallback(CallbackMethods[W]):
             )
 
     def _do(self, state: W, when: str, duty: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call the duty and time it; an error becomes a warning that ends its stage, unless it may stop the run.
+        """Call the duty and time it; an error ends the stage with a warning, or is raised if it may stop the run.
 
-        No context manager, which takes four calls where this is one: each step needs several of them.
+        This is no context manager, which would take four calls instead of one: each step needs it several times.
         """
         clock = self.clock
         is_first = clock.began is None

@@ -79,7 +79,7 @@ class StageState:
     until_batch_end: ExitStack = field(default_factory=ExitStack)
 
     def observe(self, on: bool) -> None:
-        """Switch the hooks off while other callbacks run in the middle of a watched batch, then on again."""
+        """Switch the hooks on or off: off while other callbacks run in the middle of a watched batch."""
 
     def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """Return what a checkpoint keeps of this stage, for `hookboard.plain` to pack; nothing by default.

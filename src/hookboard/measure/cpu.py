@@ -39,7 +39,7 @@ def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
 
 
 def _read(numbers: Tensor, wanted: frozenset[str]) -> list[float] | None:
-    """Return what the kernel makes of them; None if it cannot read them, or if float64 cannot hold their squares."""
+    """Return the row from the kernel; None if it cannot read the values, or if float64 cannot hold their squares."""
     form = native.form_of(numbers)
     return None if form is None else native.read(numbers, form, with_abs_mean="abs_mean" in wanted)[0]
 

@@ -11,10 +11,10 @@ from hookboard.measure.row import unit_of
 from hookboard.measure.values import Values
 
 MOST_ROWS = 256
-"""Of a call with more samples and places, so many are taken."""
+"""Maximum number of rows that are taken of a call."""
 
 MOST_SAMPLED = 64
-"""Of a tensor with more channels, so many are taken."""
+"""Maximum number of channels that are taken of a tensor."""
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -54,7 +54,7 @@ class Covariance(Columns):
         return numbers
 
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
-        """As Chan's formula does it for one variance; NaN where the numbers of channels differ."""
+        """Merge as Chan's formula does for one variance; NaN where the numbers of channels differ."""
         owners, is_there = len(merged), rows[:, :1] != 0
         numbers = numbers.where(is_there, 0)
         scale = unit_of(rows[:, 8], rows[:, 9]) / unit_of(merged[:, 8], merged[:, 9])[owner]
@@ -104,7 +104,7 @@ def effective_rank(numbers: list[float]) -> float:
 
 
 def _sample(tensor: Tensor, dim: int) -> Tensor:
-    """Rows and channels of a tensor, shape (at most MOST_ROWS, at most MOST_SAMPLED)."""
+    """Return a sample of rows, and of channels from `dim`, shape (at most MOST_ROWS, at most MOST_SAMPLED)."""
     moved = tensor.movedim(dim, -1)
     *places, channels = moved.shape
     chosen = np.unravel_index(_spread(math.prod(places), MOST_ROWS), places) if places else ()
@@ -113,7 +113,7 @@ def _sample(tensor: Tensor, dim: int) -> Tensor:
 
 
 def _spread(size: int, most: int) -> np.ndarray:
-    """At most `most` of the indices below `size`: one of each of as many equal parts, in no period.
+    """Return at most `most` of the indices below `size`: one from each of as many equal parts, at no fixed distance.
 
     >>> _spread(1000, 4).tolist()
     [0, 404, 559, 963]

@@ -158,7 +158,7 @@ def _masked(tensor: MaskedTensor, may_wait: bool) -> Values:
 
 
 def _nested(tensor: Tensor, may_wait: bool) -> Values:
-    """Return what lies within the lengths of a nested tensor: a narrowed one keeps in memory what it leaves out."""
+    """Return the values within the lengths of a nested tensor; the memory of a narrowed one holds others besides."""
     if tensor.layout is torch.strided:
         parts = [tensor.values()] if tensor.is_contiguous() else tensor.unbind()
         return Values(torch.cat([_flat(_real(_plain(part))) for part in parts]))
@@ -176,7 +176,7 @@ def _nested(tensor: Tensor, may_wait: bool) -> Values:
 
 
 def _only(values: Tensor, belongs: Tensor, may_wait: bool) -> Values:
-    """Return the values of the tensor; where the host may not wait for their number, others become NaN."""
+    """Return only the values that belong; where the host may not wait for their number, the others become NaN."""
     if may_wait:
         return Values(values[belongs])
     values = values if values.dtype.is_floating_point else values.double()

@@ -206,7 +206,7 @@ class Meter:
         return part, part is tensor
 
     def _form(self, slot: Slot, part: Tensor, is_whole: bool) -> Form | None:
-        """How the compiled kernel reads it, if that is all there is to do."""
+        """Return how the compiled kernel reads the part; None if the kernel cannot do all that is wanted."""
         if slot.plan.more or not part.numel() or (self.scale is not None and slot.traits.is_gradient):
             return None
         slot.form = form_of(part, self._dim(slot, part, is_whole))
@@ -220,7 +220,7 @@ class Meter:
     def _keep(
         self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None, width: int | None = None
     ) -> None:
-        """Keep what was measured of a tensor; `width` is how many channels it has, left out where all have a row."""
+        """Keep a tensor's row and those of its channels; `width` counts the channels, left out if all have a row."""
         if self._channels is None or not tensor.numel():
             self.rows.append(slot.index, row)
             return

@@ -82,7 +82,7 @@ class Places:
         return self._first.get(role, {})
 
     def of_role(self, role: Role) -> list[Site]:
-        """Return the sites of a role, in order."""
+        """Return the sites of a role, in the order of their rows."""
         return self._of_role.get(role, [])
 
     def is_of(self, role: Role) -> np.ndarray:
@@ -128,11 +128,11 @@ class Numbers(NamedTuple):
 class Readings(Mapping[Site, Reading]):
     """The readings of one flush by site, in the order in which the sites were measured first.
 
-    Most are only looked at in the columns: to make an object of each costs more than all else in a flush.
+    Most are only read as columns: making an object of each would cost more than all else in a flush.
 
     Args:
         places: which row belongs to which site.
-        rows: shape (sites, WIDTH or more), float64; more is what follows the moments.
+        rows: shape (sites, WIDTH or more), float64; columns after the moments are dropped.
         channels: the rows of the channels of each site, see `Reading.channels`.
         dtypes: of the tensors of each site, see `Reading.dtype`.
         widths: how many channels each site has, see `Reading.width`.
@@ -292,7 +292,7 @@ class Readings(Mapping[Site, Reading]):
 
 
 def _parts(readings: Readings) -> dict[str, Any]:
-    """Return all of some readings but the histograms of other tensors than outputs, for which nobody asks later."""
+    """Return all parts of some readings, but only the histograms of outputs: nobody asks for others later."""
     sites, columns = readings.places.sites, readings.statistics
     there = [rows for rows in readings.channels if rows is not None]
     drawn = enumerate(readings.histograms)

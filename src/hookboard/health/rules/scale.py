@@ -66,7 +66,7 @@ def normalization(run: Run) -> Iterator[Symptom]:
 
 
 def _gains_lost(run: Run) -> Iterator[Symptom]:
-    """Report gains that go towards 0, faster than any usual decay takes them there."""
+    """Report batch norms whose gains fall towards 0 faster than any usual weight decay takes them."""
     gains = run.course("weight_rms")[run.arrays.batch_norms]
     is_known = gains[:, 0] > 0
     gains = gains[is_known]
@@ -95,7 +95,7 @@ def _gains_lost(run: Run) -> Iterator[Symptom]:
 
 
 def takes_the_batch(run: Run, layer: Layer) -> bool:
-    """Return True if the output of a batch norm fits the statistics of the batch, as far as can be told."""
+    """Return True if a batch norm's output fits the statistics of the batch; False also if that cannot be told."""
     return bool(_is_usual(_normalized(run)[run.place(layer.name)]))
 
 
@@ -104,9 +104,9 @@ def _is_usual(share: np.ndarray) -> np.ndarray:
 
 
 def _normalized(run: Run) -> np.ndarray:
-    """Return how much each layer's output channels deviate, as a share of its gain, shape (layers,); NaN if unknown.
+    """Return the deviation of each layer's output channels as a multiple of its gain, shape (layers,); NaN if unknown.
 
-    Channels that hardly vary are left out. The numbers mean something for batch norms only.
+    Channels that hardly vary are left out. Only the numbers of batch norms have a meaning.
     """
     outputs, units, table = run.latest.rows("output"), run.latest.rows("output").units, run.arrays
     deviation = units.column("deviation")
@@ -128,7 +128,7 @@ def _normalized(run: Run) -> np.ndarray:
 
 
 def _unnormalized(run: Run) -> Iterator[Symptom]:
-    """Report batch norms whose outputs do not fit the statistics of the batch."""
+    """Report batch norms whose outputs do not fit the statistics of the batch, if at least half of all are such."""
     norms = run.arrays.batch_norms
     shares = _normalized(run)[norms]
     is_known = ~np.isnan(shares)
@@ -236,7 +236,7 @@ def _activation_scale(run: Run) -> Iterator[Symptom]:
 
 
 def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Symptom]:
-    """Report layers that scale their input by another factor than their peers, now or at the first look."""
+    """Report layers that scale their input by a very different factor from their peers, now or at the first look."""
     for seen, other in ((scales, None), (first, scales)):
         known = np.isfinite(seen.gains)
         if known.sum() < PEER_LAYERS_MIN:
@@ -294,7 +294,7 @@ def _initialize(run: Run) -> str:
 
 
 def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
-    """Report weights that make a signal fade or swell, though biases hide it, if nothing normalizes it."""
+    """Report weights that make a signal fade or swell, even if biases hide it, in a model that nothing normalizes."""
     if len(scales.layers) <= PEER_LAYERS_MIN or run.arrays.of_kind(NORM_KINDS).any():
         return
     whole = float(np.nansum(scales.weights))
@@ -355,7 +355,10 @@ def _norm(look: Look, layer: Layer, name: str, role: Role) -> float:
 
 
 def _drifted(run: Run) -> Iterator[Symptom]:
-    """Report the first layer that has left its own scale of the first looks."""
+    """Report the whole model if most outputs have far outgrown their scale at the first looks.
+
+    Otherwise report the first layer whose output has left the scale that it had then.
+    """
     if len(run.course_steps) < 2 * run.window:
         return
     history = run.course("activation_rms", run.window)
