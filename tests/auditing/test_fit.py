@@ -1,5 +1,6 @@
 """What HealthMonitor says of the code of the first training step."""
 
+import gc
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor
+from hookboard.auditing import read_first_step
 from hookboard.auditing.program import Step
 from hookboard.auditing.reading import ALL_RULES
 from hookboard.health import RULES, STEP
@@ -126,3 +128,26 @@ def test_a_fault_of_ours_is_one_warning_and_the_fit_goes_on(tmp_path, monkeypatc
     with pytest.warns(UserWarning, match="the training step was not read: ZeroDivisionError: ours"):
         run = fit(tmp_path, Toy(mlp()), batches(4, 4), monitor)
     assert run.global_step == 2
+
+
+def test_no_tensor_of_the_step_outlives_its_reading(tmp_path, monkeypatch):
+    counts = []
+
+    def tensors():
+        return sum(isinstance(held, torch.Tensor) for held in gc.get_objects())
+
+    def read(*args):
+        gc.collect()
+        gc.disable()
+        try:
+            before = tensors()
+            found = read_first_step(*args)
+            counts.extend([before, tensors()])
+        finally:
+            gc.enable()
+        return found
+
+    monkeypatch.setattr("hookboard.callbacks.health_monitor.read_first_step", read)
+    fit(tmp_path, Classifier(nn.Softmax(1)), data(), HealthMonitor(every_n_steps=1))
+    before, after = counts
+    assert after == before

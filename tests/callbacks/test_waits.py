@@ -83,7 +83,7 @@ def every_callback(every_n_steps=1):
         ActivationLogger(roles=["output", "input"], **options),
         GradientLogger(["net.2", "net.5"], roles=["grad_output", "grad_input", "parameter_grad"], **options),
         ParameterLogger(**options),
-        HealthMonitor(every_n_steps=every_n_steps),
+        HealthMonitor(every_n_steps=every_n_steps, audit=False),
     ]
 
 
@@ -182,9 +182,16 @@ def assert_none(waits):
 
 def test_in_steps_that_are_not_due_nothing_waits(tmp_path, device):
     callbacks = [ActivationLogger(every_n_steps=NEVER), GradientLogger(every_n_steps=NEVER)]
-    train(tmp_path, device, *callbacks, HealthMonitor(every_n_steps=NEVER, window=1))
+    train(tmp_path, device, *callbacks, HealthMonitor(every_n_steps=NEVER, window=1, audit=False))
     assert_none([wait for wait in device.waits if wait.thread != "hookboard HealthMonitor"])
     assert len(device.waits) == len(FIRST_LOOKS)
+
+
+def test_the_training_waits_while_its_first_step_is_read_and_never_again(tmp_path, device):
+    train(tmp_path, device, HealthMonitor(every_n_steps=NEVER))
+    waits = [wait for wait in device.waits if wait.thread == "MainThread"]
+    assert_none([wait for wait in waits if "read_first_step" not in wait.stack])
+    assert waits
 
 
 def test_no_number_is_read_before_it_has_arrived(tmp_path, device):

@@ -39,12 +39,15 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
     run = _step_of(model) if step is None else step
     with undisturbed(model, batch):
         reader = Reader(model, batch)
-        with reader.reading():
-            loss = run(batch)
-            if not isinstance(loss, Tensor):
-                raise TypeError(f"the step gave a loss of type {type(loss).__name__}; it must be a tensor")
-            reader.take(loss)
-        return tuple(reader.findings())
+        try:
+            with reader.reading():
+                loss = run(batch)
+                if not isinstance(loss, Tensor):
+                    raise TypeError(f"the step gave a loss of type {type(loss).__name__}; it must be a tensor")
+                reader.take(loss)
+            return tuple(reader.findings())
+        finally:
+            reader.forget()
 
 
 def _step_of(model: nn.Module) -> Callable[[Any], Any]:

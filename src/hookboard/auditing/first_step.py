@@ -72,13 +72,16 @@ def _read(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: i
     with step_before(trainer, pl_module, batch, batch_idx, Restorable(trainer)) as run:
         reader = Reader(pl_module, batch, at_backward=None if is_manual else _at_own_backward)
         try:
-            with reader.reading():
-                run(reader.take)
-        except Exception:
-            # Behind a backward pass that is not made, code that reads gradients fails. What came before is read.
-            if not (is_manual and reader.losses):
-                raise
-        return reader.findings(), reader.reached
+            try:
+                with reader.reading():
+                    run(reader.take)
+            except Exception:
+                # Behind a backward pass that is not made, code that reads gradients fails. What came before is read.
+                if not (is_manual and reader.losses):
+                    raise
+            return reader.findings(), reader.reached
+        finally:
+            reader.forget()
 
 
 def _at_own_backward(loss: Tensor) -> None:

@@ -258,6 +258,14 @@ class Step(TorchFunctionMode):
                 self._note(tensor, op)
         return returned
 
+    def forget(self) -> None:
+        """Drop all that was noted, and with it the tensors and their graphs."""
+        for op in self.ops:
+            op.seen = None  # which may hold the operation in turn
+        self.ops.clear()
+        self._values.clear()
+        self.overwritten = Overwritten(nn.Module())
+
     def of(self, tensor: Tensor) -> Value:
         """Return what is known of a tensor."""
         known = self._values.get(id(tensor))
@@ -284,7 +292,11 @@ class Step(TorchFunctionMode):
 
     def _place(self) -> Place:
         file, line, module = "", 0, ""
-        frame = inspect.currentframe()
+        own = inspect.currentframe()
+        assert own is not None
+        # Never the locals of this frame: they would hold the frame, and with it every tensor of the call.
+        frame = own.f_back
+        del own
         while frame is not None and not (file and module) and frame.f_code.co_filename not in _CALLERS:
             if not module:
                 owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None

@@ -58,6 +58,11 @@ class Reader:
         self.losses.append((self._step.of(loss), is_finite, number))
         self.reached |= reached_from(loss, self._parameters)
 
+    def forget(self) -> None:
+        """Drop all that was read, and with it the tensors and their graphs."""
+        self._step.forget()
+        self.losses.clear()
+
     def findings(self) -> list[Finding]:
         """Return what is wrong, alarms first."""
         without = self._trained - self.reached

@@ -1,9 +1,9 @@
 """`StaleGradients`: notices an optimizer that steps with gradients to which those of the step before were added."""
 
 import inspect
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeGuard
 
 import torch
 from lightning.pytorch import LightningModule
@@ -29,18 +29,40 @@ class _Watched:
     Args:
         steps: how often it has stepped.
         backwards: how many backward passes there were since.
-        left: parameters whose gradient was not cleared since, with that gradient and its version.
+        left: parameters whose gradient was not cleared since.
         is_decided: whether it is no longer watched.
     """
 
     steps: int = 0
     backwards: int = 0
-    left: list[tuple[Tensor, "weakref.ref[Tensor]", int]] = field(default_factory=list)
+    left: "list[_Left]" = field(default_factory=list)
     is_decided: bool = False
 
 
+class _Left(NamedTuple):
+    """A gradient that an optimizer has left.
+
+    Args:
+        parameter: has it.
+        identity: of the tensor, which is not held: that would keep its memory after `zero_grad`.
+        version: grows with each change in place.
+        is_any: shape (), whether it is not all 0; on the device, so that nobody waits for it.
+    """
+
+    parameter: Tensor
+    identity: int
+    version: int
+    is_any: Tensor
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it is there as it was."""
+        gradient = self.parameter.grad
+        return gradient is not None and id(gradient) == self.identity and version_of(gradient) == self.version
+
+
 class StaleGradients:
-    """Call its methods at each training batch; it reads a few gradients in the first steps only.
+    """Call its methods at each training batch; it looks at a few gradients in the first steps only.
 
     Args:
         model: the LightningModule.
@@ -60,20 +82,21 @@ class StaleGradients:
         """Call before each backward pass that Lightning makes."""
         for watched in self._watched.values():
             watched.backwards += 1
-            if not all(_is_untouched(*left) for left in watched.left):
+            if not all(left.is_untouched for left in watched.left):
                 watched.left = []
 
     def after_backward(self) -> None:
         """Call after it: it may have added to the gradients, which is no clearing."""
         for watched in self._watched.values():
-            watched.left = [(parameter, gradient, _version_of(gradient)) for parameter, gradient, _ in watched.left]
+            held = [(left, left.parameter.grad) for left in watched.left]
+            watched.left = [left._replace(version=version_of(grad)) for left, grad in held if grad is not None]
 
     def before_step(self, optimizer: Optimizer) -> Finding | None:
         """Call before an optimizer steps. Returns what is wrong, once for each optimizer."""
         watched = self._watched.get(id(optimizer))
         if watched is None or watched.is_decided:
             return None
-        is_stale = bool(watched.left) and watched.backwards > 0
+        is_stale = watched.backwards > 0 and any(bool(left.is_any) for left in watched.left)
         watched.steps, watched.backwards, watched.left = watched.steps + 1, 0, []
         watched.is_decided = is_stale or watched.steps > WATCHED_STEPS
         return self._finding(optimizer) if is_stale else None
@@ -86,7 +109,7 @@ class StaleGradients:
                 continue
             parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             some = parameters[:: max(1, len(parameters) // SAMPLED)]
-            watched.left = [(p, weakref.ref(p.grad), version_of(p.grad)) for p in some if _is_nonzero(p.grad)]
+            watched.left = [_Left(p, id(g), version_of(g), local(g).any()) for p in some if _is_plain(g := p.grad)]
 
     def _finding(self, optimizer: Optimizer) -> Finding:
         count = sum(p.grad is not None for group in optimizer.param_groups for p in group["params"])
@@ -101,19 +124,8 @@ class StaleGradients:
         )
 
 
-def _is_nonzero(gradient: Tensor) -> bool:
-    # Of a gradient that is split over processes the own part is read: the others do not take part.
-    return gradient.layout is torch.strided and bool(local(gradient).any())
-
-
-def _is_untouched(parameter: Tensor, gradient: "weakref.ref[Tensor]", version: int) -> bool:
-    held = gradient()
-    return held is not None and parameter.grad is held and version_of(held) == version
-
-
-def _version_of(gradient: "weakref.ref[Tensor]") -> int:
-    held = gradient()
-    return -1 if held is None else version_of(held)
+def _is_plain(gradient: Tensor | None) -> TypeGuard[Tensor]:
+    return gradient is not None and gradient.layout is torch.strided and not gradient.is_nested
 
 
 def _place_of_step(model: LightningModule) -> Place:
