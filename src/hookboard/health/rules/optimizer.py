@@ -139,7 +139,7 @@ def _gone_since(run: Run, layer: Layer) -> int | None:
 
 def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Symptom:
     last = _last_without_gradient(run, look, chain[-1])
-    usual = median_of(_gradient_rms(look, layer) for layer in others)
+    usual = median_of(run.recent("weight_gradient_rms")[[run.place(layer.name) for layer in others], -1].tolist())
     zeros = all(look.numbers(name, "parameter_grad") is not None for layer in chain for name in layer.weights)
     what = "only zeros reach" if zeros else "no gradient reaches"
     where = chain[0].name if len(chain) == 1 else _from_to(chain)
@@ -305,11 +305,6 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
     parameter = look.numbers(weights[0], "parameter")
     kind = "" if parameter is None or parameter.dtype is None else f" to {str(parameter.dtype).removeprefix('torch.')}"
     return f"at a learning rate of {max(rates):.2g} its updates are lost in rounding{kind}, or clipped away"
-
-
-def _gradient_rms(look: Look, layer: Layer) -> float:
-    readings = (look.numbers(name, "parameter_grad") for name in layer.weights)
-    return max((reading.moments.rms for reading in readings if reading is not None), default=float("nan"))
 
 
 def _weights(count: int) -> str:

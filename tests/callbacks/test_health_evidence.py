@@ -1,0 +1,242 @@
+"""The numbers that verdicts quote, each against float64 over the raw tensors of the step that was looked at last.
+
+Those of `update_too_large` are in `health/test_what_is_over.py`, of `symmetric_units` in `health/test_symmetry.py`, of
+`nonfinite` in `test_black_box.py`.
+"""
+
+import math
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toys import Toy, fit
+
+from hookboard import HealthMonitor
+
+STEPS, EVERY = 100, 10
+"""Eleven looks, of which the last is the last step: up to twelve, all rules are asked at each."""
+
+
+class Recorded(Toy):
+    """Keeps the tensors of each step, by hooks of its own: the last step's are those of the last look."""
+
+    def __init__(self, net, loss=None, rate=1e-2, optimizer=torch.optim.SGD):
+        super().__init__(net)
+        self.loss, self.rate, self.optimizer = loss, rate, optimizer
+        self.outputs, self.gradients, self.losses = {}, {}, []
+        for name, module in net.named_children():
+            module.register_forward_hook(self._keep(f"net.{name}"))
+
+    def _keep(self, name):
+        def hook(module, args, output):
+            if not output.requires_grad:  # in validation
+                return
+            self.outputs[name] = output.detach().double().numpy().copy()
+            output.register_hook(lambda grad: self.gradients.update({name: grad.double().numpy().copy()}))
+
+        return hook
+
+    def training_step(self, batch):
+        x, y = batch
+        self.batch = x.double().numpy()
+        loss = self.loss(self.net(x), y)
+        self.losses.append(loss.item())
+        return loss
+
+    def on_before_optimizer_step(self, optimizer):
+        self.before = {name: p.detach().clone().double().numpy() for name, p in self.named_parameters()}
+        self.grads = {n: p.grad.double().numpy().copy() for n, p in self.named_parameters() if p.grad is not None}
+
+    def on_train_batch_end(self, *args):
+        self.after = {name: p.detach().clone().double().numpy() for name, p in self.named_parameters()}
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters(), lr=self.rate)
+
+
+def classes(count=STEPS, width=8, seed=0):
+    made = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 32, width, generator=made)
+    return [(one, (one[:, :3] @ torch.eye(3)).argmax(1)) for one in x]
+
+
+def said(tmp_path, model, data, rule):
+    """The evidence of the verdict of a rule."""
+    monitor = HealthMonitor(every_n_steps=EVERY, rules=[rule])
+    fit(tmp_path, model, data, monitor)
+    return monitor.verdicts[0].evidence
+
+
+def numbers(pattern, evidence):
+    """The numbers in place of `#` in a pattern."""
+    found = re.search(re.escape(pattern).replace(r"\#", r"(-?[\d.]+(?:e[+-]?\d+)?)"), evidence)
+    assert found, evidence
+    return [float(number) for number in found.groups()]
+
+
+def rms(tensor):
+    return math.sqrt(np.mean(tensor**2))
+
+
+def sized(*layers, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(*[layer() for layer in layers])
+
+
+def linear(*sizes):
+    return lambda: nn.Linear(*sizes)
+
+
+CROSS_ENTROPY = nn.functional.cross_entropy
+
+
+def test_as_many_units_are_said_to_be_dead_as_gave_only_0(tmp_path):
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 3))
+    net[0].bias.data[:13] = -50.0
+    model = Recorded(net, CROSS_ENTROPY)
+    dead, units = numbers("# of # units of net.1 (ReLU) gave 0", said(tmp_path, model, classes(), "dead_units"))
+    assert (dead, units) == ((model.outputs["net.1"] == 0).all(0).sum(), 16)
+
+
+def test_the_share_of_saturated_outputs(tmp_path):
+    net = sized(linear(8, 16), nn.Tanh, linear(16, 3))
+    net[0].weight.data *= 12
+    model = Recorded(net, CROSS_ENTROPY, rate=0.0)
+    (share,) = numbers("# % of the outputs of net.1 (Tanh)", said(tmp_path, model, classes(), "saturated"))
+    # A bin of the histogram holds values of both sides of the border.
+    assert share == pytest.approx(100 * np.mean(np.abs(model.outputs["net.1"]) >= 0.97), abs=2)
+
+
+def test_the_factor_by_which_the_gradient_falls(tmp_path):
+    net = sized(*[linear(8, 8), nn.Sigmoid] * 6, linear(8, 3))
+    model = Recorded(net, CROSS_ENTROPY)
+    (fall,) = numbers("falls by a factor of # from", said(tmp_path, model, classes(), "vanishing_gradient"))
+    norms = [np.linalg.norm(model.gradients[f"net.{i}"]) for i in range(13)]
+    # The last quarter of 13 layers, and the second, as the most that any layer up to it gets.
+    assert fall == pytest.approx(np.exp(np.median(np.log(norms[-3:]))) / max(norms[:2]), rel=0.06)
+
+
+def test_how_far_a_step_moves_the_weights_that_moves_them_too_little(tmp_path):
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
+    model = Recorded(net, CROSS_ENTROPY, rate=1e-7, optimizer=torch.optim.Adam)
+    evidence = said(tmp_path, model, classes(), "update_too_small")
+    (moved,) = numbers("moves the weights by # of their size", evidence)
+    ratios = []
+    for i in (0, 2, 4):
+        before, after = (
+            np.concatenate([part[f"net.{i}.{name}"].ravel() for name in ("weight", "bias")])
+            for part in (model.before, model.after)
+        )
+        ratios.append(rms(after - before) / rms(before))
+    assert moved == float(f"{np.median(ratios):.1g}")
+
+
+def test_the_range_of_the_input_and_its_rms(tmp_path):
+    data = [(100 * x + 50, y) for x, y in classes()]
+    model = Recorded(sized(linear(8, 3)), CROSS_ENTROPY, rate=1e-6)
+    low, high, size = numbers("ranges from # to #, with an RMS of #;", said(tmp_path, model, data, "input_scale"))
+    x = model.batch
+    assert [low, high, size] == [float(f"{number:.3g}") for number in (x.min(), x.max(), rms(x))]
+
+
+class Cut(nn.Module):
+    def forward(self, x):
+        return x.detach()
+
+
+def test_the_gradient_elsewhere_where_one_is_cut_off(tmp_path):
+    model = Recorded(sized(linear(8, 8), Cut, linear(8, 8), nn.ReLU, linear(8, 3)), CROSS_ENTROPY)
+    (usual,) = numbers("the gradient has an RMS of #", said(tmp_path, model, classes(), "no_gradient"))
+    sizes = [
+        rms(np.concatenate([model.grads[f"net.{i}.{name}"].ravel() for name in ("weight", "bias")])) for i in (2, 4)
+    ]
+    assert usual == pytest.approx(np.median(sizes), rel=0.05)
+
+
+def spread(outputs):
+    """By how much outputs differ between samples, as a share of their RMS."""
+    return math.sqrt(outputs.var(0).mean()) / rms(outputs)
+
+
+def test_by_how_much_answers_differ_that_are_all_alike(tmp_path):
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
+    net[2].weight.data *= 1e-4
+    net[2].bias.data.fill_(1.0)
+    model = Recorded(net, CROSS_ENTROPY, rate=1e-5)
+    evidence = said(tmp_path, model, classes(), "collapsed")
+    least, most = numbers("by # of their RMS, those of net.1 by #", evidence)
+    assert least == float(f"{spread(model.outputs['net.4']):.1g}")
+    assert most == float(f"{spread(model.outputs['net.1']):.2g}")
+
+
+def test_the_loss_that_stays_and_the_cosine_of_gradients(tmp_path):
+    made = torch.Generator().manual_seed(1)
+    data = [(x, torch.randint(3, (32,), generator=made)) for x, _ in classes(200)]
+    model = Recorded(sized(linear(8, 32), nn.ReLU, linear(32, 3)), CROSS_ENTROPY, rate=5e-3, optimizer=torch.optim.Adam)
+    evidence = said(tmp_path, model, data, "not_learning")
+    # It says the one or the other, at 5 % below the start.
+    is_there = "stays at" in evidence
+    told = numbers("stays at #, after # at the start" if is_there else "came down from # to # and no longer", evidence)
+    now, first = told if is_there else told[::-1]
+    (chance,) = numbers("(chance: #)", evidence)
+    assert first == float(f"{np.median(model.losses[:4]):.3g}")
+    assert chance == 1.1
+    # The verdict may be of any of the last looks.
+    levels = [np.median(model.losses[end - 16 : end]) for end in range(100, 201, EVERY)]
+    assert any(now == float(f"{level:.3g}") for level in levels)
+
+
+def test_a_spike_and_the_median_before_it(tmp_path):
+    data = classes()
+    data[49] = (1e3 * data[49][0], (data[49][1] + 1) % 3)
+    model = Recorded(sized(linear(8, 16), nn.ReLU, linear(16, 3)), CROSS_ENTROPY, rate=1e-4)
+    evidence = said(tmp_path, model, data, "spike")
+    loss, step, usual = numbers("the loss was # at step #, batch 49; the median before was #", evidence)
+    known = model.losses[:49]  # the losses up to the look before are those that it is held against
+    assert (loss, step) == (float(f"{model.losses[49]:.3g}"), 49)
+    assert usual in {float(f"{np.median(known[:end]):.3g}") for end in (40, 49)}
+
+
+def test_the_factor_by_which_a_layer_scales_its_input(tmp_path):
+    net = sized(*[linear(16, 16)] * 6, linear(16, 3))
+    net[3].weight.data *= 40
+    data = classes(width=16)
+    model = Recorded(net, CROSS_ENTROPY, rate=1e-6)
+    evidence = said(tmp_path, model, data, "activation_scale")
+    gain, size, usual = numbers("has # times the RMS of its input (#); usual here: # times", evidence)
+    sizes = [rms(model.outputs[f"net.{i}"]) for i in range(7)]
+    gains = [after / before for before, after in pairwise(sizes)]
+    assert gain == pytest.approx(gains[2], rel=0.06)
+    assert size == float(f"{sizes[3]:.2g}")
+    assert usual == pytest.approx(np.exp(np.median(np.log(gains[:2] + gains[3:]))), rel=0.06)
+
+
+def test_the_share_of_updates_that_are_lost_in_rounding(tmp_path):
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 3)).to(torch.bfloat16)
+    data = [(x.to(torch.bfloat16), y) for x, y in classes()]
+    model = Recorded(net, lambda out, y: CROSS_ENTROPY(out.float(), y), rate=1e-4)
+    monitor = HealthMonitor(every_n_steps=EVERY, rules=["precision"])
+    fit(tmp_path, model, data, monitor)
+    for verdict in monitor.verdicts:
+        (share,) = numbers("#% of its updates in bfloat16", verdict.evidence)
+        shares = []
+        for name in ("weight", "bias"):
+            key = f"{verdict.module}.{name}"
+            has = model.grads[key] != 0
+            shares.append(np.mean((model.after[key] == model.before[key])[has]))
+        assert share == round(100 * max(shares))
+    assert monitor.verdicts
+
+
+def test_the_deviation_of_batch_norms_that_use_other_statistics(tmp_path):
+    net = sized(linear(8, 16), lambda: nn.BatchNorm1d(16), nn.ReLU, linear(16, 3))
+    model = Recorded(net, CROSS_ENTROPY, rate=1e-6)
+    net[1].running_var.fill_(100.0)
+    model.on_train_batch_start = lambda *args: net[1].eval()
+    low, high = numbers("deviate by # to # times their gain", said(tmp_path, model, classes(), "activation_scale"))
+    outputs = model.outputs["net.1"]
+    share = math.sqrt(outputs.var(0).mean()) / rms(model.before["net.1.weight"])
+    assert low == high == float(f"{share:.2g}")
