@@ -167,4 +167,4 @@ def test_with_fewer_looks_a_gradient_that_vanishes_is_the_cause_all_the_same(tmp
     monitor = HealthMonitor(every_n_steps=1, max_overhead=max_overhead)
     fit(tmp_path, model, batches(*[8] * steps), monitor)
     assert monitor.verdicts[0].rule == "vanishing_gradient"
-    assert {v.severity for v in monitor.verdicts if v.rule == "not_updated"} == {"note"}
+    assert not [v for v in monitor.verdicts if v.rule == "not_updated" and v.severity == "alarm"]
