@@ -150,8 +150,9 @@ def _keep_array(array: np.ndarray, undo: ExitStack) -> Iterable[object]:
 
 @_keep.register
 def _keep_dict(value: dict, undo: ExitStack) -> Iterable[object]:  # type: ignore[type-arg]  # singledispatch reads it
-    undo.callback(_refill, value, dict(value))
-    return [*value.values(), *_keep_attributes(value, undo)]
+    before = dict(dict.items(value))  # a class of its own may give other values than it holds
+    undo.callback(_refill, value, before)
+    return [*before.values(), *_keep_attributes(value, undo)]
 
 
 @_keep.register(list)
@@ -228,7 +229,7 @@ def _refill_slots(value: object, before: list[tuple[MemberDescriptorType, object
 
 
 def _refill(value: dict[Any, Any], before: dict[Any, Any], leave: frozenset[str] = frozenset()) -> None:
-    now = {name: held for name, held in value.items() if name not in leave}
+    now = {name: held for name, held in dict.items(value) if name not in leave}
     if list(now) == list(before) and all(now[name] is before[name] for name in now):
         return
     for name in now:

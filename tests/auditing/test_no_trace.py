@@ -1,5 +1,6 @@
 """A fit whose first step was read beforehand is the same, bit for bit, as one without a monitor."""
 
+import collections
 import copy
 import functools
 import itertools
@@ -254,6 +255,22 @@ def counted(loss):
     return loss
 
 
+class Makes(collections.OrderedDict):
+    """Holds classes, and gives objects of them, as the activations of some models of others do."""
+
+    def __getitem__(self, name):
+        return super().__getitem__(name)()
+
+
+class HoldsADictOfItsOwnKind(Plain):
+    def __init__(self):
+        super().__init__()
+        self.kinds = Makes(relu=nn.ReLU)
+
+    def loss_of(self, batch):
+        return super().loss_of(self.kinds["relu"](batch))
+
+
 class NotesInVariables(Plain):
     """In global ones, by a function of its own, and in those of a hook."""
 
@@ -385,6 +402,7 @@ READ = [
     Manual,
     SetsItsRate,
     NotesInVariables,
+    HoldsADictOfItsOwnKind,
     CallsBackwardByHand,
     Lbfgs,
 ]

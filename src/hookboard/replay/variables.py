@@ -13,7 +13,7 @@ from torch import nn
 _OF_LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 """What stands in the path of code whose variables do not change from call to call."""
 
-_MAY_CHANGE = (list, dict, set, deque, bytearray, np.ndarray, nn.Module)
+_CONTAINERS = frozenset({list, dict, set, deque, bytearray, np.ndarray})
 
 _LIBRARY = __name__.partition(".")[0]
 
@@ -56,7 +56,7 @@ class Variables:
         for function in self._functions.values():
             for _, value in [*_globals_of(function), *_cells_of(function)]:
                 is_own = not isinstance(value, type) and type(value).__module__ == function.__module__
-                if isinstance(value, _MAY_CHANGE) or is_own:
+                if type(value) in _CONTAINERS or isinstance(value, nn.Module) or is_own:
                     found.append(value)
         return found
 
