@@ -35,6 +35,27 @@ def test_a_layer_that_scales_what_goes_in_by_another_factor_than_its_peers_is_ou
     assert all("as initialized" in symptom.evidence for symptom in found)
 
 
+def test_a_layer_whose_peers_have_left_their_scale_is_not_out_of_line():
+    """As frozen layers among adapters whose rate is too high."""
+
+    def grown(decades):
+        return [outputs(name, noise(8, scale=10.0**size)) for name, size in zip(NAMES, decades, strict=True)]
+
+    # From look 3 on, each layer scales by 30; only fc4 still by 1.
+    later = [1.5 * i - (1.5 if i >= 4 else 0) for i in range(8)]
+    heavy = [r for name in NAMES for r in weights(name, rows=noise(8, scale=0.1 if name == "fc4" else 3.0))]
+    run = run_of(CHAIN, lambda n: [*grown([0] * 8 if n < 3 else later), *heavy])
+    assert "fc4" not in [symptom.module for symptom in symptoms(ACTIVATION_SCALE, run)]
+
+
+@pytest.mark.parametrize(("then", "advice"), [(None, "initialized"), ([0, 0, 0, 0, 2, 2, 2, 2], "not so at the first")])
+def test_a_layer_that_got_out_of_line_later_is_not_said_to_be_initialized_wrong(then, advice):
+    began = [0, 0, 0, 0, 2, 2, 2, 2] if then is None else [0] * 8
+    (symptom, *_) = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled(began, then=then)))
+    assert symptom.module == "fc4"
+    assert advice in symptom.advice
+
+
 @pytest.mark.parametrize(("losses", "severity"), [(falling, "note"), (harmed, "alarm")])
 def test_it_is_an_alarm_where_the_loss_shows_harm(losses, severity):
     found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, 2, 2, 2, 2]), losses=losses))

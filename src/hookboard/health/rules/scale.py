@@ -255,14 +255,34 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Symptom]:
             heavy = (seen if other is None else other).heaviness(layer)
             if abs(heavy) < WEIGHT_GAIN_DECADES or heavy * off < 0:
                 continue
+            began = _gain_at_first(first, layer)
+            # It is where it was, and the others have gone: they are what is out of line.
+            if other is None and abs(began - seen.gains[place]) < LAYER_GAIN_DECADES / 2 and _was_in_line(first, layer):
+                continue
             when = "" if other is None else " at the first look"
             evidence = (
                 f"its output has {factor(seen.gains[place])} times the RMS of its input{when} "
                 f"({10 ** seen.log[place]:.2g}); usual here: {factor(float(np.median(others)))} times"
             )
             evidence += _initial(run, layer) if other is None else ", and its weights are still out of line"
-            advice = "Check how the weights of this layer are initialized and scaled."
+            has_changed = other is None and abs(began - seen.gains[place]) >= LAYER_GAIN_DECADES / 2
+            advice = (
+                "It was not so at the first look: check the learning rate and the weight decay of this layer."
+                if has_changed
+                else "Check how the weights of this layer are initialized and scaled."
+            )
             yield Symptom(layer.name, f"{evidence}{_harm(run)}.", advice, _severity(run), size=abs(off))
+
+
+def _gain_at_first(first: Scales, layer: Layer) -> float:
+    """Return log10 of a layer's gain at the first look; NaN if it is not known."""
+    return next((float(gain) for gain, one in zip(first.gains, first.layers, strict=True) if one is layer), math.nan)
+
+
+def _was_in_line(first: Scales, layer: Layer) -> bool:
+    """Return True if the gain of a layer was like that of its peers at the first look."""
+    others = [gain for gain, one in zip(first.gains, first.layers, strict=True) if one is not layer]
+    return abs(_gain_at_first(first, layer) - median_of(others)) < LAYER_GAIN_DECADES
 
 
 def _along_depth(run: Run, scales: Scales) -> Iterator[Symptom]:
