@@ -3,6 +3,7 @@
 import copy
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -387,3 +388,54 @@ def test_a_loss_that_becomes_negative_gives_no_rule_of_rates():
 
 def test_numbers_are_finite_in_every_line():
     assert not any("nan" in line for line in checkup(Lit(), regression(32, 32)).tried)
+
+
+def test_variables_of_a_closure_are_put_back():
+    model, calls = net(), []
+
+    class Counting(nn.Module):
+        def forward(self, x):
+            calls.append(1)
+            return x
+
+    whole = nn.Sequential(model, Counting())
+    run_experiments(whole, regression(), SGD(model.parameters(), lr=0.1), 60, step_of(whole))
+    assert calls == []
+
+
+def test_an_average_of_weights_that_the_step_makes_is_put_back():
+    class Averages(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.average = net(), net().requires_grad_(False)
+
+        def training_step(self, batch):
+            with torch.no_grad():
+                for mine, other in zip(self.average.parameters(), self.net.parameters(), strict=True):
+                    mine.mul_(0.9).add_(0.1 * other + 1)
+            return mse_loss(self.net(batch[0]), self.average(batch[0]))
+
+        def configure_optimizers(self):
+            return SGD(self.net.parameters(), lr=0.1)
+
+    model = Averages()
+    before = copy.deepcopy(model.state_dict())
+    checkup(model, regression())
+    assert is_same(before, model.state_dict())
+
+
+def test_a_dict_that_makes_what_it_is_asked_for_is_not_asked():
+    class Makes(dict):
+        def __getitem__(self, name):
+            raise ZeroDivisionError
+
+    model = net()
+    model.table = Makes(a=1)
+    assert tried(model, regression(), Adam(model.parameters(), lr=0.01)) == {}
+
+
+def test_the_page_prints_what_its_document_shows(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "checkup.md").read_text()
+    shown = page.partition("```text\n")[2].partition("...")[0]
+    exec(page.split("```python\n")[2].partition("```")[0], {})
+    assert capsys.readouterr().out.startswith(shown)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.replay import RandomState, undisturbed
+from hookboard.replay import CannotRunAgainError, RandomState, Variables, undisturbed
 from hookboard.state import State
 from hookboard.torch_private import STEP_HOOKS
 
@@ -104,6 +105,35 @@ def copied(recipe: Recipe, factor: float = 1.0) -> Optimizer:
 def rates_of(optimizer: Optimizer) -> list[Any]:
     """Return the rate of each group now; where a warmup begins at 0, the one that it leads to."""
     return [group["lr"] if float(group["lr"]) else group.get("initial_lr", 0.0) for group in optimizer.param_groups]
+
+
+MAX_BYTES = 1 << 28
+"""Global variables and those of closures with more tensors and arrays are not copied (a choice)."""
+
+
+@contextmanager
+def variables_kept(module: nn.Module) -> Iterator[None]:
+    """Put back the variables that the code of the model reaches besides its attributes.
+
+    Raises:
+        CannotRunAgainError: they are too large to copy.
+    """
+    size = 0
+
+    def check(value: object) -> None:
+        nonlocal size
+        size += value.nbytes if isinstance(value, Tensor | np.ndarray) else 0
+        if size > MAX_BYTES:
+            raise CannotRunAgainError("the code of the model holds variables that are too large to copy")
+
+    variables = Variables(module)
+    with undisturbed(module):
+        state = State(*variables.held(), check=check)
+        try:
+            with variables.kept():
+                yield
+        finally:
+            state.restore()
 
 
 def losses_at_rest(recipe: Recipe, batches: Sequence[Any], count: int) -> list[float]:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.auditing import Finding
-from hookboard.experiments.attempt import OutOfTimeError, Recipe, rates_of
+from hookboard.experiments.attempt import OutOfTimeError, Recipe, rates_of, variables_kept
 from hookboard.experiments.labels import judge_equal, judge_labels, said_of_labels, tried_labels
 from hookboard.experiments.rates import (
     FACTORS,
@@ -31,7 +31,7 @@ from hookboard.experiments.rates import (
     tried_rates,
 )
 from hookboard.experiments.targets import are_classes, are_targets, pairs_in
-from hookboard.replay import step_apart
+from hookboard.replay import CannotRunAgainError, step_apart
 
 STEPS, MIN_STEPS = 30, 10
 """Steps at each rate; with less time fewer, down to the second number (choices)."""
@@ -132,8 +132,11 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Expe
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
     until = perf_counter() + seconds
-    with _recipe(setting, until) as recipe:
-        return _experiments(recipe, setting, batches)
+    try:
+        with variables_kept(setting.module), _recipe(setting, until) as recipe:
+            return _experiments(recipe, setting, batches)
+    except CannotRunAgainError as error:
+        return Experiments([], [f"Nothing was tried: {error}."])
 
 
 def why_not(setting: Setting, batches: Sequence[Any]) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.auditing import Finding, audit
-from hookboard.experiments.attempt import weights_kept
+from hookboard.experiments.attempt import variables_kept, weights_kept
 from hookboard.experiments.batches import read_apart
 from hookboard.experiments.experiment import Setting, experiment, trainer_of
 from hookboard.replay import CannotRunAgainError, step_apart, undisturbed
@@ -112,8 +112,7 @@ def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> Checku
     """Audit the first batch, experiment with all, and put everything on one page."""
     tried: list[str] = []
     until = perf_counter() + seconds
-    # A step may change weights itself, as an average of weights does, which `audit` does not put back.
-    with weights_kept(setting.module.parameters()):
+    with variables_kept(setting.module), weights_kept(setting.module.parameters()):
         read = _audited(setting, batches[0], tried)
     found = experiment(setting, batches, until - perf_counter())
     findings = sorted([*read, *found.findings], key=lambda finding: finding.severity != "alarm")

@@ -239,9 +239,10 @@ def _nothing_learns(trials: Sequence[RateTrial], has_targets: bool) -> list[Find
 
 
 def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: str) -> Finding:
+    within = f" within {yours.steps} steps" if yours.steps != best.steps else ""
     evidence = (
         f"tried on a copy: at a rate of {best.rate:.2g} the loss falls by {best.fall:.0%} in {best.steps} steps; at "
-        f"yours ({yours.rate:.2g}) {happened(yours)}{f' in {yours.steps}' if yours.steps != best.steps else ''}"
+        f"yours ({yours.rate:.2g}) {happened(yours)}{within}"
     )
     if groups > 1:
         advice = f"{'multiply' if best.factor > 1 else 'divide'} all rates by {max(best.factor, 1 / best.factor):.0f}"

@@ -11,11 +11,13 @@ from hookboard.replay.step import (
     undisturbed,
 )
 from hookboard.replay.step_apart import step_apart
+from hookboard.replay.variables import Variables
 
 __all__ = [
     "GENERATORS",
     "CannotRunAgainError",
     "RandomState",
+    "Variables",
     "loss_in",
     "run_training_step",
     "step_again",
