@@ -2,10 +2,12 @@
 
 import copy
 import math
+from datetime import timedelta
 
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Timer
 from torch import nn
 from torch.optim import lr_scheduler
 from toys import batches, fit
@@ -98,6 +100,12 @@ def test_a_rate_that_is_0_for_most_of_the_fit_is_an_alarm_with_the_share():
 def test_a_schedule_that_counts_on_a_method_of_the_model_is_read():
     model = Model(scheduled=lambda model, optimizer: lr_scheduler.LambdaLR(optimizer, model.rate_at))
     assert "schedule" in {verdict.rule for verdict in said(model)}
+
+
+def test_nothing_is_said_of_a_schedule_where_nobody_says_how_long_the_fit_is():
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, Model(scheduled=linear(3)), batches(8, 8), monitor, Timer(timedelta(seconds=0)), max_epochs=1000)
+    assert "schedule" not in {verdict.rule for verdict in monitor.verdicts}
 
 
 SOUND = {

@@ -19,6 +19,9 @@ from hookboard.messages import listed
 MOST_RATES = 2000
 """A schedule is read for at most so many of its steps, evenly spread over the fit (a choice)."""
 
+DEFAULT_EPOCHS = 1000
+"""What Lightning takes for `max_epochs` where nothing is given: such a fit is meant to be stopped by hand."""
+
 MOST_SCHEDULED = 20_000
 """A longer schedule is not read, because each of its steps has to be made (a choice: about half a second)."""
 
@@ -125,6 +128,8 @@ def _schedule(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]
 def _steps_of(trainer: Trainer, config: Any) -> int | None:
     """Return how often a scheduler is stepped in the fit; None if that is not known, or cannot be read."""
     total: float
+    if trainer.max_epochs == DEFAULT_EPOCHS and trainer.max_steps in (-1, None):
+        return None
     if config.interval == "epoch":
         total = trainer.max_epochs or -1
         if trainer.max_steps not in (-1, None):
