@@ -142,6 +142,8 @@ def test_a_loss_above_chance_is_stuck_only_if_it_no_longer_falls():
 def test_a_loss_that_came_down_to_chance_is_not_said_to_stay_where_it_began():
     fell = curve([*np.linspace(4.54, 2.95, 40), *level(160, 2.95, 0.001)], chance=math.log(20))
     assert fell.harm == "the loss came down from 4.48 to 2.95 and no longer falls"
+    within_its_noise = curve([*[0.69] * 4, *level(200, 0.65, 0.1)])
+    assert within_its_noise.harm.startswith("the loss stays at 0.6")
     stays = curve(level(200, 2.95, 0.001), chance=math.log(20))
     assert stays.harm == "the loss stays at 2.95, after 2.95 at the start"
 

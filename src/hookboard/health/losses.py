@@ -493,7 +493,7 @@ class LossCurve(LossHistory):
         if self.has_risen:
             return f"the loss rose from {self.best:.3g} to {self.level():.3g}"
         if self.is_stuck:
-            if self.start - self.level() > STUCK_SHARE * abs(self.start):
+            if self.start - self.level() > max(STUCK_SHARE * abs(self.start), self.noise):
                 return f"the loss came down from {self.start:.3g} to {self.level():.3g} and no longer falls"
             return f"the loss stays at {self.level():.3g}, after {self.start:.3g} at the start"
         return ""
