@@ -439,3 +439,11 @@ def test_the_page_prints_what_its_document_shows(capsys):
     shown = page.partition("```text\n")[2].partition("...")[0]
     exec(page.split("```python\n")[2].partition("```")[0], {})
     assert capsys.readouterr().out.startswith(shown)
+
+
+def test_a_loss_that_diverges_at_every_rate_is_a_matter_of_the_rate():
+    line = nn.Linear(6, 1)
+    batches = [(1e4 * x, 1e4 * y) for x, y in regression()]
+    found = tried(line, batches, SGD(line.parameters(), lr=1))
+    assert [*found] == ["learning_rate"]
+    assert "at every rate down to 0.001 the loss diverges" in found["learning_rate"].evidence

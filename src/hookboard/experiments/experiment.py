@@ -19,6 +19,7 @@ from hookboard.experiments.attempt import OutOfTimeError, Recipe, rates_of, vari
 from hookboard.experiments.labels import judge_equal, judge_labels, said_of_labels, tried_labels
 from hookboard.experiments.rates import (
     FACTORS,
+    STANDS,
     Duel,
     RateTrial,
     advised,
@@ -243,8 +244,11 @@ def _tried_rates(recipe: Recipe, batches: Sequence[Any], took: float, has_target
 def _duels(
     recipe: Recipe, few: Sequence[Any], batches: Sequence[Any], trials: Sequence[RateTrial], has_targets: bool
 ) -> list[Duel]:
-    """Try a rate that seems too large for longer, and then on more batches, until it is clear that it is."""
+    """Try for longer: the best rate where none works, or one that seems too large, and that on more batches too."""
     best = lower_one(trials)
+    most = max(trials, key=lambda trial: trial.fall, default=None)
+    if most is not None and most.fall < STANDS and math.isfinite(trials[0].after):
+        return tried_longer(recipe, few, most, LONGER * most.steps, has_targets=has_targets)
     if best is None or not all(math.isfinite(trial.after) for trial in trials if trial.factor == 1):
         return []
     duels: list[Duel] = []

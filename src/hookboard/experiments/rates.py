@@ -174,7 +174,9 @@ def judge_rates(
     if yours is None or has_no_bound(trials):
         return []
     if all(trial.fall < STANDS for trial in trials):
-        return _nothing_learns(trials, has_targets and not is_dense) if len(trials) == len(FACTORS) else []
+        if len(trials) < len(FACTORS):
+            return []
+        return _nothing_learns(trials, next((duel.best for duel in duels), None), has_targets and not is_dense)
     best = lower_one(trials)
     if best is not None and not math.isfinite(yours.after):
         return [_of_rate(yours, best, groups, "alarm")]
@@ -225,15 +227,29 @@ def is_too_large(duel: Duel, *, has_targets: bool) -> bool:
     return yours.fall < STANDS or is_constant
 
 
-def _nothing_learns(trials: Sequence[RateTrial], has_targets: bool) -> list[Finding]:
-    most = max(trials, key=lambda trial: trial.fall)
+def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_targets: bool) -> list[Finding]:
+    lowest, most = trials[0], max(trials, key=lambda trial: trial.fall)
+    if not math.isfinite(lowest.after):
+        evidence = (
+            f"tried on a copy: at every rate down to {lowest.rate:.2g} the loss diverges (from {lowest.before:.3g})"
+        )
+        advice = "set a still smaller rate, and look at the scale of inputs, targets and weights"
+        return [Finding("learning_rate", "alarm", "", evidence, advice)]
     evidence = (
-        f"tried on a copy: at none of {len(trials)} rates from {trials[0].rate:.2g} to {trials[-1].rate:.2g} does the "
-        f"loss of one batch fall by more than {max(most.fall, 0):.1%} in {most.steps} steps (from {most.before:.3g})"
+        f"tried on a copy: at none of {len(trials)} rates from {lowest.rate:.2g} to {trials[-1].rate:.2g} does the "
+        f"loss on the same samples fall by more than {max(most.fall, 0):.1%} in {most.steps} steps (from "
+        f"{most.before:.3g})"
     )
-    if not has_targets:
-        advice = "a loss without targets in the batch need not fall on one batch: judge by what it means"
+    if longer is not None and longer.fall >= STANDS:
+        evidence += f"; at {longer.rate:.2g} by {longer.fall:.0%} in {longer.steps}"
+        advice = "it takes many steps: look at the scale of inputs and targets"
         return [Finding("cannot_learn", "note", "", evidence, advice)]
+    if not has_targets or longer is None:
+        advice = "a loss without targets in the batch need not fall on one batch: judge by what it means"
+        if has_targets:
+            advice = "set a larger budget of seconds, to see whether it falls in more steps"
+        return [Finding("cannot_learn", "note", "", evidence, advice)]
+    evidence += f", and at {longer.rate:.2g} not in {longer.steps}"
     advice = "no rate helps: look at the scale of inputs and targets, the last activation, and how deep gradients reach"
     return [Finding("cannot_learn", "alarm", "", evidence, advice)]
 
