@@ -2,12 +2,10 @@
 
 import copy
 import math
-from datetime import timedelta
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch import Callback, LightningModule
 from torch import nn
 from torch.optim import lr_scheduler
 from toys import batches, fit
@@ -102,9 +100,14 @@ def test_a_schedule_that_counts_on_a_method_of_the_model_is_read():
     assert "schedule" in {verdict.rule for verdict in said(model)}
 
 
+class StopsAtOnce(Callback):
+    def on_train_batch_end(self, trainer, *args):
+        trainer.should_stop = True
+
+
 def test_nothing_is_said_of_a_schedule_where_nobody_says_how_long_the_fit_is():
     monitor = HealthMonitor(every_n_steps=1)
-    fit(None, Model(scheduled=linear(3)), batches(8, 8), monitor, Timer(timedelta(seconds=0)), max_epochs=1000)
+    fit(None, Model(scheduled=linear(3)), batches(8, 8), monitor, StopsAtOnce(), max_epochs=1000)
     assert "schedule" not in {verdict.rule for verdict in monitor.verdicts}
 
 
