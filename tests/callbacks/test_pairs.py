@@ -124,7 +124,8 @@ def is_same(mine, theirs):
 
 
 def test_every_callback_is_here():
-    assert {*MAKE} == {*callbacks.__all__}
+    # What Checkup writes differs from run to run: it says how long it took.
+    assert {*MAKE, "Checkup"} == {*callbacks.__all__}
 
 
 @pytest.mark.parametrize("name", MAKE)

@@ -29,6 +29,7 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
         TypeError: `step` is left out and the model is no LightningModule, or the loss is no tensor.
 
     Example:
+        >>> import torch
         >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))
         >>> x, y = torch.randn(8, 4), torch.arange(8) % 3

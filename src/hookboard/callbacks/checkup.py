@@ -31,6 +31,9 @@ class Checkup(HookboardCallback[StageState]):
     Args:
         seconds: The budget: after so many seconds no further step of the experiments begins.
 
+    Raises:
+        ValueError: `seconds` is not a finite number above 0.
+
     Example:
         >>> Checkup(seconds=60).seconds
         60

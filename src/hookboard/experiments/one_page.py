@@ -79,6 +79,7 @@ def checkup(
         ValueError: `data` has no batch.
 
     Example:
+        >>> import torch
         >>> _ = torch.manual_seed(0)
         >>> model = nn.Linear(4, 1)
         >>> x, y = torch.randn(16, 4), torch.randn(16, 1)
