@@ -54,7 +54,7 @@ GROUND = [
     "ranks",
     "record",
 ]
-GROUND += ["selection", "sites", "state", "torch_private"]
+GROUND += ["selection", "sites", "state", "torch_private", "user_code"]
 """The flat files below all rooms; they import each other only."""
 
 OF_OTHERS = ["torch_private.py", "loops/trainer.py", "writers/tensorboard_private.py"]

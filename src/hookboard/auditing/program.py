@@ -8,20 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hookboard.nested import tensors_in
 from hookboard.replay import run_training_step
-
-_LIBRARIES = (
-    "<",
-    *(f"{Path(inspect.getfile(library)).parent}/" for library in (torch, lightning)),
-    f"{Path(__file__).parents[1]}/",
-)
-"""How the paths of code begin of which a line tells a user nothing."""
+from hookboard.user_code import is_of_library
 
 _CALLERS = (inspect.getfile(run_training_step), str(Path(__file__).with_name("audit.py")))
 """What calls the step; the code that called this is of no interest."""
@@ -305,12 +298,6 @@ class Step(TorchFunctionMode):
                 file, line = frame.f_code.co_filename, frame.f_lineno
             frame = frame.f_back
         return Place(module, file, line)
-
-
-@functools.cache
-def is_of_library(path: str) -> bool:
-    """Return whether a file is torch's, Lightning's or ours."""
-    return path.startswith(_LIBRARIES)
 
 
 def _name_of(func: Callable[..., Any]) -> str:

@@ -10,10 +10,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookboard.auditing.program import Place, is_of_library
+from hookboard.auditing.program import Place
 from hookboard.auditing.rules import Finding
 from hookboard.ranks import local
 from hookboard.torch_private import version_of
+from hookboard.user_code import is_of_library, user_frame
 
 SAMPLED = 8
 """So many parameters of each optimizer are looked at (a choice): `zero_grad` clears all or none."""
@@ -134,7 +135,5 @@ def _place_of_step(model: LightningModule) -> Place:
         function = type(model).optimizer_zero_grad
         path = inspect.getfile(function)
         return Place("", "" if is_of_library(path) else path, function.__code__.co_firstlineno)
-    frame = inspect.currentframe()
-    while frame is not None and is_of_library(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = user_frame(inspect.currentframe())
     return Place("", "", 0) if frame is None else Place("", frame.f_code.co_filename, frame.f_lineno)

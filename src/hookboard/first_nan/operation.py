@@ -6,19 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hookboard.nested import tensors_in
-
-_OF_LIBRARIES = (
-    "<",
-    *(f"{Path(inspect.getfile(library)).parent}/" for library in (torch, lightning)),
-    f"{Path(__file__).parents[1]}/",
-)
-"""How the paths of code begin that a user did not write."""
+from hookboard.user_code import user_frame
 
 _ROOTS = frozenset({"sqrt", "rsqrt", "pow"})
 _DIVISIONS = frozenset({"div", "divide", "truediv", "true_divide", "reciprocal"})
@@ -148,9 +141,5 @@ def _masked_rows(name: str, first: Tensor, args: Sequence[Any], kwargs: Mapping[
 
 
 def _line() -> str:
-    frame = inspect.currentframe()
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_OF_LIBRARIES):
-            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    frame = user_frame(inspect.currentframe())
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
