@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hookboard.layouts import shape_of
 from hookboard.parameters import Weight
@@ -150,7 +151,7 @@ def _kind_by_name(module: nn.Module) -> Kind:
     if any(True for child in module.children() for _ in child.parameters()):
         return "other"  # a block
     if NORM_NAME.search(name):
-        return "norm" if all(_is_vector(shape_of(parameter)) for parameter in module.parameters()) else "other"
+        return "norm" if all(is_lazy(p) or _is_vector(shape_of(p)) for p in module.parameters()) else "other"
     if any(True for _ in module.parameters()) or any(True for _ in module.children()):
         return "other"
     if name in RANGES:

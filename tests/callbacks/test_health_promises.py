@@ -459,7 +459,7 @@ def test_a_complex_loss_is_left_out():
 def test_lazy_layers_train_as_without_and_are_judged_with_their_shapes():
     def trained_lazily(*callbacks):
         torch.manual_seed(0)
-        model = Toy(nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3)))
+        model = Toy(nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Linear(8, 3)))
         fit(None, model, batches(8, 8, 8), *callbacks)
         return model.state_dict()
 
