@@ -2,16 +2,19 @@
 
 import copy
 import math
+import random
+from time import perf_counter
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import nn
 from torch.optim import lr_scheduler
-from toys import batches, fit
+from torch.utils.data import DataLoader
+from toys import batches, fit, trainer
 
 from hookboard import HealthMonitor
-from hookboard.auditing.optimizing import rates_of
+from hookboard.auditing.optimizing import _frozen, rates_of
 
 pytestmark = pytest.mark.trains
 
@@ -145,3 +148,50 @@ def test_the_rates_that_are_read_are_those_that_the_schedule_gives_and_it_stays_
         optimizer.step()
         scheduler.step()
     assert all(math.isclose(one, other) for one, other in zip(read, made, strict=True))
+
+
+def test_of_a_fit_that_goes_on_no_schedule_is_judged(tmp_path, caplog):
+    def linear(model, optimizer):
+        return lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 20))
+
+    path = tmp_path / "half.ckpt"
+    fit(None, Model(scheduled=linear), batches(*[8] * 14)).save_checkpoint(path)
+    run = trainer(None, monitor := HealthMonitor(every_n_steps=1), max_epochs=2)
+    given = DataLoader(batches(*[8] * 14), batch_size=None)
+    run.fit(Model(scheduled=linear), given, given, ckpt_path=path, weights_only=False)
+    assert run.global_step == 28
+    assert [verdict for verdict in monitor.verdicts if verdict.rule == "schedule"] == []
+    assert "were not read" not in caplog.text
+
+
+CALLS = []
+
+
+def test_what_the_functions_of_a_schedule_change_is_put_back():
+    class Counts(Model):
+        calls = 0
+
+        def rate_at(self, step):
+            self.calls += 1
+            CALLS.append(step)
+            return 0.99**self.calls + random.random() + float(torch.rand(()))
+
+    def trained(*watching):
+        random.seed(0)
+        CALLS.clear()
+        model = Counts(scheduled=lambda model, optimizer: lr_scheduler.LambdaLR(optimizer, model.rate_at))
+        run = fit(None, model, batches(*[8] * 5), *watching)
+        rates = run.lr_scheduler_configs[0].scheduler.get_last_lr()
+        return rates, model.calls, list(CALLS), random.random(), float(torch.rand(()))
+
+    assert trained(HealthMonitor()) == trained()
+
+
+def test_thousands_of_frozen_parameters_are_named_at_once():
+    weight, frozen = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1), requires_grad=False)
+    held = {f"layers.{i}.attention.base.weight": frozen for i in range(3000)}
+    adapters = {f"layers.{i}.attention.adapter.weight": weight for i in range(3000)}
+    began = perf_counter()
+    (found,) = _frozen(held | adapters)
+    assert perf_counter() - began < 1
+    assert "layers.0.attention.base, layers.1.attention.base" in found.evidence

@@ -47,7 +47,9 @@ def read_first_step(trainer: Trainer, pl_module: LightningModule, batch: Any, ba
     """
     found, reached = _found_in_step(trainer, pl_module, batch, batch_idx)
     try:
-        found += findings_of_optimizers(trainer, pl_module, reached)
+        found += findings_of_optimizers(trainer, pl_module, reached, Restorable(trainer))
+    except CannotRunAgainError as why:
+        inform(f"the schedule was not read: {why}.")
     except Exception as error:
         warn(f"the optimizers were not read: {type(error).__name__}: {error}")
     return found

@@ -3,7 +3,8 @@
 import copy
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hookboard.auditing.rules import Finding
 from hookboard.messages import listed
+from hookboard.replay import schedules_apart
 
 MOST_RATES = 2000
 """A schedule is read for at most so many of its steps, evenly spread over the fit (a choice)."""
@@ -33,7 +35,10 @@ MOSTLY = 0.5
 
 
 def findings_of_optimizers(
-    trainer: Trainer, pl_module: LightningModule, reached: Collection[str] | None
+    trainer: Trainer,
+    pl_module: LightningModule,
+    reached: Collection[str] | None,
+    check: Callable[[object], None] = lambda value: None,
 ) -> Iterator[Finding]:
     """Find what the optimizers do not hold, what is frozen, and rates that are 0 most of the time.
 
@@ -41,12 +46,16 @@ def findings_of_optimizers(
         trainer: the Trainer.
         pl_module: its LightningModule.
         reached: the names of the parameters that a gradient reaches; None if that is not known.
+        check: raises for an object that cannot be restored: to read a schedule, its functions are called.
     """
     parameters = {name: p for name, p in pl_module.named_parameters() if not is_lazy(p)}
     if reached is not None:
         yield from _not_in_optimizer(trainer, parameters, reached)
     yield from _frozen(parameters)
-    yield from _schedule(trainer, pl_module)
+    if trainer.lr_scheduler_configs and not trainer.global_step:  # of a fit that goes on, the rates of before are gone
+        with schedules_apart(trainer, pl_module, check):
+            found = list(_schedule(trainer, pl_module))
+        yield from found
 
 
 def _not_in_optimizer(
@@ -92,15 +101,20 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
 
 def _whole(parameters: Mapping[str, nn.Parameter], frozen: Collection[str]) -> list[str]:
     """Return the fewest names of modules and parameters that cover what is frozen, and nothing else."""
-    found: list[str] = []
-    for name in frozen:
-        parts = name.split(".")
-        above = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
-        inside = ([other for other in parameters if f"{other}.".startswith(f"{path}.")] for path in above)
-        whole = next(path for path, names in zip(above, inside, strict=True) if all(n in frozen for n in names))
-        if whole not in found:
-            found.append(whole)
-    return found
+    all_of = Counter(path for name in parameters for path in _paths_to(name))
+    frozen_of = Counter(path for name in frozen for path in _paths_to(name))
+    wholes = (next(path for path in _paths_to(name) if all_of[path] == frozen_of[path]) for name in frozen)
+    return list(dict.fromkeys(wholes))
+
+
+def _paths_to(name: str) -> Iterator[str]:
+    """Yield the names of the modules around a parameter, from the outermost, and its own.
+
+    >>> list(_paths_to("net.0.weight"))
+    ['net', 'net.0', 'net.0.weight']
+    """
+    parts = name.split(".")
+    return (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
 
 
 def _schedule(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]:

@@ -194,6 +194,21 @@ def _rates_of(trainer: Trainer) -> list[Any]:
     return held
 
 
+@contextmanager
+def schedules_apart(trainer: Trainer, pl_module: LightningModule, check: Callable[[object], None]) -> Iterator[None]:
+    """Let copies of the schedulers be stepped inside the context, and undo what the user's functions in them change.
+
+    Args:
+        trainer: the Trainer.
+        pl_module: its LightningModule.
+        check: raises for an object that cannot be restored, see `State`.
+    """
+    rates = _rates_of(trainer)
+    variables = Variables(pl_module, [config.scheduler for config in trainer.lr_scheduler_configs])
+    with undisturbed(pl_module, rates, variables.held(), check=check), variables.kept():
+        yield
+
+
 def _without_backward(pl_module: LightningModule, batch: Any, batch_idx: int, take: Callable[[Tensor], None]) -> None:
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
         take(loss)

@@ -1,7 +1,7 @@
 """What the code of a model reaches besides its attributes: global variables and those of closures."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FunctionType, MethodType
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 _OF_LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 """What stands in the path of code whose variables do not change from call to call."""
@@ -23,12 +24,15 @@ class Variables:
 
     Args:
         model: the model.
+        others: further objects whose functions run, such as schedulers.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, others: Sequence[object] = ()) -> None:
         self._functions: dict[int, FunctionType] = {}
         self._owners: list[object] = []
         for function in _functions_of(model):
+            self._add(function)
+        for function in _functions_of_objects(others):
             self._add(function)
         for hook in _hooks_of(model):
             self._add_hook(hook)
@@ -85,6 +89,25 @@ def _functions_of(model: nn.Module) -> Iterator[FunctionType]:
     for module in model.modules():
         for value in vars(module).values():
             yield from _functions_in(value)
+
+
+def _functions_of_objects(objects: Sequence[object]) -> Iterator[FunctionType]:
+    """Yield the functions of their classes, and those that they hold, also in lists, as a scheduler does."""
+    waiting, seen = list(objects), set[int]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, list | tuple):
+            waiting.extend(value)
+            continue
+        yield from _functions_in(value)
+        for cls in type(value).__mro__:
+            for item in vars(cls).values():
+                yield from _functions_in(item)
+        if isinstance(value, LRScheduler):
+            waiting.extend(vars(value).values())
 
 
 def _hooks_of(model: nn.Module) -> Iterator[Any]:
