@@ -6,6 +6,7 @@ import functools
 import itertools
 import random
 
+import noted
 import numpy as np
 import pytest
 import torch
@@ -293,6 +294,68 @@ class NotesInVariables(Plain):
         return counted(super().loss_of(batch)) * (1 + COUNT + len(SEEN))
 
 
+class NotesInItsClass(Plain):
+    """In a number and a list of its class, and in the default of an argument."""
+
+    calls = 0
+    kept = []  # noqa: RUF012  # that is the point
+
+    def __init__(self):
+        super().__init__()
+        type(self).calls = 0
+        self.kept.clear()
+        self.times.__defaults__[0].clear()
+
+    def times(self, seen=[]):  # noqa: B006  # that is the point
+        seen.append(1)
+        return len(seen)
+
+    def loss_of(self, batch):
+        type(self).calls += 1
+        self.kept.append(1)
+        return super().loss_of(batch) * (self.calls + len(self.kept) + self.times())
+
+
+OF_NUMPY, OF_PYTHON = np.random.default_rng(0), random.Random(0)
+
+
+class DrawsWithGlobalGeneratorsOfOthers(Plain):
+    def __init__(self):
+        super().__init__()
+        global OF_NUMPY, OF_PYTHON
+        OF_NUMPY, OF_PYTHON = np.random.default_rng(0), random.Random(0)
+
+    def loss_of(self, batch):
+        return super().loss_of(batch) * (OF_NUMPY.random() + OF_PYTHON.random())
+
+
+class NotesInAnotherFile(Plain):
+    """In a variable of a file that it imports, and in an object from there."""
+
+    def __init__(self):
+        super().__init__()
+        noted.COUNT, noted.TALLY.count = 0, 0
+
+    def loss_of(self, batch):
+        noted.COUNT += 1
+        noted.TALLY.add()
+        return super().loss_of(batch) * (noted.COUNT + noted.TALLY.count)
+
+
+@functools.lru_cache
+def projection(size):
+    return torch.randn(size, size)
+
+
+class CachesWhatItDraws(Plain):
+    def __init__(self):
+        super().__init__()
+        projection.cache_clear()
+
+    def loss_of(self, batch):
+        return super().loss_of(batch @ projection(4))
+
+
 class GrowsWhenItIsCalledFirst(Plain):
     """Adds a hook and a layer at the first call, and notes that it has, as some models of others do."""
 
@@ -403,6 +466,10 @@ READ = [
     SetsItsRate,
     NotesInVariables,
     HoldsADictOfItsOwnKind,
+    NotesInItsClass,
+    NotesInAnotherFile,
+    DrawsWithGlobalGeneratorsOfOthers,
+    CachesWhatItDraws,
     CallsBackwardByHand,
     Lbfgs,
 ]

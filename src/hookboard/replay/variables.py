@@ -1,10 +1,12 @@
 """What the code of a model reaches besides its attributes: global variables and those of closures."""
 
+import random
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
-from types import FunctionType, MethodType
+from functools import lru_cache, partial
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,10 @@ _OF_LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 """What stands in the path of code whose variables do not change from call to call."""
 
 _CONTAINERS = frozenset({list, dict, set, deque, bytearray, np.ndarray})
+
+_OTHERS_THAT_CHANGE = (nn.Module, random.Random, np.random.Generator, np.random.RandomState)
+
+_CACHE = type(lru_cache(lambda: None))
 
 _LIBRARY = __name__.partition(".")[0]
 
@@ -30,6 +36,7 @@ class Variables:
     def __init__(self, model: nn.Module, others: Sequence[object] = ()) -> None:
         self._functions: dict[int, FunctionType] = {}
         self._owners: list[object] = []
+        self._classes = {cls for module in model.modules() for cls in type(module).__mro__ if _is_own_class(cls)}
         for function in _functions_of(model):
             self._add(function)
         for function in _functions_of_objects(others):
@@ -46,30 +53,44 @@ class Variables:
             self._owners.append(hook)
 
     def _add(self, function: FunctionType) -> None:
-        path, module = function.__code__.co_filename, (function.__module__ or "").partition(".")[0]
-        if id(function) in self._functions or module == _LIBRARY or any(part in path for part in _OF_LIBRARIES):
+        module = (function.__module__ or "").partition(".")[0]
+        if id(function) in self._functions or module == _LIBRARY or _is_of_library(function.__code__.co_filename):
             return
         self._functions[id(function)] = function
-        for _, value in [*_globals_of(function), *_cells_of(function)]:
-            if isinstance(value, FunctionType):
-                self._add(value)
+        for _, _, value in _globals_of(function):
+            self._add_value(value)
+        for _, value in _cells_of(function):
+            self._add_value(value)
+
+    def _add_value(self, value: object) -> None:
+        if isinstance(value, FunctionType):
+            self._add(value)
+        elif isinstance(value, type) and _is_own_class(value):
+            self._classes.add(value)
 
     def held(self) -> list[object]:
-        """Return the containers, arrays, modules and objects of the user's own classes that they hold."""
+        """Return the containers, arrays, generators, modules and objects of the user's own classes that they hold."""
         found = list(self._owners)
+        values = [value for cls in self._classes for value in vars(cls).values()]
         for function in self._functions.values():
-            for _, value in [*_globals_of(function), *_cells_of(function)]:
-                is_own = not isinstance(value, type) and type(value).__module__ == function.__module__
-                if type(value) in _CONTAINERS or isinstance(value, nn.Module) or is_own:
-                    found.append(value)
+            values += [value for _, _, value in _globals_of(function)]
+            values += [value for _, value in _cells_of(function)]
+            values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        for value in values:
+            kind = type(value)
+            if kind in _CONTAINERS or isinstance(value, _OTHERS_THAT_CHANGE) or _is_own_class(kind):
+                found.append(value)
         return found
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Give each variable its present value again when the context ends."""
+        """Give each variable its present value again when the context ends, and empty caches that were empty."""
         functions = list(self._functions.values())
-        names = [(function.__globals__, name, value) for function in functions for name, value in _globals_of(function)]
+        names = [variable for function in functions for variable in _globals_of(function)]
         cells = [pair for function in functions for pair in _cells_of(function)]
+        classes = [(cls, _data_of(cls)) for cls in self._classes]
+        values = [value for _, _, value in names] + [value for cls in self._classes for value in vars(cls).values()]
+        caches = [value for value in values if isinstance(value, _CACHE) and not value.cache_info().currsize]
         try:
             yield
         finally:
@@ -79,6 +100,45 @@ class Variables:
             for cell, value in cells:
                 if cell.cell_contents is not value:
                     cell.cell_contents = value
+            for cls, data in classes:
+                _give_back(cls, data)
+            for cache in caches:
+                cache.cache_clear()
+
+
+def _is_of_library(path: str) -> bool:
+    return any(part in path for part in _OF_LIBRARIES)
+
+
+def _is_own_class(cls: type) -> bool:
+    """Return whether a class is the user's: of a file outside of libraries."""
+    return cls.__module__.partition(".")[0] != _LIBRARY and _is_own_module(sys.modules.get(cls.__module__))
+
+
+def _is_own_module(module: object) -> bool:
+    if getattr(module, "__name__", "") == "__main__":
+        return True
+    path = getattr(module, "__file__", None)
+    return path is not None and not _is_of_library(path)
+
+
+def _data_of(cls: type) -> dict[str, Any]:
+    """Return the attributes of a class that are not its code."""
+    code = (FunctionType, classmethod, staticmethod, property, type)
+    return {
+        name: value
+        for name, value in vars(cls).items()
+        if not (name.startswith(("__", "_abc_")) or isinstance(value, code) or hasattr(value, "__get__"))
+    }
+
+
+def _give_back(cls: type, data: dict[str, Any]) -> None:
+    now = _data_of(cls)
+    for name in now.keys() - data.keys():
+        delattr(cls, name)
+    for name, value in data.items():
+        if name not in now or now[name] is not value:
+            setattr(cls, name, value)
 
 
 def _functions_of(model: nn.Module) -> Iterator[FunctionType]:
@@ -130,9 +190,24 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
         value = getattr(value, "__wrapped__", None)
 
 
-def _globals_of(function: FunctionType) -> list[tuple[str, Any]]:
-    variables = function.__globals__
-    return [(name, variables[name]) for name in function.__code__.co_names if name in variables]
+def _globals_of(function: FunctionType) -> list[tuple[dict[str, Any], str, Any]]:
+    """Return the variables that a function names: those of its file, and of other files of the user that it imports.
+
+    Returns:
+        The variables among which it is, its name and its value, of each.
+    """
+    names = list(_names_in(function.__code__))
+    spaces = [function.__globals__]
+    spaces += [vars(v) for n in names if isinstance(v := spaces[0].get(n), ModuleType) and _is_own_module(v)]
+    return [(space, name, space[name]) for space in spaces for name in names if name in space]
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names in a function, and in the functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
 
 
 def _cells_of(function: FunctionType) -> list[tuple[Any, Any]]:
