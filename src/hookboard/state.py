@@ -2,7 +2,7 @@
 
 import random
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial, singledispatch
@@ -98,7 +98,8 @@ def _keep(value: Any, undo: ExitStack) -> Iterable[object]:
 
 
 def _keep_attributes(value: object, undo: ExitStack) -> list[object]:
-    attributes = getattr(value, "__dict__", {})
+    attributes = getattr(value, "__dict__", None)
+    attributes = attributes if isinstance(attributes, dict) else {}  # `list[int]` gives that of its class, read-only
     slots = [(descriptor, descriptor.__get__(value)) for descriptor in _filled_slots(value)]
     held = [*attributes.values(), *(item for _, item in slots)]
     if any(type(item).__module__.partition(".")[0] in _OF_THREADS for item in held):
@@ -150,7 +151,7 @@ def _keep_array(array: np.ndarray, undo: ExitStack) -> Iterable[object]:
 
 @_keep.register
 def _keep_dict(value: dict, undo: ExitStack) -> Iterable[object]:  # type: ignore[type-arg]  # singledispatch reads it
-    before = dict(dict.items(value))  # a class of its own may give other values than it holds
+    before = _content_of(value)
     undo.callback(_refill, value, before)
     return [*before.values(), *_keep_attributes(value, undo)]
 
@@ -215,8 +216,16 @@ def _filled_slots(value: object) -> Iterator[MemberDescriptorType]:
     for cls in type(value).__mro__:
         if "__slots__" in vars(cls):
             for descriptor in vars(cls).values():
-                if isinstance(descriptor, MemberDescriptorType) and hasattr(value, descriptor.__name__):
+                if isinstance(descriptor, MemberDescriptorType) and _is_filled(descriptor, value):
                     yield descriptor
+
+
+def _is_filled(descriptor: MemberDescriptorType, value: object) -> bool:
+    try:  # `hasattr` may find another attribute of that name: `__doc__` in a class that has such a slot
+        descriptor.__get__(value)
+    except AttributeError:
+        return False
+    return True
 
 
 def _refill_slots(value: object, before: list[tuple[MemberDescriptorType, object]]) -> None:
@@ -228,13 +237,24 @@ def _refill_slots(value: object, before: list[tuple[MemberDescriptorType, object
         descriptor.__set__(value, held)
 
 
+def _content_of(value: dict[Any, Any]) -> dict[Any, Any]:
+    """Return what a dict holds, in its order: a class may give something else for it, as one that makes it anew."""
+    return {name: dict.__getitem__(value, name) for name in _base_of(value).__iter__(value)}
+
+
+def _base_of(value: dict[Any, Any]) -> type[dict[Any, Any]]:
+    return OrderedDict if isinstance(value, OrderedDict) else dict
+
+
 def _refill(value: dict[Any, Any], before: dict[Any, Any], leave: frozenset[str] = frozenset()) -> None:
-    now = {name: held for name, held in dict.items(value) if name not in leave}
+    now = {name: held for name, held in _content_of(value).items() if name not in leave}
     if list(now) == list(before) and all(now[name] is before[name] for name in now):
         return
+    base = _base_of(value)
     for name in now:
-        del value[name]
-    value.update(before)
+        base.__delitem__(value, name)
+    for name, held in before.items():
+        base.__setitem__(value, name, held)
 
 
 def _exchange(value: Any, before: list[Any]) -> None:

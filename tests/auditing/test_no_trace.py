@@ -356,6 +356,32 @@ class CachesWhatItDraws(Plain):
         return super().loss_of(batch @ projection(4))
 
 
+class MakesAnew(collections.OrderedDict):
+    """Gives a new object each time, as the table of activations in transformers."""
+
+    def __getitem__(self, name):
+        return super().__getitem__(name)()
+
+
+class DocumentsItself:
+    __slots__ = ("__doc__", "count")
+
+    def __init__(self):
+        self.count = 0
+
+
+class HoldsOddObjects(Plain):
+    def __init__(self):
+        super().__init__()
+        self.made, self.odd = MakesAnew(first=nn.ReLU, second=nn.Tanh), DocumentsItself()
+
+    def loss_of(self, batch):
+        self.made.move_to_end("first")
+        self.odd.count += 1
+        [name, *_] = self.made
+        return super().loss_of(self.made[name](batch)) * self.odd.count
+
+
 class GrowsWhenItIsCalledFirst(Plain):
     """Adds a hook and a layer at the first call, and notes that it has, as some models of others do."""
 
@@ -470,6 +496,7 @@ READ = [
     NotesInAnotherFile,
     DrawsWithGlobalGeneratorsOfOthers,
     CachesWhatItDraws,
+    HoldsOddObjects,
     CallsBackwardByHand,
     Lbfgs,
 ]
