@@ -118,3 +118,15 @@ def test_an_overridden_zero_grad_that_does_nothing_is_an_alarm():
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_what_lightning_clears_and_accumulates_is_fine(accumulated):
     assert alarms(Automatic(), accumulate_grad_batches=accumulated) == []
+
+
+class ClearsTheData(Manual):
+    def training_step(self, batch, batch_idx):
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.data.zero_()
+        super().training_step(batch, batch_idx)
+
+
+def test_gradients_that_are_cleared_through_their_data_are_well():
+    assert alarms(ClearsTheData(clears="never")) == []

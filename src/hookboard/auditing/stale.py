@@ -85,6 +85,12 @@ class StaleGradients:
             watched.backwards += 1
             if not all(left.is_untouched for left in watched.left):
                 watched.left = []
+            # `grad.data.zero_()` clears it and leaves its version as it was.
+            watched.left = [
+                left._replace(is_any=left.is_any & local(grad).any())
+                for left in watched.left
+                if _is_plain(grad := left.parameter.grad)
+            ]
 
     def after_backward(self) -> None:
         """Call after it: it may have added to the gradients, which is no clearing."""
