@@ -10,12 +10,13 @@ import noted
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.nn.functional import cosine_similarity, mse_loss
+from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
-from toys import batches, encoder, fit, sequences
+from toys import batches, encoder, fit, sequences, trainer
 
 from hookboard import HealthMonitor
 
@@ -564,3 +565,53 @@ NOT_READ = {
 @pytest.mark.parametrize("kind", NOT_READ)
 def test_a_step_that_cannot_be_read_leaves_no_trace_and_one_line(kind, caplog):
     assert_no_trace(kind, caplog, why=NOT_READ[kind])
+
+
+class Counted:
+    count = 0
+
+
+class CallbackWithACount(Counted, Callback):
+    pass
+
+
+class DataWithACount(Counted, LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(CountedSet(), batch_size=8)
+
+    def val_dataloader(self):
+        return []
+
+
+class CountedSet(Counted, Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))
+
+
+class CountsElsewhere(Plain):
+    def loss_of(self, batch):
+        [callback] = [one for one in self.trainer.callbacks if isinstance(one, CallbackWithACount)]
+        callback.count += 1
+        self.trainer.datamodule.count += 1
+        self.trainer.train_dataloader.dataset.count += 1
+        return super().loss_of(batch) * (callback.count + self.trainer.datamodule.count)
+
+
+@pytest.mark.filterwarnings("ignore:.*num_workers|.*No `validation|.*logging interval")
+def test_what_a_step_changes_through_its_trainer_is_put_back(caplog):
+    def counts(*callbacks):
+        run = trainer(None, callback := CallbackWithACount(), *callbacks)
+        run.fit(model := CountsElsewhere(), datamodule=(data := DataWithACount()))
+        return callback.count, data.count, run.train_dataloader.dataset.count, [float(loss) for loss in model.losses]
+
+    def seeded(*callbacks):
+        torch.manual_seed(0)
+        return counts(*callbacks)
+
+    bare = seeded()
+    assert bare[:3] == (3, 3, 3)
+    assert seeded(HealthMonitor()) == bare
+    assert not said_by_reading(caplog)

@@ -171,7 +171,11 @@ def step_before(
     _check(trainer, pl_module, batch, backward=1)
     with ExitStack() as until_end:
         variables = Variables(pl_module)
-        until_end.enter_context(undisturbed(pl_module, batch, _rates_of(trainer), variables.held(), check=check))
+        until_end.enter_context(
+            undisturbed(
+                pl_module, batch, _rates_of(trainer), variables.held(), _reached(trainer, variables), check=check
+            )
+        )
         until_end.enter_context(variables.kept())
         until_end.enter_context(_without_logs(trainer, pl_module))
         until_end.enter_context(_alone(trainer))
@@ -181,6 +185,22 @@ def step_before(
         else:
             until_end.enter_context(_idle(trainer, pl_module))
             yield lambda take: _without_backward(pl_module, batch, batch_idx, take)
+
+
+def _reached(trainer: Trainer, variables: Variables) -> list[Any]:
+    """Return the attributes of what the user's code may reach through its Trainer, by what it names."""
+    loader = trainer.train_dataloader
+    found: list[Any] = []
+    if variables.names("datamodule"):
+        found.append(getattr(trainer, "datamodule", None))
+    if variables.names("callbacks"):
+        found += trainer.callbacks  # type: ignore[attr-defined]
+    if variables.names("train_dataloader"):
+        found.append(getattr(loader, "dataset", None))
+    return [vars(one) for one in found if hasattr(one, "__dict__") and not type(one).__module__.startswith(_NOT_OWN)]
+
+
+_NOT_OWN = ("torch.", "lightning.", "pytorch_lightning.", "hookboard.")
 
 
 def _rates_of(trainer: Trainer) -> list[Any]:

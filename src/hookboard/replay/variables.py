@@ -68,6 +68,10 @@ class Variables:
         elif isinstance(value, type) and _is_own_class(value):
             self._classes.add(value)
 
+    def names(self, *names: str) -> bool:
+        """Return whether the user's code names one of these."""
+        return any(not {*names}.isdisjoint(_names_in(function.__code__)) for function in self._functions.values())
+
     def held(self) -> list[object]:
         """Return the containers, arrays, generators, modules and objects of the user's own classes that they hold."""
         found = list(self._owners)
