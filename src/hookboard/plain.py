@@ -38,13 +38,13 @@ Codecs = Mapping[type, Codec]
 
 
 def dataclass_codec(cls: type) -> Codec:
-    """Take a dataclass apart into its fields."""
+    """Return the codec of a dataclass, whose objects are packed as their fields."""
     names = [field.name for field in dataclasses.fields(cls)]
     return Codec(lambda made: {name: getattr(made, name) for name in names}, lambda parts: cls(**parts))
 
 
 def object_codec(empty: Callable[[], Any], derived: Iterable[str] = ()) -> Codec:
-    """Take an object apart into its attributes, or into what its `__getstate__` returns.
+    """Return the codec of a class whose objects are packed as their attributes, or as what `__getstate__` returns.
 
     Args:
         empty: makes an object with all attributes.

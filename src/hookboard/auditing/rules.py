@@ -147,9 +147,9 @@ _REDUCING |= {"mul", "rmul", "div", "truediv", "rtruediv"}
 
 
 def _only_reduced(loss: Value) -> Iterator[Op]:
-    """Yield the operations from which nothing but sums, means and powers lead to the loss.
+    """Yield the operations whose results reach the loss through nothing but the operations in `_REDUCING`.
 
-    Where two tensors meet, such as a loss and its mask, only single numbers are followed.
+    One with several inputs, such as loss times mask, is followed further back only if its result is a single number.
     """
     waiting, seen = [loss], set[int]()
     while waiting:

@@ -67,7 +67,7 @@ class MeasurementState(StageState):
             self.taps.settle()
 
     def observe(self, on: bool) -> None:
-        """Switch the hooks off while other callbacks run in the middle of a batch, then on again."""
+        """Switch the hooks on or off: off while other callbacks run in the middle of a batch."""
         self.taps.active = on
 
     def follow_weights(self, weights: dict[str, Weight]) -> dict[str, str]:

@@ -231,9 +231,9 @@ class SiteLogger(HookboardCallback[V]):
         inform(f"{self._name} has measured nothing in {state.stage}: {why}.")
 
     def _follow_weights(self, pl_module: LightningModule, state: V) -> None:
-        """If modules have new parameters, watch these, and warn once.
+        """Watch the parameters that the modules have now, if these have changed, and warn once.
 
-        It is called before the optimizer steps: sharded modules have other parameters during forward and backward.
+        Called before the optimizer steps, because sharded modules have other parameters during forward and backward.
         """
         if are_still(state.weights, state.selection.owners):
             return

@@ -72,7 +72,7 @@ class PictureState(StageState):
         return self.selection.modules.items()
 
     def observe(self, on: bool) -> None:
-        """Switch the hooks off while other callbacks run in the middle of a batch, then on again."""
+        """Switch the hooks on or off: off while other callbacks run in the middle of a batch."""
         if self.taps is not None:
             self.taps.active = on
 

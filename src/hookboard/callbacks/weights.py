@@ -87,7 +87,7 @@ class WeightsBefore:
                 self.turns.note(name, now)
 
     def forget(self) -> None:
-        """Forget the weights, which have changed."""
+        """Begin the turns anew, because the watched weights have changed; the copies stay until `clear`."""
         if self.turns is not None:
             self.turns.forget()
 
@@ -201,16 +201,16 @@ class Turns:
         return next(iter(self._missed), None)
 
     def go_on(self, parts: str | None) -> None:
-        """Restore the weight of a checkpoint that has the next turn."""
+        """Restore from a checkpoint which weight is next."""
         self._first = parts
 
     def forget(self) -> None:
-        """Forget the weights, which have changed, but for the one that has waited longest."""
+        """Begin anew because the weights have changed, with the one that has waited longest if it is still there."""
         self._first = self.parts() or self._first
         self._missed, self._bytes, self._chosen, self._left = {}, {}, set(), MOST_COPIED_BYTES
 
     def of(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:
-        """Return the weights that have their turn, among those that an optimizer is about to step."""
+        """Return those weights that have their turn, of those that an optimizer is about to step."""
         for name, weight in weights.items():
             if name not in self._bytes:
                 self._bytes[name] = sum(map(bytes_of, weight.parameters))
@@ -241,10 +241,10 @@ class Turns:
         self._bytes[name] = bytes_of(copied)
 
     def end(self, copied: Container[str]) -> None:
-        """End the step: forget its copies.
+        """End the step: the weights that had their turn wait behind all others.
 
         Args:
-            copied: the names of the weights that were stepped.
+            copied: the names of those that were copied; one that no optimizer stepped keeps its turn for a while.
         """
         chosen, self._chosen, self._left = self._chosen, set(), MOST_COPIED_BYTES
         self.waiting = frozenset(self._missed.keys() - chosen)

@@ -38,15 +38,15 @@ class Operation:
 
     @property
     def where(self) -> str:
-        """The function and its line."""
+        """The function, and the line that called it if known: `softmax() at model.py:31`."""
         return f"{self.name}() at {self.line}" if self.line else f"{self.name}()"
 
 
 class OperationSearch(TorchFunctionMode):
-    """Follows NaN and Inf through the calls inside its context, each from the call that made it.
+    """Inside its context, traces each NaN and Inf back to the call that made it.
 
-    A call whose output is not finite made it so, unless an input was not finite already; a softmax and an attention
-    made NaN of -Inf, which masks give. It waits for the device at each call.
+    A call whose output is not finite is to blame, unless one of its inputs was not finite either; but a softmax or an
+    attention is to blame for the NaN that it makes of a mask's -Inf. It waits for the device at each call.
     """
 
     def __init__(self) -> None:

@@ -202,11 +202,11 @@ class _Suspect:
 
 
 class Search:
-    """Records all module calls while the model is run again, and tells where non-finite values began.
+    """Records all module calls of a run inside `watching`, and tells where non-finite values began.
 
     Args:
         model: the model.
-        batch: the batch that it is run on.
+        batch: the batch that it is run on again.
         with_gradients: True to record the backward pass too.
     """
 
@@ -229,7 +229,7 @@ class Search:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Hooks all modules inside the context."""
+        """Record the calls of all modules inside the context."""
         with ExitStack() as hooks:
             hooks.callback(self._settle)
             self._switch.on = True

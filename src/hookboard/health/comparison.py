@@ -88,7 +88,7 @@ def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]
 
 
 def size_of(one: Look, other: Look, layer: Layer) -> float:
-    """Return the size of the gap between two looks, see `Gap`; NaN if unknown, and for dropout."""
+    """Return how far a layer's outputs differ between two looks, see `Gap`; NaN if unknown, and for dropout."""
     before, after = one.of(layer.name, "output"), other.of(layer.name, "output")
     if before is None or after is None or layer.kind == "dropout":
         return math.nan

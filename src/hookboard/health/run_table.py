@@ -110,7 +110,7 @@ class RunTable:
         return np.asarray(self._spoiled[: len(self.steps), _ROW_OF[quantity]].T)
 
     def reorder(self, layers: Sequence[Layer], place: Sequence[int]) -> None:
-        """Take the layers in another order.
+        """Put the layers in another order; new ones start empty.
 
         Args:
             layers: all watched layers, in the new order.

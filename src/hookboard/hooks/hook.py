@@ -144,5 +144,5 @@ def hook_of(module: nn.Module, before: bool, *, is_hidden: bool = False) -> Hook
 
 
 def _last_owner(hooks: "OrderedDict[int, Callable[..., Any]]") -> object:
-    """Whose method the last hook is; None if there is no hook, or it is no method."""
+    """Return the object whose method the last hook is; None if there is no hook, or it is not a method."""
     return getattr(next(reversed(hooks.values())), "__self__", None) if hooks else None

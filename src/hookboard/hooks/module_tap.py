@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
 
 class Calls:
-    """The calls of one module that run, the innermost last, for each thread by itself.
+    """The running calls of one module, for each thread by itself, the innermost last.
 
     Calls are numbered in the order in which they begin. A recomputation under checkpointing gets the number of the
     call it repeats, or UNKNOWN if there were several.
@@ -52,7 +52,7 @@ class Calls:
         self._here = _Running()
 
     def enter(self, arguments: int, edges: Edges) -> None:
-        """Return a call begins."""
+        """Note that a call begins."""
         with self._lock:
             if in_backward():
                 number = 0 if self._made == 1 else UNKNOWN
@@ -63,16 +63,16 @@ class Calls:
 
     @property
     def are_running(self) -> bool:
-        """Whether this thread is in a call. One that has begun before the taps were active is none."""
+        """Whether this thread is in a call; one that began before the taps were active does not count."""
         return bool(self._here.calls)
 
     @property
     def number(self) -> int:
-        """Of the innermost call of this thread."""
+        """The number of the innermost call of this thread."""
         return self._here.calls[-1].number
 
     def returned(self, arguments: int) -> Call:
-        """Return the call with these arguments, now the innermost: calls left inside of it have failed."""
+        """Return the call with these arguments, and drop the calls still open inside it, which have failed."""
         calls = self._here.calls
         if any(call.arguments == arguments for call in calls):  # else another hook has changed them on the way
             while calls[-1].arguments != arguments:
@@ -80,7 +80,7 @@ class Calls:
         return calls[-1]
 
     def leave(self) -> None:
-        """Return the innermost call ends."""
+        """Note that the innermost call ends."""
         self._here.calls.pop()
 
     def forget(self) -> None:
@@ -89,14 +89,14 @@ class Calls:
 
 
 class _Running(threading.local):
-    """The calls that a thread is in."""
+    """The calls that are running in a thread."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
 
 
 class ModuleTap:
-    """What the hooks of one module show to observers. It keeps no tensor after the call."""
+    """Shows the tensors of one module's calls to observers; its hooks call it. It keeps no tensor after the call."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class ModuleTap:
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
     @timed
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a call. Inputs are read here, because an in-place module changes them."""
+        """Show the inputs before a call, because an in-place module will change them."""
         # Between two graphs torch.compile would compile this function, and all that it calls.
         if self._is_off or is_own_call():
             return
@@ -145,7 +145,7 @@ class ModuleTap:
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
     @timed
     def leave(self, args: tuple[Any, ...], output: object) -> None:
-        """After a call."""
+        """Show the outputs after a call, and watch the gradients that will arrive."""
         if self._is_off or is_own_call() or (self._calls is not None and not self._calls.are_running):
             return
         try:

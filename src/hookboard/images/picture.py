@@ -56,7 +56,7 @@ def indices(values: np.ndarray) -> Pixels:
 
 
 def rgb(values: np.ndarray) -> Pixels:
-    """Colours values of shape (...) in [0, 1]: returns shape (..., 3), uint8."""
+    """Return the heat colour of each value, clipped to [0, 1], shape (..., 3), uint8."""
     return HEAT[indices(values)]
 
 

@@ -218,7 +218,7 @@ class HookboardCallback(CallbackMethods[W]):
     def begin_batch(
         self, trainer: Trainer, pl_module: LightningModule, stage: str, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """See `_begin_batch`."""
+        """Decide whether the batch is due, and then call `_begin_batch`; call `_see_batch` if every step is seen."""
         state = self._live.get(stage)
         if state is None:
             return
@@ -243,7 +243,7 @@ class HookboardCallback(CallbackMethods[W]):
         self._begin_batch(trainer, pl_module, state, batch)
 
     def before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """See `_before_backward`."""
+        """Call `_see_loss` if the callback sees every step, then `_before_backward` if the batch is due."""
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "before the backward pass", self._see_loss, trainer, pl_module, state, loss)
@@ -251,7 +251,7 @@ class HookboardCallback(CallbackMethods[W]):
             self._do(state, "before the backward pass", self._before_backward, state)
 
     def after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See `_after_backward`."""
+        """Call `_see_gradients` if the callback sees every step, then `_after_backward` if the batch is due."""
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "after the backward pass", self._see_gradients, trainer, pl_module, state)
@@ -259,7 +259,7 @@ class HookboardCallback(CallbackMethods[W]):
             self._do(state, "after the backward pass", self._after_backward, state)
 
     def before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """See `_before_optimizer_step`."""
+        """Call `_see_step` if the callback sees every step, then `_before_optimizer_step` if the batch is due."""
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "before the optimizer step", self._see_step, trainer, pl_module, state, optimizer)
@@ -279,7 +279,7 @@ class HookboardCallback(CallbackMethods[W]):
                 self._do(state, "in the middle of a batch", state.observe, on)
 
     def end_batch(self, trainer: Trainer, stage: str) -> None:
-        """See `_end_batch`."""
+        """Call `_see_batch_end` if the callback sees every step, then `_end_batch` if the batch was due."""
         state = self._live.get(stage)
         if state is None:
             return
@@ -315,7 +315,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def end_training(self, trainer: Trainer) -> None:
-        """See `_end_training`."""
+        """Wait for the worker, then call `_end_training` for each stage."""
         self._worker.settle()
         for state in list(self._live.values()):
             self._do(state, "at the end of the training", self._end_training, trainer, state)

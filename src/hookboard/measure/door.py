@@ -100,7 +100,7 @@ def row_on_device(
 
 
 def one_row(parts: Tensor) -> Tensor:
-    """Return the merged row of some rows of one tensor, shape (WIDTH,), on their device."""
+    """Merge some rows of one tensor into a single row, shape (WIDTH,), on their device."""
     if len(parts) <= accelerator.MOST_PROGRAMS:
         row = accelerator.merged(parts)
         if row is not None:
@@ -117,15 +117,15 @@ def measure_rest(
     moments_only: bool,
     dim: int | None = None,
 ) -> Row:
-    """Return what `measure` does when it has the moments.
+    """Complete a row whose moments `measure` has: add the columns of `plan.more`, and count into the bins.
 
     Args:
         row: the moments: floats if the values are on the CPU, else a tensor.
-        tensor: given to `measure`, as the other arguments.
-        values: what is in it.
+        tensor: as in `measure`.
+        values: the values of the tensor.
         plan: what to measure.
         counts: the bins are added to this.
-        moments_only: leave out `counts` and all that is not moments.
+        moments_only: leave `counts` alone, and fill all that is not moments with NaN.
         dim: the dimension of its channels; None if it has none.
 
     Returns:
@@ -148,7 +148,7 @@ def measure_rest(
 def _more(
     tensor: Tensor, values: Values | None, row: list[float], plan: Plan, dim: int | None, moments_only: bool
 ) -> list[float]:
-    """Return what follows the moments in the row of a tensor on the CPU."""
+    """Return `_measured` as floats, for a tensor on the CPU; NaN if `moments_only`."""
     if moments_only:
         return [math.nan] * (plan.width - WIDTH)
     moments = torch.tensor(row, dtype=torch.float64, device="cpu")
@@ -157,7 +157,7 @@ def _more(
 
 
 def _measured(tensor: Tensor, values: Values | None, row: Tensor, plan: Plan, dim: int | None) -> Tensor:
-    """Return the same, shape (width_of(plan.more),), float64, on its device."""
+    """Return what follows the moments in the row of a tensor, shape (width_of(plan.more),), float64, on its device."""
     parts = []
     if plan.columns:
         values = values_of(tensor) if values is None else values

@@ -7,7 +7,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 
 @functools.singledispatch
 def place_of(logger: Logger) -> str:
-    """Return the line for one logger; "" if nothing is known of it."""
+    """Return the line that says where one logger's output is found; "" if unknown."""
     return str(getattr(logger, "log_dir", None) or "")
 
 

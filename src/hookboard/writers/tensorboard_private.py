@@ -10,7 +10,7 @@ from torch.utils.tensorboard.writer import FileWriter
 
 
 def file_writer_of(writer: SummaryWriter) -> FileWriter:
-    """Return the writer of whole events to the file; a new one if the old one was closed."""
+    """Return the `FileWriter`, which writes whole events; a new one if the old one was closed."""
     file_writer: FileWriter = writer._get_file_writer()
     return file_writer
 

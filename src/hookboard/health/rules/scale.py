@@ -95,7 +95,7 @@ def _gains_lost(run: Run) -> Iterator[Symptom]:
 
 
 def takes_the_batch(run: Run, layer: Layer) -> bool:
-    """Return True if a batch norm's output fits the statistics of the batch; False also if that cannot be told."""
+    """Return True if a batch norm normalizes by the batch, judging by its output; False also if that is unknown."""
     return bool(_is_usual(_normalized(run)[run.place(layer.name)]))
 
 
