@@ -3,8 +3,11 @@
 import collections
 import copy
 import functools
+import gc
 import itertools
 import random
+import sys
+import weakref
 
 import noted
 import numpy as np
@@ -615,3 +618,23 @@ def test_what_a_step_changes_through_its_trainer_is_put_back(caplog):
     assert bare[:3] == (3, 3, 3)
     assert seeded(HealthMonitor()) == bare
     assert not said_by_reading(caplog)
+
+
+def test_the_graph_of_the_reading_is_gone_when_the_step_begins():
+    class Watches(Plain):
+        def loss_of(self, batch):
+            output = self.net(batch)
+            sys.outputs.append(weakref.ref(output))
+            alive.append(sum(ref() is not None for ref in sys.outputs))
+            return mse_loss(output, batch)
+
+    sys.outputs, alive = [], []  # not an attribute of anything of the model, which would be put back
+    gc.disable()
+    try:
+        trained(Watches, data(), HealthMonitor())
+    finally:
+        gc.enable()
+        made = len(sys.outputs)
+        del sys.outputs
+    assert made == 5
+    assert alive == [1, 1, 1, 1]
