@@ -294,6 +294,12 @@ def test_layers_in_evaluation_mode_are_a_note():
     assert found.evidence.startswith("1 of 2 layers")
 
 
+def test_a_frozen_part_in_evaluation_mode_is_meant():
+    teacher = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()).eval().requires_grad_(False)
+    model = nn.ModuleDict({"teacher": teacher, "student": nn.Linear(4, 3)})
+    assert audit(model, X, lambda x: (model["student"](x) - teacher(x)).square().mean()) == ()
+
+
 class Classifier(LightningModule):
     def __init__(self):
         super().__init__()

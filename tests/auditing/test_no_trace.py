@@ -638,3 +638,17 @@ def test_the_graph_of_the_reading_is_gone_when_the_step_begins():
         del sys.outputs
     assert made == 5
     assert alive == [1, 1, 1, 1]
+
+
+class OpensAFile(Plain):
+    path = ""
+
+    def training_step(self, batch, batch_idx):
+        with open(self.path, "a") as file:
+            file.write("x")
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_step_that_opens_a_file_is_not_read(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(OpensAFile, "path", str(tmp_path / "log"))
+    assert_no_trace(OpensAFile, caplog, why="training_step opens a file")

@@ -450,9 +450,17 @@ def _has_a_mode(module: nn.Module) -> bool:
 
 
 def eval_mode(done: Done) -> Iterator[Finding]:
-    """Find norms and dropouts that are in evaluation mode while the model trains."""
-    modules = {name: module for name, module in done.step.model.named_modules() if isinstance(module, _WITH_MODES)}
-    modules = {name: module for name, module in modules.items() if _has_a_mode(module)}
+    """Find norms and dropouts that are in evaluation mode while the model trains; a frozen part may well be."""
+    modules: dict[str, nn.Module] = {}
+    frozen: list[str] = []
+    for name, module in done.step.model.named_modules():
+        if any(f"{name}.".startswith(part) for part in frozen):
+            continue
+        parameters = list(module.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            frozen.append(f"{name}." if name else "")
+        elif isinstance(module, _WITH_MODES) and _has_a_mode(module):
+            modules[name] = module
     idle = [name for name, module in modules.items() if not module.training]
     if idle:
         kinds = sorted({type(modules[name]).__name__ for name in idle})

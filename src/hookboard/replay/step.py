@@ -20,6 +20,9 @@ from hookboard.replay.variables import Variables
 from hookboard.state import State, same_random_state
 from hookboard.torch_private import NoCollectives
 
+TRACKERS = ("wandb", "mlflow", "comet_ml", "neptune", "clearml", "aim")
+"""Libraries that write from anywhere."""
+
 
 @contextmanager
 def undisturbed(
@@ -171,6 +174,7 @@ def step_before(
     _check(trainer, pl_module, batch, backward=1)
     with ExitStack() as until_end:
         variables = Variables(pl_module)
+        _check_writing(pl_module, variables)
         until_end.enter_context(
             undisturbed(
                 pl_module, batch, _rates_of(trainer), variables.held(), _reached(trainer, variables), check=check
@@ -185,6 +189,15 @@ def step_before(
         else:
             until_end.enter_context(_idle(trainer, pl_module))
             yield lambda take: _without_backward(pl_module, batch, batch_idx, take)
+
+
+def _check_writing(pl_module: LightningModule, variables: Variables) -> None:
+    tracker = next(filter(variables.names, TRACKERS), None)
+    if tracker is not None:
+        raise CannotRunAgainError(f"its code calls {tracker} itself, which would write twice")
+    code = getattr(pl_module.training_step, "__code__", None)
+    if code is not None and "open" in code.co_names:
+        raise CannotRunAgainError("training_step opens a file")
 
 
 def _reached(trainer: Trainer, variables: Variables) -> list[Any]:
