@@ -95,7 +95,7 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
             "",
             f"{count - sum(frozen.values()):,} of {count:,} weights are trained; frozen are all of "
             f"{listed(_whole(parameters, frozen), 3)}",
-            "set requires_grad=True on what shall be trained",
+            "nothing, if that is meant, as below an adapter; otherwise set requires_grad=True on the rest",
         )
 
 
