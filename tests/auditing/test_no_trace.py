@@ -23,7 +23,10 @@ from toys import batches, encoder, fit, sequences, trainer
 
 from hookboard import HealthMonitor
 
-pytestmark = pytest.mark.trains
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step"),  # a SequentialLR of torch 2.6
+]
 
 
 class Plain(LightningModule):

@@ -16,7 +16,10 @@ from toys import batches, fit, trainer
 from hookboard import HealthMonitor
 from hookboard.auditing.optimizing import _frozen, rates_of
 
-pytestmark = pytest.mark.trains
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step"),  # a SequentialLR of torch 2.6
+]
 
 OURS = {"not_in_optimizer", "frozen", "schedule"}
 
@@ -158,7 +161,7 @@ def test_of_a_fit_that_goes_on_no_schedule_is_judged(tmp_path, caplog):
     fit(None, Model(scheduled=linear), batches(*[8] * 14)).save_checkpoint(path)
     run = trainer(None, monitor := HealthMonitor(every_n_steps=1), max_epochs=2)
     given = DataLoader(batches(*[8] * 14), batch_size=None)
-    run.fit(Model(scheduled=linear), given, given, ckpt_path=path, weights_only=False)
+    run.fit(Model(scheduled=linear), given, given, ckpt_path=path)
     assert run.global_step == 28
     assert [verdict for verdict in monitor.verdicts if verdict.rule == "schedule"] == []
     assert "were not read" not in caplog.text
