@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,7 +76,8 @@ def _read(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: i
         reader = Reader(pl_module, batch, at_backward=None if is_manual else _at_own_backward)
         try:
             try:
-                with reader.reading():
+                with reader.reading(), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the real step gives them
                     run(reader.take)
             except Exception:
                 # Behind a backward pass that is not made, code that reads gradients fails. What came before is read.
