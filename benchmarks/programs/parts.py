@@ -49,7 +49,7 @@ def initialized(layer: Any, init: str = "glorot", bias: float = 0.0) -> nn.Modul
     """A Linear or Conv2d with Keras's initial weights, and the same value for each bias."""
     INITIALIZERS[init](layer.weight)
     nn.init.constant_(layer.bias, bias)
-    return layer  # type: ignore[no-any-return]
+    return layer  # type: ignore[no-any-return]  # a module gives Any
 
 
 def stack(inputs: int, *parts: int | float | str, init: str | Sequence[str] = "glorot") -> nn.Sequential:

@@ -119,7 +119,7 @@ def _same_shape(program: Program, match: re.Match[str], module: str) -> Program 
 def _last(program: Program, kind: type[nn.Module]) -> int | None:
     """Return the place of the last layer if it is of this kind."""
     place = len(program.net) - 1  # type: ignore[arg-type]  # a Sequential
-    return place if isinstance(program.net[place], kind) else None  # type: ignore[index]
+    return place if isinstance(program.net[place], kind) else None  # type: ignore[index]  # a Sequential
 
 
 def _removed(program: Program, match: re.Match[str], module: str) -> Program | None:
@@ -129,7 +129,7 @@ def _removed(program: Program, match: re.Match[str], module: str) -> Program | N
     score = program.score
     if program.loss is F.binary_cross_entropy_with_logits and score is bit_accuracy:
         score = _of_logits
-    return replace(program, net=program.net[:place], score=score)  # type: ignore[index]
+    return replace(program, net=program.net[:place], score=score)  # type: ignore[index]  # a Sequential
 
 
 def _of_logits(outputs: Tensor, targets: Tensor) -> float:
@@ -140,7 +140,7 @@ def _sigmoid(program: Program, match: re.Match[str], module: str) -> Program | N
     place = _last(program, nn.Softmax)
     if place is None:
         return None
-    program.net[place] = nn.Sigmoid()  # type: ignore[index]
+    program.net[place] = nn.Sigmoid()  # type: ignore[index]  # a Sequential
     return program
 
 
@@ -164,7 +164,7 @@ def _classes(program: Program, match: re.Match[str], module: str) -> Program | N
 
 
 def _log_softmax(program: Program, match: re.Match[str], module: str) -> Program:
-    return replace(program, net=nn.Sequential(*program.net, nn.LogSoftmax(1)))  # type: ignore[misc]
+    return replace(program, net=nn.Sequential(*program.net, nn.LogSoftmax(1)))  # type: ignore[misc]  # a Sequential
 
 
 # Layers

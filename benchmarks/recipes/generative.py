@@ -229,7 +229,7 @@ class Timed(nn.Module):
 
     def forward(self, points: Tensor, time: Tensor) -> Tensor:
         angles = time[:, None] * torch.exp(torch.arange(16) * (-math.log(10000) / 16))
-        return self.layers(torch.cat([points, angles.sin(), angles.cos()], 1))  # type: ignore[no-any-return]
+        return self.layers(torch.cat([points, angles.sin(), angles.cos()], 1))  # type: ignore[no-any-return]  # a module gives Any
 
 
 @recipe("DDPM", "huggingface.co/docs/diffusers tutorials/basic_training: AdamW 1e-4, 1000 steps of noise, clipped at 1")

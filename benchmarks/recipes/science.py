@@ -222,7 +222,7 @@ class GraphNet(nn.Module):
 
     def forward(self, nodes: Tensor) -> Tensor:
         hidden = F.relu(self.graph @ self.first(F.dropout(nodes, 0.5, self.training)))
-        return self.graph @ self.second(F.dropout(hidden, 0.5, self.training))  # type: ignore[no-any-return]
+        return self.graph @ self.second(F.dropout(hidden, 0.5, self.training))  # type: ignore[no-any-return]  # a module gives Any
 
 
 class Attention(nn.Module):
@@ -252,7 +252,7 @@ def on_nodes(net: nn.Module, adam: Any) -> Training:
         return F.cross_entropy(model(batch[0])[::10], batch[1][::10])
 
     whole = [(inputs, labels)]
-    return Training(Plain(net, loss, adam), DataLoader(whole, batch_size=None), steps=200)  # type: ignore[arg-type]
+    return Training(Plain(net, loss, adam), DataLoader(whole, batch_size=None), steps=200)  # type: ignore[arg-type]  # a list is a data set too
 
 
 @recipe("GCN", EXAMPLES.format("gcn/main.py: Adam 1e-2, decay 5e-4, dropout 0.5"))
@@ -293,7 +293,7 @@ def regression() -> Training:
 @recipe("logistic regression", "scikit-learn's breast cancer, LBFGS as in scikit-learn's LogisticRegression")
 def logistic() -> Training:
     inputs, labels = data.table("breast_cancer")
-    whole = DataLoader([(inputs, labels.float()[:, None])], batch_size=None)  # type: ignore[arg-type]
+    whole = DataLoader([(inputs, labels.float()[:, None])], batch_size=None)  # type: ignore[arg-type]  # a list is a data set too
     module = Plain(
         nn.Linear(30, 1),
         supervised(F.binary_cross_entropy_with_logits),
@@ -320,7 +320,7 @@ def sines() -> Training:
 
     starts = torch.randint(-80, 80, (32, 1))
     waves = torch.sin((torch.arange(40) + starts) / 20.0).double()
-    whole = DataLoader([(waves[:, :-1], waves[:, 1:])], batch_size=None)  # type: ignore[arg-type]
+    whole = DataLoader([(waves[:, :-1], waves[:, 1:])], batch_size=None)  # type: ignore[arg-type]  # a list is a data set too
     module = Plain(Cells().double(), supervised(F.mse_loss), partial(optim.LBFGS, lr=0.8, max_iter=5))
     return Training(module, whole, steps=30)
 

@@ -46,7 +46,7 @@ FIRST_AND_LAST = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 
 def next_character(net: Any, batch: Any) -> Tensor:
-    return net(input_ids=batch[0], labels=batch[0]).loss  # type: ignore[no-any-return]
+    return net(input_ids=batch[0], labels=batch[0]).loss  # type: ignore[no-any-return]  # a module gives Any
 
 
 causal("GPT2", n_embd=64, n_layer=2, n_head=4, n_positions=LENGTH)
@@ -74,7 +74,7 @@ def masked(kind: str, **options: Any) -> None:
         def loss(model: Any, batch: Any) -> Tensor:
             hidden = torch.rand(batch[0].shape) < 0.15
             given = batch[0].masked_fill(hidden, count)
-            return model(input_ids=given, labels=batch[0].masked_fill(~hidden, -100)).loss  # type: ignore[no-any-return]
+            return model(input_ids=given, labels=batch[0].masked_fill(~hidden, -100)).loss  # type: ignore[no-any-return]  # a module gives Any
 
         module = Plain(net, loss, partial(optim.AdamW, lr=5e-4), linear_to_zero)
         return Training(module, loader(characters), options={"gradient_clip_val": 1.0})
@@ -105,7 +105,7 @@ def t5() -> Training:
 
     def loss(net: Any, batch: Any) -> Tensor:
         hidden = torch.rand(batch[0].shape) < 0.15
-        return net(input_ids=batch[0].masked_fill(hidden, count), labels=batch[0]).loss  # type: ignore[no-any-return]
+        return net(input_ids=batch[0].masked_fill(hidden, count), labels=batch[0]).loss  # type: ignore[no-any-return]  # a module gives Any
 
     net = transformers.T5ForConditionalGeneration(config)
     return Training(Plain(net, loss, partial(optim.AdamW, lr=3e-4)), loader(characters))
@@ -122,7 +122,7 @@ def classification_of_text() -> Training:
     labels = (characters == characters.mode().values.mode().values).sum(1) >= 5
 
     def loss(net: Any, batch: Any) -> Tensor:
-        return net(input_ids=batch[0], labels=batch[1]).loss  # type: ignore[no-any-return]
+        return net(input_ids=batch[0], labels=batch[1]).loss  # type: ignore[no-any-return]  # a module gives Any
 
     net = transformers.BertForSequenceClassification(config)
     module = Plain(net, loss, partial(optim.AdamW, lr=5e-5))
@@ -141,7 +141,7 @@ def masked_autoencoder() -> Training:
     )  # fmt: skip
 
     def loss(net: Any, batch: Any) -> Tensor:
-        return net(pixel_values=batch[0]).loss  # type: ignore[no-any-return]
+        return net(pixel_values=batch[0]).loss  # type: ignore[no-any-return]  # a module gives Any
 
     adamw = partial(optim.AdamW, lr=1.5e-4, weight_decay=0.05, betas=(0.9, 0.95))
     module = Plain(transformers.ViTMAEForPreTraining(config), loss, adamw, warm_cosine)
@@ -162,7 +162,7 @@ def segformer() -> Training:
     images, _ = data.digits(64)
 
     def loss(net: Any, batch: Any) -> Tensor:
-        return net(pixel_values=batch[0], labels=batch[1]).loss  # type: ignore[no-any-return]
+        return net(pixel_values=batch[0], labels=batch[1]).loss  # type: ignore[no-any-return]  # a module gives Any
 
     net = transformers.SegformerForSemanticSegmentation(config)
     module = Plain(net, loss, partial(optim.AdamW, lr=6e-5))
@@ -222,7 +222,7 @@ class Recurrent(nn.Module):
         nn.init.zeros_(self.decoder.bias)
 
     def forward(self, given: Tensor) -> Tensor:
-        return self.decoder(self.drop(self.rnn(self.drop(self.encoder(given.t())))[0])).transpose(0, 1)  # type: ignore[no-any-return]
+        return self.decoder(self.drop(self.rnn(self.drop(self.encoder(given.t())))[0])).transpose(0, 1)  # type: ignore[no-any-return]  # a module gives Any
 
 
 def following(net: Any, batch: Any) -> Tensor:
@@ -253,7 +253,7 @@ class Attending(nn.Module):
     def forward(self, given: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(given.shape[1])
         embedded = self.tokens(given) * math.sqrt(self.width) + self.places(torch.arange(given.shape[1]))
-        return self.head(self.layers(embedded, mask, is_causal=True))  # type: ignore[no-any-return]
+        return self.head(self.layers(embedded, mask, is_causal=True))  # type: ignore[no-any-return]  # a module gives Any
 
 
 @recipe("word language model: Transformer", EXAMPLES.format("word_language_model/main.py: SGD 5, clipped at 0.25"))
@@ -284,7 +284,7 @@ class Makemore(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16 * before, 64), nn.Tanh(), nn.Linear(64, count))
 
     def forward(self, given: Tensor) -> Tensor:
-        return self.layers(self.embedding(given))  # type: ignore[no-any-return]
+        return self.layers(self.embedding(given))  # type: ignore[no-any-return]  # a module gives Any
 
 
 @recipe("makemore", "karpathy/makemore makemore.py: AdamW 5e-4, betas 0.9 and 0.99, decay 0.01")

@@ -17,19 +17,6 @@ class Clock:
         self.began: float | None = None
         """When the running hook began; None if none is running."""
 
-    def start(self) -> float | None:
-        """Start counting. Returns the value to pass to `stop`; None if a hook is being counted already."""
-        if self.began is not None:
-            return None
-        self.began = perf_counter()
-        return self.began
-
-    def stop(self, began: float | None) -> None:
-        """Add the time since `start`; `began` is what `start` returned."""
-        if began is not None:
-            self.began = None
-            self.spent += perf_counter() - began
-
     def until(self, now: float) -> float:
         """Return the seconds spent until now, including those in the running hook."""
         return self.spent + (0.0 if self.began is None else now - self.began)

@@ -655,3 +655,16 @@ class OpensAFile(Plain):
 def test_a_step_that_opens_a_file_is_not_read(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(OpensAFile, "path", str(tmp_path / "log"))
     assert_no_trace(OpensAFile, caplog, why="training_step opens a file")
+
+
+class CallsATracker(Plain):
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_step > 100:
+            import wandb
+
+            wandb.log({"step": batch_idx})
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_step_that_calls_a_tracker_itself_is_not_read(caplog):
+    assert_no_trace(CallsATracker, caplog, why="its code calls wandb itself")

@@ -182,10 +182,10 @@ def test_the_first_share_is_that_since_the_start_of_the_fit(monkeypatch):
     for file in ("clock", "loops.budget"):
         monkeypatch.setattr(f"hookboard.{file}.perf_counter", lambda: now[0])
     clock.spent = 5.0  # in an earlier fit
-    began = clock.start()
+    clock.began = now[0]
     share.begin([clock])
     now[0] += 2.0
-    clock.stop(began)
+    clock.spent, clock.began = clock.until(now[0]), None
     now[0] += 1.0
     assert share.take(0, [clock]) is None
     now[0] += 5.0
@@ -216,9 +216,7 @@ def test_all_that_a_module_hook_does_counts_and_nothing_twice(monkeypatch):
         now[0] += 2.0
 
         def observe(tensor):
-            began = clock.start()
             now[0] += 1.0
-            clock.stop(began)
 
         return observe
 

@@ -80,7 +80,7 @@ def _read(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: i
                     warnings.simplefilter("ignore")  # the real step gives them
                     run(reader.take)
             except Exception:
-                # Behind a backward pass that is not made, code that reads gradients fails. What came before is read.
+                # No backward pass is made, so code after it that reads gradients fails. What came before is read.
                 if not (is_manual and reader.losses):
                     raise
             return reader.findings(), reader.reached

@@ -64,15 +64,13 @@ class Reader:
         self.losses.clear()
 
     def findings(self) -> list[Finding]:
-        """Return what is wrong, alarms first. It works only once."""
+        """Return what is wrong, alarms first."""
         without = self._trained - self.reached
         found = [
             finding
             for loss, is_finite, number in self.losses
             for finding in findings_of(Done(self._step, loss, self._trained, without, is_finite, number), ALL_RULES)
         ]
-        for op in self._step.ops:  # what it has seen holds the graph, and the next step needs the memory
-            op.seen = None
         return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
 
 

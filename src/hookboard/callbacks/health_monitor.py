@@ -53,7 +53,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     Of a weight with more than 65,536 values every k-th unit is measured, at most about as many values; all else is
     measured whole. Of an output with more than 4096 units, rules that look at single units see every k-th.
 
-    An alarm means that someone who knew would stop the run or mend the code. A note is worth knowing.
+    An alarm means that someone who knew would stop the run or fix the code. A note is worth knowing.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one

@@ -232,7 +232,7 @@ class Turns:
             if name in self._chosen:
                 continue
             if self._chosen and self._bytes[name] > self._left:
-                break  # those behind it must not overtake it
+                break  # those after it must not overtake it
             self._chosen.add(name)
             self._left -= self._bytes[name]
 
@@ -241,7 +241,7 @@ class Turns:
         self._bytes[name] = bytes_of(copied)
 
     def end(self, copied: Container[str]) -> None:
-        """End the step: the weights that had their turn wait behind all others.
+        """End the step: the weights that had their turn wait until all others have had theirs.
 
         Args:
             copied: the names of those that were copied; one that no optimizer stepped keeps its turn for a while.
@@ -253,7 +253,7 @@ class Turns:
                 self._pass_on(name, name in copied)
 
     def _pass_on(self, name: str, was_stepped: bool) -> None:
-        """Let the weight wait behind all others, unless it was not stepped and may keep its turn."""
+        """Let the weight wait until all others have had their turn, unless it was not stepped and may keep its turn."""
         missed = self._missed[name] + 1
         if was_stepped or missed >= MOST_MISSED:
             del self._missed[name]

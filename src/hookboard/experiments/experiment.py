@@ -187,7 +187,7 @@ def _recipe(setting: Setting, until: float) -> Iterator[Recipe]:
 
 def _clipped(trainer: Trainer, optimizer: Optimizer) -> None:
     value, algorithm = trainer.gradient_clip_val or 0, trainer.gradient_clip_algorithm
-    trainer.precision_plugin.clip_gradients(optimizer, value, algorithm or "norm")  # type: ignore[arg-type]
+    trainer.precision_plugin.clip_gradients(optimizer, value, algorithm or "norm")  # type: ignore[arg-type]  # Lightning takes its value
 
 
 def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Experiments:

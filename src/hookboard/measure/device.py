@@ -94,7 +94,7 @@ def rows_of_block(block: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
     if wanted & {"mean", "deviation"}:
         mean = clean.sum(others, keepdim=True, dtype=wide) / at_least_one
     if "deviation" in wanted:
-        # The differences are from the mean as the block's own type has it; the second term mends what that lost.
+        # The differences are from the mean as the block's own type has it; the second term corrects what that lost.
         away = (clean - mean.to(block.dtype)).where(finite, 0)
         norm = torch.linalg.vector_norm(away, dim=others, keepdim=True, dtype=wide)
         lost = away.sum(others, keepdim=True, dtype=wide).square() / at_least_one

@@ -47,7 +47,7 @@ class Streams:
     def __init__(self) -> None:
         self._used: set[torch.cuda.Stream] = set()
         self._merged: torch.cuda.Event | None = None
-        """Behind the last merge."""
+        """After the last merge."""
 
     def note(self, tensor: Tensor) -> None:
         """Note the stream on which this tensor is now measured; it first waits for the last merge."""
@@ -144,7 +144,7 @@ class RowBuffer:
         """
         with self._merging:
             rows = self._known()
-            del self.kept[: len(rows)]  # others may have come behind them
+            del self.kept[: len(rows)]  # others may have come after them
             self._parts = 0
             return rows, channels()
 

@@ -8,10 +8,10 @@ from hookboard.replay.step import (
     run_training_step,
     schedules_apart,
     step_again,
+    step_apart,
     step_before,
     undisturbed,
 )
-from hookboard.replay.step_apart import step_apart
 from hookboard.replay.variables import Variables
 
 __all__ = [

@@ -20,7 +20,7 @@ from hookboard.replay.variables import Variables
 from hookboard.state import State, same_random_state
 from hookboard.torch_private import NoCollectives
 
-TRACKERS = ("wandb", "mlflow", "comet_ml", "neptune", "clearml", "aim")
+TRACKERS = ("wandb", "mlflow", "comet_ml", "neptune", "clearml")
 """Libraries that write from anywhere."""
 
 
@@ -191,6 +191,32 @@ def step_before(
             yield lambda take: _without_backward(pl_module, batch, batch_idx, take)
 
 
+@contextmanager
+def step_apart(pl_module: LightningModule, trainer: Trainer | None) -> Iterator[Callable[[Any], Tensor]]:
+    """Prepare to run `training_step` with automatic optimization; what it logs inside the context is discarded.
+
+    The state that it changes is not put back, see `undisturbed`.
+
+    Args:
+        pl_module: the module.
+        trainer: its Trainer; None if it has none.
+
+    Yields:
+        A function from a batch to the loss, in the precision of the Trainer.
+    """
+    with ExitStack() as until_end:
+        if trainer is None:
+            until_end.enter_context(_replaced(pl_module, log=_nothing, log_dict=_nothing))
+        else:
+            until_end.enter_context(_without_logs(trainer, pl_module))
+
+        def run(batch: Any) -> Tensor:
+            with nullcontext() if trainer is None else trainer.precision_plugin.train_step_context():
+                return _tensor_in(run_training_step(pl_module, batch, 0))
+
+        yield run
+
+
 def _check_writing(pl_module: LightningModule, variables: Variables) -> None:
     tracker = next(filter(variables.names, TRACKERS), None)
     if tracker is not None:
@@ -207,7 +233,7 @@ def _reached(trainer: Trainer, variables: Variables) -> list[Any]:
     if variables.names("datamodule"):
         found.append(getattr(trainer, "datamodule", None))
     if variables.names("callbacks"):
-        found += trainer.callbacks  # type: ignore[attr-defined]
+        found += trainer.callbacks  # type: ignore[attr-defined]  # Trainer has it, untyped
     if variables.names("train_dataloader"):
         found.append(getattr(loader, "dataset", None))
     return [vars(one) for one in found if hasattr(one, "__dict__") and not type(one).__module__.startswith(_NOT_OWN)]
