@@ -278,10 +278,6 @@ def private_uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
                     yield argument.value, node.lineno
 
 
-SAME_NAMES = {"Call", "Place"}
-"""Names of classes and files that are still there more than once."""
-
-
 def equal_names(sources: Sources) -> list[str]:
     """Classes, and files, of one name: a reader cannot tell which one is meant."""
     places: dict[str, list[str]] = {}
@@ -291,17 +287,7 @@ def equal_names(sources: Sources) -> list[str]:
         for node in ast.walk(parsed(text)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
-    return [
-        f"{name} is in {' and '.join(several)}"
-        for name, several in places.items()
-        if len(several) > 1 and name not in SAME_NAMES
-    ]
-
-
-def test_names_that_may_be_there_twice_are():
-    names = [name for path in in_the_house() for name in [path.rpartition("/")[2]]]
-    names += [n.name for text in in_the_house().values() for n in ast.walk(parsed(text)) if isinstance(n, ast.ClassDef)]
-    assert {name for name in SAME_NAMES if names.count(name) < 2} == set()
+    return [f"{name} is in {' and '.join(several)}" for name, several in places.items() if len(several) > 1]
 
 
 RULES = [

@@ -10,7 +10,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from hookboard.hooks.gradients import Explain, Observer, Switch, ViewGradient, views_between, watch_output
-from hookboard.hooks.views import Memory, Place, memory_of, place_of
+from hookboard.hooks.views import Memory, MemoryLayout, layout_of, memory_of
 from hookboard.torch_private import backward_number, base_of, sequence_number_of
 
 
@@ -19,13 +19,13 @@ class InputEdge(NamedTuple):
 
     Args:
         edge: the edge to the input's own node.
-        place: where its elements lie in memory; None for subclasses, sparse and nested tensors.
+        layout: where its elements lie in memory; None for subclasses, sparse and nested tensors.
         base_edge: if the input is a view, the edge to its base's node. An in-place module passes the gradient there.
         memory: the memory behind such a view.
     """
 
     edge: GradientEdge
-    place: Place | None
+    layout: MemoryLayout | None
     base_edge: GradientEdge | None
     memory: Memory | None
 
@@ -43,10 +43,10 @@ def edges_of(inputs: Iterable[tuple[str, Tensor]]) -> Edges:
 
 def _edge_of(tensor: Tensor) -> InputEdge:
     is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
-    place = place_of(tensor) if is_plain else None
+    layout = layout_of(tensor) if is_plain else None
     memory, base = memory_of(tensor), base_of(tensor)
     base_edge = get_gradient_edge(base) if memory is not None and base is not None else None
-    return InputEdge(get_gradient_edge(tensor), place, base_edge, memory)
+    return InputEdge(get_gradient_edge(tensor), layout, base_edge, memory)
 
 
 class InputGradients:
@@ -106,14 +106,14 @@ class InputGradients:
     def _watch_node(
         self, node: Node, slot: int, passed: "_PassedBack", given: InputEdge, views: Sequence[Tensor]
     ) -> None:
-        place = given.place
+        layout = given.layout
         memory = memory_of(views[0]) if len(views) == 1 else None
         base = base_of(views[0]) if memory is not None else None
-        if memory is None or base is None or place is None or place.has_overlap():
+        if memory is None or base is None or layout is None or layout.has_overlap():
             node.register_hook(_NodeHook(passed.add, slot, self._switch))
             return
         # The module returned a view of its input: an in-place operation on it would take this node out of the graph.
-        part = functools.partial(memory.of_input, place=place)
+        part = functools.partial(memory.of_input, layout=layout)
 
         def give_up(cause: str) -> None:
             passed.give_up()

@@ -23,7 +23,7 @@ UNKNOWN = -1
 """The number of a call that cannot be told from others."""
 
 
-class Call(NamedTuple):
+class OpenCall(NamedTuple):
     """A call that has begun.
 
     Args:
@@ -59,7 +59,7 @@ class Calls:
             else:
                 number = self._made
                 self._made += 1
-        self._here.calls.append(Call(arguments, number, edges, sequence_number()))
+        self._here.calls.append(OpenCall(arguments, number, edges, sequence_number()))
 
     @property
     def are_running(self) -> bool:
@@ -71,7 +71,7 @@ class Calls:
         """The number of the innermost call of this thread."""
         return self._here.calls[-1].number
 
-    def returned(self, arguments: int) -> Call:
+    def returned(self, arguments: int) -> OpenCall:
         """Return the call with these arguments, and drop the calls still open inside it, which have failed."""
         calls = self._here.calls
         if any(call.arguments == arguments for call in calls):  # else another hook has changed them on the way
@@ -92,7 +92,7 @@ class _Running(threading.local):
     """The calls that are running in a thread."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[OpenCall] = []
 
 
 class ModuleTap:
@@ -212,7 +212,7 @@ class ModuleTap:
         if handle is not None:
             self._until_settled.callback(handle.remove)
 
-    def _watch_input_gradients(self, call: Call, outputs: list[Tensor]) -> None:
+    def _watch_input_gradients(self, call: OpenCall, outputs: list[Tensor]) -> None:
         observers = {path: self._observer("grad_input", path) for path in call.edges}
         gradients = InputGradients(
             call.edges, outputs, call.since, observers, self._switch, self._explain("grad_input")

@@ -8,7 +8,7 @@ from torch import Tensor
 from hookboard.torch_private import base_of, version_of
 
 
-class Place(NamedTuple):
+class MemoryLayout(NamedTuple):
     """Where the elements of a tensor lie in memory: the arguments of `torch.as_strided`."""
 
     size: tuple[int, ...]
@@ -28,9 +28,9 @@ class Place(NamedTuple):
         return False
 
 
-def place_of(tensor: Tensor) -> Place:
+def layout_of(tensor: Tensor) -> MemoryLayout:
     """Return where the elements of a strided tensor lie."""
-    return Place(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.is_complex())
+    return MemoryLayout(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.is_complex())
 
 
 class Memory:
@@ -48,8 +48,8 @@ class Memory:
     __slots__ = ("_base", "_counter", "_is_whole", "_version", "_view")
 
     def __init__(self, base: Tensor, view: Tensor, counter: Tensor) -> None:
-        self._base = place_of(base)
-        self._view = place_of(view)
+        self._base = layout_of(base)
+        self._view = layout_of(view)
         self._counter = counter
         self._version = version_of(base)
         self._is_whole = view.numel() * view.element_size() == base.numel() * base.element_size()
@@ -63,37 +63,37 @@ class Memory:
         """Return the part of the base's gradient that belongs to the view, in the view's shape."""
         return self._read(self._laid_out(grad), self._view)
 
-    def of_input(self, grad: Tensor, place: Place) -> Tensor:
+    def of_input(self, grad: Tensor, layout: MemoryLayout) -> Tensor:
         """Return the gradient that only the view passes back to another tensor in this memory, in that tensor's shape.
 
         Args:
             grad: the gradient of the base.
-            place: where that tensor's elements lie; those outside of the view get 0.
+            layout: where that tensor's elements lie; those outside of the view get 0.
         """
         laid_out = self._laid_out(grad)
         if not self._is_whole:
             passed = torch.zeros_like(laid_out)
             self._at(passed, self._view).copy_(self._at(laid_out, self._view))
             laid_out = passed
-        return self._read(laid_out, place)
+        return self._read(laid_out, layout)
 
     def _laid_out(self, grad: Tensor) -> Tensor:
         """Return the gradient in the strides of the base: autograd gives it in any."""
         grad = grad.detach()
         return grad.new_empty_strided(self._base.size, self._base.stride).copy_(grad)
 
-    def _read(self, laid_out: Tensor, place: Place) -> Tensor:
-        found = self._at(laid_out, place)
-        is_pairs = place.is_complex and not self._base.is_complex
+    def _read(self, laid_out: Tensor, layout: MemoryLayout) -> Tensor:
+        found = self._at(laid_out, layout)
+        is_pairs = layout.is_complex and not self._base.is_complex
         return torch.complex(*found.unbind(-1)) if is_pairs else found
 
-    def _at(self, laid_out: Tensor, place: Place) -> Tensor:
-        """Return a view of the elements at a place; complex ones in a real base as pairs, in a last dimension of 2."""
-        size, stride, offset = place.size, place.stride, place.offset
-        if place.is_complex and not self._base.is_complex:
+    def _at(self, laid_out: Tensor, layout: MemoryLayout) -> Tensor:
+        """Return a view of the elements at a layout; complex ones in a real base as pairs, in a last dimension of 2."""
+        size, stride, offset = layout.size, layout.stride, layout.offset
+        if layout.is_complex and not self._base.is_complex:
             size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
         start = self._base.offset
-        if self._base.is_complex and not place.is_complex:
+        if self._base.is_complex and not layout.is_complex:
             laid_out, start = torch.view_as_real(laid_out), 2 * start
         return laid_out.as_strided(size, stride, offset - start)
 
@@ -111,7 +111,7 @@ def memory_of(view: Tensor) -> Memory | None:
         return None
     if base.layout is not torch.strided or base.is_nested or view.is_conj() or view.is_neg() or base.is_conj():
         return None
-    if view.dtype.to_real() is not base.dtype.to_real() or place_of(view).has_overlap():
+    if view.dtype.to_real() is not base.dtype.to_real() or layout_of(view).has_overlap():
         return None
     counter = base.detach()
     try:

@@ -104,7 +104,7 @@ HALF_PRECISION_TYPES = frozenset({torch.float16, torch.bfloat16})
 
 
 @dataclass(frozen=True)
-class Place:
+class Origin:
     """Where NaN or Inf appeared first.
 
     Args:
@@ -144,19 +144,19 @@ def nonfinite(run: Run) -> Iterator[Symptom]:
     yield Symptom(place.module, evidence, advice, severity, since=since, batch_idx=batch)
 
 
-def _first_place(run: Run, look: Look) -> Place | None:
+def _first_place(run: Run, look: Look) -> Origin | None:
     """Search in the order in which a step computes: weights from before, outputs, the loss, gradients, weights."""
     for layer in run.layers:
         before = [look.of(name, "parameter_before") for name in layer.weights]
         bad = next((reading for reading in before if _is_bad(reading)), None)
         if bad is not None:
-            return Place(layer.name, f"{_share(bad)} of {bad.site.name} before the step (from an earlier step)")
+            return Origin(layer.name, f"{_share(bad)} of {bad.site.name} before the step (from an earlier step)")
     return _in_forward(run, look) or _in_loss(look) or _in_backward(run, look) or _in_optimizer(run, look)
 
 
-def _in_forward(run: Run, look: Look) -> Place | None:
+def _in_forward(run: Run, look: Look) -> Origin | None:
     before: Reading | None = None
-    mask: Place | None = None
+    mask: Origin | None = None
     for layer in run.layers:
         output = look.of(layer.name, "output")
         if output is None:
@@ -164,7 +164,7 @@ def _in_forward(run: Run, look: Look) -> Place | None:
         if _is_bad(output):
             given = look.of(layer.name, "input") or before
             went_in = "" if given is None else f"; its input was {_finite_or_not(given)}"
-            place = Place(layer.name, f"{_share(output)} of its output (forward){went_in}", _is_mask(output))
+            place = Origin(layer.name, f"{_share(output)} of its output (forward){went_in}", _is_mask(output))
             if not place.is_mask:
                 return place
             mask = mask or place
@@ -172,36 +172,38 @@ def _in_forward(run: Run, look: Look) -> Place | None:
     return mask
 
 
-def _in_loss(look: Look) -> Place | None:
+def _in_loss(look: Look) -> Origin | None:
     loss = next((loss for loss in look.losses if loss.step == look.step), None)
     if loss is None or math.isfinite(loss.value):
         return None
-    return Place("", f"the loss is {loss.value}, from outputs that are all finite (forward)")
+    return Origin("", f"the loss is {loss.value}, from outputs that are all finite (forward)")
 
 
-def _in_backward(run: Run, look: Look) -> Place | None:
+def _in_backward(run: Run, look: Look) -> Origin | None:
     """Search the backward pass; the gradient of an output is computed by the layer after it."""
     following: Layer | None = None
     for layer in reversed(run.layers):
         gradient = look.of(layer.name, "grad_output")
         if gradient is not None and _is_bad(gradient):
             named = layer if following is None else following
-            return Place(named.name, f"{_share(gradient)} of the gradient of {layer.name}'s output (backward)")
+            return Origin(named.name, f"{_share(gradient)} of the gradient of {layer.name}'s output (backward)")
         for name in layer.weights:
             gradient_of_weight = look.of(name, "parameter_grad")
             if gradient_of_weight is not None and _is_bad(gradient_of_weight):
-                return Place(layer.name, f"{_share(gradient_of_weight)} of the gradient of {name} (backward)")
+                return Origin(layer.name, f"{_share(gradient_of_weight)} of the gradient of {name} (backward)")
         if gradient is not None:
             following = layer
     return None
 
 
-def _in_optimizer(run: Run, look: Look) -> Place | None:
+def _in_optimizer(run: Run, look: Look) -> Origin | None:
     for layer in run.layers:
         for name in layer.weights:
             after = look.of(name, "parameter")
             if after is not None and _is_bad(after):
-                return Place(layer.name, f"{_share(after)} of {name} after the step (optimizer), with finite gradients")
+                return Origin(
+                    layer.name, f"{_share(after)} of {name} after the step (optimizer), with finite gradients"
+                )
     return None
 
 
