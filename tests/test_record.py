@@ -4,6 +4,7 @@ import json
 import math
 import tracemalloc
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,6 +43,30 @@ def test_a_record_of_health_is_read_as_it_was_written():
         HEALTH.steps,
     )
     np.testing.assert_array_equal(found.values["activation_rms"], HEALTH.values["activation_rms"])
+
+
+def with_cards(cards):
+    first, *columns = replace(HEALTH, verdicts=HEALTH.verdicts * 2).strings()
+    fields = json.loads(first)
+    return [json.dumps(fields | {"cards": cards} if cards else fields).encode(), *columns]
+
+
+@pytest.mark.parametrize(
+    ("cards", "read"),
+    [
+        ([{"alike": [1], "effects": [[0]]}], ({"alike": [1], "effects": [[0]]},)),
+        (None, ({"alike": [0], "effects": []}, {"alike": [1], "effects": []})),
+    ],
+    ids=["as written", "of an older version"],
+)
+def test_each_verdict_of_a_record_is_on_one_card(cards, read):
+    assert health_record(with_cards(cards)).cards == read
+
+
+@pytest.mark.parametrize("alike", [[0], [0, 1, 1], [0, 2], [0, -1], ["x"]])
+def test_a_record_whose_cards_do_not_hold_each_verdict_once_is_an_error(alike):
+    with pytest.raises(ValueError, match="record"):
+        health_record(with_cards([{"alike": alike, "effects": []}]))
 
 
 @pytest.mark.parametrize("read", [layers_record, health_record])

@@ -88,6 +88,8 @@ class HealthRecord:
         steps: the optimizer steps of the columns.
         values: quantity to one number for each layer and step, shape (layers, steps), stored as float32. NaN where
             nothing was measured, infinity where what was measured was not finite.
+        cards: which verdicts are shown as one, as places in `verdicts`: each has `alike`, of which the first is shown,
+            and `effects`, what follows from these, in lists by rule. Every verdict is on one card.
     """
 
     every_n_steps: int
@@ -96,6 +98,7 @@ class HealthRecord:
     layers: tuple[str, ...]
     steps: tuple[int, ...]
     values: Mapping[str, np.ndarray]
+    cards: tuple[Mapping[str, Any], ...] = ()
 
     def strings(self) -> list[bytes]:
         """Return the record as the strings of a tensor: JSON, then the values of each quantity, packed."""
@@ -139,7 +142,9 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
         columns = (_unpacked(packed, len(layers), len(steps)) for packed in strings[1:])
         values = dict(zip(map(str, given["values"]), columns, strict=True))
         verdicts = tuple(dict(verdict) for verdict in given["verdicts"])
-        return HealthRecord(whole(given["every_n_steps"]), str(given["headline"]), verdicts, layers, steps, values)
+        cards = _cards(given.get("cards"), len(verdicts))
+        every_n_steps, headline = whole(given["every_n_steps"]), str(given["headline"])
+        return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards)
     except _NOT_OURS as error:
         raise ValueError(f"no record of health: {error!r}") from error
 
@@ -151,6 +156,17 @@ def whole(given: Any) -> int:
         ValueError, TypeError, OverflowError: it is none.
     """
     return int(np.int64(int(given)))
+
+
+def _cards(given: Iterable[Mapping[str, Any]] | None, count: int) -> tuple[Mapping[str, Any], ...]:
+    """Return the cards of so many verdicts; where there are none, as in older records, each verdict is one."""
+    if not given:
+        return tuple({"alike": [place], "effects": []} for place in range(count))
+    groups = [[list(map(whole, group)) for group in (card["alike"], *card["effects"])] for card in given]
+    places = [place for card in groups for group in card for place in group]
+    if sorted(places) != list(range(count)) or not all(alike for alike, *_ in groups):
+        raise ValueError(f"its cards do not hold each of its {count} verdicts once")
+    return tuple({"alike": alike, "effects": effects} for alike, *effects in groups)
 
 
 def _shape(given: Iterable[Any]) -> tuple[int, ...]:

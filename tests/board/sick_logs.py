@@ -89,12 +89,15 @@ def write_run(folder, *, has_record=True, is_judged=True, seed=0, steps=STEPS):
 
 
 def write_foreign(folder, names):
-    """A run whose layers have foreign names, with a verdict on the first."""
+    """A run whose layers have foreign names, with a card for verdicts on all of them, from which another follows."""
     values = np.abs(np.random.default_rng(0).normal(1, 0.1, (len(names), len(STEPS))))
     tags = {f"activation_std/{name}": row for name, row in zip(names, values, strict=True)}
     events = [scalars(step, {tag: float(row[i]) for tag, row in tags.items()}) for i, step in enumerate(STEPS)]
-    verdict = {**VERDICTS[0], "module": names[0], "evidence": "<b>bold</b> & <a href='javascript:alert(2)'>a link</a>"}
-    health = HealthRecord(2, names[0], (verdict,), tuple(names), STEPS, {"activation_rms": values})
+    evidence = "<b>bold</b> & <a href='javascript:alert(2)'>a link</a>"
+    alike = tuple({**VERDICTS[0], "module": name, "evidence": evidence} for name in names)
+    effect = {**VERDICTS[1], "rule": names[0], "module": names[0], "evidence": evidence}
+    cards = ({"alike": tuple(range(len(names))), "effects": ((len(names),),)},)
+    health = HealthRecord(2, names[0], (*alike, effect), tuple(names), STEPS, {"activation_rms": values}, cards)
     write(folder, [*events, record(STEPS[-1], HEALTH, health.strings())])
 
 

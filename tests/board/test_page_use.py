@@ -223,7 +223,33 @@ def test_foreign_names_are_shown_as_text(tab):
     assert tab.download(".view button:has-text('PNG')").startswith(b"\x89PNG")
     tab.show(run="zoo")
     expect(tab.find(".card")).to_contain_text(NASTY[0])
+    assert tab.find(".item .where").all_text_contents() == [*NASTY[1:], NASTY[0]]
     assert tab.find("body").evaluate(count) == bare
+
+
+def test_what_is_alike_and_what_follows_is_folded_on_the_card_and_opened_by_the_keyboard(tab):
+    tab.show(run="zoo")
+    expect(tab.find(".card")).to_have_count(1)
+    alike, effects = tab.find(".fold-list summary").all()
+    expect(alike).to_have_text(f"The same in {len(NASTY) - 1} more layers")
+    expect(effects).to_have_text(f"1 verdict follows from it: {NASTY[0]}")
+    expect(tab.find(".item").first).to_be_hidden()
+    alike.focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.keyboard.press("Tab")
+    expect(tab.find(".item").first).to_be_focused()
+    tab.page.keyboard.press("Enter")
+    expect(tab.find(".item.chosen .where")).to_have_text(NASTY[1])
+    expect(tab.find(".item").first).to_be_focused()
+    assert tab.state["row"] == NASTY[1]
+    tab.find(".card").click()
+    expect(tab.find(".item").first).to_be_visible()
+
+
+def test_a_record_of_an_older_version_has_a_card_for_each_verdict(tab):
+    tab.show(run="sick")
+    expect(tab.find(".card")).to_have_count(2)
+    expect(tab.find(".fold-list")).to_have_count(0)
 
 
 def test_a_run_that_grows_is_followed_and_what_is_seen_stays(tab, page_logs):

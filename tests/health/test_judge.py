@@ -226,6 +226,7 @@ def test_an_alarm_that_another_explains_is_a_note_that_says_so():
     )
     assert [(v.severity, v.rule) for v in judge.verdicts] == [("alarm", "dead_units"), ("note", "no_gradient")]
     assert "it follows from dead_units in act0" in judge.verdicts[1].evidence
+    assert [v.follows_from for v in judge.verdicts] == [None, ("dead_units", "act0")]
 
 
 def test_an_alarm_that_is_a_root_follows_from_nothing():

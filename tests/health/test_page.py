@@ -6,7 +6,7 @@ import pytest
 from health.looks import layers, look, reading, row
 
 from hookboard.health import RULES, Judge, Page, Rule, Symptom, Verdict, closing, news
-from hookboard.health.folding import folded_verdicts
+from hookboard.health.folding import Card, cards_of, folded_verdicts
 from hookboard.health.page import marks_of, pictures, values_of
 from hookboard.health.report import CHARTED, LOOK_AT, TABLE_COLUMNS, TABLE_ROWS_MAX, caveat, headline, layout, table_of
 from hookboard.health.rules.training_step import STEP
@@ -305,6 +305,32 @@ def test_what_is_said_alike_of_several_layers_is_one_row_and_one_line_with_their
 def test_two_layers_or_what_differs_in_more_than_numbers_is_said_one_by_one(others):
     given = [*noted(["net.0"]), *others]
     assert folded_verdicts(given, ["net.0", "net.1", "net.2"]) == given
+
+
+def effect(rule, module, of):
+    return Verdict("note", rule, module, 5, None, "It is late.", "Fix it first.", follows_from=of)
+
+
+def test_what_follows_is_told_with_its_cause_and_not_by_itself():
+    cause = (ALARM.rule, ALARM.module)
+    given = [ALARM, *(effect("no_gradient", f"net.{i}", cause) for i in range(3)), effect("not_learning", "", cause)]
+    table = table_of(trained(9).run, given)
+    rows = [line for line in table.text.splitlines() if line.startswith("|")][2:]
+    assert len(rows) == 1
+    said = "96 of 96 units gave 0. What follows from it: no_gradient in net.0, net.1, net.2; not_learning."
+    assert said in rows[0].replace("<br>", " ")
+    assert len(table.rows) == 5
+    assert closing(trained(9).run, given)[-1].endswith("; not_learning. Try: Lower the rate.")
+
+
+def test_what_follows_from_an_effect_is_on_the_card_of_the_first_cause():
+    given = [*noted(["a", "b", "c"]), effect("y", "d", ("x", "e")), effect("x", "e", ("dead_units", "c"))]
+    assert cards_of(given) == [Card((0, 1, 2), ((3,), (4,)))]
+
+
+def test_what_follows_from_no_verdict_that_is_there_or_from_itself_is_a_card():
+    given = [effect("x", "a", ("gone", "")), effect("y", "b", ("z", "c")), effect("z", "c", ("y", "b"))]
+    assert cards_of(given) == [Card((0,)), Card((1,), ((2,),))]
 
 
 @pytest.mark.parametrize("looks", [1, 2])

@@ -327,6 +327,7 @@ class Board:
             ],
             "headline": run.health.headline if run.health else "",
             "verdicts": list(run.health.verdicts) if run.health else [],
+            "cards": list(run.health.cards) if run.health else [],
             "warnings": run.warnings,
         }
 

@@ -1,8 +1,8 @@
-"""`folded_verdicts`: what is said alike of several layers is said once, with the list of the others."""
+"""`cards_of`: which verdicts are shown as one. What is alike in several layers folds, and so does what follows."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hookboard.health.rule import Verdict
 from hookboard.patterns import folded
@@ -11,8 +11,48 @@ FOLDED_LAYERS_MIN = 3
 """Number of layers from which verdicts of one rule with the same advice are shown as one (a choice)."""
 
 
+@dataclass(frozen=True)
+class Card:
+    """Verdicts that are shown as one, as places in the list of all verdicts.
+
+    Args:
+        alike: verdicts of one rule with the same advice, worst first; the first stands for all of them.
+        effects: what follows from any of these, the verdicts of each rule together.
+    """
+
+    alike: tuple[int, ...]
+    effects: tuple[tuple[int, ...], ...] = ()
+
+
+def cards_of(verdicts: Sequence[Verdict]) -> list[Card]:
+    """Return the cards of some verdicts, in the order of their first ones; each verdict is on one card.
+
+    Args:
+        verdicts: worst first.
+
+    >>> several = [Verdict("note", "odd", f"net.{i}", 0, None, f"It gave {i}.", "Look.") for i in range(4)]
+    >>> effect = Verdict("note", "late", "head", 0, None, "It is late.", "Wait.", follows_from=("odd", "net.2"))
+    >>> cards_of([*several, effect])
+    [Card(alike=(0, 1, 2, 3), effects=((4,),))]
+    """
+    roots = _roots(verdicts)
+    groups: dict[object, list[int]] = {}
+    for place in dict.fromkeys(roots):
+        groups.setdefault(_alike(verdicts[place], place), []).append(place)
+    cards = []
+    for group in groups.values():
+        layers = {verdicts[place].module for place in group}
+        for alike in [group] if len(layers) >= FOLDED_LAYERS_MIN else [[place] for place in group]:
+            effects: dict[str, list[int]] = {}
+            for place, root in enumerate(roots):
+                if root in alike and place != root:
+                    effects.setdefault(verdicts[place].rule, []).append(place)
+            cards.append(Card(tuple(alike), tuple(map(tuple, effects.values()))))
+    return sorted(cards, key=lambda card: card.alike)
+
+
 def folded_verdicts(verdicts: Sequence[Verdict], layers: Iterable[str]) -> list[Verdict]:
-    """Show verdicts of one rule on several layers, with the same advice, as the first of them, which lists the others.
+    """Return one verdict for each card: the first of it, whose evidence names the others and what follows.
 
     Args:
         verdicts: worst first.
@@ -22,29 +62,53 @@ def folded_verdicts(verdicts: Sequence[Verdict], layers: Iterable[str]) -> list[
     >>> [(one.module, one.evidence) for one in folded_verdicts(several, [])]
     [('net.0', 'It gave 0. The same rule and advice hold for 4 layers: net.* (4).')]
     """
-    groups: dict[object, list[Verdict]] = {}
-    for verdict in verdicts:
-        groups.setdefault(_alike(verdict), []).append(verdict)
-    among, shown = list(layers), []
-    for verdict in verdicts:
-        group = groups[_alike(verdict)]
-        names = {one.module for one in group}
-        if len(names) < FOLDED_LAYERS_MIN:
-            shown.append(verdict)
-        elif verdict is group[0]:
-            shown.append(_first_of(group, among))
-    return shown
+    among = list(layers)
+    return [_told(card, verdicts, among) for card in cards_of(verdicts)]
 
 
-def _alike(verdict: Verdict) -> object:
+def _roots(verdicts: Sequence[Verdict]) -> list[int]:
+    """Return the place of the verdict that each one follows from in the end; its own if from none."""
+    places: dict[tuple[str, str], int] = {}
+    for place, verdict in enumerate(verdicts):
+        places.setdefault((verdict.rule, verdict.module), place)
+    return [_root(place, verdicts, places) for place in range(len(verdicts))]
+
+
+def _root(place: int, verdicts: Sequence[Verdict], places: Mapping[tuple[str, str], int]) -> int:
+    seen = {place}
+    while (cause := verdicts[place].follows_from) in places:
+        assert cause is not None
+        place = places[cause]
+        if place in seen:  # none of them is the first
+            return min(seen)
+        seen.add(place)
+    return place
+
+
+def _alike(verdict: Verdict, place: int) -> object:
     """Return what verdicts that are shown as one have in common: apart from numbers and the layer, all but evidence."""
     if not verdict.module:
-        return verdict
-    advice = re.sub(r"[\d.]+", "", verdict.advice.replace(verdict.module, ""))
+        return place
+    advice = re.sub(rf"(?<!\w){re.escape(verdict.module)}(?!\w)|[\d.]+", "", verdict.advice)
     return verdict.severity, verdict.rule, verdict.until is None, verdict.batch_idx, advice
 
 
-def _first_of(group: Sequence[Verdict], among: Sequence[str]) -> Verdict:
-    names = list(dict.fromkeys(one.module for one in group))
-    more = f"The same rule and advice hold for {len(names)} layers: {folded(names, among)}."
-    return replace(group[0], evidence=f"{group[0].evidence.rstrip('.')}. {more}")
+def _told(card: Card, verdicts: Sequence[Verdict], among: Sequence[str]) -> Verdict:
+    first = verdicts[card.alike[0]]
+    said = [first.evidence]
+    if len(card.alike) > 1:
+        names = _layers([verdicts[place] for place in card.alike])
+        said.append(f"The same rule and advice hold for {len(names)} layers: {folded(names, among)}")
+    if card.effects:
+        groups = [[verdicts[place] for place in effects] for effects in card.effects]
+        said.append(f"What follows from it: {'; '.join(_in_layers(group, among) for group in groups)}")
+    return first if len(said) == 1 else replace(first, evidence=". ".join(one.rstrip(".") for one in said) + ".")
+
+
+def _in_layers(group: Sequence[Verdict], among: Sequence[str]) -> str:
+    names = _layers(group)
+    return f"{group[0].rule} in {folded(names, among)}" if names else group[0].rule
+
+
+def _layers(group: Sequence[Verdict]) -> list[str]:
+    return list(dict.fromkeys(one.module for one in group if one.module))

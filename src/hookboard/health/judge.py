@@ -294,7 +294,8 @@ class Judge:
 
 def _as_effect(verdict: Verdict, cause: Verdict) -> Verdict:
     effect = _and_says(verdict, f"it follows from {cause.rule}{_in(cause)}")
-    return replace(effect, severity="note", advice=f"Fix {cause.rule}{_in(cause)} first.")
+    advice = f"Fix {cause.rule}{_in(cause)} first."
+    return replace(effect, severity="note", advice=advice, follows_from=(cause.rule, cause.module))
 
 
 def _and_says(verdict: Verdict, more: str) -> Verdict:

@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 import numpy as np
 
-from hookboard.health.report import CHARTED, caveat, headline, layout, scalars, table_of
+from hookboard.health.folding import cards_of
+from hookboard.health.report import CHARTED, caveat, headline, in_sentences, layout, scalars, table_of
 from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
 from hookboard.health.run_table import QUANTITIES
@@ -209,10 +210,11 @@ def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int) -> Hea
     return HealthRecord(
         every_n_steps,
         " ".join(filter(None, [headline(run, verdicts), caveat(run, verdicts)])),
-        tuple(asdict(verdict) for verdict in verdicts),
+        tuple(asdict(in_sentences(verdict)) for verdict in verdicts),
         tuple(layer.name for layer in run.layers),
         tuple(run.course_steps),
         {quantity: course for quantity, course in values.items() if not np.isnan(course).all()},
+        tuple(asdict(card) for card in cards_of(verdicts)),
     )
 
 

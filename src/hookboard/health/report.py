@@ -4,6 +4,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -227,6 +228,11 @@ def sentence(text: str, module: str = "") -> str:
         text += "."
     first = re.match(r"[a-z][a-z'-]*(?=[\s,;:]|\.?$)", text)
     return text if first is None or first.group() == module else text[0].upper() + text[1:]
+
+
+def in_sentences(verdict: Verdict) -> Verdict:
+    """Return the verdict with evidence and advice in the words that are shown."""
+    return replace(verdict, evidence=_evidence(verdict), advice=_advice(verdict))
 
 
 def ended_by(verdict: Verdict, step: int) -> str:

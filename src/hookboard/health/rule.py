@@ -36,6 +36,7 @@ class Verdict:
         evidence: one sentence with the numbers, and what is usual for this model.
         advice: one sentence: what to try first.
         batch_idx: the index of the batch, for what happens in a single step; otherwise None.
+        follows_from: rule and module of the verdict that this one follows from; None if it follows from no other.
     """
 
     severity: Severity
@@ -46,6 +47,7 @@ class Verdict:
     evidence: str
     advice: str
     batch_idx: int | None = None
+    follows_from: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,33 @@ import { addressOf, nameAt } from "./state.js";
  * @param {string} chosen the layer of the cursor, as the address has it.
  * @param {(verdict: Object) => void} go is called with the one that is clicked.
  * @param {(layer: string) => void} open is called with the layer that is to be shown.
+ * @param {Set<string>} unfolded the lists that stay open when all is drawn again.
  */
-export function drawVerdicts(panel, run, chosen, go, open) {
+export function drawVerdicts(panel, run, chosen, go, open, unfolded) {
   if (!run.headline) {
     panel.replaceChildren(...howToGetThem());
     return;
   }
-  const cards = run.verdicts.map((verdict) => {
-    const isChosen = addressOf(verdict.module) === chosen;
-    const card = cardOf(verdict, isChosen, go);
-    if (isChosen) card.append(moreButton(verdict.module, open));
+  const isChosen = ({ module }) => addressOf(module) === chosen;
+  const more = (verdict) => (isChosen(verdict) ? moreButton(verdict.module, open) : "");
+  const item = (verdict, isEffect) => {
+    const shown = itemOf(verdict, isEffect, isChosen(verdict), go);
+    shown.append(more(verdict));
+    return shown;
+  };
+  const cards = run.cards.map(({ alike, effects }) => {
+    const [first, ...others] = alike.map((place) => run.verdicts[place]);
+    const later = effects.flat().map((place) => run.verdicts[place]);
+    const card = cardOf(first, isChosen(first), go);
+    card.append(more(first));
+    const fold = (kind, text, verdicts) => {
+      if (!verdicts.length) return;
+      const items = verdicts.map((verdict) => item(verdict, kind === "effects"));
+      card.append(foldOf(`${kind} ${alike[0]}`, text, items, verdicts.some(isChosen), unfolded));
+    };
+    fold("alike", `The same in ${several(others.length, "more layer")}`, others);
+    const rules = [...new Set(later.map(({ rule }) => rule))].join(", ");
+    fold("effects", `${several(later.length, "verdict")} ${later.length === 1 ? "follows" : "follow"} from it: ${rules}`, later);
     return card;
   });
   panel.replaceChildren(
@@ -59,6 +76,25 @@ export function cardOf(verdict, isChosen, go) {
   return element("li", {}, [inside]);
 }
 
+/** A verdict in the list below its card, which has the rest of what is said. */
+function itemOf(verdict, isEffect, isChosen, go) {
+  const parts = [
+    isEffect ? element("span", { class: "rule", text: verdict.rule }) : null,
+    element("span", { class: "where", text: verdict.module || "the whole model" }),
+    element("span", { class: "when", text: whenOf(verdict) }),
+    element("span", { class: "evidence", text: verdict.evidence }),
+  ];
+  const options = { class: `item${isChosen ? " chosen" : ""}`, "aria-current": isChosen ? "true" : null };
+  return element("li", {}, [element("button", { ...options, type: "button", on: { click: () => go(verdict) } }, parts)]);
+}
+
+/** A list that is folded at first; the browser opens it by a click or by Enter. */
+function foldOf(key, text, items, isOpen, unfolded) {
+  const toggled = ({ target }) => (target.open ? unfolded.add(key) : unfolded.delete(key));
+  const parts = [element("summary", { text }), element("ol", {}, items)];
+  return element("details", { class: "fold-list", open: isOpen || unfolded.has(key), on: { toggle: toggled } }, parts);
+}
+
 function moreButton(layer, open) {
   return element("button", { class: "more", type: "button", text: "Show this layer ›", on: { click: () => open(layer) } });
 }
@@ -90,6 +126,8 @@ export function makeSide(handlers) {
   const root = element("aside", { class: "side" }, [head, panel]);
   let drawn = null; // what the panel shows, to draw it no more often than needed
   let listed = ""; // the row that the list of verdicts marks
+  let unfolded = new Set(); // the lists of verdicts that somebody opened
+  let listedRun = ""; // whose they are
   let shown = null;
   let cursorStep = 0;
   let wasDrawn = false; // a link that opens a layer scrolls nowhere
@@ -129,9 +167,11 @@ export function makeSide(handlers) {
 
   /** Write the verdicts anew; the focus stays where it was. */
   function listVerdicts(chosen) {
-    const at = [...panel.querySelectorAll("button.card")].indexOf(document.activeElement);
-    drawVerdicts(panel, shown.run, chosen, handlers.go, open);
-    if (at >= 0) panel.querySelectorAll("button.card")[at]?.focus();
+    if (listedRun !== shown.run.run) [listedRun, unfolded] = [shown.run.run, new Set()];
+    const reached = () => [...panel.querySelectorAll("button.card, button.item, summary")];
+    const at = reached().indexOf(document.activeElement);
+    drawVerdicts(panel, shown.run, chosen, handlers.go, open, unfolded);
+    if (at >= 0) reached()[at]?.focus();
     listed = chosen;
   }
 

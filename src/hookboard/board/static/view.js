@@ -181,7 +181,7 @@ export function makeView(handlers, tip) {
     step.textContent = String(picture.numbers.steps[column]);
     slider.setAttribute("aria-valuetext", `step ${step.textContent}`);
     legend.replaceChildren(...halves.map(({ numbers }) => halfTitle(numbers, colours)));
-    key.textContent = "│ median of its type (of all rows, if fewer than 3 are of it)   ✕ 0   ◆ NaN or Inf";
+    key.textContent = "│ median of its type, or of all layers if fewer than 3 are of its type   ✕ 0   ◆ NaN or Inf";
     drawDepth(grid, picture, colours);
   }
 
