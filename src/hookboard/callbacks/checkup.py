@@ -6,16 +6,13 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
+from hookboard.callbacks.trials import READING, batches_of, setting_of
 from hookboard.checks import check_number, is_finite
-from hookboard.experiments import BATCHES, SECONDS, CheckupReport, Setting, check_up, read_apart
-from hookboard.loops import HookboardCallback, Selection, StageState, logged_step, on_device
+from hookboard.experiments import SECONDS, CheckupReport, check_up
+from hookboard.loops import HookboardCallback, Selection, StageState, logged_step
 from hookboard.messages import inform
-from hookboard.replay import CannotRunAgainError, undisturbed
 from hookboard.sites import Stage
 from hookboard.writers import Entry
-
-READING = 0.2
-"""The part of the budget in which batches are read (a choice)."""
 
 
 class Checkup(HookboardCallback[StageState]):
@@ -72,23 +69,10 @@ class Checkup(HookboardCallback[StageState]):
     def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: StageState, batch: Any) -> None:
         self.report = CheckupReport((), ())  # an error must not bring it back at each batch
         until = perf_counter() + READING * self.seconds
-        batches, why_not = _batches(trainer, pl_module, batch, until)
-        left = trainer.estimated_stepping_batches - trainer.global_step
-        setting = Setting(pl_module, trainer.optimizers, None, trainer, left)
-        report = check_up(setting, batches, self.seconds)
+        batches, why_not = batches_of(trainer, pl_module, [batch], until)
+        report = check_up(setting_of(trainer, pl_module), batches, self.seconds)
         said = (*report.tried, f"Only the first batch was read: {why_not}.") if why_not else report.tried
         self.report = CheckupReport(report.findings, said)
         inform(str(self.report))
         text = "\n".join(f"    {line}" for line in str(self.report).splitlines())  # in Markdown: as it stands
         state.loggers.write(Entry(logged_step(trainer), texts={"checkup": text}))
-
-
-def _batches(trainer: Trainer, pl_module: LightningModule, first: Any, until: float) -> tuple[list[Any], str]:
-    """Return the first batch and some more, and why there are no more."""
-    try:
-        with undisturbed(pl_module):
-            more = read_apart(trainer.train_dataloader, BATCHES - 1, until)
-            return [first, *(on_device(trainer, batch) for batch in more)], ""
-    except Exception as error:
-        why = str(error) if isinstance(error, CannotRunAgainError) else f"{type(error).__name__}: {error}"
-        return [first], why

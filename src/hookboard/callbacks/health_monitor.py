@@ -1,12 +1,14 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
 from collections.abc import Iterator, Sequence
+from time import perf_counter
 from typing import Any, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookboard.auditing import Finding as Found
 from hookboard.auditing import StaleGradients, read_first_step
 from hookboard.callbacks.health_state import (
     EVALUATED,
@@ -20,11 +22,14 @@ from hookboard.callbacks.health_state import (
     steps_of,
 )
 from hookboard.callbacks.numbers import AFTER_LOOK, AT_END, SiteLogger
-from hookboard.checks import check_name, check_switches, check_whole
+from hookboard.callbacks.trials import tried
+from hookboard.checks import check_name, check_number, check_switches, check_whole, is_finite
+from hookboard.experiments import SECONDS
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
     RULES,
     STEP,
+    TRIED,
     VERDICT,
     WINDOWS_ALWAYS_ASKED,
     Judge,
@@ -37,6 +42,7 @@ from hookboard.health import (
 )
 from hookboard.layers import ChannelDims, Layer, layers_of
 from hookboard.loops import Selection, StageState, is_alone, is_due_now, logged_step
+from hookboard.messages import inform, warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.recording import Recorder
 from hookboard.sites import Role, Site, Stage
@@ -75,6 +81,10 @@ class HealthMonitor(SiteLogger[HealthState]):
         audit: Whether the first training step is run once more before its turn, in a run that leaves no trace, to read
             the code of the step: the loss, what it is given, and where gradients are cut. It takes about as long as
             one step.
+        experiments: Whether to try on a copy what may be the cause, once in a fit: when an alarm comes that a rate,
+            the targets or a model that cannot learn may have caused, or when the loss has not fallen though nothing
+            stands out. Some steps are trained from the weights of then, at rates from a thousandth to a thousand times
+            yours, and everything is put back. True for 30 seconds at most, or the number of seconds.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
         max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes
@@ -109,6 +119,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         nonfinite: Finding = "auto",
         stop_on: str | Sequence[str] | None = None,
         audit: bool = True,
+        experiments: bool | float = False,
         sync_dist: bool = True,
         max_overhead: float | None = None,
     ) -> None:
@@ -118,6 +129,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         self.nonfinite = nonfinite
         self.stop_on = stop_on
         self.audit = audit
+        self.experiments = experiments
         self._verdicts: tuple[Verdict, ...] = ()
         self._known: dict[Stage, dict[str, Layer]] = {}
         self._has_lazy = False
@@ -126,6 +138,10 @@ class HealthMonitor(SiteLogger[HealthState]):
             check_stop_on(stop_on, names, RULES)
         check_name("nonfinite", nonfinite, get_args(Finding))
         check_switches(audit=audit)
+        if not isinstance(experiments, bool):
+            check_number(
+                "experiments", experiments, "True, False, or seconds above 0", lambda s: is_finite(s) and s > 0
+            )
         check_whole("window", window, of="looks")
 
     @property
@@ -162,6 +178,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.stage == "train":
             if trainer.is_global_zero:
                 say_split(self._weights(state.selection.owners))
+                state.trial.is_wanted = bool(self.experiments) and any(rule.name in TRIED for rule in self._rules())
                 state.begin_judging(Judge(self._rules(), self._known["train"], int(self.window)))
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
@@ -217,6 +234,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         self, trainer: Trainer, pl_module: LightningModule, state: HealthState, batch: Any, batch_idx: int
     ) -> None:
         state.batch_idx = batch_idx
+        self._try(trainer, state, [batch])
         if state.findings is None and not self._has_lazy:
             is_asked = self.audit and not STEP.isdisjoint(rule.name for rule in self._rules())
             state.add_findings(read_first_step(trainer, pl_module, batch, batch_idx) if is_asked else [])
@@ -225,6 +243,49 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.black_box is not None:
             state.black_box.begin_batch(batch, batch_idx, logged_step(trainer))
             self._tell_events(trainer, state)
+
+    # What it tries on a copy.
+
+    def _try(self, trainer: Trainer, state: HealthState, first: Sequence[Any]) -> None:
+        """Run experiments if they are wanted now, once in a fit; an error in them is one warning.
+
+        Args:
+            trainer: the Trainer.
+            state: of the training.
+            first: the batch that is about to be trained on; empty at the end.
+        """
+        if state.trial.wish is None:
+            return
+        self._worker.settle()  # it may be judging
+        state.trial.is_wanted = False
+        began, seconds = perf_counter(), SECONDS if self.experiments is True else float(self.experiments)
+        findings, in_short = list[Found](), ""
+        try:
+            found = tried(trainer, trainer.lightning_module, first, seconds, is_stuck=state.trial.wish.is_stuck)
+            findings, in_short = found.findings, found.in_short
+            said = f"{in_short}." if in_short else found.tried[0]
+            inform(f"HealthMonitor, on a copy, {perf_counter() - began:.1f} s of at most {seconds:g}: {said}")
+        except Exception as error:
+            warn_switched_off("what HealthMonitor tries on a copy", error)
+        self._leave_out(perf_counter() - began)
+        if state.judge is not None:
+            self._verdicts = state.take_trial(findings, in_short, logged_step(trainer))
+
+    def _try_at_end(self, trainer: Trainer, state: HealthState) -> None:
+        """Run experiments at the end of the training, if they are wanted now that all losses are known."""
+        if state.trial.is_wanted and state.judge is not None:
+            losses = state.losses.take()
+            waiting = [] if losses.waiting is None else losses.waiting.tolist()
+            state.judge.run.losses.extend(losses.read(waiting))
+            state.trial.look_for_wish(state.judge, is_over=True)
+            self._try(trainer, state, [])
+
+    def _leave_out(self, seconds: float) -> None:
+        """Do not count this time as overhead, nor as training: it has a budget of its own."""
+        if self.clock.began is not None:
+            self.clock.began += seconds
+        if self._budget is not None:
+            self._budget.pause()
 
     def _see_loss(self, trainer: Trainer, pl_module: LightningModule, state: HealthState, loss: Tensor) -> None:
         scale = None if state.loss_scale is None else state.loss_scale.in_force()
@@ -315,6 +376,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                 self._worker.settle()
                 if state.stage not in self._live:
                     return
+            self._try_at_end(trainer, state)
             state.close()
             super()._end_training(trainer, state)
 

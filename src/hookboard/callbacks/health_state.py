@@ -16,10 +16,12 @@ from hookboard.auditing import Finding as Found
 from hookboard.auditing import StaleGradients
 from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.measurement_state import MeasurementState
+from hookboard.callbacks.trials import Trial
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
     MEASURED_VALUES_MAX,
     RULES,
+    TELLABLE,
     Judge,
     Look,
     Loss,
@@ -184,14 +186,16 @@ class Reporter:
         judge: judges the run.
         loggers: the loggers to write to.
         every_n_steps: how many steps lie between two looks.
+        held: the rules whose alarms wait until experiments have told their cause.
     """
 
-    def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int) -> None:
+    def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int, held: frozenset[str] = frozenset()) -> None:
         self._judge = judge
         self._loggers = loggers
         self._page = Page(every_n_steps)
         self.alarms: set[tuple[str, str]] = set()
         """Rule and module of the alarms that were said."""
+        self.held = held
         self._is_closed = False
 
     def after_look(
@@ -227,15 +231,21 @@ class Reporter:
         if self._is_closed or not run.seen:
             return
         self._is_closed = True
+        self.release(verdicts)
         self._loggers.write(self._page.last(run, verdicts))
         say = alert if any(verdict.severity == "alarm" for verdict in verdicts) else inform
         say("\n".join(closing(run, verdicts, self._loggers.places)))
+
+    def release(self, verdicts: tuple[Verdict, ...]) -> None:
+        """Warn of the alarms that were held back, as they are now."""
+        self.held = frozenset()
+        self._say_new(verdicts)
 
     def _say_new(self, verdicts: tuple[Verdict, ...]) -> None:
         """Warn of each alarm that was not told before."""
         for verdict in verdicts:
             key = verdict.rule, verdict.module
-            if verdict.severity == "alarm" and key not in self.alarms:
+            if verdict.severity == "alarm" and key not in self.alarms and verdict.rule not in self.held:
                 self.alarms.add(key)
                 alert(news(verdict))
 
@@ -326,6 +336,7 @@ class HealthState(MeasurementState):
         reporter: tells what the judge says.
         black_box: finds the first NaN or Inf; None outside of training.
         findings: rule name and symptom of what was found in the training step; None before it was read.
+        trial: the experiments, if they are wanted.
         stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
         told: how many of the black box's events have been told.
         is_ending: whether it has ended the fit.
@@ -343,6 +354,7 @@ class HealthState(MeasurementState):
     reporter: Reporter | None = field(default=None, kw_only=True)
     black_box: BlackBox | None = field(default=None, kw_only=True)
     findings: Sequence[tuple[str, Symptom]] | None = field(default=None, kw_only=True)
+    trial: Trial = field(default_factory=Trial, kw_only=True)
     stale: StaleGradients | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
     is_ending: bool = field(default=False, kw_only=True)
@@ -355,6 +367,7 @@ class HealthState(MeasurementState):
         return {
             **super().parts(again),
             **{name: getattr(self, name) for name in _KEPT},
+            "trial": self.trial.parts(),
             "losses": self.losses.parts(again),
             "judge": None if self.judge is None else parts_of(self.judge),
             "alarms": set() if self.reporter is None else self.reporter.alarms,
@@ -370,16 +383,27 @@ class HealthState(MeasurementState):
         if self.black_box is not None and parts["black_box"] is not None:
             self.black_box.go_on(parts["black_box"])
         vars(self).update({name: parts[name] for name in _KEPT})
+        self.trial.go_on(parts.get("trial"))
         self.losses.go_on(parts["losses"])
         super().go_on(parts)
 
     def begin_judging(self, judge: Judge) -> None:
         """Set the judge of the run, and a reporter for what it says."""
-        self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps)
+        held = TELLABLE if self.trial.is_wanted else frozenset[str]()
+        self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps, held)
 
     def add_findings(self, found: Sequence[Found]) -> None:
         """Add what was found in the training step; the next look judges it."""
         self.findings = [*(self.findings or ()), *((finding.rule, finding.symptom) for finding in found)]
+
+    def take_trial(self, found: Sequence[Found], in_short: str, step: int) -> tuple[Verdict, ...]:
+        """Have what experiments have found judged, and report the alarms that waited for them; returns the verdicts."""
+        assert self.judge is not None
+        assert self.reporter is not None
+        self.trial.take(found, in_short, step)
+        self.judge.hear([*(self.findings or ()), *self.trial.found], self.trial.said)
+        self.reporter.release(self.judge.verdicts)
+        return self.judge.verdicts
 
     def watch_stale(self, watch: Callable[[StaleGradients], Found | None]) -> None:
         """Call `watch` while gradients that are not cleared are searched for; an error warns and ends the search."""
@@ -423,7 +447,7 @@ class HealthState(MeasurementState):
         frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
         is_scaled, batch_idx = self.loss_scale is not None, self.batch_idx
         stepped, self.stepped = self.stepped, {}
-        why_silent, findings = self.why_silent or {}, self.findings or ()
+        why_silent, findings, said = self.why_silent or {}, [*(self.findings or ()), *self.trial.found], self.trial.said
 
         def take(readings: Readings, along: Sequence[float]) -> tuple[Verdict, ...] | None:
             seen, told = losses.read(along), events
@@ -435,13 +459,14 @@ class HealthState(MeasurementState):
             def judged(judge: Judge, reporter: Reporter) -> None:
                 if told:
                     self.tell(told)
-                judge.run.why_silent, judge.run.findings = why_silent, findings
+                judge.run.why_silent, judge.run.findings, judge.run.trial = why_silent, findings, said
                 judge.see(look)
                 layers = judge.run.layers
                 records = self.news.in_order(
                     layers, lambda: [layer.name for layer in layers], facts, self.recorder, self.every_n_steps
                 )
                 reporter.after_look(judge.verdicts, records, scalars)
+                self.trial.look_for_wish(judge)
 
             return self._judged(judged)
 

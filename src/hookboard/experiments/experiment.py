@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.auditing import Finding
-from hookboard.experiments.attempt import OutOfTimeError, Recipe, rates_of, variables_kept
+from hookboard.experiments.attempt import OutOfTimeError, Recipe, apart, losses_of, rates_of, variables_kept
 from hookboard.experiments.labels import judge_equal, judge_labels, said_of_labels, tried_labels
 from hookboard.experiments.rates import (
     FACTORS,
@@ -24,11 +24,13 @@ from hookboard.experiments.rates import (
     RateTrial,
     advised,
     happened,
+    higher_ones,
     is_too_large,
     judge_gradients,
     judge_rates,
     lower_one,
     tried_longer,
+    tried_on_others,
     tried_rates,
 )
 from hookboard.experiments.targets import are_classes, are_targets, pairs_in
@@ -60,10 +62,12 @@ class Experiments(NamedTuple):
     Args:
         findings: what is wrong, alarms first.
         tried: what was measured, and what was not tried and why; one sentence each.
+        in_short: the outcome at the user's rate and its neighbours, as a clause; "" if nothing was tried.
     """
 
     findings: list[Finding]
     tried: list[str]
+    in_short: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Setting:
         step: from a batch to the loss; None for the `training_step` of a LightningModule.
         trainer: the Trainer; None without one.
         total_steps: how many optimizer steps the training has; inf if unknown.
+        is_stuck: whether its loss has not fallen so far.
     """
 
     module: nn.Module
@@ -83,6 +88,7 @@ class Setting:
     step: Callable[[Any], Tensor] | None = None
     trainer: Trainer | None = None
     total_steps: float = math.inf
+    is_stuck: bool = False
 
 
 def run_experiments(
@@ -191,10 +197,13 @@ def _clipped(trainer: Trainer, optimizer: Optimizer) -> None:
 
 
 def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Experiments:
-    findings, tried = [], []
+    findings, tried, in_short = [], [], ""
     began = perf_counter()
     try:
         together = _together(batches)
+        [loss] = _losses_now(recipe, together[:1])
+        if not math.isfinite(loss):
+            return Experiments([], [f"Nothing was tried: the loss is {loss}."])
         has_targets = are_targets(recipe, together)
         if are_classes(recipe, batches):
             findings += judge_equal(batches)
@@ -205,24 +214,31 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
         if not unlearnable:
             trials = _tried_rates(recipe, together, took, has_targets)
             tried += said_of_rates(trials, len(together))
+            in_short = in_short_of(trials, len(together))
             [optimizer] = setting.optimizers
             duels = _duels(recipe, together, batches, trials, has_targets)
             findings += judge_rates(
                 trials,
                 duels,
+                _on_others(recipe, batches, trials) if setting.is_stuck else None,
                 has_targets=has_targets,
                 is_dense=any(pair.targets[0].numel() > DENSE for pair in pairs_in(together)),
                 groups=len(optimizer.param_groups),
                 is_scheduled=any("initial_lr" in group for group in optimizer.param_groups),
                 total=setting.total_steps,
             )
-            said, found = _labels(recipe, batches, trials, has_targets and not findings)
+            said, found = _labels(recipe, batches, trials, has_targets and not findings, setting.is_stuck)
             tried += said
             findings += found
     except OutOfTimeError:
         tried.append("The budget of seconds was used up before anything could be tried.")
     tried.append(f"This took {perf_counter() - began:.1f} s; weights, optimizer and random state are as before.")
-    return Experiments(sorted(findings, key=lambda finding: finding.severity != "alarm"), tried)
+    return Experiments(sorted(findings, key=lambda finding: finding.severity != "alarm"), tried, in_short)
+
+
+def _losses_now(recipe: Recipe, batches: Sequence[Any]) -> list[float]:
+    with apart(recipe, batches):
+        return losses_of(recipe, batches)
 
 
 def _together(batches: Sequence[Any]) -> Sequence[Any]:
@@ -259,12 +275,31 @@ def _duels(
     return duels
 
 
+def _on_others(recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial]) -> Duel | None:
+    """Try higher rates by the loss on other batches, where the loss stays at the user's."""
+    higher = higher_ones(trials)
+    return tried_on_others(recipe, batches, higher, LONGER * STEPS) if higher and len(batches) > 1 else None
+
+
+def in_short_of(trials: Sequence[RateTrial], batches: int) -> str:
+    """Say what became of the loss at the user's rate, a tenth of it and ten times it; "" if yours was not tried."""
+    near = [trial for trial in trials if 0.1 <= trial.factor <= 10]
+    if all(trial.factor != 1 for trial in near):
+        return ""
+    said = [f"at a rate of {trial.rate:.2g}{' (yours)' * (trial.factor == 1)} {happened(trial)}" for trial in near]
+    return f"the loss on {_what(batches)} in {max(trial.steps for trial in near)} steps: {', '.join(said)}"
+
+
+def _what(batches: int) -> str:
+    return "one batch" if batches == 1 else f"{batches} batches"
+
+
 def said_of_rates(trials: Sequence[RateTrial], batches: int) -> list[str]:
     """Say what became of the loss at each rate."""
     if not trials:
         return ["The budget of seconds was used up before a rate could be tried."]
-    what = "one batch" if batches == 1 else f"{batches} batches"
-    lines = [f"From the weights of now, {what} learned at {len(trials)} of {len(FACTORS)} rates, each from the start:"]
+    of_all = f"{len(trials)} of {len(FACTORS)} rates"
+    lines = [f"From the weights of now, {_what(batches)} learned at {of_all}, each from the start:"]
     for trial in trials:
         mark = " (yours)" if trial.factor == 1 else ""
         lines.append(
@@ -274,7 +309,7 @@ def said_of_rates(trials: Sequence[RateTrial], batches: int) -> list[str]:
 
 
 def _labels(
-    recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], is_asked: bool
+    recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], is_asked: bool, is_stuck: bool
 ) -> tuple[list[str], list[Finding]]:
     best = advised(trials)
     if not is_asked or best is None:
@@ -282,4 +317,4 @@ def _labels(
     trial = tried_labels(recipe, batches, best.factor, LONGER * best.steps)
     if trial is None:
         return ["The targets were not tried: it takes more time, or more batches."], []
-    return [f"At lr {best.rate:.2g}: {said_of_labels(trial)}."], judge_labels(trial)
+    return [f"At lr {best.rate:.2g}: {said_of_labels(trial)}."], judge_labels(trial, is_stuck=is_stuck)

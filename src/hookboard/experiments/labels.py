@@ -80,17 +80,23 @@ def _mean(losses: list[float]) -> float:
     return sum(losses) / len(losses)
 
 
-def judge_labels(trial: LabelTrial) -> list[Finding]:
-    """Say that the targets fit no better than exchanged ones: a note, as a hard task needs more than some batches."""
+def judge_labels(trial: LabelTrial, *, is_stuck: bool) -> list[Finding]:
+    """Say that the targets fit no better than exchanged ones: a note, as a hard task needs more than some batches.
+
+    Args:
+        trial: of `tried_labels`.
+        is_stuck: whether the loss has not fallen in the training either: then it is an alarm.
+    """
     if trial.does_tell or not trial.memorized >= MEMORIZED:
         return []
     return [
         Finding(
             "labels",
-            "note",
+            "alarm" if is_stuck else "note",
             "",
-            f"{said_of_labels(trial)}: so far the targets fit no better than exchanged ones",
-            "look at some samples with their targets; a hard task, or random targets in a trial, shows the same",
+            f"tried on a copy: {said_of_labels(trial)}: the targets fit no better than exchanged ones",
+            "look at some samples with their targets"
+            + ("" if is_stuck else "; a hard task, or random targets in a trial, shows the same"),
         )
     ]
 

@@ -36,6 +36,10 @@ NEAR = 0.8
 """The smallest rate is advised at which the loss falls by this part of its largest fall: one batch can take larger
 rates than a training (a choice)."""
 
+PROVEN = 0.1
+"""A higher rate is proven better if this part of the loss on batches that were not trained on is gone, and less than
+`SLOW` at the user's (a choice)."""
+
 SLOW, TOO_FEW = 0.02, 10
 """A rate is called too small if less than this part of the loss is gone, and the fit has this many times fewer steps
 than would do as much as the rate at which it falls (choices)."""
@@ -115,6 +119,40 @@ def tried_longer(
         return []
 
 
+def tried_on_others(recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], count: int) -> Duel | None:
+    """Train on the first half of the batches at the user's rate and at higher ones, and look at the other half.
+
+    Args:
+        recipe: how.
+        batches: at least two.
+        trials: at the user's rate and at higher ones.
+        count: optimizer steps.
+
+    Returns:
+        The user's rate and the one that is best for the other batches; None if the budget is used up before.
+    """
+    mine, others = batches[: len(batches) // 2], batches[len(batches) // 2 :]
+    found: list[RateTrial] = []
+    try:
+        for trial in trials:
+            with apart(recipe, batches):
+                before = sum(losses_of(recipe, others))
+                losses = train(recipe, mine, copied(recipe, trial.factor), count, gives_up=True)
+                is_whole = len(losses) > count and math.isfinite(losses[-1])
+                after = sum(losses_of(recipe, others)) if is_whole else math.nan
+            found.append(RateTrial(trial.factor, trial.rate, count, before, after, math.nan, math.nan))
+    except OutOfTimeError:
+        pass
+    return Duel(found[0], max(found[1:], key=lambda trial: trial.fall)) if len(found) > 1 else None
+
+
+def higher_ones(trials: Sequence[RateTrial]) -> list[RateTrial]:
+    """Return the user's rate and the higher ones at which the loss falls; empty unless it stays at the user's."""
+    yours = [trial for trial in trials if trial.factor == 1 and -SLOW <= trial.fall < SLOW]
+    higher = [trial for trial in trials if trial.factor > 1 and trial.fall >= LEARNS]
+    return [*yours, *higher] if yours and higher and not has_no_bound(trials) else []
+
+
 def _tried(
     recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence[float], *, has_targets: bool
 ) -> RateTrial:
@@ -152,6 +190,7 @@ def judge_gradients(recipe: Recipe, batch: Any) -> list[Finding]:
 def judge_rates(
     trials: Sequence[RateTrial],
     duels: Sequence[Duel],
+    on_others: Duel | None = None,
     *,
     has_targets: bool,
     is_dense: bool,
@@ -164,6 +203,7 @@ def judge_rates(
     Args:
         trials: of `tried_rates`.
         duels: the user's rate and a lower one tried for longer, where that was needed.
+        on_others: of `tried_on_others`; None where it was not tried.
         has_targets: whether the loss compares outputs with targets: only then must it fall at some rate.
         is_dense: whether a sample has many targets: noise in them cannot be learned by a small model.
         groups: how many groups of parameters have a rate.
@@ -189,6 +229,8 @@ def judge_rates(
     best, enough = advised(higher), next((trial for trial in higher if trial.fall >= LEARNS), None)
     if best is None or enough is None or not -SLOW <= yours.fall < SLOW or is_scheduled:
         return []
+    if on_others is not None and on_others.yours.fall < SLOW and on_others.best.fall >= PROVEN:
+        return [_of_rate(*on_others, groups, "alarm", "the loss on batches that were not trained on")]
     is_alarm = has_targets and total * TOO_FEW < enough.factor * enough.steps
     return [_of_rate(yours, best, groups, "alarm" if is_alarm else "note")]
 
@@ -254,10 +296,10 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
     return [Finding("cannot_learn", "alarm", "", evidence, advice)]
 
 
-def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: str) -> Finding:
+def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: str, what: str = "the loss") -> Finding:
     within = f" within {yours.steps} steps" if yours.steps != best.steps else ""
     evidence = (
-        f"tried on a copy: at a rate of {best.rate:.2g} the loss falls by {best.fall:.0%} in {best.steps} steps; at "
+        f"tried on a copy: at a rate of {best.rate:.2g} {what} falls by {best.fall:.0%} in {best.steps} steps; at "
         f"yours ({yours.rate:.2g}) {happened(yours)}{within}"
     )
     if groups > 1:

@@ -9,10 +9,12 @@ To add a rule, see `rules/__init__.py`.
 from hookboard.health.checkpoint import FORMS, go_on, parts_of
 from hookboard.health.judge import WINDOWS_ALWAYS_ASKED, Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, Look, Loss, NeedsHistogram, Stepped, every_unit
+from hookboard.health.losses import STEPS_BEFORE_STUCK
 from hookboard.health.page import VERDICT, Page
 from hookboard.health.report import closing, ended_by, news
 from hookboard.health.rule import Rule, Severity, Symptom, Verdict, check_stop_on, rules_of
 from hookboard.health.rules import RULES
+from hookboard.health.rules.experiments import TELLABLE, TRIED
 from hookboard.health.rules.numerics import Nonfinite, Pass, before_nonfinite, first_of
 from hookboard.health.rules.training_step import STEP
 from hookboard.health.run import Run
@@ -22,6 +24,9 @@ __all__ = [
     "MEASURED_VALUES_MAX",
     "RULES",
     "STEP",
+    "STEPS_BEFORE_STUCK",
+    "TELLABLE",
+    "TRIED",
     "VERDICT",
     "WINDOWS_ALWAYS_ASKED",
     "Judge",

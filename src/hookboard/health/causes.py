@@ -67,7 +67,19 @@ _STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
 _LAST = ("not_learning", "precision", "train_eval_gap")
 """Rules whose symptoms follow from nearly everything."""
 
-_OF_LOSS = ("vanishing_gradient", "exploding_gradient", "saturated", "collapsed", *_STANDSTILL, "spike", *_LAST)
+_OF_TRIAL = ("cannot_learn", "labels")
+"""What experiments say of a loss that does not fall."""
+
+_OF_LOSS = (
+    *_OF_TRIAL,
+    "vanishing_gradient",
+    "exploding_gradient",
+    "saturated",
+    "collapsed",
+    *_STANDSTILL,
+    "spike",
+    *_LAST,
+)
 """What a loss that cannot do what it is meant to do brings with it."""
 
 CAUSES: tuple[Cause, ...] = (
@@ -88,6 +100,10 @@ CAUSES: tuple[Cause, ...] = (
     Cause("targets", (*_OF_LOSS, "update_too_large")),
     Cause("input_scale", (*_SIGNAL, "symmetric_units", "update_too_large", "update_too_small", "spike", *_LAST)),
     Cause("input_scale", ("nonfinite",), when="earlier"),
+    Cause("learning_rate", (*_STANDSTILL, *_LAST, "update_too_large", "spike")),
+    Cause("learning_rate", (*_SIGNAL, "symmetric_units"), when="by steps"),
+    Cause("cannot_learn", (*_LAST, "spike")),
+    Cause("labels", _LAST),
     Cause("symmetric_units", (*_SIGNAL, *_STANDSTILL, "update_too_large", *_LAST), when="at the start"),
     Cause(
         "dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), when="at the start"

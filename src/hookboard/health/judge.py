@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from hookboard.health.causes import ORDER, explained
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule, Symptom, Verdict, symptoms_of
+from hookboard.health.rules.experiments import TELLABLE
 from hookboard.health.run import Run
 from hookboard.layers import Layer
 from hookboard.messages import warn_switched_off
@@ -135,6 +136,18 @@ class Judge:
             self._verdicts = None
             self._ask(self.run.now.step, [rule for rule in self._rules if rule.of_evaluations])
 
+    def hear(self, findings: Sequence[tuple[str, Symptom]], trial: str) -> None:
+        """Add what was found between looks, in the step or by experiments, and ask all rules that judge at once.
+
+        Args:
+            findings: see `Run.findings`.
+            trial: see `Run.trial`.
+        """
+        self._verdicts = None
+        self.run.findings, self.run.trial = findings, trial
+        names = {rule for rule, _ in findings}
+        self._ask(self.run.now.step, [rule for rule in self._rules if rule.name in names])
+
     def add(self, rule: str, symptom: Symptom, step: int, is_located: bool = True, is_searched: bool = False) -> None:
         """Add a symptom that was found outside of the looks, such as the module that gave the first NaN.
 
@@ -197,6 +210,8 @@ class Judge:
         key = verdict.rule, verdict.module
         if verdict.severity == "alarm":
             self._alarmed.add(key)
+            if self.run.trial and verdict.rule in TELLABLE:
+                return _and_says(verdict, self.run.trial)
         elif key in self._alarmed:
             level = self.run.losses.level()
             why = f": the loss is well below its start again, at {level:.3g}" if self._well >= self.run.window else ""

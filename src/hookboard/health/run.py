@@ -59,7 +59,10 @@ class Run:
         """Layer name -> the most likely reason why it gave no output at the first look. Only meaningful for layers that
         gave none."""
         self.findings: Sequence[tuple[str, Any]] = ()
-        """Name of the rule and `Symptom` of everything that was found in the code of the training step."""
+        """Name of the rule and `Symptom` of everything that was found in the code of the training step, and of what
+        experiments on a copy have found."""
+        self.trial = ""
+        """What experiments that found nothing have shown, as a clause; "" for none."""
         self.seen = 0
         """Number of looks so far."""
         self.peak_rate: dict[str, float] = {}

@@ -6,6 +6,7 @@ A rule is asked at every look and rarely has anything to say. So it first checks
 
 from hookboard.health.rule import Rule
 from hookboard.health.rules.evaluation import TRAIN_EVAL_GAP
+from hookboard.health.rules.experiments import EXPERIMENT_RULES
 from hookboard.health.rules.gradient_flow import EXPLODING, VANISHING
 from hookboard.health.rules.input_data import INPUT_SCALE
 from hookboard.health.rules.learning import NOT_LEARNING, SPIKE
@@ -36,6 +37,7 @@ _ALL: tuple[Rule, ...] = (
     TRAIN_EVAL_GAP,
     NOT_LEARNING,
     *STEP_RULES,
+    *EXPERIMENT_RULES,
 )
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}

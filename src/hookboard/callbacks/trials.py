@@ -1,0 +1,144 @@
+"""Experiments during a fit: when they are asked for, and what they need of the Trainer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from lightning.pytorch import LightningModule, Trainer
+
+from hookboard.auditing import Finding
+from hookboard.experiments import BATCHES, Experiments, Setting, experiment, read_apart, why_not
+from hookboard.health import STEPS_BEFORE_STUCK, TELLABLE, WINDOWS_ALWAYS_ASKED, Judge, Symptom
+from hookboard.loops import on_device
+from hookboard.replay import CannotRunAgainError, undisturbed
+
+READING = 0.2
+"""The part of the budget in which batches are read (a choice)."""
+
+
+def setting_of(trainer: Trainer, pl_module: LightningModule, *, is_stuck: bool = False) -> Setting:
+    """Return how the model of a fit is trained."""
+    left = trainer.estimated_stepping_batches - trainer.global_step
+    return Setting(pl_module, trainer.optimizers, None, trainer, left, is_stuck)
+
+
+def batches_of(
+    trainer: Trainer, pl_module: LightningModule, first: Sequence[Any], until: float
+) -> tuple[list[Any], str]:
+    """Return some batches of the training, and why there are no more than the first.
+
+    Args:
+        trainer: the Trainer.
+        pl_module: its LightningModule.
+        first: the batch that is about to be trained on, if there is one.
+        until: after this time, on the clock of `perf_counter`, no further batch is read.
+    """
+    try:
+        with undisturbed(pl_module):
+            more = read_apart(trainer.train_dataloader, BATCHES - len(first), until)
+            return [*first, *(on_device(trainer, batch) for batch in more)], ""
+    except Exception as error:
+        return [*first], str(error) if isinstance(error, CannotRunAgainError) else f"{type(error).__name__}: {error}"
+
+
+def tried(
+    trainer: Trainer, pl_module: LightningModule, first: Sequence[Any], seconds: float, *, is_stuck: bool
+) -> Experiments:
+    """Experiment with the batches of a fit, from the weights of now; everything is put back.
+
+    Args:
+        trainer: the Trainer.
+        pl_module: its LightningModule.
+        first: the batch that is about to be trained on, if there is one.
+        seconds: the budget.
+        is_stuck: whether the loss has not fallen in the training.
+    """
+    began = perf_counter()
+    setting = setting_of(trainer, pl_module, is_stuck=is_stuck)
+    reason = why_not(setting, [None])
+    if reason:
+        return Experiments([], [f"Nothing was tried: {reason}."])
+    batches, why = batches_of(trainer, pl_module, first, began + READING * seconds)
+    if not batches:
+        return Experiments([], [f"Nothing was tried: {why or 'there is no batch'}."])
+    return experiment(setting, batches, began + seconds - perf_counter())
+
+
+class Wish(NamedTuple):
+    """What experiments are to explain.
+
+    Args:
+        since: the optimizer step since which it lasts.
+        is_stuck: whether the loss has not fallen so far.
+    """
+
+    since: int
+    is_stuck: bool
+
+
+def wish_of(judge: Judge, *, is_over: bool) -> Wish | None:
+    """Return what experiments are to explain of a run; None for nothing.
+
+    That is an alarm which follows from no other, or a loss that has not fallen though nothing stands out: once the
+    first looks are over, and at the end.
+
+    Args:
+        judge: of the run.
+        is_over: whether the training has ended.
+    """
+    run, losses = judge.run, judge.run.losses
+    if run.first is None:
+        return None
+    is_stuck = losses.is_known and not losses.is_learning
+    alarms = [verdict for verdict in judge.verdicts if verdict.severity == "alarm"]
+    if alarms:
+        since = [verdict.since for verdict in alarms if verdict.rule in TELLABLE]
+        return Wish(min(since), is_stuck) if since else None
+    is_time = is_over or (run.seen >= WINDOWS_ALWAYS_ASKED * run.window and losses.steps >= STEPS_BEFORE_STUCK)
+    return Wish(run.first.step, is_stuck) if is_time and is_stuck else None
+
+
+@dataclass
+class Trial:
+    """The experiments of a fit: there is at most one series of them.
+
+    Args:
+        is_wanted: whether there are to be any, and they have not begun.
+        wish: what they are to explain; None for nothing yet.
+        found: rule name and symptom of what they have found.
+        said: what they have shown if none of that is an alarm, as a clause; "" for nothing.
+    """
+
+    is_wanted: bool = False
+    wish: Wish | None = None
+    found: Sequence[tuple[str, Symptom]] = ()
+    said: str = ""
+
+    def parts(self) -> dict[str, Any]:
+        """Return its state, for a checkpoint."""
+        return {"is_wanted": self.is_wanted, "found": list(self.found), "said": self.said}
+
+    def go_on(self, parts: Mapping[str, Any] | None) -> None:
+        """Restore the state of a checkpoint; None if that has none."""
+        if parts is not None:
+            self.is_wanted = self.is_wanted and parts["is_wanted"]
+            self.found, self.said = parts["found"], parts["said"]
+
+    def look_for_wish(self, judge: Judge, *, is_over: bool = False) -> None:
+        """See whether a run asks for experiments now, see `wish_of`."""
+        self.wish = wish_of(judge, is_over=is_over) if self.is_wanted else None
+
+    def take(self, findings: Sequence[Finding], in_short: str, step: int) -> None:
+        """Keep what they have found.
+
+        Args:
+            findings: alarms and notes.
+            in_short: the outcome, as a clause.
+            step: the optimizer step of now.
+        """
+        assert self.wish is not None
+        self.found = [(one.rule, replace(one.symptom, is_root=False, since=self.wish.since)) for one in findings]
+        is_explained = any(one.severity == "alarm" for one in findings)
+        self.said = f"tried on a copy at step {step}: {in_short}" if in_short and not is_explained else ""
+        self.wish = None
