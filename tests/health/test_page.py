@@ -235,8 +235,8 @@ def test_long_names_are_broken_between_their_words():
     assert line.strip() == "model.encoder.layers.11.<br>self_attention.output.dense"
 
 
-def test_every_rule_but_those_that_name_a_line_of_code_points_at_a_chart():
-    assert {*RULES} - {*LOOK_AT} == STEP
+def test_every_rule_but_those_of_code_and_of_experiments_points_at_a_chart():
+    assert {*RULES} - {*LOOK_AT} == STEP | {"cannot_learn", "labels", "learning_rate"}
 
 
 def test_what_each_rule_points_at_is_written_by_the_page():

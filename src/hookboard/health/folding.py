@@ -36,17 +36,20 @@ def cards_of(verdicts: Sequence[Verdict]) -> list[Card]:
     [Card(alike=(0, 1, 2, 3), effects=((4,),))]
     """
     roots = _roots(verdicts)
+    following: dict[int, list[int]] = {root: [] for root in roots}
+    for place, root in enumerate(roots):
+        if place != root:
+            following[root].append(place)
     groups: dict[object, list[int]] = {}
-    for place in dict.fromkeys(roots):
-        groups.setdefault(_alike(verdicts[place], place), []).append(place)
+    for root in following:
+        groups.setdefault(_alike(verdicts[root], root), []).append(root)
     cards = []
     for group in groups.values():
-        layers = {verdicts[place].module for place in group}
-        for alike in [group] if len(layers) >= FOLDED_LAYERS_MIN else [[place] for place in group]:
+        layers = {verdicts[root].module for root in group}
+        for alike in [group] if len(layers) >= FOLDED_LAYERS_MIN else [[root] for root in group]:
             effects: dict[str, list[int]] = {}
-            for place, root in enumerate(roots):
-                if root in alike and place != root:
-                    effects.setdefault(verdicts[place].rule, []).append(place)
+            for place in sorted(place for root in alike for place in following[root]):
+                effects.setdefault(verdicts[place].rule, []).append(place)
             cards.append(Card(tuple(alike), tuple(map(tuple, effects.values()))))
     return sorted(cards, key=lambda card: card.alike)
 
