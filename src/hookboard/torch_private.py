@@ -1,5 +1,6 @@
 """Everything that needs private names of torch, but for those of its writer to TensorBoard. No other file uses them."""
 
+import operator
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -46,14 +47,11 @@ def sequence_number_of(node: Node) -> int:
     return node._sequence_nr()
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return how many in-place operations have changed the tensor's memory; inference tensors do not count them."""
-    return tensor._version
+version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
+"""Returns how many in-place operations have changed the tensor's memory; inference tensors do not count them."""
 
-
-def base_of(tensor: Tensor) -> Tensor | None:
-    """Return the tensor that this one is a view of; None if it is no view."""
-    return tensor._base
+base_of: Callable[[Tensor], Tensor | None] = operator.attrgetter("_base")
+"""Returns the tensor that this one is a view of; None if it is no view."""
 
 
 def explicit_values(tensor: Tensor) -> Tensor:
@@ -107,14 +105,11 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
-def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """Return the dict in which the module keeps its own parameters by name."""
-    return module._parameters
+parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.attrgetter("_parameters")
+"""Returns the dict in which the module keeps its own parameters by name."""
 
-
-def modules_of(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Return the dict in which the module keeps its direct children by name."""
-    return module._modules
+modules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter("_modules")
+"""Returns the dict in which the module keeps its direct children by name."""
 
 
 def is_compiled(module: nn.Module) -> bool:

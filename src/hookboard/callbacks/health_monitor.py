@@ -202,7 +202,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._plan(),
             pl_module.device,
             stage=state.stage,
-            **self._of_every_recorder(trainer),
+            ranks=self._ranks,
             channels=ChannelDims(layers),
             histogram=NeedsHistogram(layers),
         )

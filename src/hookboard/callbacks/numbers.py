@@ -156,11 +156,8 @@ class SiteLogger(HookboardCallback[V]):
             stage=state.stage,
             histogram=self.histogram,
             **facts_of(pl_module, resolved),
-            **self._of_every_recorder(trainer),
+            ranks=self._ranks,
         )
-
-    def _of_every_recorder(self, trainer: Trainer) -> dict[str, Any]:
-        return {"ranks": self._ranks, "clock": self.clock}
 
     def _attach(self, trainer: Trainer, pl_module: LightningModule, state: V) -> None:
         forget_graphs(pl_module)

@@ -1,5 +1,6 @@
 """The gradient with respect to a module's output, by tensor hooks that do not change the graph."""
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -59,7 +60,7 @@ def watch_output(
     if base is None or memory is None:
         if not is_leaf and base is not None:
             on_unclear(UNSEEN)
-        handle: RemovableHandle = tensor.register_hook(OutputGradient(observe, switch))
+        handle: RemovableHandle = tensor.register_hook(functools.partial(_show, observe, switch))
         return handle if is_leaf else None
     hooks = ViewGradient(memory, observe, memory.of_view, switch, on_unclear)
     tensor.register_hook(hooks.at_view)
@@ -67,24 +68,10 @@ def watch_output(
     return None
 
 
-class OutputGradient:
-    """The hook of an output that is no view. It holds no tensor: one that its own hook holds would outlive the graph.
-
-    Args:
-        observe: is called with the gradient.
-        switch: nothing is observed while it is off.
-    """
-
-    __slots__ = ("observe", "switch")
-
-    def __init__(self, observe: Observer, switch: Switch) -> None:
-        self.observe = observe
-        self.switch = switch
-
-    def __call__(self, grad: Tensor) -> None:
-        """Show the gradient."""
-        if self.switch.on:
-            self.observe(grad)
+def _show(observe: Observer, switch: Switch, grad: Tensor) -> None:
+    """Act as hook of an output that is no view. It holds no tensor: it would keep the graph of its output alive."""
+    if switch.on:
+        observe(grad)
 
 
 class ViewGradient:

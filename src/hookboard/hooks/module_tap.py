@@ -13,11 +13,11 @@ from hookboard.clock import Clock, timed
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import GraphEnd
 from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
-from hookboard.hooks.own_call import is_own_call
+from hookboard.hooks.own_call import own_calls
 from hookboard.messages import warn_switched_off
 from hookboard.nested import named_inputs, tensors_in
-from hookboard.sites import Role, Site
-from hookboard.torch_private import in_backward, sequence_number
+from hookboard.sites import ROLES, Role, Site
+from hookboard.torch_private import backward_number, in_backward, sequence_number
 
 UNKNOWN = -1
 """The number of a call that cannot be told from others."""
@@ -127,7 +127,7 @@ class ModuleTap:
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Show the inputs before a call, because an in-place module will change them."""
         # Between two graphs torch.compile would compile this function, and all that it calls.
-        if self._is_off or is_own_call():
+        if self._is_off or own_calls:
             return
         try:
             inputs = list(tensors_in(named_inputs(args, kwargs)))
@@ -146,7 +146,7 @@ class ModuleTap:
     @timed
     def leave(self, args: tuple[Any, ...], output: object) -> None:
         """Show the outputs after a call, and watch the gradients that will arrive."""
-        if self._is_off or is_own_call() or (self._calls is not None and not self._calls.are_running):
+        if self._is_off or own_calls or (self._calls is not None and not self._calls.are_running):
             return
         try:
             self.called = True
@@ -167,6 +167,7 @@ class ModuleTap:
         except Exception as error:
             self._give_up(error)
 
+    @timed
     def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
         """Take a tensor that a running graph shows; see `graphs.Receiver`."""
         if not self._switch.on or self._is_off:
@@ -198,42 +199,40 @@ class ModuleTap:
             self._calls.forget()
 
     def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]]) -> None:
-        if in_backward():  # a checkpoint computes again what has been shown before
-            return
-        for path, tensor in tensors:
-            self._observer(role, path)(tensor)
+        if backward_number() == -1:  # else a checkpoint computes again what has been shown before
+            for path, tensor in tensors:
+                self._observer(role, path)(tensor)
 
     def _watch_gradient(self, path: str, tensor: Tensor) -> None:
         if not tensor.requires_grad:
             self.causes["grad_output"] = _why_no_gradient_of("output", [tensor])
             return
-        observer = self._observer("grad_output", path)
-        handle = watch_output(tensor, observer, self._switch, self._explain("grad_output"))
+        on_unclear = functools.partial(self.causes.__setitem__, "grad_output")
+        handle = watch_output(tensor, self._observer("grad_output", path), self._switch, on_unclear)
         if handle is not None:
             self._until_settled.callback(handle.remove)
 
     def _watch_input_gradients(self, call: OpenCall, outputs: list[Tensor]) -> None:
         observers = {path: self._observer("grad_input", path) for path in call.edges}
-        gradients = InputGradients(
-            call.edges, outputs, call.since, observers, self._switch, self._explain("grad_input")
-        )
+        on_unclear = functools.partial(self.causes.__setitem__, "grad_input")
+        gradients = InputGradients(call.edges, outputs, call.since, observers, self._switch, on_unclear)
         self._input_gradients.append(gradients)
         if call.edges and len(gradients.unreached) == len(call.edges):
             self.causes["grad_input"] = "the output does not depend on the input, or other threads compute it"
 
-    def _explain(self, role: Role) -> Callable[[str], None]:
-        return lambda cause: self.causes.__setitem__(role, cause)
-
     def _observer(self, role: Role, path: str) -> Observer:
         observer = self._observers.get((role, path))
         if observer is None:
-            observer = self._observers[role, path] = self._open_site(Site(self.name, role, path))
+            observer = self._open_site(Site(self.name, role, path))
+            if self.clock is not None and ROLES[role].is_gradient:  # autograd calls it, not one of the methods here
+                observer = timed(observer, self.clock)
+            self._observers[role, path] = observer
         if not self._each_call or self._calls is None:
             return observer
         return functools.partial(observer, self._calls.number)
 
     def _give_up(self, error: Exception) -> None:
-        self.causes = dict.fromkeys(self.roles, f"could not be read: {error}")
+        self.causes.update(dict.fromkeys(self.roles, f"could not be read: {error}"))
         self._is_off = True
         warn_switched_off(f"module {self.name!r}", error)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_own_calls: list[dict[int, tuple[Any, Any]]] = []
+own_calls: list[dict[int, tuple[Any, Any]]] = []
 """Those that run, the innermost last: id of an original to (original, copy)."""
 
 
@@ -19,16 +19,16 @@ _own_calls: list[dict[int, tuple[Any, Any]]] = []
 def own_call() -> Iterator[None]:
     """Mark what runs inside the context as a call of our own. Contexts may be nested."""
     spares: dict[int, tuple[Any, Any]] = {}
-    _own_calls.append(spares)
+    own_calls.append(spares)
     try:
         yield
     finally:
-        _own_calls[:] = [other for other in _own_calls if other is not spares]
+        own_calls[:] = [other for other in own_calls if other is not spares]
 
 
 def is_own_call() -> bool:
     """Return whether a call of our own runs."""
-    return bool(_own_calls)
+    return bool(own_calls)
 
 
 def spare_of(original: T, make_copy: Callable[[T], T]) -> T:
@@ -41,7 +41,7 @@ def spare_of(original: T, make_copy: Callable[[T], T]) -> T:
         make_copy: copies the object with its state.
     """
     current = original
-    for spares in _own_calls:  # an inner call goes on from the outer call's copy
+    for spares in own_calls:  # an inner call goes on from the outer call's copy
         if id(current) not in spares:
             spares[id(current)] = current, make_copy(current)
         current = spares[id(current)][1]

@@ -105,9 +105,9 @@ class Taps:
             self._put_on(hooked_later, unhooked(self._layers))
         self._switch.on = on
         for name, hook in self._hooks.items():
-            mine = self._taps[name]
-            others = tuple(tap for tap in hook.taps if tap is not mine)
-            hook.taps = (*others, mine) if on else others
+            active = dict.fromkeys(hook.taps)  # in order; a call that is running goes on with the old ones
+            active.pop(self._taps[name], None)
+            hook.taps = (*active, self._taps[name]) if on else tuple(active)
         if not on:
             self._take_off(self._fused)
 

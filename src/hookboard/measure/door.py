@@ -245,7 +245,7 @@ def form_of(tensor: Tensor, dim: int | None) -> native.Form | None:
         tensor: the tensor; there may be gaps between the parts of its first dimension.
         dim: the dimension of its channels; None for no channels.
     """
-    if not native.is_plain(tensor):
+    if not native.is_readable(tensor):
         return None
     if dim is not None:
         dim = dim % tensor.dim() if _has_channels(tensor, dim) else None

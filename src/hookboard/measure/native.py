@@ -74,7 +74,7 @@ def form_of(tensor: Tensor, dim: int | None = None, *, with_gaps: bool = False) 
         with_gaps: whether a tensor is also read that would be contiguous but for gaps between the parts of its first
             dimension, as `weight[::4]` has. Only that dimension may then hold channels.
     """
-    if not is_plain(tensor):
+    if not is_readable(tensor):
         return None
     values = reach = tensor.numel()
     if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
@@ -88,35 +88,39 @@ def form_of(tensor: Tensor, dim: int | None = None, *, with_gaps: bool = False) 
         return None
     given = _TYPES[tensor.dtype][0], outer, channels, inner, apart
     form = Form(tensor.shape, tensor.stride(), tensor.dtype, dim, channels, reach, given)
-    return form if _is_in_memory(tensor, reach) else None
+    return form if is_readable(tensor, reach) else None
 
 
 def is_like(tensor: Tensor, form: Form) -> bool:
     """Return whether `form_of` would give this form again, with the same arguments; it takes a fraction of the time."""
     return (
         tensor.dtype is form.dtype
-        and is_plain(tensor)
+        and is_readable(tensor, form.reach)
         and tensor.shape == form.shape
         and tensor.stride() == form.stride
-        and _is_in_memory(tensor, form.reach)
     )
 
 
 def can_subtract(minus: Tensor, form: Form) -> bool:
     """Return whether `minus` can be subtracted from a tensor of this form: no channels; same order, without gaps."""
-    if form.channels or not is_plain(minus) or minus.shape != form.shape or minus.dtype is not form.dtype:
-        return False
     values, stride = minus.numel(), form.stride
+    if form.channels or minus.dtype is not form.dtype or not is_readable(minus, values) or minus.shape != form.shape:
+        return False
     if form.reach != values:  # only between the parts of the first dimension
         stride = (values // len(minus), *stride[1:])
     strides = zip(minus.shape, minus.stride(), stride, strict=True)
-    return all(size == 1 or own == wanted for size, own, wanted in strides) and _is_in_memory(minus, values)
+    return minus.stride() == stride or all(size == 1 or own == wanted for size, own, wanted in strides)
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Return whether it is a tensor of torch's own, of a type that the kernel reads; its memory may have been freed."""
+def is_readable(tensor: Tensor, values: int = 0) -> bool:
+    """Return whether it is a tensor of torch's own, of a type that the kernel reads, and still in memory.
+
+    Args:
+        tensor: the tensor.
+        values: how many its memory must hold, from its first one on.
+    """
     kind = type(tensor)
-    return (
+    is_plain = (
         _native is not None
         and (kind is Tensor or kind is nn.Parameter)
         and tensor.dtype in _TYPES
@@ -125,6 +129,11 @@ def is_plain(tensor: Tensor) -> bool:
         and not tensor.is_nested
         and not tensor.is_neg()
     )
+    try:
+        needed = _TYPES[tensor.dtype][1] * (tensor.storage_offset() + values) if is_plain else 0
+        return is_plain and tensor.untyped_storage().nbytes() >= needed and tensor.data_ptr() != 0
+    except RuntimeError:  # a tensor inside torch.func
+        return False
 
 
 def _has_gaps_between_parts_alone(tensor: Tensor) -> bool:
@@ -135,15 +144,6 @@ def _has_gaps_between_parts_alone(tensor: Tensor) -> bool:
         if size > 1 and stride != left:
             return False
     return tensor.stride(0) >= inner
-
-
-def _is_in_memory(tensor: Tensor, values: int) -> bool:
-    """Return whether the tensor's memory holds this many values from its first one on."""
-    try:
-        needed = _TYPES[tensor.dtype][1] * (tensor.storage_offset() + values)
-        return tensor.untyped_storage().nbytes() >= needed and tensor.data_ptr() != 0
-    except RuntimeError:  # a tensor inside torch.func
-        return False
 
 
 def read(

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookboard.clock import Clock, timed
 from hookboard.layouts import shape_of
 from hookboard.measure import (
     ChannelRows,
@@ -53,7 +52,6 @@ class Meter:
         channels: Callable[[Site, Tensor], int | None] | None,
         ends: Callable[[Site], tuple[float, float] | None] | None,
         rank: int,
-        clock: Clock | None,
     ) -> None:
         self.rows = RowBuffer(plan.more, measuring_device(device))
         self.channel_rows = ChannelBuffer(self.rows.device, self.rows.streams)
@@ -71,13 +69,12 @@ class Meter:
         self.rows.on_channels = None if channels is None else self._take_channels
         self._ends = ends
         self._rank = rank
-        self.clock = clock
         self.scale: Tensor | None = None
         """The scale that gradients carry now, shape (); they are divided by it. None if they carry none."""
 
     def observer(self, site: Site) -> Callable[[Tensor], None]:
         """See `Recorder.open`."""
-        return functools.partial(self._observe_timed, self.slots.of(site))
+        return functools.partial(self._observe, self.slots.of(site))
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
         """See `Recorder.observe_all`."""
@@ -128,10 +125,6 @@ class Meter:
         for index, _ in rows:
             self.slots.in_order[index].calls = 0
 
-    @timed
-    def _observe_timed(self, slot: Slot, tensor: Tensor) -> None:
-        self._observe(slot, tensor)
-
     def _observe(self, slot: Slot, tensor: Tensor, minus: Tensor | None = None) -> None:
         """Measure a tensor, or its difference from another."""
         if self.off and slot.site in self.off:
@@ -150,7 +143,17 @@ class Meter:
                 return
             # What adds to bins and appends the row is one piece to who takes both.
             with _NO_LOCK if slot.counts is None else self._lock:
-                self._measure(slot, part, form, is_whole, minus)
+                counts, found, rows = slot.counts, None, None
+                if form is not None:
+                    has_abs_mean = "abs_mean" in slot.plan.wanted
+                    found, rows = read(part, form, with_abs_mean=has_abs_mean, counts=counts, minus=minus)
+                if found is None:
+                    part = part if minus is None else part - minus
+                    self._measure(slot, part, is_whole, counts if form is None else None)  # else they are counted
+                elif self._channels is None:
+                    self.rows.append(slot.index, found)
+                else:
+                    self._keep(slot, part, found, rows)
         except Exception as error:
             self.switch_off([slot.site], error)
 
@@ -161,15 +164,8 @@ class Meter:
             wide = single_at_least(part.dtype)  # neighbouring weights differ by less than half precision resolves
             self._observe(slot, part.to(wide) - less.to(wide))
 
-    def _measure(self, slot: Slot, part: Tensor, form: Form | None, is_whole: bool, minus: Tensor | None) -> None:
-        counts = slot.counts
-        if form is not None:
-            found, rows = read(part, form, with_abs_mean="abs_mean" in slot.plan.wanted, counts=counts, minus=minus)
-            if found is not None:
-                self._keep(slot, part, found, rows)
-                return
-            counts = None  # the bins are counted
-        part = part if minus is None else part - minus
+    def _measure(self, slot: Slot, part: Tensor, is_whole: bool, counts: Tensor | None) -> None:
+        """Measure what the compiled kernel cannot; its values are added to `counts`, unless that is None."""
         scale = self.scale if slot.traits.is_gradient else None
         of: dict[str, Any] = {"counts": counts, "moments_only": slot.traits.moments_only, "scale": scale}
         dim = self._dim(slot, part, is_whole)

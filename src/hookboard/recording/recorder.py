@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.clock import Clock
 from hookboard.measure import FIELDS, REQUESTABLE, Histogram, Plan, elements_in, histograms
 from hookboard.ranks import Ranks
 from hookboard.recording.meter import Meter
@@ -38,7 +37,6 @@ class Recorder:
         ends: tells from which values on a site is at an end of its range; None for a site without ends, or for all.
         ranks: the processes that merge what they measured; every rank must then take what each flush sends. None if
             nothing is merged.
-        clock: counts the time that the functions take which `open` returns.
     """
 
     def __init__(
@@ -51,7 +49,6 @@ class Recorder:
         channels: Callable[[Site, Tensor], int | None] | None = None,
         ends: Callable[[Site], tuple[float, float] | None] | None = None,
         ranks: Ranks | None = None,
-        clock: Clock | None = None,
     ) -> None:
         self.stage: Stage = stage
         self._plan = plan.with_histogram() if histogram else plan
@@ -63,7 +60,6 @@ class Recorder:
             channels=channels,
             ends=ends,
             rank=0 if ranks is None else ranks.rank,
-            clock=clock,
         )
         self._histogram = bool(histogram)
         self._is_alone = self._meter.rows.device.type == "cpu" and ranks is None
