@@ -78,5 +78,5 @@ def test_nothing_is_measured_when_no_step_is_due(tmp_path, monkeypatch):
     def forbidden(*args, **kwargs):
         raise AssertionError("measured")
 
-    monkeypatch.setattr("hookboard.recording.meter.Meter._observe", forbidden)
+    monkeypatch.setattr("hookboard.recording.Recorder._observe", forbidden)
     fit(tmp_path, Toy(mlp()), batches(4, 4), *everything(every_n_steps=100))

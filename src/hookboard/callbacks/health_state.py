@@ -491,7 +491,7 @@ class HealthState(MeasurementState):
         """Replace the layers after the model has changed; `known` is the dict that the recorder reads."""
         known.clear()
         known.update(layers)
-        self.recorder.forget_shapes()
+        self.recorder.slots.forget_shapes()
         if self.judge is not None:
             self.judge.run.follow(known)
 

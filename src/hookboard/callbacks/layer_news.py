@@ -123,7 +123,7 @@ class LayerNews:
         self._of = (sign, facts)
         try:
             # The gradient of an output has its shape.
-            self._shapes = {**recorder.shapes("grad_output"), **recorder.shapes("output"), **self._shapes}
+            self._shapes = {**recorder.slots.shapes("grad_output"), **recorder.slots.shapes("output"), **self._shapes}
             layers = tuple(replace(facts[name], output=self._shapes.get(name)) for name in order())
             strings = LayersRecord(self._callback, every_n_steps, layers).strings()
         except Exception as error:

@@ -169,7 +169,7 @@ class SiteLogger(HookboardCallback[V]):
         state.taps.attach()
         state.weights = self._weights(state.selection.owners)
         state.before.forget()
-        state.recorder.forget_shapes()
+        state.recorder.slots.forget_shapes()
         state.news.look_again()
 
     def _wants(self, trainer: Trainer, state: V, batch_idx: int, dataloader_idx: int) -> bool:
