@@ -8,7 +8,8 @@ from health.looks import layers, look, reading, row
 from hookboard.health import RULES, Judge, Page, Rule, Symptom, Verdict, closing, news
 from hookboard.health.folding import Card, cards_of, folded_verdicts
 from hookboard.health.page import marks_of, pictures, values_of
-from hookboard.health.report import CHARTED, LOOK_AT, TABLE_COLUMNS, TABLE_ROWS_MAX, caveat, headline, layout, table_of
+from hookboard.health.report import CHARTED, TABLE_COLUMNS, TABLE_ROWS_MAX, caveat, headline, layout, table_of
+from hookboard.health.rules.experiments import TRIED
 from hookboard.health.rules.training_step import STEP
 from hookboard.images.heat_map import MARKS, MISSING, NOT_FINITE
 from hookboard.layers import Layer
@@ -197,7 +198,7 @@ def test_the_table_is_written_at_the_end_as_of_the_last_look():
 
 
 def test_the_table_says_all_of_a_verdict_and_where_to_look():
-    table = table_of(trained(20).run, [ALARM])
+    table = table_of(trained(20).run, [ALARM], look_at={"dead_units": "health/dead_fraction"})
     assert dict(zip(TABLE_COLUMNS, table.rows[0], strict=True)) == {
         "severity": "alarm",
         "rule": "dead_units",
@@ -235,12 +236,20 @@ def test_long_names_are_broken_between_their_words():
     assert line.strip() == "model.encoder.layers.11.<br>self_attention.output.dense"
 
 
-def test_every_rule_but_those_of_code_and_of_experiments_points_at_a_chart():
-    assert {*RULES} - {*LOOK_AT} == STEP | {"cannot_learn", "labels", "learning_rate"}
+def test_every_rule_that_judges_looks_points_at_a_chart():
+    assert {name for name, rule in RULES.items() if not rule.look_at} == STEP | TRIED
 
 
 def test_what_each_rule_points_at_is_written_by_the_page():
-    assert {*LOOK_AT.values()} <= {*written(trained(2))[0], "health/before_nonfinite"}
+    found = {rule.look_at for rule in RULES.values() if rule.look_at}
+    assert found <= {*written(trained(2))[0], "health/before_nonfinite"}
+
+
+def test_the_table_says_where_to_look_for_what_a_rule_of_the_users_own_sees():
+    run = trained(2).run
+    table = table_of(run, [ALARM], look_at={ALARM.rule: "train/my_chart"})
+    assert table.rows[0][-1] == "train/my_chart"
+    assert "**See:** train/my_chart" in table.text
 
 
 def test_a_healthy_run_has_a_verdict_too():

@@ -192,7 +192,7 @@ class Reporter:
     def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int, held: frozenset[str] = frozenset()) -> None:
         self._judge = judge
         self._loggers = loggers
-        self._page = Page(every_n_steps)
+        self._page = Page(every_n_steps, judge.look_at)
         self.alarms: set[tuple[str, str]] = set()
         """Rule and module of the alarms that were said."""
         self.held = held

@@ -171,6 +171,11 @@ class Judge:
         self._open[rule, symptom.module] = case
 
     @property
+    def look_at(self) -> dict[str, str]:
+        """The tag of what shows the symptoms of each rule; "" if there is none."""
+        return {rule.name: rule.look_at for rule in self._rules}
+
+    @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdicts on the run so far, worst first."""
         if self._verdicts is None:

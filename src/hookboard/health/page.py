@@ -37,10 +37,12 @@ class Page:
 
     Args:
         every_n_steps: how many steps lie between two looks, for the table.
+        look_at: rule to the tag of what shows its symptoms, for the table.
     """
 
-    def __init__(self, every_n_steps: int | None = None) -> None:
+    def __init__(self, every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None) -> None:
         self.every_n_steps = every_n_steps
+        self._look_at = look_at
         self._has_layout = False
         self._drawn_at = 0
         self._told_at = 0
@@ -73,7 +75,7 @@ class Page:
 
     def _tell(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
         self._told, self._told_at = _keys(verdicts), run.seen
-        entry.tables[VERDICT] = table_of(run, verdicts, self.every_n_steps)
+        entry.tables[VERDICT] = table_of(run, verdicts, self.every_n_steps, self._look_at)
 
     def _draw(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
         self._drawn_at = run.seen

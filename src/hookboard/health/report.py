@@ -3,7 +3,7 @@
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -108,48 +108,28 @@ NAME_WIDTH = 28
 
 TABLE_COLUMNS = ("severity", "rule", "layer", "since", "until", "evidence", "advice", "look at")
 
-_ACTIVATIONS, _GRADIENTS = "health/activation_rms", "health/gradient_rms"
-_UPDATES, _DEAD, _BEFORE = "health/update_ratio", "health/dead_fraction", "health/before_nonfinite"
 
-LOOK_AT = {
-    "dead_units": _DEAD,
-    "saturated": _ACTIVATIONS,
-    "vanishing_gradient": _GRADIENTS,
-    "exploding_gradient": _GRADIENTS,
-    "activation_scale": _ACTIVATIONS,
-    "no_gradient": _GRADIENTS,
-    "not_updated": _UPDATES,
-    "update_too_small": _UPDATES,
-    "update_too_large": _UPDATES,
-    "nonfinite": _BEFORE,
-    "precision": _GRADIENTS,
-    "collapsed": _ACTIVATIONS,
-    "symmetric_units": _GRADIENTS,
-    "input_scale": _ACTIVATIONS,
-    "spike": _GRADIENTS,
-    "not_learning": _GRADIENTS,
-    "train_eval_gap": _ACTIVATIONS,
-}
-"""Rule -> the tag of the chart that shows what it has seen."""
-
-
-def table_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = None) -> Table:
+def table_of(
+    run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None
+) -> Table:
     """Return all verdicts as a table, worst first.
 
     Args:
         run: what was looked at.
         verdicts: worst first.
         every_n_steps: how many steps lie between two looks.
+        look_at: rule to the tag of what shows its symptoms.
     """
+    shown_by = look_at or {}
     shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
     rest = len(shown) - TABLE_ROWS_MAX
     seen = f"Looked at {_layers(run)} at {_many(run.seen, 'step')} from {_ends(run)}"
     rhythm = f", every {_ordinal(every_n_steps)} step." if every_n_steps and every_n_steps > 1 else "."
     more = f"And {rest} more, further down this order. " if rest > 0 else ""
-    rows = tuple(_row(verdict) for verdict in verdicts[:TABLE_ROWS_MAX])
+    rows = tuple(_row(verdict, shown_by.get(verdict.rule, "")) for verdict in verdicts[:TABLE_ROWS_MAX])
     if not verdicts:
         rows = ((headline(run, verdicts), *[""] * (len(TABLE_COLUMNS) - 1)),)  # for loggers that take rows alone
-    cells = [_cells(verdict) for verdict in shown[:TABLE_ROWS_MAX]]
+    cells = [_cells(verdict, shown_by.get(verdict.rule, "")) for verdict in shown[:TABLE_ROWS_MAX]]
     in_markdown = markdown(["verdict", "layer", "steps", "what is seen, and what to try"], cells) if cells else ""
     last = f"{more}{seen}{rhythm}{_worst_layers(run, verdicts)}{_sampled(run)}{escaped(_without_output(run))}"
     text = "\n\n".join(filter(None, [headline(run, verdicts), caveat(run, verdicts), in_markdown, last]))
@@ -260,7 +240,7 @@ def _title(verdict: Verdict) -> str:
     return f"{verdict.severity}: {verdict.rule}{where} {when} {verdict.since}{until}{batch}"
 
 
-def _cells(verdict: Verdict) -> tuple[str, ...]:
+def _cells(verdict: Verdict, tag: str) -> tuple[str, ...]:
     """Return a row in Markdown, with few columns: TensorBoard's cards are narrow."""
     symbol = f"{SYMBOLS[verdict.severity]} {verdict.severity}"
     strong = f"**{symbol}**" if verdict.severity == "alarm" else symbol
@@ -269,7 +249,6 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
         steps = [str(verdict.since)]
     if verdict.batch_idx is not None:
         steps.append(f"batch {verdict.batch_idx}")
-    tag = LOOK_AT.get(verdict.rule, "")
     said = [_broken(_evidence(verdict)), f"**Try:** {_broken(_advice(verdict))}", f"**See:** {tag}" if tag else ""]
     return (
         f"{strong}<br>{escaped(verdict.rule)}",
@@ -293,7 +272,7 @@ def _name_in_lines(name: str) -> list[str]:
     return lines
 
 
-def _row(verdict: Verdict) -> tuple[str, ...]:
+def _row(verdict: Verdict, tag: str) -> tuple[str, ...]:
     batch = "" if verdict.batch_idx is None else f", batch {verdict.batch_idx}"
     return (
         verdict.severity,
@@ -303,7 +282,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
         "now" if verdict.until is None else str(verdict.until),
         _evidence(verdict),
         _advice(verdict),
-        LOOK_AT.get(verdict.rule, ""),
+        tag,
     )
 
 

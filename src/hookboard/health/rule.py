@@ -20,6 +20,7 @@ from hookboard.health.run import Run
 from hookboard.messages import quoted, unknown
 
 Severity = Literal["alarm", "note"]
+Severities = Literal["alarm", "note", "alarm or note"]
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,9 @@ class Rule:
             symptom must last for the monitor's `window`.
         of_evaluations: Whether it is asked after each evaluation loop too. The last one of a fit has no measured step
             after it.
+        look_at: The tag of the chart or text that shows what the rule sees, for the table of verdicts.
+        about: What it sees, in words. Of a built-in rule, docs/rules.md has them.
+        gives: Whether its verdicts are alarms, notes or either, for the same page.
 
     Raises:
         ValueError: The name has other characters, or `judge` is no function.
@@ -122,11 +126,16 @@ class Rule:
     judge: Callable[[Run], Iterable[Symptom]]
     at_once: bool = False
     of_evaluations: bool = False
+    look_at: str = ""
+    about: str = ""
+    gives: Severities = "alarm or note"
 
     def __post_init__(self) -> None:
         check_identifier("name", self.name)
         check_function("judge", self.judge, "a function that takes a hookboard.Run")
         check_switches(at_once=self.at_once, of_evaluations=self.of_evaluations)
+        check_text(look_at=self.look_at, about=self.about)
+        check_name("gives", self.gives, get_args(Severities))
 
 
 def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mapping[str, Rule]) -> list[Rule]:

@@ -178,4 +178,12 @@ def _is_far(gap: Gap, limit: float) -> bool:
     return gap.size > limit and gap.size > GAP_FACTOR_OVER_TRAINING * gap.usual  # never, if nothing tells what is usual
 
 
-TRAIN_EVAL_GAP = Rule("train_eval_gap", train_eval_gap, at_once=True, of_evaluations=True)
+TRAIN_EVAL_GAP = Rule(
+    "train_eval_gap",
+    train_eval_gap,
+    at_once=True,
+    of_evaluations=True,
+    look_at="health/activation_rms",
+    about="a layer whose outputs in validation differ from those in training, unless different data, "
+    "fast-changing weights or lagging running statistics explain it",
+)

@@ -5,9 +5,6 @@ from functools import partial
 from hookboard.health.rule import Rule, Symptom
 from hookboard.health.run import Run
 
-TRIED = ("learning_rate", "cannot_learn", "labels")
-"""The names of the rules that experiments answer."""
-
 TELLABLE = frozenset(
     {
         *("update_too_large", "update_too_small", "not_updated", "not_learning", "spike"),
@@ -21,4 +18,15 @@ def _found(name: str, run: Run) -> list[Symptom]:
     return [symptom for rule, symptom in run.findings if rule == name]
 
 
-EXPERIMENT_RULES = tuple(Rule(name, partial(_found, name), at_once=True) for name in TRIED)
+def _rule(name: str, about: str) -> Rule:
+    return Rule(name, partial(_found, name), at_once=True, about=about)
+
+
+EXPERIMENT_RULES = (
+    _rule("learning_rate", "the loss falls at another learning rate, and not at this one"),
+    _rule("cannot_learn", "all gradients are exactly 0, or the loss falls at no learning rate"),
+    _rule("labels", "all targets are the same class, or nothing is learned that holds for other batches"),
+)
+
+TRIED = frozenset(rule.name for rule in EXPERIMENT_RULES)
+"""The names of the rules that experiments answer."""

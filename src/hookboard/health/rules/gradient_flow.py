@@ -172,5 +172,15 @@ def _growing(run: Run) -> Iterator[Symptom]:
     yield Symptom("", evidence, advice, severity_of(run), size=float(np.median(known)))
 
 
-VANISHING = Rule("vanishing_gradient", _vanishing)
-EXPLODING = Rule("exploding_gradient", _exploding)
+VANISHING = Rule(
+    "vanishing_gradient",
+    _vanishing,
+    look_at="health/gradient_rms",
+    about="the norm of the gradient falls from the last layers to the first",
+)
+EXPLODING = Rule(
+    "exploding_gradient",
+    _exploding,
+    look_at="health/gradient_rms",
+    about="the norm of the gradient grows from the last layers to the first, or gradients grow over time",
+)

@@ -159,5 +159,16 @@ def _rises(run: Run) -> bool:
     return any(name in first and stepped.rate > first[name].rate for name, stepped in now.items())
 
 
-SPIKE = Rule("spike", spike, at_once=True)
-NOT_LEARNING = Rule("not_learning", not_learning)
+SPIKE = Rule(
+    "spike",
+    spike,
+    at_once=True,
+    look_at="health/gradient_rms",
+    about="one step whose loss or gradient is far outside its history",
+)
+NOT_LEARNING = Rule(
+    "not_learning",
+    not_learning,
+    look_at="health/gradient_rms",
+    about="a loss at chance level while no layer is sick: look at the data and labels; a loss that has no lower bound",
+)

@@ -332,5 +332,17 @@ def _harm(run: Run) -> str:
     return f"; {run.losses.harm}" if run.losses.is_harmed else ""
 
 
-NONFINITE = Rule("nonfinite", nonfinite, at_once=True)
-PRECISION = Rule("precision", precision)
+NONFINITE = Rule(
+    "nonfinite",
+    nonfinite,
+    at_once=True,
+    look_at="health/before_nonfinite",
+    about="the first NaN or infinity: the module, its pass (batch, forward, backward, optimizer), the step, "
+    "the batch, and the input",
+)
+PRECISION = Rule(
+    "precision",
+    precision,
+    look_at="health/gradient_rms",
+    about="values near the limits of half precision, updates lost in rounding",
+)

@@ -311,5 +311,17 @@ def _weights(count: int) -> str:
     return "weight" if count == 1 else f"{count} weights"
 
 
-NO_GRADIENT = Rule("no_gradient", no_gradient)
-NOT_UPDATED = Rule("not_updated", not_updated)
+NO_GRADIENT = Rule(
+    "no_gradient",
+    no_gradient,
+    look_at="health/gradient_rms",
+    about="trainable weights that get no gradient, or only zeros; layers that are skipped at random or take "
+    "turns are fine",
+)
+NOT_UPDATED = Rule(
+    "not_updated",
+    not_updated,
+    look_at="health/update_ratio",
+    about="a gradient arrives but the weight does not move: it is in no optimizer, its learning rate is 0, "
+    "the update is clipped away or lost in rounding",
+)

@@ -175,7 +175,12 @@ def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
             return
 
 
-SATURATED = Rule("saturated", _saturated)
+SATURATED = Rule(
+    "saturated",
+    _saturated,
+    look_at="health/activation_rms",
+    about="bounded activations, and gates of recurrent layers, at the ends of their range",
+)
 
 
 SPREAD_ALARM = 1e-3
@@ -275,4 +280,9 @@ def _answer(run: Run) -> np.ndarray:
     return (channels >= 2) & (outputs.count >= VALUES_PER_UNIT_MIN * channels)
 
 
-COLLAPSED = Rule("collapsed", _collapsed)
+COLLAPSED = Rule(
+    "collapsed",
+    _collapsed,
+    look_at="health/activation_rms",
+    about="a layer that gives every sample, or every token, nearly the same output",
+)

@@ -2,18 +2,71 @@
 
 from functools import partial
 
-from hookboard.health.rule import Rule, Symptom
+from hookboard.health.rule import Rule, Severities, Symptom
 from hookboard.health.run import Run
-
-_NAMES = "loss_input no_influence batch_mixing loss_shape output_range targets cut masked_row eval_mode "
-_NAMES += "unbounded_loss loss_scale future_leak stale_gradients not_in_optimizer frozen schedule"
-
-STEP = frozenset(_NAMES.split())
-"""The names of the rules that judge the code of the training step."""
 
 
 def _found(name: str, run: Run) -> list[Symptom]:
     return [symptom for rule, symptom in run.findings if rule == name]
 
 
-STEP_RULES = tuple(Rule(name, partial(_found, name), at_once=True) for name in _NAMES.split())
+def _rule(name: str, gives: Severities, about: str) -> Rule:
+    return Rule(name, partial(_found, name), at_once=True, about=about, gives=gives)
+
+
+STEP_RULES = (
+    _rule(
+        "loss_input",
+        "alarm",
+        "a loss for logits gets the output of softmax, sigmoid, tanh or ReLU; one for log-probabilities gets something "
+        "else",
+    ),
+    _rule(
+        "no_influence",
+        "alarm",
+        "a softmax over one value, or a cross entropy of one class: whatever the model gives, the loss is the same",
+    ),
+    _rule("batch_mixing", "alarm", "a softmax over the samples of the batch"),
+    _rule(
+        "loss_shape",
+        "alarm",
+        "output and target have shapes that broadcast, such as (N, 1) and (N,), so that each output is compared with "
+        "every target",
+    ),
+    _rule(
+        "output_range",
+        "alarm or note",
+        "the model's last function cannot produce some of the targets, such as negative ones after ReLU; a note if "
+        "that is at most 1 % of them",
+    ),
+    _rule(
+        "targets",
+        "alarm or note",
+        "targets that the loss does not accept; as notes, targets that should be scaled, or are all the same",
+    ),
+    _rule(
+        "cut",
+        "note",
+        "`detach`, `no_grad` or the like leaves trainable parameters without a gradient, which may be intended",
+    ),
+    _rule("masked_row", "alarm", "rows of attention that are fully masked, and make the loss NaN"),
+    _rule("eval_mode", "note", "batch norms or dropouts in evaluation mode while the model trains"),
+    _rule("unbounded_loss", "alarm", "the loss is minus an error, such as minus a cross entropy"),
+    _rule("loss_scale", "alarm or note", "a loss that is multiplied by less than 1e-6; a note if it is exactly 0"),
+    _rule("future_leak", "alarm", "the targets are the next tokens, and outputs depend on tokens after their own"),
+    _rule(
+        "stale_gradients",
+        "alarm",
+        "an optimizer steps with gradients that were not cleared since its step before",
+    ),
+    _rule(
+        "not_in_optimizer",
+        "alarm or note",
+        "trainable parameters that get a gradient and are in no optimizer; an alarm if that is all of them",
+    ),
+    _rule("frozen", "note", "how many weights are trained, and which modules are frozen"),
+    _rule("schedule", "alarm", "the learning rate is 0 in more than half of the steps of the fit"),
+)
+
+STEP = frozenset(rule.name for rule in STEP_RULES)
+"""The names of the rules that judge the code of the training step."""

@@ -301,7 +301,13 @@ def _was_zero(run: Run, layer: Layer) -> bool:
     return any(before is not None and before.moments.rms == 0 for before in befores)
 
 
-UPDATE_TOO_LARGE = Rule("update_too_large", update_too_large)
+UPDATE_TOO_LARGE = Rule(
+    "update_too_large",
+    update_too_large,
+    look_at="health/update_ratio",
+    about="the update-to-weight ratio is too large for the optimizer, the warm-up and the schedule, or "
+    "weights have grown out of proportion",
+)
 
 
 LAYER_UPDATE_SHARE_SMALL = 1e-3
@@ -383,4 +389,9 @@ def _is_spoiled(look: Look, layer: Layer) -> bool:
     return any(update is not None and update.moments.nonfinite > 0 for update in updates)
 
 
-UPDATE_TOO_SMALL = Rule("update_too_small", update_too_small)
+UPDATE_TOO_SMALL = Rule(
+    "update_too_small",
+    update_too_small,
+    look_at="health/update_ratio",
+    about="the update-to-weight ratio is too small for the optimizer, the warm-up and the schedule",
+)
