@@ -2,6 +2,7 @@
 
 import random
 import weakref
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from hookboard.torch_private import buffers_of
+from hookboard.torch_private import buffers_of, parameters_of
 
 MAX_OBJECTS = 1_000_000
 """Maximum number of objects that are visited; numbers and strings do not count."""
@@ -26,7 +28,7 @@ _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
 
 
 class State:
-    """Keeps the present state of a module and all modules inside it, without parameters, until `restore`.
+    """Keeps the present state of a module and all modules inside it until `restore`.
 
     It follows attributes through lists, dicts, sets, deques, tuples, plain objects, methods, `partial` and other
     modules, and saves the content of these, of tensors and NumPy arrays, and the state of random generators. Each
@@ -38,6 +40,7 @@ class State:
 
     Args:
         held: the module, and anything else that may change.
+        with_weights: save parameters too, and take their gradients away until then.
         check: is called with each object that is visited, before it is saved, and raises where the state should not be
             saved at all.
 
@@ -45,7 +48,9 @@ class State:
         RuntimeError: more than MAX_OBJECTS objects can be reached.
     """
 
-    def __init__(self, *held: object, check: Callable[[object], None] = lambda value: None) -> None:
+    def __init__(
+        self, *held: object, with_weights: bool = False, check: Callable[[object], None] = lambda value: None
+    ) -> None:
         self._undo = ExitStack()
         seen: dict[int, object] = {}
         waiting: list[object] = list(held)
@@ -60,7 +65,10 @@ class State:
                     "another call"
                 )
             check(value)
-            waiting.extend(_keep(value, self._undo))
+            if with_weights and isinstance(value, nn.Parameter):
+                waiting.extend(_keep_weight(value, self._undo))
+            else:
+                waiting.extend(_keep(value, self._undo))
 
     def restore(self) -> None:
         """Restore everything that has changed. It works only once."""
@@ -104,7 +112,7 @@ def _keep_attributes(value: object, undo: ExitStack) -> list[object]:
     held = [*attributes.values(), *(item for _, item in slots)]
     if any(type(item).__module__.partition(".")[0] in _OF_THREADS for item in held):
         return []
-    undo.callback(_refill, attributes, dict(attributes))
+    undo.callback(refill, attributes, dict(attributes))
     undo.callback(_refill_slots, value, slots)
     return held
 
@@ -119,15 +127,15 @@ def _keep_nothing(value: Any, undo: ExitStack) -> Iterable[object]:
 @_keep.register
 def _keep_module(module: nn.Module, undo: ExitStack) -> Iterable[object]:
     if isinstance(module, torch.jit.ScriptModule):  # gives its tensors as new objects each time
-        return list(module.buffers())
+        return [*module.buffers(), *module.parameters()]
     buffers = buffers_of(module)
-    undo.callback(_refill, buffers, dict(buffers))
+    undo.callback(refill, buffers, dict(buffers))
     own = {name: value for name, value in module.__dict__.items() if name not in _OF_TORCH}
-    undo.callback(_refill, module.__dict__, own, _OF_TORCH)
+    undo.callback(refill, module.__dict__, own, _OF_TORCH)
     for name in _OF_TORCH:  # some models add hooks or layers when they are called first, and note that they have
         if isinstance(held := module.__dict__.get(name), dict):
-            undo.callback(_refill, held, dict(held))
-    return [*module.children(), *buffers.values(), *own.values()]
+            undo.callback(refill, held, dict(held))
+    return [*module.children(), *parameters_of(module).values(), *buffers.values(), *own.values()]
 
 
 @_keep.register
@@ -141,18 +149,31 @@ def _keep_tensor(tensor: Tensor, undo: ExitStack) -> Iterable[object]:
     return []
 
 
+def _keep_weight(weight: nn.Parameter, undo: ExitStack) -> Iterable[object]:
+    if is_lazy(weight):
+        return []
+    undo.callback(setattr, weight, "grad", weight.grad)
+    undo.callback(weight.requires_grad_, weight.requires_grad)
+    weight.grad = None
+    if type(weight).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # it wraps others
+        return _keep_attributes(weight, undo)
+    if not weight.is_meta:
+        undo.callback(_rewrite_weight, weight, weight.data, weight.detach().clone())
+    return []
+
+
 @_keep.register
-def _keep_array(array: np.ndarray, undo: ExitStack) -> Iterable[object]:
-    if array.flags.writeable and not isinstance(array, np.memmap):
-        before = array.copy()
-        undo.callback(_rewrite_array, array, before)
-    return array.ravel().tolist() if array.dtype.hasobject else []
+def _keep_array(values: np.ndarray, undo: ExitStack) -> Iterable[object]:
+    if values.flags.writeable and not isinstance(values, np.memmap):
+        before = values.copy()
+        undo.callback(_rewrite_array, values, before)
+    return values.ravel().tolist() if values.dtype.hasobject else []
 
 
 @_keep.register
 def _keep_dict(value: dict, undo: ExitStack) -> Iterable[object]:  # type: ignore[type-arg]  # singledispatch reads it
     before = _content_of(value)
-    undo.callback(_refill, value, before)
+    undo.callback(refill, value, before)
     return [*before.values(), *_keep_attributes(value, undo)]
 
 
@@ -170,6 +191,12 @@ def _keep_container(value: Any, undo: ExitStack) -> Iterable[object]:
 @_keep.register(frozenset)
 def _keep_what_it_holds(value: Any, undo: ExitStack) -> Iterable[object]:
     return list(value)
+
+
+@_keep.register
+def _keep_numbers(numbers: array, undo: ExitStack) -> Iterable[object]:  # type: ignore[type-arg]  # as above
+    undo.callback(numbers.__setitem__, slice(None), numbers[:])
+    return []
 
 
 @_keep.register
@@ -246,7 +273,8 @@ def _base_of(value: dict[Any, Any]) -> type[dict[Any, Any]]:
     return OrderedDict if isinstance(value, OrderedDict) else dict
 
 
-def _refill(value: dict[Any, Any], before: dict[Any, Any], leave: frozenset[str] = frozenset()) -> None:
+def refill(value: dict[Any, Any], before: dict[Any, Any], leave: frozenset[str] = frozenset()) -> None:
+    """Give a dict the content of another, where it has changed; the names to `leave` stay as they are."""
     now = {name: held for name, held in _content_of(value).items() if name not in leave}
     if list(now) == list(before) and all(now[name] is before[name] for name in now):
         return
@@ -265,9 +293,17 @@ def _exchange(value: Any, before: list[Any]) -> None:
         fill(before)
 
 
-def _rewrite_array(array: np.ndarray, before: np.ndarray) -> None:
-    if array.dtype.hasobject or not np.array_equal(array, before):
-        np.copyto(array, before)
+def _rewrite_array(values: np.ndarray, before: np.ndarray) -> None:
+    if values.dtype.hasobject or not np.array_equal(values, before):
+        np.copyto(values, before)
+
+
+def _rewrite_weight(weight: nn.Parameter, held: Tensor, before: Tensor) -> None:
+    """Give a weight its values back in the memory `held`, past its version, see `_rewrite`."""
+    if weight.layout != torch.strided or weight.shape != held.shape or weight.data_ptr() != held.data_ptr():
+        weight.data = held
+    if not held.is_cpu or held.layout != torch.strided or not torch.equal(held, before):
+        held.copy_(before)
 
 
 def _rewrite(tensor: Tensor, before: Tensor, required_grad: bool) -> None:

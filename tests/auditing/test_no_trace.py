@@ -654,7 +654,7 @@ class OpensAFile(Plain):
 
 def test_a_step_that_opens_a_file_is_not_read(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(OpensAFile, "path", str(tmp_path / "log"))
-    assert_no_trace(OpensAFile, caplog, why="training_step opens a file")
+    assert_no_trace(OpensAFile, caplog, why="it opens a file to write")
 
 
 class CallsATracker(Plain):

@@ -13,7 +13,7 @@ from torch import nn
 from toys import Toy, batches, fit, hooked, mlp
 
 from hookboard.first_nan.black_box import ALWAYS_SAVED, BlackBox
-from hookboard.replay.step import GENERATORS
+from hookboard.replay import GENERATORS
 
 
 def spoiled_at(index, value=math.nan, count=6):

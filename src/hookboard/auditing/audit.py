@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hookboard.auditing.reading import Reader
 from hookboard.auditing.rules import Finding
-from hookboard.replay import loss_in, run_training_step, undisturbed
+from hookboard.replay import call_training_step, loss_in, undisturbed
 
 
 def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = None) -> tuple[Finding, ...]:
@@ -38,7 +38,7 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
         ('loss_input', '1')
     """
     run = _step_of(model) if step is None else step
-    with undisturbed(model, batch):
+    with undisturbed(model, batch, is_whole_step=True):
         reader = Reader(model, batch)
         try:
             with reader.reading():
@@ -57,4 +57,4 @@ def _step_of(model: nn.Module) -> Callable[[Any], Any]:
             f"model is a {type(model).__name__}, which has no training_step: give step=, a function from the batch to "
             "the loss"
         )
-    return lambda batch: loss_in(run_training_step(model, batch, 0))
+    return lambda batch: loss_in(call_training_step(model, batch, 0))

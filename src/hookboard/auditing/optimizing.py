@@ -4,7 +4,7 @@ import copy
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hookboard.auditing.rules import Finding
 from hookboard.messages import listed
-from hookboard.replay import schedules_apart
+from hookboard.replay import undisturbed
 
 MOST_RATES = 2000
 """A schedule is read for at most so many of its steps, evenly spread over the fit (a choice)."""
@@ -35,10 +35,7 @@ MOSTLY = 0.5
 
 
 def findings_of_optimizers(
-    trainer: Trainer,
-    pl_module: LightningModule,
-    reached: Collection[str] | None,
-    check: Callable[[object], None] = lambda value: None,
+    trainer: Trainer, pl_module: LightningModule, reached: Collection[str] | None
 ) -> Iterator[Finding]:
     """Find what the optimizers do not hold, what is frozen, and rates that are 0 most of the time.
 
@@ -46,14 +43,16 @@ def findings_of_optimizers(
         trainer: the Trainer.
         pl_module: its LightningModule.
         reached: the names of the parameters that a gradient reaches; None if that is not known.
-        check: raises for an object that cannot be restored: to read a schedule, its functions are called.
+
+    Raises:
+        CannotRunAgainError: to read a schedule its functions are called, and what they may change cannot be restored.
     """
     parameters = {name: p for name, p in pl_module.named_parameters() if not is_lazy(p)}
     if reached is not None:
         yield from _not_in_optimizer(trainer, parameters, reached)
     yield from _frozen(parameters)
     if trainer.lr_scheduler_configs and not trainer.global_step:  # of a fit that goes on, the rates of before are gone
-        with schedules_apart(trainer, pl_module, check):
+        with undisturbed(pl_module, trainer=trainer, is_whole_step=True, is_strict=True):  # functions of the user run
             found = list(_schedule(trainer, pl_module))
         yield from found
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hookboard.nested import tensors_in
-from hookboard.replay import run_training_step
+from hookboard.replay import call_training_step
 from hookboard.user_code import is_of_library
 
-_CALLERS = (inspect.getfile(run_training_step), str(Path(__file__).with_name("audit.py")))
+_CALLERS = (inspect.getfile(call_training_step), str(Path(__file__).with_name("audit.py")))
 """What calls the step; the code that called this is of no interest."""
 
 _RESHAPES = """
@@ -125,72 +125,6 @@ class Value:
                 waiting.extend(value.op.inputs)
 
 
-_IN_PLACE = frozenset({"setitem", *(f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"))})
-"""Operators that change their first argument; so do functions whose name ends in an underscore."""
-
-
-class Overwritten:
-    """Keeps the values of tensors from outside of the step that it changes in place, such as an average of weights.
-
-    It keeps the state of random generators that functions are given, too.
-
-    Args:
-        model: the model.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._by_storage: dict[int, Tensor] = {_storage_of(parameter): parameter for parameter in model.parameters()}
-        self._kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        self._generators: dict[int, tuple[torch.Generator, Tensor]] = {}
-
-    def know(self, tensor: Tensor) -> None:
-        """Note a tensor that was not made in the step."""
-        self._by_storage.setdefault(_storage_of(tensor), tensor)
-
-    def keep(self, func: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        """Keep what a call is about to change, given what the function takes by name or index."""
-        for _, tensor in tensors_in(_changed_by(func, arguments)):
-            whole = self._by_storage.get(_storage_of(tensor))
-            if whole is not None and id(whole) not in self._kept:
-                self._kept[id(whole)] = whole, whole.data, whole.detach().clone()
-        for given in arguments.values():
-            if isinstance(given, torch.Generator) and id(given) not in self._generators:
-                self._generators[id(given)] = given, given.get_state()
-
-    def put_back(self) -> None:
-        """Give all of them their values back."""
-        for tensor, data, values in self._kept.values():
-            if tensor.data_ptr() != data.data_ptr():
-                tensor.data = data
-            # Past its version: a graph that holds the tensor gets back the very values that it was built with.
-            data.copy_(values)
-        for generator, state in self._generators.values():
-            generator.set_state(state)
-        self._kept.clear()
-        self._generators.clear()
-
-
-def _storage_of(tensor: Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr() or id(tensor)
-    except (NotImplementedError, RuntimeError):  # it has none of its own, as a sparse one
-        return id(tensor)
-
-
-def _changed_by(func: Callable[..., Any], arguments: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments that a call changes."""
-    raw, name = getattr(func, "__name__", ""), _name_of(func)
-    first = next(iter(arguments.values()), None)
-    found = [arguments["out"]] if arguments.get("out") is not None else []
-    is_method = raw.endswith("_") and not raw.endswith("__")
-    is_data = raw == "__set__" and getattr(getattr(func, "__self__", None), "__name__", "") == "data"
-    if is_method or is_data or name in _IN_PLACE or arguments.get("inplace") is True:
-        found.append(first)
-    if arguments.get("max_norm") is not None and name.startswith("embedding"):
-        found.append(arguments.get("weight"))
-    return found
-
-
 Observer = Callable[[Op, Mapping[str, Tensor], Sequence[Tensor]], Any]
 """From a call, the arguments that are tensors, and its results to what is kept of them."""
 
@@ -216,7 +150,6 @@ class Step(TorchFunctionMode):
         self.model = model
         self.ops: list[Op] = []
         """Every call, in order."""
-        self.overwritten = Overwritten(model)
         self._at_backward = at_backward
         self._observers = observers
         self._values: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
@@ -235,7 +168,6 @@ class Step(TorchFunctionMode):
             return self._at_backward(args[0])
         arguments = _bound(func, args, kwargs)
         values = {name: self._seen(argument) for name, argument in arguments.items()}
-        self.overwritten.keep(func, arguments)
         given = {name: argument for name, argument in arguments.items() if isinstance(argument, Tensor)}
         returned = func(*args, **kwargs)
         name = _name_of(func)
@@ -257,13 +189,11 @@ class Step(TorchFunctionMode):
             op.seen = None  # which may hold the operation in turn
         self.ops.clear()
         self._values.clear()
-        self.overwritten = Overwritten(nn.Module())
 
     def of(self, tensor: Tensor) -> Value:
         """Return what is known of a tensor."""
         known = self._values.get(id(tensor))
         if known is None or known[0]() is not tensor:
-            self.overwritten.know(tensor)
             return self._note(tensor, None)
         return known[1]
 

@@ -1,10 +1,9 @@
-"""`Reader`: reads a step while it runs, and takes back what it has changed of the weights and their gradients."""
+"""`Reader`: reads a step while it runs."""
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
@@ -18,7 +17,7 @@ ALL_RULES = (*RULES, unbounded_loss, loss_scale, future_leak)
 
 
 class Reader:
-    """Reads a step that runs in the context of `reading`.
+    """Reads a step that runs in the context of `reading`, inside `undisturbed`.
 
     Args:
         model: the model.
@@ -37,19 +36,9 @@ class Reader:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Follow what runs inside, and afterwards put back the weights, their gradients and `requires_grad`."""
-        before = [(parameter, parameter.grad, parameter.requires_grad) for parameter in self._parameters.values()]
-        try:
-            for parameter, _, _ in before:
-                parameter.grad = None
-            with self._step:
-                yield
-        finally:
-            with torch.no_grad():
-                self._step.overwritten.put_back()
-                for parameter, gradient, is_trained in before:
-                    parameter.grad = gradient
-                    parameter.requires_grad_(is_trained)
+        """Follow what runs inside."""
+        with self._step:
+            yield
 
     def take(self, loss: Tensor) -> None:
         """Take a loss from which a backward pass would start."""

@@ -2,18 +2,18 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.replay import CannotRunAgainError, RandomState, Variables, undisturbed
+from hookboard.replay import RandomState, undisturbed
 from hookboard.state import State
 from hookboard.torch_private import STEP_HOOKS
 
@@ -36,6 +36,7 @@ class Recipe:
         clip: clips gradients in place, as the Trainer does; None without.
         scale: the factor of a GradScaler; 1 without one.
         until: when the budget is used up, on the clock of `perf_counter`.
+        trainer: the Trainer; None without one.
     """
 
     module: nn.Module
@@ -44,6 +45,7 @@ class Recipe:
     clip: Callable[[Optimizer], None] | None = None
     scale: float = 1.0
     until: float = math.inf
+    trainer: Trainer | None = None
 
     def check_time(self) -> None:
         """Raise an OutOfTimeError once the budget is used up."""
@@ -58,27 +60,10 @@ class Recipe:
 
 
 @contextmanager
-def weights_kept(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Put the parameters and their gradients back, in the memory that they had."""
-    kept = [(p, p.data, p.detach().clone(), p.grad, p.requires_grad) for p in parameters]
-    try:
-        for p, *_ in kept:
-            p.grad = None
-        yield
-    finally:
-        with torch.no_grad():
-            for p, held, before, grad, required_grad in kept:
-                held.copy_(before)
-                if p.data_ptr() != held.data_ptr() or p.shape != held.shape:
-                    p.data = held
-                p.requires_grad_(required_grad)
-                p.grad = grad
-
-
-@contextmanager
 def apart(recipe: Recipe, batches: Sequence[Any]) -> Iterator[None]:
-    """Let the model be trained inside the context, and put everything back: weights, gradients, state, random state."""
-    with undisturbed(recipe.module, *batches), weights_kept(recipe.parameters):
+    """Let the model be trained inside the context, and put everything back."""
+    given = [*batches, recipe.parameters]
+    with undisturbed(recipe.module, *given, trainer=recipe.trainer, is_whole_step=True, is_strict=True):
         yield
 
 
@@ -105,35 +90,6 @@ def copied(recipe: Recipe, factor: float = 1.0) -> Optimizer:
 def rates_of(optimizer: Optimizer) -> list[Any]:
     """Return the rate of each group now; where a warmup begins at 0, the one that it leads to."""
     return [group["lr"] if float(group["lr"]) else group.get("initial_lr", 0.0) for group in optimizer.param_groups]
-
-
-MAX_BYTES = 1 << 28
-"""Global variables and those of closures with more tensors and arrays are not copied (a choice)."""
-
-
-@contextmanager
-def variables_kept(module: nn.Module) -> Iterator[None]:
-    """Put back the variables that the code of the model reaches besides its attributes.
-
-    Raises:
-        CannotRunAgainError: they are too large to copy.
-    """
-    size = 0
-
-    def check(value: object) -> None:
-        nonlocal size
-        size += value.nbytes if isinstance(value, Tensor | np.ndarray) else 0
-        if size > MAX_BYTES:
-            raise CannotRunAgainError("the code of the model holds variables that are too large to copy")
-
-    variables = Variables(module)
-    with undisturbed(module):
-        state = State(*variables.held(), check=check)
-        try:
-            with variables.kept():
-                yield
-        finally:
-            state.restore()
 
 
 def losses_at_rest(recipe: Recipe, batches: Sequence[Any], count: int) -> list[float]:

@@ -1,9 +1,7 @@
 """`run_experiments`: tries on a few batches whether a model learns, at which rate, and from which targets."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -15,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.auditing import Finding
-from hookboard.experiments.attempt import OutOfTimeError, Recipe, apart, losses_of, rates_of, variables_kept
+from hookboard.experiments.attempt import OutOfTimeError, Recipe, apart, losses_of, rates_of
 from hookboard.experiments.labels import judge_equal, judge_labels, said_of_labels, tried_labels
 from hookboard.experiments.rates import (
     FACTORS,
@@ -34,7 +32,7 @@ from hookboard.experiments.rates import (
     tried_rates,
 )
 from hookboard.experiments.targets import are_classes, are_targets, pairs_in
-from hookboard.replay import CannotRunAgainError, step_apart
+from hookboard.replay import CannotRunAgainError, loss_of_step
 
 STEPS, MIN_STEPS = 30, 10
 """Steps at each rate; with less time fewer, down to the second number (choices)."""
@@ -140,8 +138,7 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Expe
         return Experiments([], [f"Nothing was tried: {reason}."])
     until = perf_counter() + seconds
     try:
-        with variables_kept(setting.module), _recipe(setting, until) as recipe:
-            return _experiments(recipe, setting, batches)
+        return _experiments(_recipe(setting, until), setting, batches)
     except CannotRunAgainError as error:
         return Experiments([], [f"Nothing was tried: {error}."])
 
@@ -172,23 +169,18 @@ def why_not(setting: Setting, batches: Sequence[Any]) -> str:
     return ""
 
 
-@contextmanager
-def _recipe(setting: Setting, until: float) -> Iterator[Recipe]:
+def _recipe(setting: Setting, until: float) -> Recipe:
     [optimizer] = setting.optimizers
-    with ExitStack() as until_end:
-        until_end.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # of a loss that diverges, say
-        step, clip, scale, trainer = setting.step, None, 1.0, setting.trainer
-        if isinstance(setting.module, LightningModule):
-            own = until_end.enter_context(step_apart(setting.module, trainer))
-            step = step or own
-        if step is None:
-            raise TypeError(f"model is a {type(setting.module).__name__}, which has no training_step: give step=")
-        if trainer is not None:
-            if trainer.gradient_clip_val:
-                clip = partial(_clipped, trainer)
-            scale = SCALE if getattr(trainer.precision_plugin, "scaler", None) is not None else 1.0
-        yield Recipe(setting.module, step, optimizer, clip, scale, until)
+    step, clip, scale, trainer = setting.step, None, 1.0, setting.trainer
+    if step is None and isinstance(setting.module, LightningModule):
+        step = partial(loss_of_step, trainer, setting.module)
+    if step is None:
+        raise TypeError(f"model is a {type(setting.module).__name__}, which has no training_step: give step=")
+    if trainer is not None:
+        if trainer.gradient_clip_val:
+            clip = partial(_clipped, trainer)
+        scale = SCALE if getattr(trainer.precision_plugin, "scaler", None) is not None else 1.0
+    return Recipe(setting.module, step, optimizer, clip, scale, until, trainer)
 
 
 def _clipped(trainer: Trainer, optimizer: Optimizer) -> None:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -11,10 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.auditing import Finding, audit
-from hookboard.experiments.attempt import variables_kept, weights_kept
 from hookboard.experiments.batches import read_apart
 from hookboard.experiments.experiment import Setting, experiment, trainer_of
-from hookboard.replay import CannotRunAgainError, step_apart, undisturbed
+from hookboard.replay import CannotRunAgainError, loss_of_step, undisturbed
 from hookboard.state import same_random_state
 
 BATCHES = 8
@@ -113,8 +113,7 @@ def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> Checku
     """Audit the first batch, experiment with all, and put everything on one page."""
     tried: list[str] = []
     until = perf_counter() + seconds
-    with variables_kept(setting.module), weights_kept(setting.module.parameters()):
-        read = _audited(setting, batches[0], tried)
+    read = _audited(setting, batches[0], tried)
     found = experiment(setting, batches, until - perf_counter())
     findings = sorted([*read, *found.findings], key=lambda finding: finding.severity != "alarm")
     return CheckupReport(tuple(findings), (*tried, *found.tried))
@@ -122,13 +121,18 @@ def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> Checku
 
 def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding]:
     """Return what `audit` finds; where the step cannot be read, say so in `tried`."""
-    if not isinstance(setting.module, LightningModule):
-        return audit(setting.module, batch, setting.step)
-    if setting.step is None and not setting.module.automatic_optimization:
-        tried.append("The step was not read: the optimization is manual.")
+    module, step, trainer = setting.module, setting.step, setting.trainer
+    if step is None and isinstance(module, LightningModule):
+        if not module.automatic_optimization:
+            tried.append("The step was not read: the optimization is manual.")
+            return ()
+        step = partial(loss_of_step, trainer, module)
+    try:
+        with undisturbed(module, batch, trainer=trainer, is_whole_step=True, is_strict=True):
+            return audit(module, batch, step)
+    except CannotRunAgainError as why:
+        tried.append(f"The step was not read: {why}.")
         return ()
-    with step_apart(setting.module, setting.trainer) as step:
-        return audit(setting.module, batch, setting.step or step)
 
 
 def _optimizers_of(model: Any) -> list[Optimizer]:

@@ -25,7 +25,7 @@ from hookboard.measure import measuring_device, needs_host
 from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.ranks import local
-from hookboard.replay import GENERATORS, CannotRunAgainError, RandomState, step_again
+from hookboard.replay import GENERATORS, CannotRunAgainError, RandomState, loss_of_step, undisturbed
 from hookboard.selection import named_submodules
 from hookboard.torch_private import version_of
 
@@ -266,7 +266,7 @@ class BlackBox:
     the black box is switched off.
 
     To find the module, the batch is run again after the backward pass, before the weights change. This leaves no trace,
-    see `step_again`. Only the first of several bad batches in a row is searched, and at most MAX_EVENTS such series;
+    see `undisturbed`. Only the first of several bad batches in a row is searched, and at most MAX_EVENTS such series;
     other bad batches are counted.
 
     Args:
@@ -479,12 +479,15 @@ class BlackBox:
     def _again(self) -> Iterator[Callable[[], Tensor]]:
         if self._random is None:
             raise CannotRunAgainError("the batch was not kept")
-        others = self._random.of_others()
-        with step_again(self._trainer, self._model, self._batch, self._here[1], self._random, self._backwards) as run:
+        if not self._backwards:
+            raise CannotRunAgainError("its backward pass was not made by Lightning")
+        trainer, model, batch, others = self._trainer, self._model, self._batch, self._random.of_others()
+        with undisturbed(model, batch, trainer=trainer):
+            self._random.restore()
 
             def again() -> Tensor:
                 try:
-                    return run()
+                    return loss_of_step(trainer, model, batch, self._here[1], self._backwards)
                 finally:
                     drawn = others.moved()
                     if drawn:

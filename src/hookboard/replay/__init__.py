@@ -1,29 +1,16 @@
-"""Repeats a call of a model, or a training step, without leaving a trace: for pictures and the search for NaN."""
+"""Repeats a call of a model, or a training step, without leaving a trace."""
 
-from hookboard.replay.step import (
-    GENERATORS,
-    CannotRunAgainError,
-    RandomState,
-    loss_in,
-    run_training_step,
-    schedules_apart,
-    step_again,
-    step_apart,
-    step_before,
-    undisturbed,
-)
-from hookboard.replay.variables import Variables
+from hookboard.replay.random_state import GENERATORS, RandomState
+from hookboard.replay.restorable import CannotRunAgainError
+from hookboard.replay.step import call_training_step, loss_in, loss_of_step, run_step, undisturbed
 
 __all__ = [
     "GENERATORS",
     "CannotRunAgainError",
     "RandomState",
-    "Variables",
+    "call_training_step",
     "loss_in",
-    "run_training_step",
-    "schedules_apart",
-    "step_again",
-    "step_apart",
-    "step_before",
+    "loss_of_step",
+    "run_step",
     "undisturbed",
 ]

@@ -1,5 +1,6 @@
 """What the code of a model reaches besides its attributes: global variables and those of closures."""
 
+import io
 import random
 import sys
 from collections import deque
@@ -10,6 +11,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -18,7 +20,15 @@ _OF_LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 
 _CONTAINERS = frozenset({list, dict, set, deque, bytearray, np.ndarray})
 
-_OTHERS_THAT_CHANGE = (nn.Module, random.Random, np.random.Generator, np.random.RandomState)
+_OTHERS_THAT_CHANGE = (
+    nn.Module,
+    torch.Tensor,
+    torch.Generator,
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+    io.IOBase,
+)
 
 _CACHE = type(lru_cache(lambda: None))
 
