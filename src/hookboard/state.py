@@ -145,7 +145,8 @@ def _keep_tensor(tensor: Tensor, undo: ExitStack) -> Iterable[object]:
     if tensor.is_nested:
         return tensor.detach().unbind()  # views
     if not tensor.is_meta:
-        undo.callback(_rewrite, tensor, tensor.detach().clone(), tensor.requires_grad)
+        grad = tensor.grad if tensor.is_leaf else None
+        undo.callback(_rewrite, tensor, tensor.detach().clone(), tensor.requires_grad, grad)
     return []
 
 
@@ -306,9 +307,12 @@ def _rewrite_weight(weight: nn.Parameter, held: Tensor, before: Tensor) -> None:
         held.copy_(before)
 
 
-def _rewrite(tensor: Tensor, before: Tensor, required_grad: bool) -> None:
+def _rewrite(tensor: Tensor, before: Tensor, required_grad: bool, grad: Tensor | None) -> None:
     if tensor.requires_grad and not required_grad and not tensor.is_leaf:
         tensor.detach_()  # changed in place with gradients, it would hold the graph of our call
+    elif tensor.is_leaf and (tensor.requires_grad != required_grad or tensor.grad is not grad):
+        tensor.requires_grad_(required_grad)
+        tensor.grad = grad
     if tensor.shape != before.shape:
         tensor.data = before
     # Batch norm changes its buffers without a new version: only the values tell. To compare them waits for a device.
