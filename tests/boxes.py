@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 from toys import Toy, fit
 
 from hookboard.first_nan.black_box import BlackBox
-from hookboard.loops.trainer import logged_step
+from hookboard.loops.trainer import TrainerLoop
 
 
 class Box(Callback):
@@ -16,10 +16,10 @@ class Box(Callback):
         self.options = {"exact": exact, "is_scaled": is_scaled}
 
     def on_fit_start(self, trainer, pl_module):
-        self.box = BlackBox(trainer, pl_module, **self.options)
+        self.box = BlackBox(pl_module, TrainerLoop(trainer).step_again, **self.options)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.box.begin_batch(batch, batch_idx, logged_step(trainer))
+        self.box.begin_batch(batch, batch_idx, TrainerLoop(trainer).logged_step)
 
     def on_before_backward(self, trainer, pl_module, loss):
         self.box.before_backward(loss)

@@ -72,6 +72,14 @@ FORBIDDEN = {
 }
 """What imports nothing of a room, although that is below it."""
 
+ASKS_A_TRAINER = {
+    "replay/": "repeats the step of a LightningModule, which has loggers, schedulers and a data module to put back",
+    "auditing/first_step.py": "reads such a step before its turn",
+    "auditing/optimizing.py": "reads the schedules that Lightning steps",
+    "experiments/experiment.py": "trains some such steps",
+}
+"""Where a Trainer is asked for what no `Loop` has, and why; all others ask a `Loop`, which need not be a Trainer's."""
+
 FUNCTION_LINES, FILE_LINES = 60, 600
 
 PUBLIC_ALL_THE_SAME = {"_asdict", "_fields", "_make", "_replace"}
@@ -278,6 +286,18 @@ def private_uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
                     yield argument.value, node.lineno
 
 
+def questions_to_a_trainer(sources: Sources) -> list[str]:
+    """What is read or set of a Trainer where only a `Loop` is to be asked."""
+    return [
+        f"{path}:{node.lineno} asks a Trainer for {node.attr}; ask the Loop"
+        for path, text in sources.items()
+        if not path.startswith(("loops/", *ASKS_A_TRAINER))
+        for node in ast.walk(parsed(text))
+        if isinstance(node, ast.Attribute)
+        and "trainer" in (getattr(node.value, "id", ""), getattr(node.value, "attr", ""))
+    ]
+
+
 def equal_names(sources: Sources) -> list[str]:
     """Classes, and files, of one name: a reader cannot tell which one is meant."""
     places: dict[str, list[str]] = {}
@@ -292,6 +312,7 @@ def equal_names(sources: Sources) -> list[str]:
 
 RULES = [
     equal_names,
+    questions_to_a_trainer,
     unknown_rooms,
     imports_upward,
     forbidden_imports,
@@ -330,6 +351,10 @@ BUILT_WRONG = {
         {"hooks/taps.py": "class Row: ...", "measure/rows.py": "class Row: ..."},
     ),
     "two files of one name": (equal_names, {"hooks/taps.py": "", "editing/taps.py": ""}),
+    "a callback that asks the Trainer": (
+        questions_to_a_trainer,
+        {"callbacks/numbers.py": "def f(loop): return loop.trainer.global_step"},
+    ),
     "an import from above": (
         imports_upward,
         {"measure/rows.py": "from hookboard.hooks import Taps", "hooks/__init__.py": ""},
@@ -393,6 +418,7 @@ BUILT_RIGHT = {
     "measure/rows.py": ROWS,
     "sites.py": "import torch\nclass Site: ...",
     "torch_private.py": "from torch._C import _x",
+    "loops/trainer.py": "def f(trainer): return trainer.global_step",
     "__init__.py": "from hookboard.editing import Taps",
 }
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hookboard import HealthMonitor
 from hookboard.hooks import Taps
+from hookboard.loops import Loop
 from hookboard.sites import Site
 
 TOLD = ("see", "see_evaluation", "add")
@@ -30,8 +31,8 @@ class RecordingMonitor(HealthMonitor):
         super().__init__(window=window)
         self.trace = trace
 
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule, watch: Any) -> None:
-        super()._prepare(trainer, pl_module, watch)
+    def _prepare(self, loop: Loop, watch: Any) -> None:
+        super()._prepare(loop, watch)
         if watch.judge is not None:
             self.trace.layers = {layer.name: layer for layer in watch.judge.run.layers}
             for name in TOLD:

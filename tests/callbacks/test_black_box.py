@@ -462,7 +462,7 @@ class Draws(nn.Module):
 
 
 def test_a_complex_loss_does_not_end_the_search():
-    box = BlackBox(None, nn.Linear(2, 2), exact=True)
+    box = BlackBox(nn.Linear(2, 2), None, exact=True)
     box.before_backward(torch.tensor(3.0 + 4.0j))
     assert not box.is_off
     assert box._loss == 5.0

@@ -198,9 +198,9 @@ def test_the_first_share_is_that_since_the_start_of_the_fit(monkeypatch):
 
 def test_what_is_done_once_at_the_start_is_in_the_first_share(tmp_path):
     class SlowStart(ActivationLogger):
-        def _select(self, pl_module):
+        def _select(self, model):
             time.sleep(1.0)
-            return super()._select(pl_module)
+            return super()._select(model)
 
     # Without the start a step of this net is some 60 % ours; Lightning's own start takes a few hundredths of a second.
     fit(tmp_path, Toy(mlp()), batches(*[4] * 4), SlowStart(every_n_steps=1))

@@ -3,7 +3,7 @@
 from lightning.pytorch import Callback
 from toys import Toy, batches, fit, mlp
 
-from hookboard.loops.trainer import is_accumulating, logged_step
+from hookboard.loops.trainer import TrainerLoop
 
 
 class Asks(Callback):
@@ -11,12 +11,12 @@ class Asks(Callback):
         self.steps, self.accumulating = [], []
 
     def on_train_batch_end(self, trainer, *args):
-        self.steps.append(logged_step(trainer))
-        self.accumulating.append(is_accumulating(trainer))
+        self.steps.append(TrainerLoop(trainer).logged_step)
+        self.accumulating.append(TrainerLoop(trainer).is_accumulating)
 
 
 def check(name, found, expected):
-    assert found == expected, f"Lightning has changed what `loops.trainer.{name}` relies on: mend that function."
+    assert found == expected, f"Lightning has changed what `TrainerLoop.{name}` relies on: mend that property."
 
 
 def test_the_step_that_loggers_write_and_whether_it_is_still_to_come_are_known():

@@ -90,9 +90,9 @@ def test_feature_maps_are_those_of_the_batch(tmp_path, hook, position):
     seen = []
 
     class Keeps(FeatureMapLogger):
-        def _pictures(self, trainer, watch):
+        def _pictures(self, loop, watch):
             seen.append({site: part.values for site, part in watch.taken.shown.items()})
-            return super()._pictures(trainer, watch)
+            return super()._pictures(loop, watch)
 
     maps, runs = Keeps("net.0", stage="train", every_n_steps=1), RunsTheModel(hook)
     count, found = shown(tmp_path / "with", *([runs, maps] if position == "before" else [maps, runs]))

@@ -59,9 +59,9 @@ def test_pictures_of_every_validation_show_the_same_samples(tmp_path):
     seen = []
 
     class Keeps(FeatureMapLogger):
-        def _pictures(self, trainer, watch):
+        def _pictures(self, loop, watch):
             seen.append(watch.taken.shown)
-            return super()._pictures(trainer, watch)
+            return super()._pictures(loop, watch)
 
     model = Toy(cnn())
     model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=0.0)

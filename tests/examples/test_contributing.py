@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 import torch
 from combinations.case import Case, one_of
-from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor
+from torch import Tensor, nn
 from toys import Toy, batches, fit, images, mlp
 
 from hookboard import ActivationLogger, Edit, HealthMonitor, Rule, Run, Symptom, capture
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.editing import EditRule
 from hookboard.images import Picture
-from hookboard.loops.stage_state import Selection
+from hookboard.loops import Loop, Selection
 from hookboard.measure import FORMULAS
 from hookboard.measure.statistics import _formula
 from hookboard.recording import sent_together
@@ -33,7 +32,7 @@ IMPORTED = {
     "EditRule": EditRule,
     "Entry": Entry,
     "Iterator": Iterator,
-    "LightningModule": LightningModule,
+    "Loop": Loop,
     "PictureLogger": PictureLogger,
     "PictureState": PictureState,
     "Rule": Rule,
@@ -41,8 +40,8 @@ IMPORTED = {
     "Selection": Selection,
     "Symptom": Symptom,
     "Tensor": Tensor,
-    "Trainer": Trainer,
     "dataclass": dataclass,
+    "nn": nn,
     "select": select,
     "sent_together": sent_together,
     "write": write,

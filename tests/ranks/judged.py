@@ -137,14 +137,15 @@ class Faulty(HealthMonitor):
 
     guilty, is_always = 0, False
 
-    def _before_optimizer_step(self, pl_module, watch, optimizer):
-        super()._before_optimizer_step(pl_module, watch, optimizer)
-        if pl_module.global_step == 3 and pl_module.global_rank == self.guilty and not self.is_always:
+    def _before_optimizer_step(self, loop, watch, optimizer):
+        super()._before_optimizer_step(loop, watch, optimizer)
+        model = loop.model
+        if model.global_step == 3 and model.global_rank == self.guilty and not self.is_always:
             raise RuntimeError("broken on purpose")
 
-    def _see_loss(self, trainer, pl_module, watch, loss):
-        super()._see_loss(trainer, pl_module, watch, loss)
-        if pl_module.global_step >= 3 and pl_module.global_rank == self.guilty and self.is_always:
+    def _see_loss(self, loop, watch, loss):
+        super()._see_loss(loop, watch, loss)
+        if loop.model.global_step >= 3 and loop.model.global_rank == self.guilty and self.is_always:
             raise RuntimeError("broken on purpose")
 
 

@@ -23,10 +23,10 @@ class Slow(ActivationLogger):
         super().__init__("net", every_n_steps=2, max_overhead=0.05)
         self.steps = []
 
-    def _begin_batch(self, trainer, pl_module, watch, batch):
-        self.steps.append(trainer.global_step)
-        time.sleep(0.05 * trainer.global_rank)
-        super()._begin_batch(trainer, pl_module, watch, batch)
+    def _begin_batch(self, loop, watch, batch):
+        self.steps.append(loop.trainer.global_step)
+        time.sleep(0.05 * loop.trainer.global_rank)
+        super()._begin_batch(loop, watch, batch)
 
 
 if __name__ == "__main__":

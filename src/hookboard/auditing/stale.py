@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeGuard
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.auditing.program import Place
@@ -66,11 +66,11 @@ class StaleGradients:
     """Call its methods at each training batch; it looks at a few gradients in the first steps only.
 
     Args:
-        model: the LightningModule.
+        model: the model.
         optimizers: those of the Trainer.
     """
 
-    def __init__(self, model: LightningModule, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self._model = model
         self._watched = {id(optimizer): _Watched() for optimizer in optimizers}
 
@@ -135,9 +135,9 @@ def _is_plain(gradient: Tensor | None) -> TypeGuard[Tensor]:
     return gradient is not None and gradient.layout is torch.strided and not gradient.is_nested
 
 
-def _place_of_step(model: LightningModule) -> Place:
+def _place_of_step(model: nn.Module) -> Place:
     """Return the user's line that makes the step, or else where the clearing of gradients is overridden."""
-    if model.automatic_optimization:
+    if isinstance(model, LightningModule) and model.automatic_optimization:
         function = type(model).optimizer_zero_grad
         path = inspect.getfile(function)
         return Place("", "" if is_of_library(path) else path, function.__code__.co_firstlineno)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from lightning.pytorch import LightningModule
+from torch import nn
 
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
@@ -82,5 +82,5 @@ class ActivationLogger(SiteLogger[MeasurementState]):
     def _roles(self) -> list[ActivationRole]:
         return chosen("roles", self.roles, get_args(ActivationRole))
 
-    def _select(self, pl_module: LightningModule) -> Selection:
-        return Selection(select(pl_module, self.modules, self.types))
+    def _select(self, model: nn.Module) -> Selection:
+        return Selection(select(model, self.modules, self.types))

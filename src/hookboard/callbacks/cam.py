@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookboard.attribution import (
     MAX_PICTURE_CHANNELS,
@@ -25,7 +23,7 @@ from hookboard.attribution import (
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.checks import check_list, check_name, check_normalization, is_whole, wrong
 from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_first, unnormalized
-from hookboard.loops import NothingToShowError, Selection
+from hookboard.loops import Loop, NothingToShowError, Selection
 from hookboard.nested import tensors_in
 from hookboard.recording import sent_together
 from hookboard.selection import check_selection, select
@@ -110,10 +108,10 @@ class CAMLogger(PictureLogger):
         self.classes = classes
         self.size = size
 
-    def _select(self, pl_module: LightningModule) -> Selection:
+    def _select(self, model: nn.Module) -> Selection:
         if self.modules is not None:
-            return Selection(select(pl_module, self.modules))
-        select(pl_module)  # raises where there is no module at all
+            return Selection(select(model, self.modules))
+        select(model)  # raises where there is no module at all
         return Selection()
 
     def written_tags(self) -> list[str]:
@@ -121,13 +119,13 @@ class CAMLogger(PictureLogger):
         names = ["<layer>"] if self.modules is None else [n for w in self._live.values() for n in w.selection.modules]
         return [f"cam/{name}/{self.method}" for name in names] if self._live else []
 
-    def _take(self, pl_module: LightningModule, batch: Any, state: PictureState) -> "_ShownBatch":
-        tap = ClassificationTap(pl_module, self.samples)
+    def _take(self, model: nn.Module, batch: Any, state: PictureState) -> "_ShownBatch":
+        tap = ClassificationTap(model, self.samples)
         state.until_batch_end.callback(tap.detach)
         tap.attach()
         return _ShownBatch(tap, batch)
 
-    def _pictures(self, trainer: Trainer, state: PictureState) -> Draw | None:
+    def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
         taken: _ShownBatch = state.taken
         call = taken.tap.found
         if call is None:
@@ -144,8 +142,8 @@ class CAMLogger(PictureLogger):
             raise NothingToShowError(str(nothing)) from nothing
         seen, method = [], METHODS[self.method]
         for layer in layers:
-            quiet = _without_logging(trainer.lightning_module)
-            with trainer.precision_plugin.forward_context(), quiet, _without_other_ranks(trainer):
+            quiet = _without_logging(loop.model)
+            with loop.in_precision(), quiet, _without_other_ranks(loop):
                 with_gradient = method.needs == "gradient"
                 seen.append(attribute(call, layer, self._chooser(labels), with_gradient=with_gradient))
         sent = _sent([{"pictures": call.pictures, "labels": labels}, *map(vars, seen)])
@@ -273,9 +271,9 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).norm() <= 1e-2 * other.norm())
 
 
-def _without_other_ranks(trainer: Trainer) -> AbstractContextManager[Any]:
+def _without_other_ranks(loop: Loop) -> AbstractContextManager[Any]:
     """Make collectives raise while rank 0 alone calls the model: they would wait for ever."""
-    if trainer.world_size == 1 or isinstance(trainer.strategy, ModelParallelStrategy):
+    if loop.world_size == 1 or loop.is_model_parallel:
         return nullcontext()
     return NoCollectives(
         "the model communicates with the other ranks when it is called, and for class-activation maps rank 0 alone "
@@ -284,13 +282,13 @@ def _without_other_ranks(trainer: Trainer) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _without_logging(pl_module: LightningModule) -> Iterator[None]:
+def _without_logging(model: nn.Module) -> Iterator[None]:
     """Discard what the module logs with `self.log` inside the context: its own call of `forward` has logged it."""
-    own = pl_module.__dict__.get("log")
-    pl_module.__dict__["log"] = lambda *args, **kwargs: None
+    own = model.__dict__.get("log")
+    model.__dict__["log"] = lambda *args, **kwargs: None
     try:
         yield
     finally:
-        del pl_module.__dict__["log"]
+        del model.__dict__["log"]
         if own is not None:
-            pl_module.__dict__["log"] = own
+            model.__dict__["log"] = own

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
+from torch import nn
 
 from hookboard.callbacks.trials import READING, batches_of, setting_of
 from hookboard.checks import check_number, is_finite
 from hookboard.experiments import SECONDS, CheckupReport, check_up
-from hookboard.loops import HookboardCallback, Selection, StageState, logged_step
+from hookboard.loops import HookboardCallback, Loop, Selection, StageState
 from hookboard.messages import inform
 from hookboard.sites import Stage
 from hookboard.writers import Entry
@@ -50,29 +51,31 @@ class Checkup(HookboardCallback[StageState]):
     def _reset(self) -> None:
         self.report = None
 
-    def _stages(self, trainer: Trainer) -> Sequence[Stage]:
+    def _stages(self, loop: Loop) -> Sequence[Stage]:
         return ["train"]
 
-    def _select(self, pl_module: LightningModule) -> Selection:
+    def _select(self, model: nn.Module) -> Selection:
         return Selection()
 
-    def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
-        if trainer.world_size > 1:
-            return f"there are {trainer.world_size} ranks"
-        if not pl_module.automatic_optimization:
+    def _why_not(self, loop: Loop) -> str | None:
+        if loop.world_size > 1:
+            return f"there are {loop.world_size} ranks"
+        if loop.trainer is None or not isinstance(loop.model, LightningModule):
+            return "there is no Trainer"
+        if not loop.model.automatic_optimization:
             return "the optimization is manual"
-        return super()._why_not(trainer, pl_module)
+        return super()._why_not(loop)
 
-    def _wants(self, trainer: Trainer, state: StageState, batch_idx: int, dataloader_idx: int) -> bool:
+    def _wants(self, loop: Loop, state: StageState, batch_idx: int, dataloader_idx: int) -> bool:
         return self.report is None
 
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: StageState, batch: Any) -> None:
+    def _begin_batch(self, loop: Loop, state: StageState, batch: Any) -> None:
         self.report = CheckupReport((), ())  # an error must not bring it back at each batch
         until = perf_counter() + READING * self.seconds
-        batches, why_not = batches_of(trainer, pl_module, [batch], until)
-        report = check_up(setting_of(trainer, pl_module), batches, self.seconds)
+        batches, why_not = batches_of(loop, [batch], until)
+        report = check_up(setting_of(loop), batches, self.seconds)
         said = (*report.tried, f"Only the first batch was read: {why_not}.") if why_not else report.tried
         self.report = CheckupReport(report.findings, said)
         inform(str(self.report))
         text = "\n".join(f"    {line}" for line in str(self.report).splitlines())  # in Markdown: as it stands
-        state.loggers.write(Entry(logged_step(trainer), texts={"checkup": text}))
+        state.loggers.write(Entry(loop.logged_step, texts={"checkup": text}))

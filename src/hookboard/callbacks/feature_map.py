@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
@@ -22,7 +21,7 @@ from hookboard.images import (
     samples_first,
     select_maps,
 )
-from hookboard.loops import Selection, listed_gaps, names_in
+from hookboard.loops import Loop, Selection, listed_gaps, names_in
 from hookboard.messages import inform, rank_zero_warn
 from hookboard.nested import tensors_in
 from hookboard.ranks import whole
@@ -110,14 +109,14 @@ class FeatureMapLogger(PictureLogger):
         self.normalize = normalize
         self.size = size
 
-    def _select(self, pl_module: LightningModule) -> Selection:
-        return Selection(self._modules(pl_module))
+    def _select(self, model: nn.Module) -> Selection:
+        return Selection(self._modules(model))
 
-    def _modules(self, pl_module: LightningModule) -> dict[str, nn.Module]:
+    def _modules(self, model: nn.Module) -> dict[str, nn.Module]:
         if self.modules is not None or self.types is not None:
-            return select(pl_module, self.modules, self.types)
-        found = {name: module for name, module in named_submodules(pl_module) if _is_worth_showing(module)}
-        found = found or select(pl_module)
+            return select(model, self.modules, self.types)
+        found = {name: module for name, module in named_submodules(model) if _is_worth_showing(module)}
+        found = found or select(model)
         if len(found) <= MOST_MODULES:
             return found
         inform(
@@ -132,7 +131,7 @@ class FeatureMapLogger(PictureLogger):
         """Return the tags that it writes."""
         return [f"feature_maps/{name}" for state in self._live.values() for name in state.selection.modules]
 
-    def _take(self, pl_module: LightningModule, batch: Any, state: PictureState) -> "_ShownTensors":
+    def _take(self, model: nn.Module, batch: Any, state: PictureState) -> "_ShownTensors":
         modules = state.selection.modules
         taken = _ShownTensors(aspect_of(tensors_in(batch)))
 
@@ -145,7 +144,7 @@ class FeatureMapLogger(PictureLogger):
 
             return keep_first
 
-        state.taps = Taps(modules, ["output"], open_site, model=pl_module, clock=self.clock)
+        state.taps = Taps(modules, ["output"], open_site, model=model, clock=self.clock)
         state.until_batch_end.callback(state.taps.detach)
         state.taps.attach()
         state.taps.active = True
@@ -160,10 +159,10 @@ class FeatureMapLogger(PictureLogger):
             return
         taken.shown[site] = select_maps(maps, channels=self.channels, order=self.order, size=self.size)
 
-    def _pictures(self, trainer: Trainer, state: PictureState) -> Draw | None:
+    def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
         taken: _ShownTensors = state.taken
         if state.is_first:
-            self._name_gaps(trainer, state, taken)
+            self._name_gaps(loop, state, taken)
         kept = {site: part for site, part in taken.shown.items() if part.values.numel()}
         arrived = sent_together([part for each in kept.values() for part in (each.values, each.channels)])
         source = self._source(state)
@@ -181,7 +180,7 @@ class FeatureMapLogger(PictureLogger):
 
         return draw if kept else None
 
-    def _name_gaps(self, trainer: Trainer, state: PictureState, taken: "_ShownTensors") -> None:
+    def _name_gaps(self, loop: Loop, state: PictureState, taken: "_ShownTensors") -> None:
         assert state.taps is not None
         expected = list(state.taps.expected())
         seen = {site.name for site in taken.shown}
@@ -195,7 +194,7 @@ class FeatureMapLogger(PictureLogger):
         is_named = self.modules is not None or self.types is not None
         if gaps and (is_named or not taken.shown):
             count = f"{len(gaps)} out of {len(expected)} modules"
-            listed = listed_gaps(gaps, names_in(trainer.lightning_module))
+            listed = listed_gaps(gaps, names_in(loop.model))
             rank_zero_warn(f"{self._name}: no picture of {count}:{listed}")
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-from lightning.pytorch import LightningModule
 from torch import nn
 
 from hookboard.callbacks.measurement_state import MeasurementState
@@ -88,16 +87,16 @@ class GradientLogger(SiteLogger[MeasurementState]):
     def _roles(self) -> list[GradientRole]:
         return chosen("roles", self.roles, get_args(GradientRole))
 
-    def _select(self, pl_module: LightningModule) -> Selection:
+    def _select(self, model: nn.Module) -> Selection:
         roles = self._roles()
         hooked, owners, nothing = {}, {}, None
         try:
             if roles != ["parameter_grad"]:
-                hooked = select(pl_module, self.modules, self.types)
+                hooked = select(model, self.modules, self.types)
         except NothingToSelectError as error:
             nothing = error  # there may be parameters
         if "parameter_grad" in roles:
-            owners = select(pl_module, self.modules, self.types, owning="parameters")
+            owners = select(model, self.modules, self.types, owning="parameters")
             if not self._weights(owners):
                 raise ValueError(
                     f"modules={self.modules!r}, types={self.types!r}: a parametrization computes every weight there; "

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, get_args
 
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.auditing import Finding as Found
-from hookboard.auditing import StaleGradients, read_first_step
+from hookboard.auditing import StaleGradients
 from hookboard.callbacks.health_state import (
     EVALUATED,
     MEASURED,
@@ -41,7 +40,7 @@ from hookboard.health import (
     rules_of,
 )
 from hookboard.layers import ChannelDims, Layer, layers_of
-from hookboard.loops import Selection, StageState, is_alone, is_due_now, logged_step
+from hookboard.loops import Loop, Selection, StageState, is_due_now
 from hookboard.messages import inform, warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.recording import Recorder
@@ -158,34 +157,40 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _roles(self) -> list[Role]:
         return ["output", "grad_output", "parameter", "parameter_grad", "parameter_update"]
 
-    def _stages(self, trainer: Trainer) -> list[Stage]:
-        return [] if is_alone(trainer) else ["train", "validate"]
+    def _stages(self, loop: Loop) -> list[Stage]:
+        return [] if not loop.is_fitting else ["train", "validate"]
 
-    def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
-        if self.stop_on is not None and trainer.world_size > 1 and not self.sync_dist:
+    def _why_not(self, loop: Loop) -> str | None:
+        if self.stop_on is not None and loop.world_size > 1 and not self.sync_dist:
             raise ValueError("stop_on with sync_dist=False: all processes must end the fit together; leave one out.")
-        return super()._why_not(trainer, pl_module)
+        return super()._why_not(loop)
 
-    def _select(self, pl_module: LightningModule) -> Selection:
-        return layers_in(pl_module, self.modules, self.types)
+    def _select(self, model: nn.Module) -> Selection:
+        return layers_in(model, self.modules, self.types)
 
     def _reset(self) -> None:
         super()._reset()
         self._verdicts = ()
 
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule, state: HealthState) -> None:
-        super()._prepare(trainer, pl_module, state)
+    def _prepare(self, loop: Loop, state: HealthState) -> None:
+        super()._prepare(loop, state)
         if state.stage == "train":
-            if trainer.is_global_zero:
+            if loop.is_rank_zero:
                 say_split(self._weights(state.selection.owners))
                 state.trial.is_wanted = bool(self.experiments) and any(rule.name in TRIED for rule in self._rules())
                 state.begin_judging(Judge(self._rules(), self._known["train"], int(self.window)))
             if any(rule.name == "nonfinite" for rule in self._rules()):
-                is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and pl_module.device.type == "cpu")
-                state.black_box = BlackBox(trainer, pl_module, exact=is_exact, is_scaled=state.loss_scale is not None)
+                is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu")
+                state.black_box = BlackBox(
+                    loop.model,
+                    loop.step_again,
+                    exact=is_exact,
+                    is_scaled=state.loss_scale is not None,
+                    world_size=loop.world_size,
+                )
 
-    def _go_on(self, trainer: Trainer) -> None:
-        super()._go_on(trainer)
+    def _go_on(self, loop: Loop) -> None:
+        super()._go_on(loop)
         state = self._live.get("train")
         if state is not None and state.judge is not None:
             self._verdicts = state.judge.verdicts
@@ -196,61 +201,59 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._has_lazy = any(weight.is_lazy for weight in weights.values())
         return layers_of(modules, {name: weight for name, weight in weights.items() if not weight.is_lazy})
 
-    def _recorder(self, trainer: Trainer, pl_module: LightningModule, state: StageState) -> Recorder:
+    def _recorder(self, loop: Loop, state: StageState) -> Recorder:
         layers = self._known[state.stage] = self._layers(state.selection)
         return Recorder(
             self._plan(),
-            pl_module.device,
+            loop.device,
             stage=state.stage,
             ranks=self._ranks,
             channels=ChannelDims(layers),
             histogram=NeedsHistogram(layers),
         )
 
-    def _follow(self, trainer: Trainer, pl_module: LightningModule, state: HealthState) -> None:
+    def _follow(self, loop: Loop, state: HealthState) -> None:
         before = state.selection
-        super()._follow(trainer, pl_module, state)
+        super()._follow(loop, state)
         if state.selection is not before:
             self._worker.settle()  # it may be judging
             state.follow(self._known[state.stage], self._layers(state.selection))
 
     # What it does at each step.
 
-    def _wants(self, trainer: Trainer, state: HealthState, batch_idx: int, dataloader_idx: int) -> bool:
+    def _wants(self, loop: Loop, state: HealthState, batch_idx: int, dataloader_idx: int) -> bool:
         if state.stage != "train":
             return batch_idx < EVALUATED
-        step = logged_step(trainer)
+        step = loop.logged_step
         state.first_step = step if state.first_step is None else state.first_step
         return state.every_n_steps > 0 and (step == state.first_step or is_due_now(state, step))
 
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: HealthState, batch: Any) -> None:
-        super()._begin_batch(trainer, pl_module, state, batch)
+    def _begin_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
+        super()._begin_batch(loop, state, batch)
         if state.stage == "train":
             for path, tensor in tensors_in(batch):
                 if tensor.dtype.is_floating_point:
                     state.recorder.open(Site("", "input", path))(tensor)
 
-    def _see_batch(
-        self, trainer: Trainer, pl_module: LightningModule, state: HealthState, batch: Any, batch_idx: int
-    ) -> None:
+    def _see_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
         state.batch_idx = batch_idx
-        self._try(trainer, state, [batch])
+        self._try(loop, state, [batch])
         if state.findings is None and not self._has_lazy:
             is_asked = self.audit and not STEP.isdisjoint(rule.name for rule in self._rules())
-            state.add_findings(read_first_step(trainer, pl_module, batch, batch_idx) if is_asked else [])
+            state.add_findings(loop.read_first_step(batch, batch_idx) if is_asked else [])
             if is_asked and state.judge is not None:
-                state.stale = StaleGradients(pl_module, trainer.optimizers)
+                state.stale = StaleGradients(loop.model, loop.optimizers)
         if state.black_box is not None:
-            state.black_box.begin_batch(batch, batch_idx, logged_step(trainer))
-            self._tell_events(trainer, state)
+            state.black_box.begin_batch(batch, batch_idx, loop.logged_step)
+            self._tell_events(loop, state)
 
     # What it tries on a copy.
 
-    def _try(self, trainer: Trainer, state: HealthState, first: Sequence[Any]) -> None:
+    def _try(self, loop: Loop, state: HealthState, first: Sequence[Any]) -> None:
         """Run experiments if they are wanted now, once in a fit; an error in them is one warning.
 
         Args:
-            trainer: the Trainer.
+            loop: runs the fit.
             state: of the training.
             first: the batch that is about to be trained on; empty at the end.
         """
@@ -261,7 +264,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         began, seconds = perf_counter(), SECONDS if self.experiments is True else float(self.experiments)
         findings, in_short = list[Found](), ""
         try:
-            found = tried(trainer, trainer.lightning_module, first, seconds, is_stuck=state.trial.wish.is_stuck)
+            found = tried(loop, first, seconds, is_stuck=state.trial.wish.is_stuck)
             findings, in_short = found.findings, found.in_short
             said = f"{in_short}." if in_short else found.tried[0]
             inform(f"HealthMonitor, on a copy, {perf_counter() - began:.1f} s of at most {seconds:g}: {said}")
@@ -269,16 +272,16 @@ class HealthMonitor(SiteLogger[HealthState]):
             warn_switched_off("what HealthMonitor tries on a copy", error)
         self._leave_out(perf_counter() - began)
         if state.judge is not None:
-            self._verdicts = state.take_trial(findings, in_short, logged_step(trainer))
+            self._verdicts = state.take_trial(findings, in_short, loop.logged_step)
 
-    def _try_at_end(self, trainer: Trainer, state: HealthState) -> None:
+    def _try_at_end(self, loop: Loop, state: HealthState) -> None:
         """Run experiments at the end of the training, if they are wanted now that all losses are known."""
         if state.trial.is_wanted and state.judge is not None:
             losses = state.losses.take()
             waiting = [] if losses.waiting is None else losses.waiting.tolist()
             state.judge.run.losses.extend(losses.read(waiting))
             state.trial.look_for_wish(state.judge, is_over=True)
-            self._try(trainer, state, [])
+            self._try(loop, state, [])
 
     def _leave_out(self, seconds: float) -> None:
         """Do not count this time as overhead, nor as training: it has a budget of its own."""
@@ -287,62 +290,62 @@ class HealthMonitor(SiteLogger[HealthState]):
         if self._budget is not None:
             self._budget.pause()
 
-    def _see_loss(self, trainer: Trainer, pl_module: LightningModule, state: HealthState, loss: Tensor) -> None:
+    def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
         scale = None if state.loss_scale is None else state.loss_scale.in_force()
         unscaled = loss if scale is None else loss.detach() / scale
         state.watch_stale(lambda stale: stale.before_backward())
-        value = state.losses.add(logged_step(trainer), state.batch_idx, unscaled)
+        value = state.losses.add(loop.logged_step, state.batch_idx, unscaled)
         if state.black_box is not None:
             state.black_box.before_backward(loss, value if scale is None else None)
 
-    def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, state: HealthState) -> None:
+    def _see_gradients(self, loop: Loop, state: HealthState) -> None:
         state.watch_stale(lambda stale: stale.after_backward())
         if state.black_box is not None:
             state.black_box.after_backward()
-            self._tell_events(trainer, state)
+            self._tell_events(loop, state)
 
-    def _see_step(self, trainer: Trainer, pl_module: LightningModule, state: HealthState, optimizer: Optimizer) -> None:
+    def _see_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
         state.watch_stale(lambda stale: stale.before_step(optimizer))
         if state.black_box is not None:
             state.black_box.before_optimizer_step()
-            self._tell_events(trainer, state)
+            self._tell_events(loop, state)
 
-    def _see_batch_end(self, trainer: Trainer, state: HealthState) -> None:
-        state.watch_stale(lambda stale: stale.end_batch(trainer.optimizers))
+    def _see_batch_end(self, loop: Loop, state: HealthState) -> None:
+        state.watch_stale(lambda stale: stale.end_batch(loop.optimizers))
         if state.black_box is not None:
             state.black_box.end_batch()
 
-    def _tell_events(self, trainer: Trainer, state: HealthState) -> None:
+    def _tell_events(self, loop: Loop, state: HealthState) -> None:
         """Tell what the black box has found; several ranks do that together, at the next look."""
         if state.has_news and self._ranks is None and (events := state.new_events()):
             self._worker.settle()  # it may be judging
             self._tell(state, events)
-            self._end_if_asked(trainer, state)
+            self._end_if_asked(loop, state)
 
     def _tell(self, state: HealthState, events: Sequence[Nonfinite]) -> None:
         if events and state.judge is not None:
             self._verdicts = state.tell(events)
 
-    def _before_optimizer_step(self, pl_module: LightningModule, state: HealthState, optimizer: Optimizer) -> None:
-        super()._before_optimizer_step(pl_module, state, optimizer)
+    def _before_optimizer_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
+        super()._before_optimizer_step(loop, state, optimizer)
         if self._has_lazy:  # by now they have their shapes
             self._worker.settle()
             state.follow(self._known[state.stage], self._layers(state.selection))
-        for each in pl_module.trainer.optimizers:
+        for each in loop.optimizers:
             state.stepped |= steps_of(each, state.weights)
 
     def _may_stretch(self, state: HealthState) -> bool:
         return state.looks >= WINDOWS_ALWAYS_ASKED * self.window
 
-    def _log(self, trainer: Trainer, state: HealthState) -> None:
-        training, step, losses, ranks = self._live.get("train"), logged_step(trainer), state.losses.take(), self._ranks
-        sent = self._send(trainer, state, losses.waiting)
+    def _log(self, loop: Loop, state: HealthState) -> None:
+        training, step, losses, ranks = self._live.get("train"), loop.logged_step, state.losses.take(), self._ranks
+        sent = self._send(loop, state, losses.waiting)
         state.note_gaps()
         judged = None if training is None else training.evaluation(step)
         if state.stage == "train":
-            facts, scalars = state.news.facts(trainer.lightning_module, state.selection), self._overhead(trainer, state)
+            facts, scalars = state.news.facts(loop.model, state.selection), self._overhead(loop, state)
             judged = state.look(step, facts, losses, ranks, scalars)
-            if trainer.is_global_zero:
+            if loop.is_rank_zero:
                 state.loggers.prepare()
 
         def take() -> None:
@@ -356,18 +359,18 @@ class HealthMonitor(SiteLogger[HealthState]):
 
         self._leave_to_worker(state, self._at(f"{state.stage} {step}", take), AFTER_LOOK[state.stage])
         if state.stage == "train":
-            self._end_if_asked(trainer, state)
+            self._end_if_asked(loop, state)
 
-    def _end_if_asked(self, trainer: Trainer, state: HealthState) -> None:
+    def _end_if_asked(self, loop: Loop, state: HealthState) -> None:
         if self.stop_on is not None and not state.is_ending:
             self._worker.settle()
-            state.end_if_asked(trainer, self.stop_on, self._verdicts, self._merges(trainer))
+            state.end_if_asked(loop, self.stop_on, self._verdicts, self._merges(loop))
 
     def written_tags(self) -> Iterator[str]:
         """Yield the verdict tag, so that two monitors in one Trainer are reported as writing the same tag."""
         return iter([VERDICT] if "train" in self._live else [])
 
-    def _end_training(self, trainer: Trainer, state: HealthState) -> None:
+    def _end_training(self, loop: Loop, state: HealthState) -> None:
         if state.stage == "train":
             if (ranks := self._ranks) is not None:  # which tell at looks only what has happened
                 events = state.new_events()
@@ -376,9 +379,9 @@ class HealthMonitor(SiteLogger[HealthState]):
                 self._worker.settle()
                 if state.stage not in self._live:
                     return
-            self._try_at_end(trainer, state)
+            self._try_at_end(loop, state)
             state.close()
-            super()._end_training(trainer, state)
+            super()._end_training(loop, state)
 
     def _leave(self, state: HealthState) -> None:
         state.close()  # after an exception too, what has been seen is told

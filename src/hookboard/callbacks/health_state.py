@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
@@ -40,7 +39,7 @@ from hookboard.health import (
     parts_of,
 )
 from hookboard.layers import Layer
-from hookboard.loops import Selection, logged_step
+from hookboard.loops import Loop, Selection
 from hookboard.measure import needs_host
 from hookboard.messages import alert, inform, listed, warn, warn_switched_off
 from hookboard.parameters import Weight
@@ -524,21 +523,22 @@ class HealthState(MeasurementState):
         return next((v for v in alarms if {"alarm", v.rule} & asked), None)
 
     def end_if_asked(
-        self, trainer: Trainer, stop_on: str | Sequence[str], verdicts: Sequence[Verdict], with_others: bool
+        self, loop: Loop, stop_on: str | Sequence[str], verdicts: Sequence[Verdict], with_others: bool
     ) -> None:
         """End the fit with this batch if a rule of `stop_on` gives an alarm, on any rank if there are several.
 
         Args:
-            trainer: the Trainer.
+            loop: runs the fit.
             stop_on: see `guilty`.
             verdicts: of this rank, worst first.
             with_others: whether there are other ranks.
         """
         guilty = self.guilty(stop_on, verdicts)
         if self.is_asked_to_end if with_others else guilty is not None:
-            trainer.should_stop = self.is_ending = True
+            loop.stop()
+            self.is_ending = True
             if guilty is not None:
-                alert(f"HealthMonitor {ended_by(guilty, logged_step(trainer))}")
+                alert(f"HealthMonitor {ended_by(guilty, loop.logged_step)}")
 
     def close(self) -> None:
         """Report the verdicts of the run, also after an exception or a fault; it does not raise."""

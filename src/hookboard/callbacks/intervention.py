@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookboard.checks import check_name, check_whole, chosen
 from hookboard.eager import run_eagerly
 from hookboard.editing import EditRole, EditRule, Edits, check_rule
-from hookboard.loops import HookboardCallback, Selection, StageState, callbacks_of, is_alone, logged_step
+from hookboard.loops import HookboardCallback, Loop, Selection, StageState
 from hookboard.messages import rank_zero_warn
 from hookboard.selection import NothingToSelectError, check_selection, select
 from hookboard.sites import ROLES, Stage
@@ -109,12 +108,12 @@ class Intervention(HookboardCallback[_EditState]):
     def _reset(self) -> None:
         self._is_told = False
 
-    def _stages(self, trainer: Trainer) -> list[Stage]:
+    def _stages(self, loop: Loop) -> list[Stage]:
         return chosen("stages", self.stages, get_args(Stage))
 
-    def _select(self, pl_module: LightningModule) -> Selection:
+    def _select(self, model: nn.Module) -> Selection:
         try:
-            selection = Selection(select(pl_module, self.modules, self.types))
+            selection = Selection(select(model, self.modules, self.types))
         except NothingToSelectError as nothing:
             raise ValueError(f"Intervention changes nothing: {nothing}.") from nothing
         edits = Edits(selection.modules, self.role, self.rule)
@@ -122,36 +121,36 @@ class Intervention(HookboardCallback[_EditState]):
         edits.detach()
         return selection
 
-    def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
+    def _why_not(self, loop: Loop) -> str | None:
         return None  # it needs no log
 
-    def _takes_part(self, trainer: Trainer) -> bool:
+    def _takes_part(self, loop: Loop) -> bool:
         return True  # each rank changes its own batches
 
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule, state: _EditState) -> None:
-        state.tag = self._tag(trainer)
+    def _prepare(self, loop: Loop, state: _EditState) -> None:
+        state.tag = self._tag(loop)
 
-    def _wants(self, trainer: Trainer, state: _EditState, batch_idx: int, dataloader_idx: int) -> bool:
-        step = logged_step(trainer)
+    def _wants(self, loop: Loop, state: _EditState, batch_idx: int, dataloader_idx: int) -> bool:
+        step = loop.logged_step
         is_within = self.first_step <= step and (self.last_step is None or step <= self.last_step)
-        return is_within or is_alone(trainer)
+        return is_within or not loop.is_fitting
 
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: _EditState, batch: Any) -> None:
+    def _begin_batch(self, loop: Loop, state: _EditState, batch: Any) -> None:
         state.edits = Edits(state.selection.modules, self.role, self.rule)
         state.until_batch_end.enter_context(run_eagerly())
         state.until_batch_end.callback(state.edits.detach)
         state.edits.attach()
-        if not self._is_told and trainer.is_global_zero:
+        if not self._is_told and loop.is_rank_zero:
             self._is_told = True
-            state.loggers.write(Entry(logged_step(trainer), texts={state.tag: self._description(state)}))
+            state.loggers.write(Entry(loop.logged_step, texts={state.tag: self._description(state)}))
 
-    def _end_batch(self, trainer: Trainer, state: _EditState) -> None:
+    def _end_batch(self, loop: Loop, state: _EditState) -> None:
         if not state.is_checked:
             state.is_checked = True
             assert state.edits is not None
             state.edits.check_made()
 
-    def _end_training(self, trainer: Trainer, state: _EditState) -> None:
+    def _end_training(self, loop: Loop, state: _EditState) -> None:
         states = list(self._live.values())
         if state is states[0] and not any(each.is_checked for each in states):
             rank_zero_warn(f"Intervention has changed nothing in this fit: {self._description(state)}.")
@@ -160,9 +159,9 @@ class Intervention(HookboardCallback[_EditState]):
         """Return the tag of the text that says what is changed."""
         return [state.tag for state in self._live.values()][:1]
 
-    def _tag(self, trainer: Trainer) -> str:
+    def _tag(self, loop: Loop) -> str:
         """Return the tag of the text: of several interventions with the same role, all but the first have a number."""
-        alike = [c for c in callbacks_of(trainer) if isinstance(c, Intervention) and c.role == self.role]
+        alike = [c for c in loop.callbacks if isinstance(c, Intervention) and c.role == self.role]
         number = next(i for i, callback in enumerate(alike, 1) if callback is self)
         return f"interventions/{self.role}" + (f"/{number}" if number > 1 else "")
 

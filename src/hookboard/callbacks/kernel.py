@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.images import CONVOLUTIONS, Picture, kernel_picture, selected_kernels
-from hookboard.loops import Selection
+from hookboard.loops import Loop, Selection
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import weight_in_use
 from hookboard.ranks import whole
@@ -63,11 +62,11 @@ class KernelLogger(PictureLogger):
         self.channels = channels
         self.size = size
 
-    def _select(self, pl_module: LightningModule) -> Selection:
+    def _select(self, model: nn.Module) -> Selection:
         is_named = self.modules is not None or self.types is not None
         found: dict[str, nn.Module] = {
             name: module
-            for name, module in select(pl_module, self.modules, self.types).items()
+            for name, module in select(model, self.modules, self.types).items()
             if isinstance(module, CONVOLUTIONS) and (is_named or max(module.kernel_size) > 1)
         }
         if not found and not is_named:
@@ -83,14 +82,14 @@ class KernelLogger(PictureLogger):
         """Return the tags that it writes."""
         return [f"kernels/{name}" for state in self._live.values() for name in state.selection.modules]
 
-    def _begin_training(self, trainer: Trainer, state: PictureState) -> None:
+    def _begin_training(self, loop: Loop, state: PictureState) -> None:
         """Keep the kernels with which the fit starts."""
         for name, module in state.selection.modules.items():
             weight = _weight_in_use(state, name, module)
             if weight is not None:
                 state.memory[module] = self._part(weight)
 
-    def _pictures(self, trainer: Trainer, state: PictureState) -> Draw | None:
+    def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
         shapes: dict[str, torch.Size] = {}
         parts: list[Tensor] = []
         for name, module in state.selection.modules.items():

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hookboard.layouts import stored
+from hookboard.loops import Loop
 from hookboard.messages import rank_zero_warn
 from hookboard.parameters import Weight
 from hookboard.ranks import local
@@ -69,8 +69,7 @@ class LossScale:
     def send(
         self,
         recorder: Recorder,
-        model: LightningModule,
-        optimizers: Sequence[Optimizer],
+        loop: Loop,
         weights: Mapping[str, Weight],
         shared: Tensor | None = None,
         along: Tensor | None = None,
@@ -79,8 +78,7 @@ class LossScale:
 
         Args:
             recorder: has measured the gradients.
-            model: the whole model.
-            optimizers: all optimizers of the fit.
+            loop: has the model and all optimizers.
             weights: the watched weights by name.
             shared: shape (k,), further flags for `Recorder.send`, after those of its own.
             along: see `Recorder.send`.
@@ -88,8 +86,8 @@ class LossScale:
         Returns:
             What the recorder has sent; readings of gradients that overflowed keep only their counts.
         """
-        holders = Holders.of(model, optimizers, weights)
-        own = self._flags(optimizers, model.device)
+        holders = Holders.of(loop.model, loop.optimizers, weights)
+        own = self._flags(loop.optimizers, loop.device)
         sent = recorder.send(own if shared is None else torch.cat([own.double(), shared.to(own.device)]), along)
 
         def arrived() -> tuple[Readings, list[float], list[float]]:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -15,15 +14,7 @@ from hookboard.callbacks.measurement_state import MeasurementState, MissingSites
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.checks import check_share, check_steps, check_switches, chosen, wrong
 from hookboard.hooks import Taps, forget_graphs
-from hookboard.loops import (
-    HookboardCallback,
-    StageState,
-    is_accumulating,
-    is_due_now,
-    log_every_n_steps,
-    logged_step,
-    names_in,
-)
+from hookboard.loops import HookboardCallback, Loop, StageState, is_due_now, names_in
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, plan
 from hookboard.messages import inform
 from hookboard.parameters import Weight, are_still, weights_of
@@ -123,47 +114,47 @@ class SiteLogger(HookboardCallback[V]):
     def _reset(self) -> None:
         self._readings = ()
 
-    def _stages(self, trainer: Trainer) -> list[Stage]:
+    def _stages(self, loop: Loop) -> list[Stage]:
         return chosen("stages", self.stages, get_args(Stage))
 
-    def _is_collective(self, trainer: Trainer) -> bool:
+    def _is_collective(self, loop: Loop) -> bool:
         return self.sync_dist
 
-    def _merges(self, trainer: Trainer) -> bool:
-        return trainer.world_size > 1 and self.sync_dist
+    def _merges(self, loop: Loop) -> bool:
+        return loop.world_size > 1 and self.sync_dist
 
-    def _cadence(self, trainer: Trainer) -> int:
-        return log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
+    def _cadence(self, loop: Loop) -> int:
+        return loop.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
 
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule, state: V) -> None:
+    def _prepare(self, loop: Loop, state: V) -> None:
         if not self._live:
-            say_if_copied(self._name, pl_module.device)
+            say_if_copied(self._name, loop.device)
         state.roles = self._roles()
-        state.recorder = self._recorder(trainer, pl_module, state)
+        state.recorder = self._recorder(loop, state)
         state.taps = Taps({}, (), state.recorder.open)
         state.news = next((other.news for other in self._live.values()), LayerNews(self._name))
         if any(ROLES[role].is_gradient for role in state.roles):
-            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            scaler = loop.scaler
             state.loss_scale = LossScale(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
             state.sees_backward = state.loss_scale is not None
 
-    def _recorder(self, trainer: Trainer, pl_module: LightningModule, state: StageState) -> Recorder:
+    def _recorder(self, loop: Loop, state: StageState) -> Recorder:
         """Make the recorder of one stage."""
         resolved = self._plan()
         return Recorder(
             resolved,
-            pl_module.device,
+            loop.device,
             stage=state.stage,
             histogram=self.histogram,
-            **facts_of(pl_module, resolved),
+            **facts_of(loop.model, resolved),
             ranks=self._ranks,
         )
 
-    def _attach(self, trainer: Trainer, pl_module: LightningModule, state: V) -> None:
-        forget_graphs(pl_module)
+    def _attach(self, loop: Loop, state: V) -> None:
+        forget_graphs(loop.model)
         roles = [role for role in state.roles if not ROLES[role].of_parameter]
         modules, observer = state.selection.modules, state.recorder.open
-        state.taps = Taps(modules, roles, observer, in_graphs=True, model=pl_module, clock=self.clock)
+        state.taps = Taps(modules, roles, observer, in_graphs=True, model=loop.model, clock=self.clock)
         state.until_end.callback(forget_scratch)
         state.until_end.callback(state.taps.detach)
         state.taps.attach()
@@ -172,10 +163,10 @@ class SiteLogger(HookboardCallback[V]):
         state.recorder.slots.forget_shapes()
         state.news.look_again()
 
-    def _wants(self, trainer: Trainer, state: V, batch_idx: int, dataloader_idx: int) -> bool:
-        return state.stage != "train" or is_due_now(state, logged_step(trainer))
+    def _wants(self, loop: Loop, state: V, batch_idx: int, dataloader_idx: int) -> bool:
+        return state.stage != "train" or is_due_now(state, loop.logged_step)
 
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: V, batch: Any) -> None:
+    def _begin_batch(self, loop: Loop, state: V, batch: Any) -> None:
         state.until_batch_end.callback(state.stop_showing)
         state.taps.active = True
 
@@ -190,8 +181,8 @@ class SiteLogger(HookboardCallback[V]):
         state.taps.show_pending()
         state.recorder.scale = None
 
-    def _before_optimizer_step(self, pl_module: LightningModule, state: V, optimizer: Optimizer) -> None:
-        self._follow_weights(pl_module, state)
+    def _before_optimizer_step(self, loop: Loop, state: V, optimizer: Optimizer) -> None:
+        self._follow_weights(loop.model, state)
         if state.loss_scale is not None:
             state.recorder.scale = state.loss_scale.before_step(optimizer)
         if "parameter_grad" in state.roles:
@@ -201,33 +192,33 @@ class SiteLogger(HookboardCallback[V]):
         if "parameter_update" in state.roles:
             state.before.keep(state.recorder, optimizer, state.weights, self._part)
 
-    def _end_batch(self, trainer: Trainer, state: V) -> None:
-        if state.stage == "train" and not is_accumulating(trainer):
+    def _end_batch(self, loop: Loop, state: V) -> None:
+        if state.stage == "train" and not loop.is_accumulating:
             if state.weights:
-                self._do(state, "after the optimizer step", self._measure_after_step, trainer, state)
+                self._do(state, "after the optimizer step", self._measure_after_step, loop, state)
                 state.before.clear()
             if state.stage in self._live:
-                self._log(trainer, state)
+                self._log(loop, state)
 
-    def _measure_after_step(self, trainer: Trainer, state: V) -> None:
+    def _measure_after_step(self, loop: Loop, state: V) -> None:
         """Measure what can be seen of weights once all optimizers of the batch have stepped."""
         measure_weights(state.recorder, state.weights, state.before.copies, state.roles, self._part)
 
-    def _end_loop(self, trainer: Trainer, state: V) -> None:
-        self._log(trainer, state)
+    def _end_evaluation(self, loop: Loop, state: V) -> None:
+        self._log(loop, state)
 
-    def _end_training(self, trainer: Trainer, state: V) -> None:
+    def _end_training(self, loop: Loop, state: V) -> None:
         """Log a line if nothing was measured."""
         if state.gaps_are_named:
             return
         if state.stage == "train":
-            steps = logged_step(trainer)
+            steps = loop.logged_step
             why = f"the fit made {steps} steps, and every_n_steps is {state.every_n_steps}"
         else:
             why = f"the fit had no {state.stage} loop after its start"
         inform(f"{self._name} has measured nothing in {state.stage}: {why}.")
 
-    def _follow_weights(self, pl_module: LightningModule, state: V) -> None:
+    def _follow_weights(self, model: nn.Module, state: V) -> None:
         """Watch the parameters that the modules have now, if these have changed, and warn once.
 
         Called before the optimizer steps, because sharded modules have other parameters during forward and backward.
@@ -237,9 +228,9 @@ class SiteLogger(HookboardCallback[V]):
         changed = state.follow_weights(self._weights(state.selection.owners))
         if changed:
             state.news.look_again()
-        self._say_changed(state, changed, pl_module)
+        self._say_changed(state, changed, model)
 
-    def _send(self, trainer: Trainer, state: V, along: Tensor | None = None) -> Sent:
+    def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Sent:
         """Send what was measured in the step or loop, see `Recorder.send`."""
         wanted = shared = None
         if self._budget is not None and state.stage == "train" and self._may_stretch(state):
@@ -249,8 +240,7 @@ class SiteLogger(HookboardCallback[V]):
         if state.loss_scale is None:
             sent = state.recorder.send(shared, along)
         else:
-            model, optimizers = trainer.lightning_module, trainer.optimizers
-            sent = state.loss_scale.send(state.recorder, model, optimizers, state.weights, shared, along)
+            sent = state.loss_scale.send(state.recorder, loop, state.weights, shared, along)
         if wanted is not None and shared is None:
             self._stretch(state, wanted)
 
@@ -264,13 +254,13 @@ class SiteLogger(HookboardCallback[V]):
 
         return arrived
 
-    def _log(self, trainer: Trainer, state: V) -> None:
-        model, step, writes = trainer.lightning_module, logged_step(trainer), trainer.is_global_zero
-        sent = self._at(f"{state.stage} {step}", self._send(trainer, state))
+    def _log(self, loop: Loop, state: V) -> None:
+        model, step, writes = loop.model, loop.logged_step, loop.is_rank_zero
+        sent = self._at(f"{state.stage} {step}", self._send(loop, state))
         facts = state.news.facts(model, state.selection)
         say_gaps, state.gaps_are_named = not state.gaps_are_named, True
         gaps = MissingSites.of(self._name, state, self._expected(state), names_in(model)) if say_gaps else None
-        overhead = self._overhead(trainer, state)
+        overhead = self._overhead(loop, state)
         if writes:
             state.loggers.prepare()
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from lightning.pytorch import LightningModule, Trainer
+from torch import nn
 from torch.optim import Optimizer
 
 from hookboard.callbacks.measurement_state import MeasurementState
@@ -22,7 +22,7 @@ from hookboard.callbacks.weights import (
     measure_surprise,
     with_states,
 )
-from hookboard.loops import Selection
+from hookboard.loops import Loop, Selection
 from hookboard.measure import FORMULAS, Moments, Plan, Statistic, as_list, plan
 from hookboard.messages import inform
 from hookboard.recording import Readings
@@ -128,30 +128,30 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     def _roles(self) -> list[Role]:
         return ["parameter", "parameter_update"] if self._asked(UPDATES) else ["parameter"]
 
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule, state: MeasurementState) -> None:
-        super()._prepare(trainer, pl_module, state)
+    def _prepare(self, loop: Loop, state: MeasurementState) -> None:
+        super()._prepare(loop, state)
         state.before.turns = Turns()
 
-    def _before_optimizer_step(self, pl_module: LightningModule, state: MeasurementState, optimizer: Optimizer) -> None:
-        super()._before_optimizer_step(pl_module, state, optimizer)
+    def _before_optimizer_step(self, loop: Loop, state: MeasurementState, optimizer: Optimizer) -> None:
+        super()._before_optimizer_step(loop, state, optimizer)
         if self._asked([SURPRISE]):
             of_step = state.recorder, optimizer, state.weights
             measure = functools.partial(self._do, state, "after the optimizer step", measure_surprise, *of_step)
             # At the end of the batch the gradients may be gone.
             state.until_batch_end.callback(after_next_step(optimizer, measure))
 
-    def _measure_after_step(self, trainer: Trainer, state: MeasurementState) -> None:
-        super()._measure_after_step(trainer, state)
+    def _measure_after_step(self, loop: Loop, state: MeasurementState) -> None:
+        super()._measure_after_step(loop, state)
         if asked := self._asked(STATES):
-            measure_states(state.recorder, trainer.optimizers, state.weights, asked)
+            measure_states(state.recorder, loop.optimizers, state.weights, asked)
 
-    def _log(self, trainer: Trainer, state: MeasurementState) -> None:
-        super()._log(trainer, state)
+    def _log(self, loop: Loop, state: MeasurementState) -> None:
+        super()._log(loop, state)
         if state.before.turns is not None and (said := state.before.turns.said_once()):
             inform(f"{self._name}: {said} (this is said once).")
 
-    def _select(self, pl_module: LightningModule) -> Selection:
-        return Selection(owners=select(pl_module, self.modules, self.types, owning="parameters"))
+    def _select(self, model: nn.Module) -> Selection:
+        return Selection(owners=select(model, self.modules, self.types, owning="parameters"))
 
     def _finish(self, found: Readings) -> Readings:
         columns, is_update = with_states(found), found.places.is_of("parameter_update")

@@ -6,23 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 
 from hookboard.checks import check_steps, check_whole
 from hookboard.eager import run_eagerly
 from hookboard.hooks import Taps
 from hookboard.images import Picture
-from hookboard.loops import (
-    HookboardCallback,
-    StageState,
-    is_accumulating,
-    is_alone,
-    is_due,
-    log_every_n_steps,
-    logged_step,
-)
+from hookboard.loops import HookboardCallback, Loop, StageState, is_due
 from hookboard.messages import inform, rank_zero_warn
 from hookboard.sites import Stage
 from hookboard.writers import Entry
@@ -101,66 +91,65 @@ class PictureLogger(HookboardCallback[PictureState]):
 
     # What a callback that shows pictures has of its own.
 
-    def _take(self, pl_module: LightningModule, batch: Any, state: PictureState) -> Any:
+    def _take(self, model: nn.Module, batch: Any, state: PictureState) -> Any:
         """Attach hooks for one batch, and return the object that they fill; `state.until_batch_end` removes them."""
 
     @abstractmethod
-    def _pictures(self, trainer: Trainer, state: PictureState) -> Draw | None:
+    def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
         """Return the function that draws the pictures of the batch; None if there is nothing to draw."""
 
     # Its life.
 
-    def _stages(self, trainer: Trainer) -> list[Stage]:
-        has_no_validation = not is_alone(trainer) and not trainer.enable_validation
+    def _stages(self, loop: Loop) -> list[Stage]:
+        has_no_validation = loop.is_fitting and not loop.has_validation
         return [self.stage or ("train" if has_no_validation else "validate")]
 
-    def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
-        if reason := super()._why_not(trainer, pl_module):
+    def _why_not(self, loop: Loop) -> str | None:
+        if reason := super()._why_not(loop):
             return reason
-        if self.needs_weights and isinstance(trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
+        if self.needs_weights and loop.weights_kept_by:
             return (
-                f"{type(trainer.strategy).__name__} keeps parts of the weights on other ranks. ModelParallelStrategy "
-                "(FSDP2) works"
+                f"{loop.weights_kept_by} keeps parts of the weights on other ranks. ModelParallelStrategy (FSDP2) works"
             )
-        if self.stage == "validate" and not is_alone(trainer) and not trainer.enable_validation:
+        if self.stage == "validate" and loop.is_fitting and not loop.has_validation:
             return "it takes its pictures in validation, and this fit has none"
         return None
 
-    def _is_collective(self, trainer: Trainer) -> bool:
+    def _is_collective(self, loop: Loop) -> bool:
         # Sharded modules run on all ranks or not at all.
-        return isinstance(trainer.strategy, ModelParallelStrategy)
+        return loop.is_model_parallel
 
-    def _cadence(self, trainer: Trainer) -> int:
-        if is_alone(trainer):
+    def _cadence(self, loop: Loop) -> int:
+        if not loop.is_fitting:
             return 1
-        return STEPS_PER_LOG * log_every_n_steps(trainer) if self.every_n_steps is None else self.every_n_steps
+        return STEPS_PER_LOG * loop.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
 
-    def _begin_loop(self, trainer: Trainer, state: PictureState) -> None:
+    def _begin_evaluation(self, loop: Loop, state: PictureState) -> None:
         """Decide whether this loop gives pictures."""
-        step = logged_step(trainer)
+        step = loop.logged_step
         if state.every_n_steps:
             state.is_awaited = state.last is None or step - state.last >= state.every_n_steps
             state.last = step if state.is_awaited else state.last
 
-    def _wants(self, trainer: Trainer, state: PictureState, batch_idx: int, dataloader_idx: int) -> bool:
+    def _wants(self, loop: Loop, state: PictureState, batch_idx: int, dataloader_idx: int) -> bool:
         if state.stage == "train":
-            return is_due(logged_step(trainer), state.every_n_steps)
+            return is_due(loop.logged_step, state.every_n_steps)
         return state.is_awaited and (batch_idx, dataloader_idx) == (self.batch_idx, 0)
 
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: PictureState, batch: Any) -> None:
+    def _begin_batch(self, loop: Loop, state: PictureState, batch: Any) -> None:
         state.is_awaited = False
         if state.stage != "train":
             # Compiled code would not see hooks that come after it. In training it has to stay: its numbers differ.
             state.until_batch_end.enter_context(run_eagerly())
-        state.taken = self._take(pl_module, batch, state)
+        state.taken = self._take(loop.model, batch, state)
 
-    def _end_batch(self, trainer: Trainer, state: PictureState) -> None:
+    def _end_batch(self, loop: Loop, state: PictureState) -> None:
         """Make and write the pictures; in training, of the last batch before the optimizer step."""
-        if state.stage == "train" and is_accumulating(trainer):
+        if state.stage == "train" and loop.is_accumulating:
             return
-        draw, step = self._pictures(trainer, state), logged_step(trainer)
+        draw, step = self._pictures(loop, state), loop.logged_step
         state.is_first, state.taken = False, None
-        if draw is None or not trainer.is_global_zero:
+        if draw is None or not loop.is_rank_zero:
             return
         state.loggers.prepare()
 
@@ -169,7 +158,7 @@ class PictureLogger(HookboardCallback[PictureState]):
 
         self._leave_to_worker(state, write, "at the end of a batch")
 
-    def _end_loop(self, trainer: Trainer, state: PictureState) -> None:
+    def _end_evaluation(self, loop: Loop, state: PictureState) -> None:
         """Warn if the loop ended before the batch that was to be shown."""
         if state.is_awaited:
             self._drop(state)
@@ -178,11 +167,11 @@ class PictureLogger(HookboardCallback[PictureState]):
                 "there will be no pictures. Set batch_idx to a smaller number."
             )
 
-    def _end_training(self, trainer: Trainer, state: PictureState) -> None:
+    def _end_training(self, loop: Loop, state: PictureState) -> None:
         """Log a line if the fit was too short for a picture."""
         if state.stage == "train" and state.is_first:
             inform(
-                f"{self._name} has shown nothing: the fit made {logged_step(trainer)} steps, and "
+                f"{self._name} has shown nothing: the fit made {loop.logged_step} steps, and "
                 f"every_n_steps is {state.every_n_steps}."
             )
 

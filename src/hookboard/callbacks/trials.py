@@ -1,65 +1,56 @@
-"""Experiments during a fit: when they are asked for, and what they need of the Trainer."""
+"""Experiments during a fit: when they are asked for, and what they need of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from lightning.pytorch import LightningModule, Trainer
-
 from hookboard.auditing import Finding
 from hookboard.experiments import BATCHES, Experiments, Setting, experiment, read_apart, why_not
 from hookboard.health import STEPS_BEFORE_STUCK, TELLABLE, WINDOWS_ALWAYS_ASKED, Judge, Symptom
-from hookboard.loops import on_device
+from hookboard.loops import Loop
 from hookboard.replay import CannotRunAgainError, undisturbed
 
 READING = 0.2
 """The part of the budget in which batches are read (a choice)."""
 
 
-def setting_of(trainer: Trainer, pl_module: LightningModule, *, is_stuck: bool = False) -> Setting:
+def setting_of(loop: Loop, *, is_stuck: bool = False) -> Setting:
     """Return how the model of a fit is trained."""
-    left = trainer.estimated_stepping_batches - trainer.global_step
-    return Setting(pl_module, trainer.optimizers, None, trainer, left, is_stuck)
+    return Setting(loop.model, loop.optimizers, None, loop.trainer, loop.steps_left, is_stuck)
 
 
-def batches_of(
-    trainer: Trainer, pl_module: LightningModule, first: Sequence[Any], until: float
-) -> tuple[list[Any], str]:
+def batches_of(loop: Loop, first: Sequence[Any], until: float) -> tuple[list[Any], str]:
     """Return some batches of the training, and why there are no more than the first.
 
     Args:
-        trainer: the Trainer.
-        pl_module: its LightningModule.
+        loop: runs the fit.
         first: the batch that is about to be trained on, if there is one.
         until: after this time, on the clock of `perf_counter`, no further batch is read.
     """
     try:
-        with undisturbed(pl_module):
-            more = read_apart(trainer.train_dataloader, BATCHES - len(first), until)
-            return [*first, *(on_device(trainer, batch) for batch in more)], ""
+        with undisturbed(loop.model):
+            more = read_apart(loop.train_dataloader, BATCHES - len(first), until)
+            return [*first, *(loop.on_device(batch) for batch in more)], ""
     except Exception as error:
         return [*first], str(error) if isinstance(error, CannotRunAgainError) else f"{type(error).__name__}: {error}"
 
 
-def tried(
-    trainer: Trainer, pl_module: LightningModule, first: Sequence[Any], seconds: float, *, is_stuck: bool
-) -> Experiments:
+def tried(loop: Loop, first: Sequence[Any], seconds: float, *, is_stuck: bool) -> Experiments:
     """Experiment with the batches of a fit, from the weights of now; everything is put back.
 
     Args:
-        trainer: the Trainer.
-        pl_module: its LightningModule.
+        loop: runs the fit.
         first: the batch that is about to be trained on, if there is one.
         seconds: the budget.
         is_stuck: whether the loss has not fallen in the training.
     """
     began = perf_counter()
-    setting = setting_of(trainer, pl_module, is_stuck=is_stuck)
-    reason = why_not(setting, [None])
+    setting = setting_of(loop, is_stuck=is_stuck)
+    reason = "there is no Trainer" if loop.trainer is None else why_not(setting, [None])
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
-    batches, why = batches_of(trainer, pl_module, first, began + READING * seconds)
+    batches, why = batches_of(loop, first, began + READING * seconds)
     if not batches:
         return Experiments([], [f"Nothing was tried: {why or 'there is no batch'}."])
     return experiment(setting, batches, began + seconds - perf_counter())

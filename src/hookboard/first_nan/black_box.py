@@ -5,13 +5,12 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
@@ -25,7 +24,7 @@ from hookboard.measure import measuring_device, needs_host
 from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.ranks import local
-from hookboard.replay import GENERATORS, CannotRunAgainError, RandomState, loss_of_step, undisturbed
+from hookboard.replay import GENERATORS, CannotRunAgainError, RandomState
 from hookboard.selection import named_submodules
 from hookboard.torch_private import version_of
 
@@ -241,6 +240,9 @@ _KEPT = ("events", "count", "_searches", "_is_bad", "_stepped")
 
 P = ParamSpec("P")
 
+StepAgain = Callable[[Any, int, RandomState, int], AbstractContextManager[Callable[[], Tensor]]]
+"""Takes a batch, its index, the random state before it and the number of its backward pass."""
+
 
 def _shielded(method: Callable[Concatenate["BlackBox", P], None]) -> Callable[Concatenate["BlackBox", P], None]:
     """Make a method that would raise give a warning and switch the black box off instead."""
@@ -270,29 +272,33 @@ class BlackBox:
     other bad batches are counted.
 
     Args:
-        trainer: the Trainer.
-        pl_module: its LightningModule.
+        model: the model.
+        step_again: see `Loop.step_again`.
         exact: True: the host checks every step, which makes it wait for the device, and finds the module. False: the
             device records the step, and the host reads that later without waiting; the module stays unknown.
         is_scaled: True if there is a GradScaler. Gradients are then not checked, because they overflow now and then.
+        world_size: the number of processes.
     """
 
-    def __init__(self, trainer: Trainer, pl_module: LightningModule, *, exact: bool, is_scaled: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, step_again: StepAgain, *, exact: bool, is_scaled: bool = False, world_size: int = 1
+    ) -> None:
         self.events: list[Nonfinite] = []
         """The events so far, at most MAX_EVENTS."""
         self.count = 0
         """Number of batches whose loss or gradients were not finite."""
         self.is_off = False
         """True after an error in one of its methods; it then does nothing."""
-        self._trainer = trainer
-        self._model = pl_module
+        self._model = model
+        self._step_again = step_again
+        self._world_size = world_size
         self.is_exact = exact
         """True if the host checks every step and searches for the module at once."""
         self._is_scaled = is_scaled
         self._searches = 0
         self._batches = 0
         self._is_checked = False
-        self._drawn = set(ALWAYS_SAVED) if any(p.is_cuda for p in pl_module.parameters()) else ALWAYS_SAVED - {"CUDA"}
+        self._drawn = set(ALWAYS_SAVED) if any(p.is_cuda for p in model.parameters()) else ALWAYS_SAVED - {"CUDA"}
         self._was_bad = self._is_bad = False
         self._here: tuple[int, int] = (0, 0)
         self._batch: Any = None
@@ -301,7 +307,7 @@ class BlackBox:
         self._backwards = 0
         self._loss = math.nan
         self._stepped: tuple[int, int, float] | None = None
-        self._sentinels = Sentinels(pl_module)
+        self._sentinels = Sentinels(model)
         self._flag = LateFlag()
 
     def parts(self) -> dict[str, Any]:
@@ -465,7 +471,7 @@ class BlackBox:
         except Exception as error:
             return unlocated_event(True, *self._here, _why(error), names)
         if not is_again:
-            elsewhere = self._trainer.world_size > 1
+            elsewhere = self._world_size > 1
             why = "run again on this rank alone, the batch gives finite gradients"
             why += (
                 ", so they come from another rank"
@@ -481,13 +487,12 @@ class BlackBox:
             raise CannotRunAgainError("the batch was not kept")
         if not self._backwards:
             raise CannotRunAgainError("its backward pass was not made by Lightning")
-        trainer, model, batch, others = self._trainer, self._model, self._batch, self._random.of_others()
-        with undisturbed(model, batch, trainer=trainer):
-            self._random.restore()
+        others = self._random.of_others()
+        with self._step_again(self._batch, self._here[1], self._random, self._backwards) as run:
 
             def again() -> Tensor:
                 try:
-                    return loss_of_step(trainer, model, batch, self._here[1], self._backwards)
+                    return run()
                 finally:
                     drawn = others.moved()
                     if drawn:

@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+from lightning.pytorch import Callback
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection, StageState
-from hookboard.loops.trainer import callbacks_of, is_fast_dev_run, log_every_n_steps
 from hookboard.messages import inform, rank_zero_warn
 from hookboard.ranks import has_process_group
 from hookboard.sites import Stage
@@ -58,51 +58,51 @@ class CallbackMethods(Callback, ABC, Generic[W]):
     # What a callback says of itself.
 
     @abstractmethod
-    def _stages(self, trainer: Trainer) -> Sequence[Stage]:
+    def _stages(self, loop: Loop) -> Sequence[Stage]:
         """Return the stages that it watches."""
 
     @abstractmethod
-    def _select(self, pl_module: LightningModule) -> Selection:
+    def _select(self, model: nn.Module) -> Selection:
         """Return the modules that it watches.
 
         Raises:
             ValueError: the configuration does not fit the model.
         """
 
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule, state: W) -> None:
+    def _prepare(self, loop: Loop, state: W) -> None:
         """Fill the fields that this callback adds to the state of a stage. No hook is attached yet."""
 
     def _reset(self) -> None:
         """Forget the last run."""
 
-    def _why_not(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
+    def _why_not(self, loop: Loop) -> str | None:
         """Return the reason why nothing can be watched in this run; None if there is none."""
-        if is_fast_dev_run(trainer):
-            return "fast_dev_run has no log to write to"
-        if self.needs_logger and not trainer.loggers:
+        if loop.why_not:
+            return loop.why_not
+        if self.needs_logger and not loop.loggers:
             return "the Trainer has no logger"
-        if trainer.world_size > 1 and not has_process_group():
+        if loop.world_size > 1 and not has_process_group():
             return (
-                f"the Trainer has {trainer.world_size} processes, but there is no process group to merge what they "
+                f"the Trainer has {loop.world_size} processes, but there is no process group to merge what they "
                 "measure (torch.distributed is not initialized)"
             )
         return None
 
-    def _is_collective(self, trainer: Trainer) -> bool:
+    def _is_collective(self, loop: Loop) -> bool:
         """Return whether all ranks measure. Then they do what rank 0 decides."""
         return False
 
-    def _merges(self, trainer: Trainer) -> bool:
+    def _merges(self, loop: Loop) -> bool:
         """Return whether all ranks merge what they measure. Then all of them measure, or none."""
         return False
 
-    def _takes_part(self, trainer: Trainer) -> bool:
+    def _takes_part(self, loop: Loop) -> bool:
         """Return whether this rank measures."""
-        return trainer.is_global_zero or self._is_collective(trainer)
+        return loop.is_rank_zero or self._is_collective(loop)
 
-    def _cadence(self, trainer: Trainer) -> int:
+    def _cadence(self, loop: Loop) -> int:
         """Return the number of optimizer steps from one due step to the next."""
-        return log_every_n_steps(trainer)
+        return loop.log_every_n_steps
 
     def _may_stretch(self, state: W) -> bool:
         """Return whether the cadence may stretch yet; all ranks say the same."""
@@ -117,24 +117,24 @@ class CallbackMethods(Callback, ABC, Generic[W]):
 
     # What it does at each point of its life.
 
-    def _attach(self, trainer: Trainer, pl_module: LightningModule, state: W) -> None:
+    def _attach(self, loop: Loop, state: W) -> None:
         """Attach the hooks that stay for the whole stage, and register their removal in `state.until_end`.
 
         It is called again if the selection changes, after `state.until_end` has been closed.
         """
 
-    def _begin_training(self, trainer: Trainer, state: W) -> None:
+    def _begin_training(self, loop: Loop, state: W) -> None:
         """Called before the first batch of a fit, after Lightning has loaded a checkpoint, before we restore ours."""
 
-    def _begin_loop(self, trainer: Trainer, state: W) -> None:
+    def _begin_evaluation(self, loop: Loop, state: W) -> None:
         """Called before the first batch of an evaluation."""
 
     @abstractmethod
-    def _wants(self, trainer: Trainer, state: W, batch_idx: int, dataloader_idx: int) -> bool:
+    def _wants(self, loop: Loop, state: W, batch_idx: int, dataloader_idx: int) -> bool:
         """Return whether this batch is watched."""
 
     @abstractmethod
-    def _begin_batch(self, trainer: Trainer, pl_module: LightningModule, state: W, batch: Any) -> None:
+    def _begin_batch(self, loop: Loop, state: W, batch: Any) -> None:
         """Called before a batch that is watched."""
 
     def _before_backward(self, state: W) -> None:
@@ -143,38 +143,37 @@ class CallbackMethods(Callback, ABC, Generic[W]):
     def _after_backward(self, state: W) -> None:
         """Called after each backward pass of a watched training batch, if the stage has `sees_backward`."""
 
-    def _before_optimizer_step(self, pl_module: LightningModule, state: W, optimizer: Optimizer) -> None:
+    def _before_optimizer_step(self, loop: Loop, state: W, optimizer: Optimizer) -> None:
         """Called before a step of this optimizer, in a batch that is watched."""
 
-    def _see_batch(self, trainer: Trainer, pl_module: LightningModule, state: W, batch: Any, batch_idx: int) -> None:
+    def _see_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int) -> None:
         """Called before each training batch, due or not, if `sees_every_step`."""
 
-    def _see_loss(self, trainer: Trainer, pl_module: LightningModule, state: W, loss: Tensor) -> None:
+    def _see_loss(self, loop: Loop, state: W, loss: Tensor) -> None:
         """Called before each backward pass in training, due or not, if `sees_every_step`.
 
         Args:
-            trainer: the Trainer.
-            pl_module: the model.
+            loop: the loop.
             state: the state of the training stage.
             loss: shape (): what the backward pass starts from, scaled if there is a GradScaler.
         """
 
-    def _see_gradients(self, trainer: Trainer, pl_module: LightningModule, state: W) -> None:
+    def _see_gradients(self, loop: Loop, state: W) -> None:
         """Called after each backward pass in training, due or not, if `sees_every_step`."""
 
-    def _see_step(self, trainer: Trainer, pl_module: LightningModule, state: W, optimizer: Optimizer) -> None:
+    def _see_step(self, loop: Loop, state: W, optimizer: Optimizer) -> None:
         """Called before each optimizer step, due or not, if `sees_every_step`."""
 
-    def _see_batch_end(self, trainer: Trainer, state: W) -> None:
+    def _see_batch_end(self, loop: Loop, state: W) -> None:
         """Called after each training batch, if `sees_every_step`, before `_end_batch`; and where an epoch ends."""
 
-    def _end_batch(self, trainer: Trainer, state: W) -> None:
+    def _end_batch(self, loop: Loop, state: W) -> None:
         """Called after a batch that was watched; in training the optimizer has stepped, unless it accumulates."""
 
-    def _end_loop(self, trainer: Trainer, state: W) -> None:
+    def _end_evaluation(self, loop: Loop, state: W) -> None:
         """Called after the last batch of an evaluation."""
 
-    def _end_training(self, trainer: Trainer, state: W) -> None:
+    def _end_training(self, loop: Loop, state: W) -> None:
         """Called after the last batch of a fit."""
 
     def _leave(self, state: W) -> None:
@@ -185,18 +184,18 @@ MANY = 2000
 """More tags than anybody looks at one by one (a choice)."""
 
 
-def warn_of_equal_tags(last: object, trainer: Trainer) -> None:
+def warn_of_equal_tags(last: object, loop: Loop) -> None:
     """Warn once about tags that several callbacks write. Every callback calls this at the start of a run.
 
     How many tensors a module has is not known before it runs, so that there may be more equal tags.
 
     Args:
         last: the callback that calls this; it warns only if it is the last of hookboard's callbacks.
-        trainer: holds all callbacks.
+        loop: has all callbacks.
     """
     # One that is given twice is called once at each point of the run.
-    callbacks = list({id(c): c for c in callbacks_of(trainer) if isinstance(c, CallbackMethods)}.values())
-    if len(callbacks) < 2 or callbacks[-1] is not last or not trainer.loggers:
+    callbacks = list({id(c): c for c in loop.callbacks if isinstance(c, CallbackMethods)}.values())
+    if len(callbacks) < 2 or callbacks[-1] is not last or not loop.loggers:
         return
     writers: dict[str, list[int]] = {}
     for number, callback in enumerate(callbacks):
