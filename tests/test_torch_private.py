@@ -140,4 +140,4 @@ def test_a_plain_tensor_has_nothing_to_wait_for():
 
 def test_the_file_writer_takes_whole_events(tmp_path):
     with SummaryWriter(tmp_path) as writer:
-        check("file_writer_of", callable(tensorboard_private.file_writer_of(writer).add_summary))
+        check("quick_writer_of", callable(tensorboard_private.quick_writer_of(writer).add_summary))

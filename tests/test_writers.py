@@ -6,7 +6,7 @@ import pytest
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
-from hookboard.writers.tensorboard_private import QuickRecordWriter, file_writer_of, quicken
+from hookboard.writers.tensorboard_private import QuickRecordWriter, quick_writer_of
 
 
 @pytest.mark.parametrize("data", [*(bytes(range(size)) for size in range(18)), bytes(range(256)) * 50])
@@ -19,7 +19,7 @@ def test_a_record_is_the_one_that_tensorboard_writes(data):
 
 def test_tensorboard_no_longer_computes_checksums(tmp_path, monkeypatch):
     writer = SummaryWriter(tmp_path)
-    quicken(file_writer_of(writer))
+    quick_writer_of(writer)
     asked = []
     monkeypatch.setattr("tensorboard.summary.writer.record_writer.masked_crc32c", asked.append)
     writer.add_scalar("loss", 1.0, 0)

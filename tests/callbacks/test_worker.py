@@ -86,7 +86,7 @@ def test_with_the_queue_full_a_full_disk_is_one_warning_and_the_users_error_is_s
     def full(*_):
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr("hookboard.writers.tensorboard.file_writer_of", full)
+    monkeypatch.setattr("hookboard.writers.tensorboard.quick_writer_of", full)
     run = [ActivationLogger("net.0", every_n_steps=1), Ends(slow, MOST_WAITING - 1, UserError())]
 
     def fails():

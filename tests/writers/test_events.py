@@ -13,7 +13,7 @@ from hookboard.recording import Recorder
 from hookboard.sites import Site
 from hookboard.writers import Entry, entry_of
 from hookboard.writers.tensorboard import write_to_tensorboard
-from hookboard.writers.tensorboard_private import file_writer_of
+from hookboard.writers.tensorboard_private import quick_writer_of
 
 VALUES = [0.0, -0.0, 0.1, -1e-46, 3.4028235e38, 3.4028236e38, 1e300, -1e300, np.inf, -np.inf, np.nan, 2.0**-149]
 
@@ -21,7 +21,7 @@ VALUES = [0.0, -0.0, 0.1, -1e-46, 3.4028235e38, 3.4028236e38, 1e300, -1e300, np.
 def given_to(tensorboard, entry, monkeypatch):
     """The only event that an entry gives to the writer."""
     given = []
-    monkeypatch.setattr(file_writer_of(tensorboard.experiment).event_writer, "add_event", given.append)
+    monkeypatch.setattr(quick_writer_of(tensorboard.experiment).event_writer, "add_event", given.append)
     write_to_tensorboard(tensorboard, entry)
     (event,) = given
     return event

@@ -96,6 +96,8 @@ class Recorder:
         self._is_copied = self.rows.device != device
         self._histogram = histogram
         self._channels = channels
+        self._no_channels: tuple[None, ...] = () if channels is None else (None,)
+        """What comes along with the row of a tensor without channels."""
         self.rows.on_channels = None if channels is None else self._take_channels
         self._ends = ends
         self._rank = 0 if ranks is None else ranks.rank
@@ -176,7 +178,7 @@ class Recorder:
         """
         with self._lock:  # nobody has added to bins and not yet appended the row
             rows, channels = self.rows.take(self.channel_rows.take)
-            measured = {each[0] for each in rows}
+            measured = set(dict(rows))
             if not self._has_bins:
                 bins = {}
             elif self._is_alone:  # a copy is spared
@@ -229,8 +231,8 @@ class Recorder:
                 if found is None:
                     part = part if minus is None else part - minus
                     self._measure(slot, part, is_whole, counts if form is None else None)  # else they are counted
-                elif self._channels is None:
-                    self.rows.append(slot.index, found)
+                elif rows is None:
+                    self.rows.append(slot.index, found, *self._no_channels)
                 else:
                     self._keep(slot, part, found, rows)
         except Exception as error:

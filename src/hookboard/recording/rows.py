@@ -133,7 +133,7 @@ class RowBuffer:
         if len(self.kept) >= self._most or self._parts >= MOST_PARTS:
             self._merge_early()
 
-    def take(self, channels: Callable[[], T]) -> tuple[list[Kept], T]:
+    def take(self, channels: Callable[[], T]) -> tuple[list[tuple[int, Row]], T]:
         """Empty the buffer.
 
         Args:
@@ -148,7 +148,7 @@ class RowBuffer:
             self._parts = 0
             return rows, channels()
 
-    def merged(self, rows: list[Kept], owners: int) -> Tensor:
+    def merged(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
         """Merge rows that were taken.
 
         Args:
@@ -161,9 +161,10 @@ class RowBuffer:
         """
         if not owners:
             return torch.empty(0, WIDTH + width_of(self._more), dtype=torch.float64, device=self.device)
-        tell_of_compiling()
         if self.device.type == "cpu":
             tell_of_missing_kernel()
+        else:
+            tell_of_compiling()
         return self._merged(rows, owners)
 
     def _merge_early(self) -> None:
@@ -178,33 +179,32 @@ class RowBuffer:
             self.kept[: len(rows)] = [(owner, each[owner]) for owner in owners]
             self._most = max(self._least, 2 * len(owners))
 
-    def _known(self) -> list[Kept]:
+    def _known(self) -> list[tuple[int, Row]]:
         """Return the rows until now; those of channels have been handed on. It is called with the lock."""
         known = self.kept[:]
-        if self.on_channels is not None:
-            self.kept[: len(known)] = [each[:2] for each in known]
-            self.on_channels([(each[0], each[2]) for each in known if len(each) == 3])
-        return known
+        if self.on_channels is None:
+            return known  # type: ignore[return-value]  # nobody appends others
+        rows = [each[:2] for each in known]
+        self.kept[: len(known)] = rows
+        self.on_channels([(each[0], each[2]) for each in known if len(each) == 3])
+        return rows
 
-    def _merged(self, rows: list[Kept], owners: int) -> Tensor:
+    def _merged(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
         with self.streams.joined():
-            return self._merged_in_stream(rows, owners)
-
-    def _merged_in_stream(self, rows: list[Kept], owners: int) -> Tensor:
-        row_of = {each[0]: each[1] for each in rows}
-        sizes = [len(each[1]) if isinstance(each[1], Tensor) and each[1].dim() == 2 else 1 for each in rows]
-        total = sum(sizes)
-        if len(row_of) == total:  # there is nothing to merge
-            return self._block([row_of.get(owner, self._nothing) for owner in range(owners)])
-        # Short enough that the host does not wait until they are copied.
-        owner, size = self._on_device(torch.tensor([[each[0] for each in rows], sizes], device="cpu"))
-        if total != len(rows):
-            owner = owner.repeat_interleave(size, output_size=total)
-        return merge_rows(self._block([each[1] for each in rows]), owner, owners, self._more)
+            row_of = dict(rows)
+            sizes = [len(row) if isinstance(row, Tensor) and row.dim() == 2 else 1 for _, row in rows]
+            total = sum(sizes)
+            if len(row_of) == total:  # there is nothing to merge
+                return self._block([row_of.get(owner, self._nothing) for owner in range(owners)])
+            # Short enough that the host does not wait until they are copied.
+            owner, size = self._on_device(torch.tensor([[owner for owner, _ in rows], sizes], device="cpu"))
+            if total != len(rows):
+                owner = owner.repeat_interleave(size, output_size=total)
+            return merge_rows(self._block([row for _, row in rows]), owner, owners, self._more)
 
     def _block(self, rows: Sequence[Row]) -> Tensor:
         """One matrix of the rows, which are tensors where they were measured on another device than the CPU."""
-        if any(isinstance(row, Tensor) for row in rows):
+        if Tensor in map(type, rows):
             each = [self._on_device(torch.as_tensor(row, dtype=torch.float64)) for row in rows]
             return torch.cat([row if row.dim() == 2 else row[None] for row in each])
         return self._on_device(torch.from_numpy(np.array(rows, np.float64)))
@@ -257,18 +257,21 @@ class ChannelBuffer:
             calls, self._calls = self._calls, {}
             unlike, self._unlike = self._unlike, set()
         with self._streams.joined():
-            merged = iter(list(self._merged([each for owner, each in calls.items() if owner not in unlike])))
+            merged = iter(self._merged([each for owner, each in calls.items() if owner not in unlike]))
         return {owner: None if owner in unlike else next(merged) for owner in calls}
 
-    def _merged(self, sites: Sequence[list[ChannelRows]]) -> Iterator[ChannelRows]:
+    def _merged(self, sites: Sequence[list[ChannelRows]]) -> list[ChannelRows]:
         """Return the merged rows of the calls of each site; all sites in one merge, however many there are."""
         several = [calls for calls in sites if len(calls) > 1]
         parts = iter(self._merged_together(several) if several else ())
-        for calls in sites:
-            if len(calls) > 1:
-                yield next(parts)
-            else:
-                yield calls[0] if isinstance(calls[0], np.ndarray) else _on(self._device, calls[0])
+        return [
+            next(parts)
+            if len(calls) > 1
+            else calls[0]
+            if isinstance(calls[0], np.ndarray)
+            else _on(self._device, calls[0])
+            for calls in sites
+        ]
 
     def _merged_together(self, sites: Sequence[list[ChannelRows]]) -> Sequence[Tensor]:
         rows = [each for calls in sites for each in calls]

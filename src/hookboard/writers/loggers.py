@@ -68,9 +68,10 @@ class Loggers:
             warn_switched_off(f"writing {self._owner}'s values to {name}", error)
             return
         said: set[str] = vars(logger).setdefault(_REFUSED, set())
-        for what in [what for what in refused if what not in said]:
-            said.add(what)
-            warn(f"{self._owner}: {name} takes no {what}; they are left out there.")
+        for what in refused:
+            if what not in said:
+                said.add(what)
+                warn(f"{self._owner}: {name} takes no {what}; they are left out there.")
 
 
 def _takes_in_any_thread(logger: Logger) -> bool:

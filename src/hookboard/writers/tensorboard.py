@@ -14,7 +14,7 @@ from hookboard.images import Picture
 from hookboard.record import PLUGIN
 from hookboard.recording import Reading
 from hookboard.writers.entry import Entry
-from hookboard.writers.tensorboard_private import file_writer_of, quicken
+from hookboard.writers.tensorboard_private import quick_writer_of
 
 _RECORD = SummaryMetadata(
     plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN),
@@ -32,15 +32,14 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     """
     if entry.layout and not _has_layout(logger):
         logger.experiment.add_custom_scalars(entry.layout)
-    texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
-    for tag, text in texts.items():
+    for tag, text in entry.texts.items():
         logger.experiment.add_text(tag, text, entry.step)
+    for tag, table in entry.tables.items():
+        logger.experiment.add_text(tag, table.text, entry.step)
     event = Event(wall_time=time.time(), step=entry.step)
     _fill(event.summary, entry)  # in place: a message that is passed to another is copied
     if event.summary.value:
-        writer = file_writer_of(logger.experiment)
-        quicken(writer)
-        writer.event_writer.add_event(event)
+        quick_writer_of(logger.experiment).event_writer.add_event(event)
     return []
 
 

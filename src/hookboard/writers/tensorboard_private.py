@@ -9,22 +9,18 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.writer import FileWriter
 
 
-def file_writer_of(writer: SummaryWriter) -> FileWriter:
-    """Return the `FileWriter`, which writes whole events; a new one if the old one was closed."""
-    file_writer: FileWriter = writer._get_file_writer()
-    return file_writer
+def quick_writer_of(writer: SummaryWriter) -> FileWriter:
+    """Return the `FileWriter`, which writes whole events, with checksums in C; a new one if the old one was closed.
 
-
-def quicken(writer: FileWriter) -> None:
-    """Have TensorBoard's thread compute checksums in C; the file stays the same, byte for byte.
-
-    TensorBoard computes them in Python, where a step's values take milliseconds during which training cannot run. A
-    second call does nothing.
+    TensorBoard computes them in Python, where a step's values take milliseconds during which training cannot run. The
+    file stays the same, byte for byte.
     """
-    thread: Any = getattr(getattr(writer.event_writer, "_async_writer", None), "_worker", None)
+    file_writer: FileWriter = writer._get_file_writer()
+    thread: Any = getattr(getattr(file_writer.event_writer, "_async_writer", None), "_worker", None)
     records: Any = getattr(thread, "_record_writer", None)
     if type(records) is RecordWriter and hasattr(records, "_writer"):
         thread._record_writer = QuickRecordWriter(records._writer)
+    return file_writer
 
 
 class QuickRecordWriter(RecordWriter):  # type: ignore[misc]  # TensorBoard has no types
