@@ -26,6 +26,7 @@ X = torch.randn(16, 4)
 CLASSES = torch.arange(16) % 3
 BINARY = (torch.arange(16) % 2).float()
 REAL = torch.linspace(-2, 2, 16)
+LABELS = torch.stack([BINARY, BINARY, 1 - BINARY], dim=1)
 
 
 def net(*tail, outputs=3):
@@ -71,6 +72,7 @@ FAULTS = {
     "sigmoid, wide targets": (net(nn.Sigmoid(), outputs=1), mse_loss, REAL, first, "output_range", "1"),
     "tanh, wide targets": (net(nn.Tanh(), outputs=1), l1_loss, REAL, first, "output_range", "1"),
     "ReLU, negative targets": (net(nn.ReLU(), outputs=1), by_hand, REAL, first, "output_range", "1"),
+    "softmax over several labels": (net(nn.Softmax(1)), mse_loss, LABELS, None, "output_range", "1"),
     "class numbers for BCE": (
         net(outputs=1),
         binary_cross_entropy_with_logits,
@@ -177,6 +179,18 @@ def test_the_targets_out_of_reach_are_counted():
     assert f"{(target.double() < 0).sum()} of 16 cannot be reached" in found.evidence
 
 
+def test_the_samples_whose_labels_do_not_sum_to_1_are_counted():
+    (found,) = found_in(net(nn.Softmax(1)), mse_loss, LABELS, None)
+    assert f"{(LABELS.double().sum(1) != 1).sum()} of 16 samples cannot be reached" in found.evidence
+
+
+@pytest.mark.parametrize(("shift", "advice"), [(0, "use sigmoid"), (1, "remove the softmax: the targets are 1 to 2")])
+def test_sigmoid_in_place_of_a_softmax_over_one_value_is_advised_for_targets_that_it_can_give(shift, advice):
+    found = found_in(net(nn.Softmax(1), outputs=1), mse_loss, BINARY + shift, first)
+    assert found[0].rule == "no_influence"
+    assert found[0].advice.startswith(advice)
+
+
 def test_class_weights_of_several_labels_are_a_note():
     (found,) = found_in(net(), cross_entropy, torch.ones(16, 3), None)
     assert (found.rule, found.severity) == ("targets", "note")
@@ -195,6 +209,19 @@ def test_unscaled_targets_are_a_note_with_their_mean_and_deviation():
 def test_targets_that_are_all_alike_are_a_note():
     (found,) = found_in(net(), cross_entropy, torch.ones(16, dtype=torch.long), None)
     assert found.evidence.startswith("all 16 targets of the batch")
+
+
+@pytest.mark.parametrize(("samples", "classes", "severity"), [(32, 3, "alarm"), (31, 3, "note"), (32, 2, "note")])
+def test_many_samples_of_one_class_of_several_are_an_alarm(samples, classes, severity):
+    model, batch = net(outputs=classes), (torch.randn(samples, 4), torch.ones(samples, dtype=torch.long))
+    (found,) = audit(model, batch, lambda batch: cross_entropy(model(batch[0]), batch[1]))
+    assert (found.rule, found.severity) == ("targets", severity)
+
+
+def test_a_sequence_of_one_class_is_a_note():
+    model, batch = net(), (torch.randn(8, 8, 4), torch.ones(8, 8, dtype=torch.long))
+    (found,) = audit(model, batch, lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()))
+    assert (found.rule, found.severity) == ("targets", "note")
 
 
 def test_labels_that_the_step_makes_itself_may_be_alike():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from health.looks import reading, row
-from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms, without_weights
+from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms, weights, without_weights
 from torch import nn
 from toys import Toy, batches, fit
 
@@ -45,6 +45,23 @@ def test_a_gradient_that_falls_by_three_powers_of_ten_vanishes(each, fires):
 def test_it_is_an_alarm_where_the_loss_shows_harm(rule, each, losses, severity):
     found = symptoms(rule, run_of(CHAIN, gradients(steady(each)), losses=losses))
     assert [symptom.severity for symptom in found] == [severity]
+
+
+@pytest.mark.parametrize(("moved", "severity"), [(True, "note"), (False, "alarm")])
+def test_a_gradient_that_is_gone_from_layers_that_have_learnt_is_a_note(moved, severity):
+    def of_look(n):
+        sizes = steady(-0.7 if n else 0.0)
+        grads = [
+            part
+            for name, size in zip(NAMES, sizes, strict=True)
+            for part in weights(name, gradient=noise(8, scale=10.0**size))
+            if part.site.role != "parameter_grad" or moved or n
+        ]
+        updates = [reading(f"{name}.weight", "parameter_update", noise(8, scale=1e-3)) for name in NAMES]
+        return [*gradients(sizes)(n), *grads, *(updates if moved else [])]
+
+    (symptom,) = symptoms(VANISHING, run_of(CHAIN, of_look, losses=falling))
+    assert symptom.severity == severity
 
 
 def test_the_layer_is_named_that_loses_most_of_the_gradient():

@@ -89,6 +89,13 @@ def test_of_a_loss_at_chance_with_gradients_that_agree_on_nothing_the_data_is_su
     assert found[0].advice == "check whether inputs and labels belong together, and the loss function"
 
 
+def test_a_loss_that_came_down_to_how_frequent_the_classes_are_may_be_on_a_plateau():
+    losses = [*np.linspace(2.1, 1.7, 30), *[1.7] * (STEPS_BEFORE_STUCK - 30)]
+    alike = {("head", "output"): of("head", "output", 1.1 * ANSWER_SPREAD_MIN)}
+    found = symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK, lambda step: alike, losses=losses))
+    assert places(found) == [("", "note")]
+
+
 def test_patience_is_needed_before_data_is_blamed():
     assert symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK - 1, losses=stuck(STEPS_BEFORE_STUCK - 1))) == []
 

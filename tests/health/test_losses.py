@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from hookboard.health import Loss
-from hookboard.health.losses import BOUNDLESS_PACE_SHARE, STEPS_BEFORE_JUDGING, STEPS_BEFORE_STUCK, LossCurve
+from hookboard.health.losses import (
+    AT_ZERO_SHARE,
+    BOUNDLESS_PACE_SHARE,
+    STEPS_BEFORE_JUDGING,
+    STEPS_BEFORE_STUCK,
+    STEPS_BEFORE_WORSE_THAN_CHANCE,
+    LossCurve,
+)
 
 
 def curve(values: Iterable[float], chance: float | None = None, batch: object = None) -> LossCurve:
@@ -23,7 +30,8 @@ def falling(steps: int, start: float = 2.3, end: float = 0.1, noise: float = 0.0
 
 
 def level(steps: int, value: float, noise: float, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).normal(value, noise, steps)
+    """Losses around a level, none of them below 0."""
+    return abs(np.random.default_rng(seed).normal(value, noise, steps))
 
 
 def test_a_falling_loss_learns_and_is_not_harmed():
@@ -258,3 +266,36 @@ def test_a_loss_that_stays_where_it_was_when_the_training_was_resumed_is_not_stu
     losses = LossCurve()
     losses.extend(Loss(first + i, i, value) for i, value in enumerate(level(300, 0.7, 0.01)))
     assert losses.is_stuck is fires
+
+
+@pytest.mark.parametrize(("steps", "harmed"), [(STEPS_BEFORE_WORSE_THAN_CHANCE - 1, False), (200, True)])
+def test_a_loss_far_above_chance_is_harm_in_the_end_however_far_it_has_come_down(steps, harmed):
+    losses = LossCurve()
+    losses.chance, losses.reach = math.log(2), 1e5
+    losses.extend(Loss(i, i, 3000 / (1 + i)) for i in range(30))
+    losses.extend(Loss(i, i, 40.0) for i in range(30, steps))
+    assert losses.is_far_above_chance is harmed
+
+
+def test_a_loss_below_0_is_no_cross_entropy():
+    losses = curve([*level(50, 0.7, 0.01), -0.1, *level(100, 0.7, 0.01)], chance=math.log(2))
+    assert losses.chance is None
+
+
+@pytest.mark.parametrize(("values", "is_mixed"), [([1.0, -1.0] * 50, True), ([*[1.0] * 20, *[-1.0] * 80], False)])
+def test_a_loss_that_goes_to_and_fro_across_0_measures_no_error(values, is_mixed):
+    assert curve([*values, *[99.0] * 100]).is_harmed is not is_mixed
+    assert curve(values).is_mixed is is_mixed
+
+
+@pytest.mark.parametrize(("noise", "rests"), [(0.01, True), (0.5, False)])
+def test_that_a_loss_no_longer_falls_is_said_only_where_noise_cannot_hide_it(noise, rests):
+    values = [*np.linspace(4.5, 3.4, 40), *level(110, 3.4, noise)]
+    losses = curve(values, chance=4.5)
+    losses.spreads.append(0.1)
+    assert losses.is_stuck is rests
+
+
+@pytest.mark.parametrize(("times", "is_at_zero"), [(0.9, True), (1.1, False)])
+def test_a_loss_of_which_hardly_anything_is_left_is_at_0(times, is_at_zero):
+    assert curve([*[2.0] * 20, *[times * AT_ZERO_SHARE * 2.0] * 40]).is_at_zero is is_at_zero

@@ -22,7 +22,8 @@ from health.trainings import (
 )
 
 from hookboard.health import RULES, Run
-from hookboard.health.rules.shared import DONE_LOSS_SHARE, SCHEDULE_END_SHARE, UPDATE_RATIO_SMALL
+from hookboard.health.losses import AT_ZERO_SHARE
+from hookboard.health.rules.shared import SCHEDULE_END_SHARE, UPDATE_RATIO_SMALL
 from hookboard.layers import Layer
 from hookboard.sites import Site
 
@@ -288,7 +289,7 @@ def test_weights_that_no_longer_move_at_the_end_of_a_schedule_are_well(names, ti
 
 @pytest.mark.parametrize(("times", "fires"), [(0.9, False), (1.1, True)])
 def test_weights_that_no_longer_move_once_the_loss_is_at_0_are_well(times, fires):
-    losses = [*[2.0] * 20, *[times * DONE_LOSS_SHARE * 2.0] * 40]
+    losses = [*[2.0] * 20, *[times * AT_ZERO_SHARE * 2.0] * 40]
     made = training(60, lambda step: still("fc1.weight", "fc1.bias") if step >= 20 else {}, losses=losses)
     assert bool(symptoms(NOT_UPDATED, made)) is fires
 
@@ -425,3 +426,9 @@ def test_a_cut_that_is_longer_ago_than_numbers_are_kept_still_has_its_step():
 def test_a_gradient_that_came_only_at_the_first_look_is_gone_since_the_second():
     *_, last = looked(training(2 * WINDOW + 2, skipped(*range(1, 99))))
     assert [(s.module, s.since) for s in last] == [("fc1", 1)]
+
+
+@pytest.mark.parametrize(("losses", "severity"), [(None, "note"), ([2.3] * 60, "alarm")])
+def test_a_layer_that_has_moved_and_no_longer_does_is_a_note_while_the_loss_is_lower_for_it(losses, severity):
+    made = training(60, lambda step: still("fc1.weight", "fc1.bias") if step >= 50 else {}, losses=losses)
+    assert places(symptoms(NOT_UPDATED, made)) == [("fc1", severity)]

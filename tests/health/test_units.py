@@ -22,6 +22,7 @@ from hookboard.layers import Layer
 UNITS = 8
 
 CHAIN = [linear("fc0"), without_weights("act0"), linear("fc1"), without_weights("act1"), linear("head", 3)]
+WIDE = [*CHAIN[:2], linear("fc1", 20), without_weights("act1"), linear("head", 3, 20)]
 
 
 def chain(act1, fc1=None, fc1_weights=None, act0=None):
@@ -40,6 +41,10 @@ def chain(act1, fc1=None, fc1_weights=None, act0=None):
 
 def partly_dead(dead, units=UNITS, count=100):
     return nothing(dead, count) + rectified(units - dead, count=count)
+
+
+def flat(number):
+    return [2.3 - 0.001 * (i % 2) for i in range(10)]
 
 
 def negative(units, count=100):
@@ -327,3 +332,22 @@ def test_what_goes_into_the_first_layer_is_not_known():
     faint = [row(100, mean=-1.0, deviation=0.5 * FAINT_INPUT_SPREAD) for _ in range(3)]
     read = [*chain(rectified(UNITS), act0=nothing(UNITS)), outputs("head", faint)]
     assert [symptom.module for symptom in symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: read))] == ["fc0"]
+
+
+def wide(dead, act1=20):
+    return [*chain(partly_dead(dead, act1))[:2], outputs("fc1", noise(act1)), *chain(partly_dead(dead, act1))[3:]]
+
+
+@pytest.mark.parametrize(
+    ("dead", "losses", "severity"), [(19, falling, "note"), (19, flat, "alarm"), (20, falling, "alarm")]
+)
+def test_a_layer_of_which_a_few_units_live_is_a_note_while_the_loss_falls_with_them(dead, losses, severity):
+    (symptom,) = symptoms(DEAD_UNITS, run_of(WIDE, lambda n: wide(dead), losses=losses))
+    assert symptom.severity == severity
+
+
+def test_a_layer_that_starts_with_half_of_its_units_dead_and_loses_the_others_dies_then():
+    run = run_of(CHAIN, lambda n: chain(partly_dead(4) if n < 4 else nothing(UNITS)), count=8)
+    (symptom,) = symptoms(DEAD_UNITS, run)
+    assert (symptom.severity, symptom.since) == ("alarm", 40)
+    assert symptom.advice.startswith("Lower the learning rate")

@@ -420,3 +420,11 @@ def test_a_single_layer_may_leave_its_initialization_in_one_step(names, fires):
     layers = {name: LAYERS[name] for name in names}
     losses = [3.0, 9.0, *[3.0] * 38]
     assert bool(of_a_regression(2.0, losses, layers)) is fires
+
+
+@pytest.mark.parametrize(("well", "severity"), [(40, "note"), (0, "alarm")])
+def test_large_steps_that_were_over_when_the_loss_was_at_its_best_have_not_made_it_rise(well, severity):
+    losses = [*np.linspace(2.3, 2.2, 10), *np.linspace(2.2, 0.5, well), *[2.9] * (80 - well)]
+    made = training(90, lambda step: moved(2 * UPDATE_RATIO_LARGE if step < 8 else 1e-3), losses=losses)
+    (found,) = symptoms(TOO_LARGE, made)
+    assert found.severity == severity

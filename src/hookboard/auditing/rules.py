@@ -44,6 +44,11 @@ UNSCALED = 10
 of about 1 (a choice)."""
 
 
+ONE_CLASS_SAMPLES = 32
+"""So many samples of one class, of three or more, are an alarm (a choice): of a class that has three quarters of the
+samples, they are so in 1 of 10,000 batches."""
+
+
 class Finding(NamedTuple):
     """What a rule finds.
 
@@ -241,15 +246,18 @@ def no_influence(done: Done) -> Iterator[Finding]:
                 f"cross_entropy at {call.op.place} gets one class: its loss is 0 whatever the model gives",
                 "give the model an output for each class, or use binary_cross_entropy_with_logits",
             )
-    for _, op, shape, dim in _last_softmaxes(done):
+    for call, op, shape, dim in _last_softmaxes(done):
         if shape[dim] == 1:
+            is_share = bool(((call.wanted >= 0) & (call.wanted <= 1)).all())
             yield Finding(
                 "no_influence",
                 "alarm",
                 op.place.module,
                 f"{op.name} at {op.place} runs over a dimension of size 1 of {list(shape)}: its output is "
                 f"{'1' if op.name == 'softmax' else '0'} whatever comes in",
-                "use sigmoid for one output, or give the model an output for each class",
+                "use sigmoid for one output, or give the model an output for each class"
+                if is_share or call.op.name not in REGRESSION | {"sub", "rsub"}
+                else f"remove the {op.name}: the targets are {_range(call.wanted)}",
             )
 
 
@@ -269,6 +277,7 @@ def batch_mixing(done: Done) -> Iterator[Finding]:
 
 def output_range(done: Done) -> Iterator[Finding]:
     """Find targets that the last function of the model can never give."""
+    yield from _sums_that_differ(done)
     for call in losses_of(done):
         limits = _limits_of(call.output) if call.counts_all else None
         if limits is None or call.op.name not in REGRESSION | {"binary_cross_entropy", "sub", "rsub"}:
@@ -283,6 +292,26 @@ def output_range(done: Done) -> Iterator[Finding]:
                 f"{_origin(call.output)} gives {_interval(limits)}, and the targets at {call.op.place} are "
                 f"{_range(wanted)}: {outside:,} of {wanted.numel():,} cannot be reached",
                 f"remove the {call.output.made_by}, or scale the targets into its range",
+            )
+
+
+def _sums_that_differ(done: Done) -> Iterator[Finding]:
+    """Find a softmax, whose outputs sum to 1, in front of targets of another sum, such as several labels at once."""
+    for call, op, shape, dim in _last_softmaxes(done):
+        is_compared = call.op.name in REGRESSION | {"binary_cross_entropy", "sub", "rsub"} and call.counts_all
+        if op.name != "softmax" or not is_compared or shape[dim] < 2 or call.wanted.shape != shape:
+            continue
+        sums = call.wanted.detach().double().sum(dim)
+        outside = int(((sums - 1).abs() > SUM_DEVIATION).sum())
+        if outside:
+            yield Finding(
+                "output_range",
+                "alarm" if outside > sums.numel() / 100 else "note",
+                op.place.module,
+                f"the outputs of softmax at {op.place} sum to 1, and the targets of a sample at {call.op.place} to "
+                f"{_range(sums)}: those of {outside:,} of {sums.numel():,} samples cannot be reached",
+                "where several labels may hold at once, use sigmoid in place of the softmax, with "
+                "binary_cross_entropy_with_logits; otherwise scale the targets to sum to 1",
             )
 
 
@@ -324,20 +353,30 @@ def targets(done: Done) -> Iterator[Finding]:
                     f"of {spread:.3g}",
                     "subtract the mean of the training targets and divide by their standard deviation",
                 )
-        is_soft = call.op.name == "cross_entropy" and wanted.is_floating_point()
-        if (
-            call.target.origin.path is not None
-            and not is_soft
-            and wanted.numel() > 7
-            and bool((wanted == wanted.flatten()[0]).all())
-        ):
-            yield Finding(
-                "targets",
-                "note",
-                place.module,
-                f"all {wanted.numel()} targets of the batch at {place} are {float(wanted.flatten()[0]):g}",
-                "look at the labels that the data set gives, and at whether it is shuffled",
-            )
+        yield from _all_the_same(call)
+
+
+def _all_the_same(call: LossCall) -> Iterator[Finding]:
+    """Find targets that are all equal: an alarm for class numbers, one for each sample, of many samples."""
+    wanted, place = call.wanted.detach(), call.op.place
+    is_soft = call.op.name == "cross_entropy" and wanted.is_floating_point()
+    if (
+        call.target.origin.path is None
+        or is_soft
+        or wanted.numel() <= 7
+        or not bool((wanted == wanted.flatten()[0]).all())
+    ):
+        return
+    classes = call.values.shape[1] if call.op.name in ("cross_entropy", "nll_loss") and call.values.dim() == 2 else 0
+    is_each = len(call.target.origin.shape) == 1 and wanted.numel() >= ONE_CLASS_SAMPLES
+    yield Finding(
+        "targets",
+        "alarm" if classes > 2 and is_each else "note",
+        place.module,
+        f"all {wanted.numel()} targets of the batch at {place} are {float(wanted.flatten()[0]):g}"
+        + (f", of {classes} classes" if classes else ""),
+        "look at the labels that the data set gives, and at whether it is shuffled",
+    )
 
 
 def loss_shape(done: Done) -> Iterator[Finding]:

@@ -93,6 +93,10 @@ FAR_ABOVE_CHANCE_SHARE_LEFT = 0.25
 """A loss far above chance is harm if this share of the first losses is left, or if it is above
 `ENORMOUS_CHANCE_FACTOR`."""
 
+STEPS_BEFORE_WORSE_THAN_CHANCE = 128
+"""Number of steps after which a loss far above chance is harm, however far it has come down (a choice): until then the
+model could have learnt to answer all samples alike, which gives chance."""
+
 ENORMOUS_CHANCE_FACTOR = 1e6
 """A loss this many times chance level is harm, however far it has come down (a choice)."""
 
@@ -115,7 +119,7 @@ def starts_high(chance: float | None, start: float) -> bool:
 
 
 def is_another(chance: float, reach: float | None, first: float) -> bool:
-    """Return True if the first loss exceeds what a mean cross entropy of these outputs can be: it is another loss.
+    """Return True if the first loss is not a mean cross entropy of these outputs: it exceeds what that can be.
 
     >>> is_another(chance=2.3, reach=1.0, first=20.0), is_another(chance=2.3, reach=0.0, first=2.303)
     (True, False)
@@ -170,6 +174,20 @@ SPIKES_KEPT = 16
 """Number of latest spikes that are kept."""
 
 
+SIGN_CHANGES_OF_NO_ERROR = 4
+"""Number of times that the sign changes among the first losses from which a loss measures no error: a likelihood that
+falls through 0 does so once, and noise may add two (a choice)."""
+
+
+def _changes_of_sign(losses: Sequence[Loss]) -> int:
+    """Return how often one loss is below 0 and the next one is not, or the other way round."""
+    return sum((one.value < 0) != (two.value < 0) for one, two in itertools.pairwise(losses))
+
+
+AT_ZERO_SHARE = 1e-3
+"""Share of the first losses below which the loss is at 0 (a choice)."""
+
+
 class LossHistory:
     """The losses of a run, as they came."""
 
@@ -183,8 +201,11 @@ class LossHistory:
         """The smallest finite loss."""
         self.best = math.inf
         """The lowest median of `BLOCK_STEPS` losses; inf before there is one."""
+        self.best_step = -1
+        """The first optimizer step of that block; -1 before there is one."""
         self.chance: float | None = None
-        """The loss of a classifier that knows nothing: the logarithm of its number of outputs. None if unknown."""
+        """The loss of a classifier that knows nothing: the logarithm of its number of outputs. None if unknown, and
+        of a loss that has been below 0: that is no mean cross entropy."""
         self.spreads: deque[float] = deque(maxlen=SPREAD_LOOKS)
         """Standard deviation between samples of the last layer's outputs at the latest looks (RMS over channels)."""
         self.first_spread = math.nan
@@ -194,7 +215,8 @@ class LossHistory:
         self.first_nonfinite: Loss | None = None
         """The first loss that was NaN or infinite."""
         self.is_mixed = False
-        """True if there are several losses: for one batch, or of optimizers that take turns."""
+        """True if there are several losses: for one batch, or of optimizers that take turns. Or the one goes to and fro
+        across 0 from the start, as that of a policy: it measures no error."""
         self.spikes: deque[Spike] = deque(maxlen=SPIKES_KEPT)
         """The last spikes; of consecutive steps only the first."""
         self.reached_chance: int | None = None
@@ -220,11 +242,14 @@ class LossHistory:
             if len(self.first) < FIRST_LOSSES:
                 self.first.append(loss)
                 self.start = median([loss.value for loss in self.first[:START_LOSSES]])
+                self.is_mixed = self.is_mixed or _changes_of_sign(self.first) >= SIGN_CHANGES_OF_NO_ERROR
             self.recent.append(loss)
             self.steps += 1
             if math.isfinite(loss.value):
                 self.largest = max(self.largest, loss.value)
                 self.lowest = min(self.lowest, loss.value)
+                if loss.value < 0:
+                    self.chance = None
             if self.first_nonfinite is None and not math.isfinite(loss.value):
                 self.first_nonfinite = loss
             if self.reached_chance is None and self.chance is not None and self.level(BLOCK_STEPS) <= self.chance:
@@ -252,7 +277,8 @@ class LossHistory:
         last = self.last(BLOCK_STEPS)
         if not np.isfinite(last).all():
             return
-        self.best = min(self.best, median(last))
+        if median(last) < self.best:
+            self.best, self.best_step = median(last), self.recent[-BLOCK_STEPS].step
         if self.steps // BLOCK_STEPS % self._every == 0:
             self._noise.append(float(np.std(np.diff(last)) / math.sqrt(2)))
         if len(self._noise) > NOISE_BLOCKS:
@@ -344,16 +370,24 @@ class LossCurve(LossHistory):
     @property
     def is_falling(self) -> bool:
         """True if the loss still falls: the last quarter of the last steps lies clearly below the first quarter."""
+        fall, noise = self._fall()
+        return fall > max(FALLING_SHARE * abs(self.start), CLEAR_NOISE_DEVIATIONS * noise)
+
+    @property
+    def has_come_to_rest(self) -> bool:
+        """True if the loss clearly no longer falls: noise cannot hide a fall that counts."""
+        fall, noise = self._fall()
+        return fall + LEVEL_NOISE_DEVIATIONS * noise < FALLING_SHARE * abs(self.start)
+
+    def _fall(self) -> tuple[float, float]:
+        """Return by how much the loss fell over the last half of the run, and the noise in that; NaN if unknown."""
         if not self.is_known:
-            return False
+            return math.nan, math.nan
         last = self.last(min(max(self.steps // 2, STEPS_BEFORE_JUDGING), RECENT_LOSSES))
         quarter = len(last) // 4
         if not np.isfinite(last).all():
-            return False
-        fall = median(last[:quarter]) - median(last[-quarter:])
-        return bool(
-            fall > max(FALLING_SHARE * abs(self.start), CLEAR_NOISE_DEVIATIONS * self.noise / math.sqrt(quarter))
-        )
+            return math.nan, math.nan
+        return median(last[:quarter]) - median(last[-quarter:]), self.noise / math.sqrt(quarter)
 
     @property
     def is_learning(self) -> bool:
@@ -382,11 +416,17 @@ class LossCurve(LossHistory):
         return self._low > start + max((DIVERGED_FACTOR - 1) * abs(start), CLEAR_NOISE_DEVIATIONS * self.noise)
 
     @property
+    def is_at_zero(self) -> bool:
+        """True if hardly anything of the first losses is left, so that there is nothing more to learn."""
+        return self.is_known and 0 <= self.level() < AT_ZERO_SHARE * self.start
+
+    @property
     def is_far_above_chance(self) -> bool:
         """True if the loss began far above that of chance and did not come down for `HARM_STEPS` steps."""
         if not self.is_known or self.chance is None or self.reach is None:
             return False
-        return is_far_above(self.chance, self.reach, self.first[0].value, self.start, self._low)
+        start = 0.0 if self.steps >= STEPS_BEFORE_WORSE_THAN_CHANCE else self.start
+        return is_far_above(self.chance, self.reach, self.first[0].value, start, self._low)
 
     @property
     def starts_high(self) -> bool:
@@ -431,6 +471,8 @@ class LossCurve(LossHistory):
             bool(self.spreads)
             and self.spreads[-1] < ALIKE_ANSWERS_SPREAD
             and self.level() > ALIKE_ANSWERS_CHANCE_SHARE * self.chance
+            # What has learnt how frequent the classes are may go on from there.
+            and (self.has_come_to_rest or not self.has_come_down)
         )
         return is_alike or self._clear_level(STUCK_SHARE * self.chance) >= (1 - STUCK_SHARE) * self.chance
 
@@ -493,10 +535,15 @@ class LossCurve(LossHistory):
         if self.has_risen:
             return f"the loss rose from {self.best:.3g} to {self.level():.3g}"
         if self.is_stuck:
-            if self.start - self.level() > max(STUCK_SHARE * abs(self.start), self.noise):
+            if self.has_come_down:
                 return f"the loss came down from {self.start:.3g} to {self.level():.3g} and no longer falls"
             return f"the loss stays at {self.level():.3g}, after {self.start:.3g} at the start"
         return ""
+
+    @property
+    def has_come_down(self) -> bool:
+        """True if the loss lies clearly below its start, even if it is stuck there."""
+        return self.start - self.level() > max(STUCK_SHARE * abs(self.start), self.noise)
 
     def _clear_level(self, least: float) -> float:
         """Return the median of so many last losses that noise moves it by less than `least`; NaN if there are too few.

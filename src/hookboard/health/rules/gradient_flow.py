@@ -8,7 +8,15 @@ import numpy as np
 
 from hookboard.health.robust import median
 from hookboard.health.rule import Rule, Severity, Symptom
-from hookboard.health.rules.shared import BOUNDED_KINDS, activations_of, factor, harm_of, initialization, severity_of
+from hookboard.health.rules.shared import (
+    BOUNDED_KINDS,
+    activations_of,
+    factor,
+    harm_of,
+    initialization,
+    is_done,
+    severity_of,
+)
 from hookboard.health.run import Run
 
 VANISHING_DECADES_NOTE = 3.0
@@ -85,12 +93,23 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
     place = _cause(np.diff(most))
     evidence = f"the norm of the gradient falls by a factor of {factor(fall)} from the last layers to the first, "
     evidence += _how(course, fall, np.diff(most), place)
-    is_gone = fall >= GRADIENT_CHANGE_DECADES_ALARM and (
-        run.losses.is_known or _moves_nothing(run, course.places[front])
-    )
+    last = int(course.places[front])
+    is_gone = fall >= GRADIENT_CHANGE_DECADES_ALARM and not _have_learnt(run, last)
+    is_gone &= run.losses.is_known or _moves_nothing(run, last)
     severity: Severity = "alarm" if is_gone else severity_of(run)
     name = "" if place is None else run.layers[course.places[place]].name
     yield Symptom(name, f"{evidence}{harm_of(run)}.", _advice(run), severity, size=fall, is_hard=is_gone)
+
+
+def _have_learnt(run: Run, last: int) -> bool:
+    """Return True if the first layers have had their gradient and moved by it, and the loss is the lower for it.
+
+    Args:
+        run: the run.
+        last: the place of the last of these layers.
+    """
+    first = [layer for layer in run.layers[: last + 1] if layer.has_matrix]
+    return run.losses.is_learning and bool(first) and all(is_done(run, layer) for layer in first)
 
 
 def _moves_nothing(run: Run, last: int) -> bool:

@@ -138,8 +138,10 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
     evidence = f"{losses.harm}{chance}, while a step moves the weights by {moved:.1g} of their size{agree}"
     advice = "check whether inputs and labels belong together, and the loss function"
-    # Without chance nobody can tell it from a model that was trained before, and is trained on.
-    yield Symptom("", evidence, advice, "note" if losses.chance is None else "alarm", since=first)
+    # Without chance nobody can tell it from a model that was trained before, and is trained on. And what has learnt how
+    # frequent the classes are may be on a plateau, where masked language models stay for thousands of steps.
+    is_certain = losses.chance is not None and not losses.has_come_down
+    yield Symptom("", evidence, advice, "alarm" if is_certain else "note", since=first)
 
 
 def _speaks(run: Run) -> bool:

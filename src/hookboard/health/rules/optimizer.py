@@ -207,7 +207,11 @@ def not_updated(run: Run) -> Iterator[Symptom]:
             f"a gradient reaches {whose}, and they do not change: {why}; {len(why_still)} of {len(stepped)} layers"
         )
         is_root = why.startswith(NO_RATE)
-        yield Symptom(chain[0].name, evidence, advice, "alarm", float(len(chain)), is_root=is_root)
+        # What has moved, and by which the loss is lower, may have come to rest.
+        moved = run.course("update_ratio")[[run.place(layer.name) for layer in chain]] > 0
+        rests = not is_root and run.losses.is_learning and bool(moved.any(axis=1).all())
+        severity: Severity = "note" if rests else "alarm"
+        yield Symptom(chain[0].name, evidence, advice, severity, float(len(chain)), is_root=is_root)
 
 
 def _neighbours(layers: Iterable[Layer], why: Mapping[str, str]) -> Iterator[list[Layer]]:

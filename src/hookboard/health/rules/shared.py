@@ -138,9 +138,6 @@ def is_at_end_of_schedule(run: Run, weight: str) -> bool:
 DONE_GRADIENT_SHARE = 1e-4
 """Share of its first gradient below which a layer that has moved has nothing more to learn (a choice)."""
 
-DONE_LOSS_SHARE = 1e-3
-"""Share of the first losses below which the loss is at 0, and no layer has more to learn (a choice)."""
-
 
 def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
     """Return True if a weight has changed since an earlier look; `unknown` if it was not measured then."""
@@ -156,8 +153,9 @@ def is_done(run: Run, layer: Layer) -> bool:
     """
     place = run.place(layer.name)
     first, now = run.course("weight_gradient_rms", 1)[place, 0], run.recent("weight_gradient_rms")[place, -1]
-    is_loss_at_0 = run.losses.is_known and 0 <= run.losses.level() < DONE_LOSS_SHARE * run.losses.start
-    return bool((now < DONE_GRADIENT_SHARE * first or is_loss_at_0) and (run.course("update_ratio")[place] > 0).any())
+    return bool(
+        (now < DONE_GRADIENT_SHARE * first or run.losses.is_at_zero) and (run.course("update_ratio")[place] > 0).any()
+    )
 
 
 def stepped_weights(look: Look, layer: Layer) -> list[str]:

@@ -123,15 +123,16 @@ def is_used(run: Run, layer: Layer, units: int) -> bool:
 
 
 DEAD_SHARE_ALARM = 0.9
-"""Share of dead units from which a layer is as good as dead: an alarm whatever the loss does. With two thirds dead a
-layer of 16 channels still learns the digits as well as any (seen on the benchmark's tuning half)."""
+"""Share of dead units from which a layer is as good as dead: an alarm unless the loss falls with the units that are
+left. With two thirds dead a layer of 16 channels still learns the digits as well as any (seen on the benchmark's tuning
+half)."""
 
 DEAD_SHARE_ALARM_IF_HARMED = 0.75
 """Share of dead units that is an alarm if the loss shows harm. Deep in a net where hardly any signal arrives, units are
 on or off for all samples by chance: up to 55 % are off in runs that are merely slow (seen on the tuning half)."""
 
-DEAD_SHARE_ONSET = 0.5
-"""A dead layer counts as dead from the step at which this share of its units was dead (a choice)."""
+DEAD_SHARE_CALLED = 0.5
+"""Where the activation is a function, this share of dead units is worth a note (a choice)."""
 
 DEAD_SHARE_NOTE = 0.25
 """Share of dead units that is worth a note. A healthy net of narrow layers starts with 5 to 20 % (seen on the tuning
@@ -217,19 +218,28 @@ def _is_given_a_constant(run: Run, dead: Dead) -> bool:
 
 def _severity(run: Run, dead: Dead) -> Severity | None:
     # Before a function, that units are silent is concluded, not seen: a few of them come back (seen in a healthy ViT).
-    least = DEAD_SHARE_NOTE if dead.at.kind in SILENT_AT_ZERO_KINDS else DEAD_SHARE_ONSET
+    least = DEAD_SHARE_NOTE if dead.at.kind in SILENT_AT_ZERO_KINDS else DEAD_SHARE_CALLED
     if dead.share <= least or dead.dead < DEAD_UNITS_MIN or (dead.units < LAYER_UNITS_MIN and dead.share < 1):
         return None
     is_frozen = bool(dead.source.weights) and not dead.source.trainable
-    is_harm = dead.share >= DEAD_SHARE_ALARM or (dead.share >= DEAD_SHARE_ALARM_IF_HARMED and run.losses.is_harmed)
+    is_harm = _is_gone(run, dead) or (dead.share >= DEAD_SHARE_ALARM_IF_HARMED and run.losses.is_harmed)
     return "alarm" if is_harm and not is_frozen else "note"
+
+
+def _is_gone(run: Run, dead: Dead) -> bool:
+    """Return True if a layer passes nothing on, or next to nothing while the loss does not fall."""
+    is_idle = run.losses.is_known and not run.losses.is_learning
+    return dead.share == 1 or (dead.share >= DEAD_SHARE_ALARM and is_idle)
 
 
 def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     usual = _usual(run, dead)
-    limit = DEAD_SHARE_ONSET if dead.share >= DEAD_SHARE_ALARM else DEAD_SHARE_NOTE
+    # Of a layer that is as good as dead, half of the units may have been dead from the start, as with one input.
+    limit = DEAD_SHARE_ALARM if dead.share >= DEAD_SHARE_ALARM else DEAD_SHARE_NOTE
     since = int(dead.since[min(math.floor(limit * dead.units), dead.dead - 1)])
     onset, when = onsets(dead.since, since)
+    if dead.share >= DEAD_SHARE_ALARM:
+        onset = since
     where = "" if dead.at is dead.source else f" {'in' if dead.is_sample else 'of'} {dead.at.name} ({dead.at.type})"
     whole = f"{dead.in_words}{where}"
     if dead.at.kind in SILENT_AT_ZERO_KINDS:
@@ -245,7 +255,7 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
         advice = "Check how this layer is initialized, its bias first; then the scale of its input."
     else:
         advice = f"Lower the learning rate or warm it up, and check this layer's updates just before step {onset}."
-    is_hard = dead.share >= DEAD_SHARE_ALARM
+    is_hard = _is_gone(run, dead)
     return Symptom(
         dead.source.name, f"{what}{others}.", advice, severity, size=dead.share, since=since, is_hard=is_hard
     )

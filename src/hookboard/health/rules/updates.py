@@ -170,7 +170,9 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     moves, until = _moves("the weights", among, steps, whole, whole > UPDATE_RATIO_LARGE)
     evidence = f"{moves}, at a learning rate that is now {_rate(run):.2g}{_leap(run) or harm_of(run)}"
     advice = "lower the learning rate, or warm it up from 0, and clip gradients"
-    severity: Severity = "note" if not run.losses.is_harmed and _has_come_back(run) else "alarm"
+    is_over = until is not None and run.losses.has_risen and run.losses.best_step > until
+    is_harmless = is_over or (not run.losses.is_harmed and _has_come_back(run))
+    severity: Severity = "note" if is_harmless else "alarm"
     return Symptom("", evidence, advice, severity, float(whole[first]), int(steps[first]), until=until)
 
 
