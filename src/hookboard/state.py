@@ -5,7 +5,7 @@ import weakref
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial, singledispatch
 from types import MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -25,6 +25,10 @@ _OF_LIBRARIES = frozenset({"torch", "lightning", "lightning_fabric", "pytorch_li
 _OF_THREADS = frozenset({"_thread", "threading", "queue", "multiprocessing"})
 _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
 """Attributes that every module has: its hooks, its parameters and the modules inside it among them."""
+
+
+Undo = list[tuple[Any, ...]]
+"""Functions with their arguments, to be called in reverse order. An `ExitStack` takes several times as long."""
 
 
 class State:
@@ -51,7 +55,7 @@ class State:
     def __init__(
         self, *held: object, with_weights: bool = False, check: Callable[[object], None] = lambda value: None
     ) -> None:
-        self._undo = ExitStack()
+        self._undo: Undo = []
         seen: dict[int, object] = {}
         waiting: list[object] = list(held)
         while waiting:
@@ -71,9 +75,17 @@ class State:
                 waiting.extend(_keep(value, self._undo))
 
     def restore(self) -> None:
-        """Restore everything that has changed. It works only once."""
+        """Restore everything that has changed, even where a part of it cannot be. It works only once."""
+        errors: list[Exception] = []
         with torch.no_grad():
-            self._undo.close()
+            while self._undo:
+                function, *given = self._undo.pop()
+                try:
+                    function(*given)
+                except Exception as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 @contextmanager
@@ -93,7 +105,7 @@ def same_random_state() -> Iterator[None]:
 
 
 @singledispatch
-def _keep(value: Any, undo: ExitStack) -> Iterable[object]:
+def _keep(value: Any, undo: Undo) -> Iterable[object]:
     """Register in `undo` how to restore the value.
 
     Returns:
@@ -105,76 +117,77 @@ def _keep(value: Any, undo: ExitStack) -> Iterable[object]:
     return _keep_attributes(value, undo)
 
 
-def _keep_attributes(value: object, undo: ExitStack) -> list[object]:
+def _keep_attributes(value: object, undo: Undo) -> list[object]:
     attributes = getattr(value, "__dict__", None)
     attributes = attributes if isinstance(attributes, dict) else {}  # `list[int]` gives that of its class, read-only
     slots = [(descriptor, descriptor.__get__(value)) for descriptor in _filled_slots(value)]
     held = [*attributes.values(), *(item for _, item in slots)]
     if any(type(item).__module__.partition(".")[0] in _OF_THREADS for item in held):
         return []
-    undo.callback(refill, attributes, dict(attributes))
-    undo.callback(_refill_slots, value, slots)
+    undo.append((refill, attributes, dict(attributes)))
+    if any("__slots__" in vars(cls) for cls in type(value).__mro__):
+        undo.append((_refill_slots, value, slots))
     return held
 
 
 @_keep.register(type)
 @_keep.register(ModuleType)
 @_keep.register(nn.Parameter)
-def _keep_nothing(value: Any, undo: ExitStack) -> Iterable[object]:
+def _keep_nothing(value: Any, undo: Undo) -> Iterable[object]:
     return []
 
 
 @_keep.register
-def _keep_module(module: nn.Module, undo: ExitStack) -> Iterable[object]:
+def _keep_module(module: nn.Module, undo: Undo) -> Iterable[object]:
     if isinstance(module, torch.jit.ScriptModule):  # gives its tensors as new objects each time
         return [*module.buffers(), *module.parameters()]
     buffers = buffers_of(module)
-    undo.callback(refill, buffers, dict(buffers))
+    undo.append((refill, buffers, dict(buffers)))
     own = {name: value for name, value in module.__dict__.items() if name not in _OF_TORCH}
-    undo.callback(refill, module.__dict__, own, _OF_TORCH)
+    undo.append((refill, module.__dict__, own, _OF_TORCH))
     for name in _OF_TORCH:  # some models add hooks or layers when they are called first, and note that they have
         if isinstance(held := module.__dict__.get(name), dict):
-            undo.callback(refill, held, dict(held))
+            undo.append((refill, held, dict(held)))
     return [*module.children(), *parameters_of(module).values(), *buffers.values(), *own.values()]
 
 
 @_keep.register
-def _keep_tensor(tensor: Tensor, undo: ExitStack) -> Iterable[object]:
+def _keep_tensor(tensor: Tensor, undo: Undo) -> Iterable[object]:
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # it wraps others
         return _keep_attributes(tensor, undo)
     if tensor.is_nested:
         return tensor.detach().unbind()  # views
     if not tensor.is_meta:
         grad = tensor.grad if tensor.is_leaf else None
-        undo.callback(_rewrite, tensor, tensor.detach().clone(), tensor.requires_grad, grad)
+        undo.append((_rewrite, tensor, tensor.detach().clone(), tensor.requires_grad, grad))
     return []
 
 
-def _keep_weight(weight: nn.Parameter, undo: ExitStack) -> Iterable[object]:
+def _keep_weight(weight: nn.Parameter, undo: Undo) -> Iterable[object]:
     if is_lazy(weight):
         return []
-    undo.callback(setattr, weight, "grad", weight.grad)
-    undo.callback(weight.requires_grad_, weight.requires_grad)
+    undo.append((setattr, weight, "grad", weight.grad))
+    undo.append((weight.requires_grad_, weight.requires_grad))
     weight.grad = None
     if type(weight).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # it wraps others
         return _keep_attributes(weight, undo)
     if not weight.is_meta:
-        undo.callback(_rewrite_weight, weight, weight.data, weight.detach().clone())
+        undo.append((_rewrite_weight, weight, weight.data, weight.detach().clone()))
     return []
 
 
 @_keep.register
-def _keep_array(values: np.ndarray, undo: ExitStack) -> Iterable[object]:
+def _keep_array(values: np.ndarray, undo: Undo) -> Iterable[object]:
     if values.flags.writeable and not isinstance(values, np.memmap):
         before = values.copy()
-        undo.callback(_rewrite_array, values, before)
+        undo.append((_rewrite_array, values, before))
     return values.ravel().tolist() if values.dtype.hasobject else []
 
 
 @_keep.register
-def _keep_dict(value: dict, undo: ExitStack) -> Iterable[object]:  # type: ignore[type-arg]  # singledispatch reads it
+def _keep_dict(value: dict, undo: Undo) -> Iterable[object]:  # type: ignore[type-arg]  # singledispatch reads it
     before = _content_of(value)
-    undo.callback(refill, value, before)
+    undo.append((refill, value, before))
     return [*before.values(), *_keep_attributes(value, undo)]
 
 
@@ -182,61 +195,61 @@ def _keep_dict(value: dict, undo: ExitStack) -> Iterable[object]:  # type: ignor
 @_keep.register(deque)
 @_keep.register(set)
 @_keep.register(bytearray)
-def _keep_container(value: Any, undo: ExitStack) -> Iterable[object]:
+def _keep_container(value: Any, undo: Undo) -> Iterable[object]:
     before = list(value)
-    undo.callback(_exchange, value, before)
+    undo.append((_exchange, value, before))
     return [*before, *_keep_attributes(value, undo)]
 
 
 @_keep.register(tuple)
 @_keep.register(frozenset)
-def _keep_what_it_holds(value: Any, undo: ExitStack) -> Iterable[object]:
+def _keep_what_it_holds(value: Any, undo: Undo) -> Iterable[object]:
     return list(value)
 
 
 @_keep.register
-def _keep_numbers(numbers: array, undo: ExitStack) -> Iterable[object]:  # type: ignore[type-arg]  # as above
-    undo.callback(numbers.__setitem__, slice(None), numbers[:])
+def _keep_numbers(numbers: array, undo: Undo) -> Iterable[object]:  # type: ignore[type-arg]  # as above
+    undo.append((numbers.__setitem__, slice(None), numbers[:]))
     return []
 
 
 @_keep.register
-def _keep_owner(method: MethodType, undo: ExitStack) -> Iterable[object]:
+def _keep_owner(method: MethodType, undo: Undo) -> Iterable[object]:
     return [method.__self__]
 
 
 @_keep.register
-def _keep_arguments(function: partial, undo: ExitStack) -> Iterable[object]:  # type: ignore[type-arg]  # as above
+def _keep_arguments(function: partial, undo: Undo) -> Iterable[object]:  # type: ignore[type-arg]  # as above
     return [function.func, *function.args, *function.keywords.values()]
 
 
 @_keep.register
-def _keep_torch_generator(generator: torch.Generator, undo: ExitStack) -> Iterable[object]:
-    undo.callback(generator.set_state, generator.get_state())
+def _keep_torch_generator(generator: torch.Generator, undo: Undo) -> Iterable[object]:
+    undo.append((generator.set_state, generator.get_state()))
     return []
 
 
 @_keep.register
-def _keep_random(generator: random.Random, undo: ExitStack) -> Iterable[object]:
+def _keep_random(generator: random.Random, undo: Undo) -> Iterable[object]:
     if not isinstance(generator, random.SystemRandom):
-        undo.callback(generator.setstate, generator.getstate())
+        undo.append((generator.setstate, generator.getstate()))
     return []
 
 
 @_keep.register
-def _keep_random_state(generator: np.random.RandomState, undo: ExitStack) -> Iterable[object]:
-    undo.callback(generator.set_state, generator.get_state())
+def _keep_random_state(generator: np.random.RandomState, undo: Undo) -> Iterable[object]:
+    undo.append((generator.set_state, generator.get_state()))
     return []
 
 
 @_keep.register
-def _keep_numpy_generator(generator: np.random.Generator, undo: ExitStack) -> Iterable[object]:
+def _keep_numpy_generator(generator: np.random.Generator, undo: Undo) -> Iterable[object]:
     return [generator.bit_generator]
 
 
 @_keep.register
-def _keep_bit_generator(generator: np.random.BitGenerator, undo: ExitStack) -> Iterable[object]:
-    undo.callback(setattr, generator, "state", generator.state)
+def _keep_bit_generator(generator: np.random.BitGenerator, undo: Undo) -> Iterable[object]:
+    undo.append((setattr, generator, "state", generator.state))
     return []
 
 
@@ -276,6 +289,8 @@ def _base_of(value: dict[Any, Any]) -> type[dict[Any, Any]]:
 
 def refill(value: dict[Any, Any], before: dict[Any, Any], leave: frozenset[str] = frozenset()) -> None:
     """Give a dict the content of another, where it has changed; the names to `leave` stay as they are."""
+    if not value and not before:  # most dicts of a module
+        return
     now = {name: held for name, held in _content_of(value).items() if name not in leave}
     if list(now) == list(before) and all(now[name] is before[name] for name in now):
         return
