@@ -90,6 +90,7 @@ class HealthRecord:
             nothing was measured, infinity where what was measured was not finite.
         cards: which verdicts are shown as one, as places in `verdicts`: each has `alike`, of which the first is shown,
             and `effects`, what follows from these, in lists by rule. Every verdict is on one card.
+        shows: the quantity in which the first verdict can be seen; "" if in none.
     """
 
     every_n_steps: int
@@ -99,6 +100,7 @@ class HealthRecord:
     steps: tuple[int, ...]
     values: Mapping[str, np.ndarray]
     cards: tuple[Mapping[str, Any], ...] = ()
+    shows: str = ""
 
     def strings(self) -> list[bytes]:
         """Return the record as the strings of a tensor: JSON, then the values of each quantity, packed."""
@@ -144,7 +146,8 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
         verdicts = tuple(dict(verdict) for verdict in given["verdicts"])
         cards = _cards(given.get("cards"), len(verdicts))
         every_n_steps, headline = whole(given["every_n_steps"]), str(given["headline"])
-        return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards)
+        shows = str(given.get("shows", ""))
+        return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards, shows)
     except _NOT_OURS as error:
         raise ValueError(f"no record of health: {error!r}") from error
 

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what TensorBoard comes with
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from hookboard.board.logged_run import SCALES
+    from hookboard.board.logged_run import SCALES, default_of
 
 WIDTHS = [1, 2, 7, 100, 2000]
 
@@ -148,6 +149,15 @@ def test_what_a_run_holds(board):
     assert ids == ["health/activation_rms", "health/dead_fraction", "train/activation/std", "train/parameter/l2"]
     assert [series["id"] for series in answer["series"] if series["is_default"]] == ["health/activation_rms"]
     assert [series["scale"] for series in answer["series"]] == ["log", "linear", "log", "log"]
+
+
+@pytest.mark.parametrize(
+    ("shows", "first"),
+    [("gradient_rms", "health/gradient_rms"), ("", "health/activation_rms"), ("gone", "health/activation_rms")],
+)
+def test_the_series_that_shows_the_worst_verdict_is_shown_first(shows, first):
+    health = replace(runs.HEALTH_RECORD, shows=shows)
+    assert default_of(["train/activation/std", "health/activation_rms", "health/gradient_rms"], health) == first
 
 
 def test_somebodys_own_tags_are_no_series(board):

@@ -172,13 +172,18 @@ def test_dark_mode_is_that_of_tensorboard(tab):
     expect(view).to_have_css("background-color", "rgb(255, 255, 255)")
 
 
-def test_a_narrow_window_has_one_column(tab):
-    tab.page.set_viewport_size({"width": 700, "height": 900})
+def test_a_narrow_window_has_one_column_with_the_worst_verdict_first(tab):
+    tab.page.set_viewport_size({"width": 390, "height": 844})
     view, side = tab.find(".view"), tab.find(".side")
-    expect(view).to_have_css("width", "684px")
-    assert side.bounding_box()["y"] >= view.bounding_box()["y"] + view.bounding_box()["height"]
-    assert tab.find("body").evaluate("() => document.documentElement.scrollWidth") <= 700
+    expect(view).to_have_css("width", "374px")
+    assert view.bounding_box()["y"] >= side.bounding_box()["y"] + side.bounding_box()["height"]
+    assert tab.find("body").evaluate("() => document.documentElement.scrollWidth") <= 390
+    expect(tab.find(".card.alarm .advice")).to_be_in_viewport()
+    tab.find(".card.alarm").click()
     expect(tab.find(".name.alarm")).to_be_in_viewport()
+    tab.find("button:has-text('Show this layer')").click()
+    expect(tab.find(".side h2")).to_have_text(SICK)
+    assert side.bounding_box()["y"] >= view.bounding_box()["y"] + view.bounding_box()["height"]
 
 
 def test_a_verdict_leads_to_the_page_of_its_layer(tab):

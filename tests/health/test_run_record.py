@@ -91,6 +91,19 @@ def test_all_verdicts_are_in_it_worst_first():
     assert record.headline.startswith("120 notes in 3 layers")
 
 
+@pytest.mark.parametrize(
+    ("look_at", "shown"),
+    [("gradient_rms", "gradient_rms"), ("dead_fraction", "activation_rms"), ("before_nonfinite", ""), ("mine", "")],
+)
+def test_it_says_in_which_quantity_the_worst_verdict_is_seen(look_at, shown):
+    judge = judge_of()
+    see(judge, 0)
+    verdicts = [Verdict("note", name, "net.0", 0, None, "It is so.", "Leave it.") for name in ("worst", "other")]
+    page = Page(1, {"worst": f"health/{look_at}", "other": "health/update_ratio"})
+    (record,) = records(page.last(judge.run, verdicts))
+    assert record.shows == shown
+
+
 def test_numbers_of_numpy_in_a_verdict_are_numbers():
     judge = judge_of()
     see(judge, 0)

@@ -303,7 +303,7 @@ class Board:
     def run(self, source: Source, name: str) -> Answer:
         """Describe a run: its layers, series and verdicts."""
         run = self._run(source, name)
-        first = default_of(run.series)
+        first = default_of(run.series, run.health)
         return {
             "run": name,
             "last_step": run.last_step,

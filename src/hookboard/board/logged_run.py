@@ -186,10 +186,11 @@ def series_of_health(quantities: Iterable[str]) -> dict[str, Series]:
     }
 
 
-def default_of(series: Iterable[str]) -> str:
-    """Return the id of the series that is shown first; "" if there is none."""
+def default_of(series: Iterable[str], health: HealthRecord | None = None) -> str:
+    """Return the id of the series that is shown first: that in which the first verdict is seen; "" if there is none."""
     ids = list(series)
-    return next((id for id in DEFAULT_SERIES if id in ids), ids[0] if ids else "")
+    wanted = [f"health/{health.shows}"] if health else []
+    return next((id for id in (*wanted, *DEFAULT_SERIES) if id in ids), ids[0] if ids else "")
 
 
 _KINDS = list(dict.fromkeys(traits.kind for traits in ROLES.values()))

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import numpy as np
 
 from hookboard.health.folding import cards_of
-from hookboard.health.report import CHARTED, caveat, headline, in_sentences, layout, scalars, table_of
+from hookboard.health.report import CHARTED, caveat, headline, in_sentences, layout, scalars, seen_in, table_of
 from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
 from hookboard.health.run_table import QUANTITIES
@@ -37,7 +37,7 @@ class Page:
 
     Args:
         every_n_steps: how many steps lie between two looks, for the table.
-        look_at: rule to the tag of what shows its symptoms, for the table.
+        look_at: rule to the tag of what shows its symptoms.
     """
 
     def __init__(self, every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None) -> None:
@@ -47,7 +47,7 @@ class Page:
         self._drawn_at = 0
         self._told_at = 0
         self._told: object = None
-        self._record = RunRecord(every_n_steps, RECORD_GROWTH_FACTOR)
+        self._record = RunRecord(every_n_steps, RECORD_GROWTH_FACTOR, look_at)
 
     def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
         """Return what to write after a look, and note it as written: call it once for each look."""
@@ -160,10 +160,12 @@ class RunRecord:
     Args:
         every_n_steps: how many steps lie between two looks; None if it is not known.
         growth: how many times as many looks there must be for the next record.
+        look_at: rule to the tag of what shows its symptoms.
     """
 
-    def __init__(self, every_n_steps: int | None, growth: float) -> None:
+    def __init__(self, every_n_steps: int | None, growth: float, look_at: Mapping[str, str] | None = None) -> None:
         self._every_n_steps = every_n_steps
+        self._look_at = look_at or {}
         self._growth = growth
         self._at = 0
         self._told: set[tuple[str, str, str, bool]] = set()
@@ -190,7 +192,8 @@ class RunRecord:
         if self._is_off:
             return {}
         try:
-            return {HEALTH: _record_of(run, verdicts, self._every_n_steps or 1).strings()}
+            shows = seen_in(self._look_at.get(verdicts[0].rule, "")) if verdicts else ""
+            return {HEALTH: _record_of(run, verdicts, self._every_n_steps or 1, shows).strings()}
         except Exception as error:
             self._is_off = True
             warn_switched_off("the record of the run's health for the tab in TensorBoard", error)
@@ -207,7 +210,7 @@ def values_of(run: Run, quantity: str) -> np.ndarray:
     return np.where(run.table.is_spoiled(quantity), np.inf, np.where(np.isinf(values), np.nan, values))
 
 
-def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int) -> HealthRecord:
+def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows: str) -> HealthRecord:
     values = {quantity: values_of(run, quantity) for quantity in QUANTITIES}
     return HealthRecord(
         every_n_steps,
@@ -217,6 +220,7 @@ def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int) -> Hea
         tuple(run.course_steps),
         {quantity: course for quantity, course in values.items() if not np.isnan(course).all()},
         tuple(asdict(card) for card in cards_of(verdicts)),
+        shows,
     )
 
 

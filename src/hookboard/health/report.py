@@ -109,6 +109,13 @@ NAME_WIDTH = 28
 TABLE_COLUMNS = ("severity", "rule", "layer", "since", "until", "evidence", "advice", "look at")
 
 
+def seen_in(look_at: str) -> str:
+    """Return the quantity in whose map a verdict can be seen that this tag shows; "" if in none."""
+    # A layer is dead by the activation after it, which is another row; its own outputs show it better.
+    quantity = look_at.removeprefix("health/").replace("dead_fraction", "activation_rms")
+    return quantity if quantity in CHARTED else ""
+
+
 def table_of(
     run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None
 ) -> Table:

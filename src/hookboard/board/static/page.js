@@ -249,6 +249,8 @@ export function startPage(root) {
     const seen = row === undefined ? { row: "" } : { row: addressOf(row), ...uncovered(row, module) };
     await update({ step, ...seen, ...(state.from === "" ? {} : { from: "", to: "" }) });
     view.reveal(shown.rows.findIndex(({ name }) => name === row));
+    // In one column the map is below the verdicts.
+    if (view.root.offsetTop > window.innerHeight / 2) view.root.scrollIntoView({ behavior: "smooth" });
   }
 
   /** What has to change for a row to be seen: no block above it is closed, no filter hides it. */

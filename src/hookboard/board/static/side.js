@@ -45,9 +45,7 @@ export function drawVerdicts(panel, run, chosen, go, open, unfolded) {
   });
   panel.replaceChildren(
     element("p", { class: "headline", text: run.headline }),
-    cards.length
-      ? element("ol", { class: "cards", "aria-label": "verdicts, worst first" }, cards)
-      : element("p", { class: "well", text: "✓ HealthMonitor found no sick layer." }),
+    cards.length ? element("ol", { class: "cards", "aria-label": "verdicts, worst first" }, cards) : "",
   );
 }
 
