@@ -178,7 +178,7 @@ function keyOf(colours, like) {
   return element("p", { class: "key" }, [
     line({ background: colours.own, height: "3px" }, "this layer"),
     line({ background: colours.usual, height: "2px" }, `median of ${like}`),
-    line({ background: colours.band }, `the middle 80 % of ${like}`),
+    line({ background: colours.band }, `10th to 90th percentile of ${like}`),
   ]);
 }
 
@@ -194,7 +194,7 @@ export function seriesTraces(one, colours) {
   const few = one.steps.length < 40;
   const traces = [
     { ...base, name: "low", y: edge(low), line: { width: 0 } },
-    { ...base, name: "the middle 80 %", y: edge(high), line: { width: 0 }, fill: "tonexty", fillcolor: colours.band },
+    { ...base, name: "10th to 90th percentile", y: edge(high), line: { width: 0 }, fill: "tonexty", fillcolor: colours.band },
     { ...base, name: "median of its kind", y: drawn(middle), line: { width: 1.2, color: colours.usual, dash: "dot" } },
     {
       ...base, name: "this layer", y: drawn(values), mode: few ? "lines+markers" : "lines",
