@@ -94,13 +94,11 @@ MEANT = {
     "rule": {"function", "module"},
     "first_step": COUNT | {"0"},
     "last_step": COUNT | {"0", "None"},
-    "factor": NUMBER,
     "min": NUMBER - {"nan"},
     "max": NUMBER - {"nan", "-1"} | {"None"},
     "max_norm": NUMBER - {"nan", "-1"},
     "dim": COUNT | {"0", "-1"},
     "seed": COUNT | {"0"},
-    "value": {"tensor", "tensors"},
     "copy": SWITCH,
     "device": {"None"},
     "calls": COUNT | {"None"},
@@ -126,6 +124,12 @@ MEANT = {
 }
 """Which of these an argument of that name takes, wherever it is; `MEANT_THERE` has the exceptions."""
 
+MEANT_BY_TYPE = {bool: SWITCH, float: NUMBER, int: COUNT, str: TEXT, torch.Tensor: {"tensor", "tensors"}}
+"""Which an argument takes whose name stands in neither."""
+
+NEEDED_BY_TYPE = {bool: True, float: 1.0, int: 1, str: "x", torch.Tensor: torch.ones(1)}
+"""What an argument without a default is given, unless `NEEDED` says something else."""
+
 MEANT_THERE = {
     ("CAMLogger", "stage"): set(),
     ("CAMLogger", "mean"): {"None"},
@@ -143,11 +147,7 @@ NEEDED = {
     "Intervention": {"rule": hookboard.Zero()},
     "capture": {"model": nn.Sequential(nn.Linear(1, 1))},
     "Edit": {"rule": hookboard.Zero()},
-    "Scale": {"factor": 1.0},
     "Clamp": {"min": 0},
-    "ClipNorm": {"max_norm": 1.0},
-    "Noise": {"std": 1.0},
-    "Replace": {"value": torch.ones(1)},
     "Statistic": {"name": "mine", "measure": torch.sum},
     "Rule": {"name": "mine", "judge": len},
     "Symptom": {"module": "net", "evidence": "it is so", "advice": "look at it"},
@@ -174,16 +174,29 @@ CALLBACKS = [(name, argument) for name, argument in ARGUMENTS if name in hookboa
 IN_YAML = ["None", "True", "-1", "0", "2", "2.5", "nan", "'x'", "[]", "['x']", "{'x': 1}"]
 
 
-@pytest.mark.parametrize("name", CALLABLE)
-def test_what_every_argument_takes_is_listed(name):
+def types_of(name):
+    """Argument to its type, of a plain annotation."""
+    return {each: p.annotation for each, p in inspect.signature(getattr(api, name), eval_str=True).parameters.items()}
+
+
+def meant_for(name, argument):
+    return MEANT_THERE.get((name, argument), MEANT.get(argument, MEANT_BY_TYPE.get(types_of(name)[argument])))
+
+
+def needed_by(name):
     parameters = inspect.signature(getattr(api, name)).parameters
-    assert [each for each in parameters if each not in MEANT and (name, each) not in MEANT_THERE] == []
-    required = {each for each, parameter in parameters.items() if parameter.default is parameter.empty}
-    assert len(required) < 2 or required <= NEEDED.get(name, {}).keys()
+    required = [each for each, parameter in parameters.items() if parameter.default is parameter.empty]
+    by_type = {each: NEEDED_BY_TYPE.get(types_of(name)[each]) for each in required}
+    return {**by_type, **NEEDED.get(name, {})}
+
+
+@pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
+def test_what_every_argument_takes_is_known(name, argument):
+    assert meant_for(name, argument) is not None, "add it to MEANT or MEANT_THERE"
 
 
 def make(name, /, **given):
-    made = getattr(api, name)(**{**NEEDED.get(name, {}), **given})
+    made = getattr(api, name)(**{**needed_by(name), **given})
     if name == "capture":
         with made:
             pass
@@ -199,7 +212,7 @@ def names_it(message, argument, value):
 
 @pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
 def test_an_argument_means_something_or_is_refused_by_its_name(name, argument):
-    meant = MEANT_THERE.get((name, argument), MEANT.get(argument))
+    meant = meant_for(name, argument)
     wrong = []
     for label, value in GIVEN.items():
         given = value()
@@ -237,7 +250,7 @@ def test_in_yaml_it_is_refused_as_well(name, argument):
         except Exception as error:
             wrong.append(f"{label}: {error!r}")
         else:
-            if label not in MEANT_THERE.get((name, argument), MEANT[argument]):
+            if label not in meant_for(name, argument):
                 wrong.append(f"{label} is taken")
     assert wrong == []
 

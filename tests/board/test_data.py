@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from board import logs, runs
 
-from hookboard.measure import DERIVED, FORMULAS
 from hookboard.record import HEALTH, LAYERS, HealthRecord
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what TensorBoard comes with
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from hookboard.board.logged_run import SCALES, default_of
+    from hookboard.board.logged_run import default_of
 
 WIDTHS = [1, 2, 7, 100, 2000]
 
@@ -323,7 +322,3 @@ def test_a_run_that_grows_is_followed(tmp_path):
         assert run["last_step"] == 20
         assert len(run["series"]) == 2
         assert board.ask("map", run=".", series="train/activation/std")[1]["values"] == [[0.0, 10.0, 5.0]]
-
-
-def test_every_built_in_statistic_has_a_scale():
-    assert {*FORMULAS, *DERIVED} - SCALES.keys() == set()

@@ -4,7 +4,6 @@ import copy
 import gc
 import inspect
 import pickle
-import re
 import weakref
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hookboard import Clamp, ClipNorm, Edit, Intervention, Noise, Replace, Scale, Zero, api, capture
+from hookboard import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero, api, capture
 from hookboard.editing import EditRule
 
 
@@ -72,11 +71,9 @@ def trained(net, *edits):
     return [*outputs, *(p.detach() for p in parameters), *(p.grad for p in parameters)]
 
 
-def test_every_rule_is_here_and_in_the_docstrings():
+def test_every_rule_is_here():
     classes = {each for each in vars(api).values() if inspect.isclass(each) and issubclass(each, EditRule)}
     assert classes - {type(make()) for make in RULES.values()} == set()
-    for described in (Edit, Intervention):
-        assert {each.__name__ for each in classes} - {*re.findall(r"\w+", described.__doc__)} == set()
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -59,20 +59,21 @@ def merged_order(orders: Iterable[Sequence[str]]) -> list[str]:
 AxisScale = Literal["log", "linear"]
 
 SCALES: dict[str, AxisScale] = {
-    "std": "log",
-    "rms": "log",
+    # scales: written by `python -m benchmarks.document`, because nothing here may import torch.
     "mean": "linear",
+    "std": "log",
+    "var": "log",
+    "min": "linear",
+    "max": "linear",
     "abs_max": "log",
     "abs_mean": "log",
+    "rms": "log",
+    "l1": "log",
+    "l2": "log",
     "zero_fraction": "linear",
     "nonfinite_count": "linear",
     "nan_count": "linear",
     "inf_count": "linear",
-    "var": "log",
-    "min": "linear",
-    "max": "linear",
-    "l1": "log",
-    "l2": "log",
     "kurtosis": "log",
     "p01": "linear",
     "p50": "linear",
@@ -83,6 +84,7 @@ SCALES: dict[str, AxisScale] = {
     "fp16_underflow_fraction": "linear",
     "headroom": "linear",
     "effective_rank": "linear",
+    # end of scales
     "update_norm": "log",
     "update_ratio": "log",
     "unchanged_fraction": "linear",
@@ -91,7 +93,10 @@ SCALES: dict[str, AxisScale] = {
     "momentum_buffer_rms": "log",
     "rms_t": "log",
 }
-"""Every built-in statistic in the order in which the tab lists them, and the scale that suits its values."""
+"""Every built-in statistic, and the scale that suits its values."""
+
+FIRST_LISTED = ("std", "rms", "mean", "abs_max", "abs_mean", "zero_fraction", "nonfinite_count")
+"""The statistics that the tab lists first; the others follow in the order of `SCALES`."""
 
 QUANTITY_SCALES: dict[str, AxisScale] = {"dead_fraction": "linear", "sample_spread": "linear"}
 """The quantities of a `HealthRecord` that are shares; all others suit a logarithmic scale."""
@@ -199,7 +204,7 @@ _KINDS_OF_PARAMETERS = {traits.kind for traits in ROLES.values() if traits.of_pa
 
 
 def _order(one: Series) -> tuple[int, int, int, str]:
-    names = list(SCALES)
+    names = list(dict.fromkeys([*FIRST_LISTED, *SCALES]))
     place = names.index(one.statistic) if one.statistic in SCALES else len(names)
     return get_args(Stage).index(one.stage), _KINDS.index(one.kind), place, one.statistic
 

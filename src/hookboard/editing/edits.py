@@ -1,7 +1,6 @@
 """Rules that change tensors, and the hooks that apply them to the inputs, outputs or gradients of modules.
 
-To add a rule, write a subclass of `EditRule` and export it from `hookboard/editing/__init__.py` and
-`hookboard/api.py`.
+To add a rule, write a subclass of `EditRule`; `python -m benchmarks.document` exports it.
 """
 
 import copy
@@ -283,7 +282,7 @@ class Edit:
     """A rule, and the tensors that it changes.
 
     Args:
-        rule: `Scale`, `Clamp`, `ClipNorm`, `Zero`, `Noise`, `Replace`, or any function that takes a tensor and returns
+        rule: One of hookboard's rules (docs/edits.md), as in `Zero()`, or any function that takes a tensor and returns
             a new one of the same shape, dtype and device.
         modules: Pattern or patterns over dotted module names. Left out: every leaf module, or, with `types`, every
             module of those types.

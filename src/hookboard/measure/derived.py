@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from hookboard.measure.row import FIELDS, Moments
 from hookboard.measure.spectrum import Covariance, effective_rank
 
 _COUNT, _ZEROS, _NAN, _NEGINF = map(FIELDS.index, ("count", "zeros", "nan", "neginf"))
+
+
+AxisScale = Literal["log", "linear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +44,18 @@ class Derived(NamedTuple):
     Args:
         needs: the columns of `REQUESTABLE` that it needs, and `bins` or `channels`.
         value: computes it; None where a site has no such statistic.
+        about: its formula, or what it is in words, for docs/statistics.md.
         columns: what must be measured of the whole tensor; None for nothing.
         why_not: why a site may have no such statistic, used in messages.
+        scale: the scale of an axis that suits its values.
     """
 
     needs: frozenset[str]
     value: Callable[[Merged], float | None]
+    about: str
     columns: Columns | None = None
     why_not: str = ""
+    scale: AxisScale = "linear"
 
 
 def _kurtosis(merged: Merged) -> float:
@@ -128,26 +135,62 @@ TAILS = Tails()
 ENDS = AtEnds()
 """Stands for the ends of any site; `Plan.between` gives them."""
 
+_FROM_BINS = "from the bins of the histogram ([how exact](#how-exact-quantiles-are))"
 _BINS = "its values are not counted into bins"
 _CHANNELS = "what it is taken of has no channels, or another number of them in another call"
 
 DERIVED: dict[str, Derived] = {
-    "kurtosis": Derived(frozenset({"mean", "deviation"}), _kurtosis, TAILS),
-    "p01": Derived(frozenset({"bins"}), _quantile(0.01), why_not=_BINS),
-    "p50": Derived(frozenset({"bins"}), _quantile(0.50), why_not=_BINS),
-    "p99": Derived(frozenset({"bins"}), _quantile(0.99), why_not=_BINS),
-    "dead_fraction": Derived(frozenset({"zeros", "channels"}), _dead_fraction, why_not=_CHANNELS),
+    "kurtosis": Derived(
+        frozenset({"mean", "deviation"}),
+        _kurtosis,
+        "`mean((x - mean)⁴) / mean((x - mean)²)²`, Pearson's: 3 for a normal distribution, 1.8 for a uniform one, "
+        "large where a few values are far out",
+        TAILS,
+        scale="log",
+    ),
+    "p01": Derived(frozenset({"bins"}), _quantile(0.01), f"the quantile at 0.01, {_FROM_BINS}", why_not=_BINS),
+    "p50": Derived(frozenset({"bins"}), _quantile(0.50), f"the quantile at 0.5, {_FROM_BINS}", why_not=_BINS),
+    "p99": Derived(frozenset({"bins"}), _quantile(0.99), f"the quantile at 0.99, {_FROM_BINS}", why_not=_BINS),
+    "dead_fraction": Derived(
+        frozenset({"zeros", "channels"}),
+        _dead_fraction,
+        "share of the [channels](#channels) (units) that are 0 for every sample and position of the step",
+        why_not=_CHANNELS,
+    ),
     "saturated_fraction": Derived(
         frozenset(),
         _saturated_fraction,
+        "share of `x` near an end of the range of Tanh, Sigmoid, Hardtanh, Hardsigmoid or Softsign: more than 0.97 of "
+        "the way from the middle (tanh passes 6 % of the gradient there)",
         ENDS,
         why_not="only outputs of bounded activations, such as Tanh and Sigmoid, have it",
     ),
     "underflow_fraction": Derived(
-        frozenset({"zeros", "bins"}), _underflow(None), why_not="its dtype is float64, complex or no float"
+        frozenset({"zeros", "bins"}),
+        _underflow(None),
+        "share of the `x != 0` with `abs(x)` below the smallest normal number of the tensor's dtype (not for float64)",
+        why_not="its dtype is float64, complex or no float",
     ),
-    "fp16_underflow_fraction": Derived(frozenset({"zeros", "bins"}), _underflow(torch.float16), why_not=_BINS),
-    "headroom": Derived(frozenset(), _headroom, why_not="its dtype has no limit that values come near"),
-    "effective_rank": Derived(frozenset({"channels"}), _effective_rank, COVARIANCE, why_not=_CHANNELS),
+    "fp16_underflow_fraction": Derived(
+        frozenset({"zeros", "bins"}),
+        _underflow(torch.float16),
+        "the same for float16, whatever the dtype: what float16 would round more coarsely, or to 0",
+        why_not=_BINS,
+    ),
+    "headroom": Derived(
+        frozenset(),
+        _headroom,
+        "`log2(largest finite number of the dtype / max(abs(x)))`: how many doublings are left; infinite if all values "
+        "are 0",
+        why_not="its dtype has no limit that values come near",
+    ),
+    "effective_rank": Derived(
+        frozenset({"channels"}),
+        _effective_rank,
+        "`exp` of the entropy of the eigenvalues of the channels' covariance, as shares of their sum (Roy and "
+        "Vetterli, 2007): from 1 to the number of channels",
+        COVARIANCE,
+        why_not=_CHANNELS,
+    ),
 }
-"""Each such statistic by name; docs/statistics.md has the formulas."""
+"""Each such statistic by name."""

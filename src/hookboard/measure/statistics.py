@@ -13,7 +13,7 @@ from torch import Tensor
 from hookboard.checks import check_differ, check_function, check_identifier, check_name, several
 from hookboard.dotted import object_at
 from hookboard.measure.columns import AtEnds, Columns
-from hookboard.measure.derived import DERIVED, ENDS, Merged
+from hookboard.measure.derived import DERIVED, ENDS, AxisScale, Merged
 from hookboard.measure.row import EMPTY, WIDTH, Moments
 from hookboard.messages import unknown
 
@@ -27,42 +27,53 @@ class Formula(NamedTuple):
         needs: the columns of `REQUESTABLE` that it needs.
         value: computes it from `Moments` of arrays, for each site. The caller silences NumPy's warnings with
             `np.errstate`.
+        about: its formula, or what it is in words, for docs/statistics.md.
+        scale: the scale of an axis that suits its values.
     """
 
     needs: frozenset[str]
     value: Callable[[Moments], np.ndarray]
+    about: str
+    scale: AxisScale
 
 
 def _std(m: Moments) -> Any:
     return m.deviation * np.sqrt(m.count / np.maximum(m.count - 1, 1)) * (m.count > 1)
 
 
-def _formula(needs: str, value: Callable[[Moments], Any], *, of_any: bool = True) -> Formula:
+def _formula(
+    needs: str, value: Callable[[Moments], Any], about: str, scale: AxisScale = "linear", *, of_any: bool = True
+) -> Formula:
     """Return a formula that gives NaN if there is no finite value, unless `of_any` is False, as for counts."""
 
     def guarded(m: Moments) -> np.ndarray:
         return np.where(m.count != 0, value(m), math.nan)
 
-    return Formula(frozenset(needs.split()), guarded if of_any else value)
+    return Formula(frozenset(needs.split()), guarded if of_any else value, about, scale)
 
 
 FORMULAS: dict[str, Formula] = {
-    "mean": _formula("mean", lambda m: m.mean),
-    "std": _formula("mean deviation", _std),
-    "var": _formula("mean deviation", lambda m: _std(m) * _std(m)),
-    "min": _formula("", lambda m: m.min),
-    "max": _formula("", lambda m: m.max),
-    "abs_max": _formula("", lambda m: np.maximum(abs(m.min), abs(m.max))),
-    "abs_mean": _formula("abs_mean", lambda m: m.abs_mean),
-    "rms": _formula("mean deviation", lambda m: m.rms),
-    "l1": _formula("abs_mean", lambda m: m.abs_sum),
-    "l2": _formula("mean deviation", lambda m: m.rms * np.sqrt(m.count)),
-    "zero_fraction": _formula("zeros", lambda m: m.zeros / m.count),
-    "nonfinite_count": _formula("", lambda m: m.nonfinite, of_any=False),
-    "nan_count": _formula("", lambda m: m.nan, of_any=False),
-    "inf_count": _formula("", lambda m: m.posinf + m.neginf, of_any=False),
+    "mean": _formula("mean", lambda m: m.mean, "`sum(x) / n`"),
+    "std": _formula("mean deviation", _std, "the square root of `var`", "log"),
+    "var": _formula(
+        "mean deviation",
+        lambda m: _std(m) * _std(m),
+        "`sum((x - mean)²) / (n - 1)` as in `torch.var`; 0 for a single value",
+        "log",
+    ),
+    "min": _formula("", lambda m: m.min, "the smallest `x`"),
+    "max": _formula("", lambda m: m.max, "the largest `x`"),
+    "abs_max": _formula("", lambda m: np.maximum(abs(m.min), abs(m.max)), "the largest `abs(x)`", "log"),
+    "abs_mean": _formula("abs_mean", lambda m: m.abs_mean, "`sum(abs(x)) / n`", "log"),
+    "rms": _formula("mean deviation", lambda m: m.rms, "`sqrt(sum(x²) / n)`", "log"),
+    "l1": _formula("abs_mean", lambda m: m.abs_sum, "`sum(abs(x))`", "log"),
+    "l2": _formula("mean deviation", lambda m: m.rms * np.sqrt(m.count), "`sqrt(sum(x²))`", "log"),
+    "zero_fraction": _formula("zeros", lambda m: m.zeros / m.count, "number of `x == 0`, divided by `n`"),
+    "nonfinite_count": _formula("", lambda m: m.nonfinite, "number of values that are NaN or infinite", of_any=False),
+    "nan_count": _formula("", lambda m: m.nan, "number of values that are NaN", of_any=False),
+    "inf_count": _formula("", lambda m: m.posinf + m.neginf, "number of values that are infinite", of_any=False),
 }
-"""Every built-in statistic that the row alone gives; `DERIVED` has the others, docs/statistics.md the formulas."""
+"""Every built-in statistic that the row alone gives; `DERIVED` has the others."""
 
 
 class StatisticColumns(NamedTuple):

@@ -1,44 +1,26 @@
-"""The built-in rules, one file for each family. To add a rule, write its function in one of them and list it here.
+"""The built-in rules, one file for each family: each `Rule` that a file of this folder holds is one of them.
 
 A rule is asked at every look and rarely has anything to say. So it first checks whole columns (`Run.recent`,
 `Run.latest`) for whether any layer can have the symptom at all, and then those layers one by one.
 """
 
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+
 from hookboard.health.rule import Rule
-from hookboard.health.rules.evaluation import TRAIN_EVAL_GAP
-from hookboard.health.rules.experiments import EXPERIMENT_RULES
-from hookboard.health.rules.gradient_flow import EXPLODING, VANISHING
-from hookboard.health.rules.input_data import INPUT_SCALE
-from hookboard.health.rules.learning import NOT_LEARNING, SPIKE
-from hookboard.health.rules.numerics import NONFINITE, PRECISION
-from hookboard.health.rules.optimizer import NO_GRADIENT, NOT_UPDATED
-from hookboard.health.rules.scale import ACTIVATION_SCALE
-from hookboard.health.rules.signal import COLLAPSED, SATURATED
-from hookboard.health.rules.training_step import STEP_RULES
-from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
-from hookboard.health.rules.updates import UPDATE_TOO_LARGE, UPDATE_TOO_SMALL
 
-_ALL: tuple[Rule, ...] = (
-    NONFINITE,
-    DEAD_UNITS,
-    SYMMETRIC_UNITS,
-    NO_GRADIENT,
-    NOT_UPDATED,
-    UPDATE_TOO_LARGE,
-    UPDATE_TOO_SMALL,
-    SATURATED,
-    VANISHING,
-    EXPLODING,
-    ACTIVATION_SCALE,
-    COLLAPSED,
-    INPUT_SCALE,
-    PRECISION,
-    SPIKE,
-    TRAIN_EVAL_GAP,
-    NOT_LEARNING,
-    *STEP_RULES,
-    *EXPERIMENT_RULES,
-)
 
-RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}
-"""Every built-in rule by name, in the order in which their verdicts are listed."""
+def _rules_in(family: ModuleType) -> Iterator[Rule]:
+    for value in vars(family).values():
+        yield from (each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Rule))
+
+
+FAMILIES: dict[str, tuple[Rule, ...]] = {
+    file.name: tuple(_rules_in(import_module(f"{__name__}.{file.name}"))) for file in iter_modules(__path__)
+}
+"""The rules of each file of this folder, by its name."""
+
+RULES: dict[str, Rule] = {rule.name: rule for rules in FAMILIES.values() for rule in rules}
+"""Every built-in rule by name."""

@@ -36,13 +36,15 @@ STEP_RULES = (
     _rule(
         "output_range",
         "alarm or note",
-        "the model's last function cannot produce some of the targets, such as negative ones after ReLU; a note if "
+        "the model's last function cannot produce some of the targets, such as negative ones after ReLU or several "
+        "labels at once after softmax; a note if "
         "that is at most 1 % of them",
     ),
     _rule(
         "targets",
         "alarm or note",
-        "targets that the loss does not accept; as notes, targets that should be scaled, or are all the same",
+        "targets that the loss does not accept, or a batch of at least 32 samples of one class of several; as notes, "
+        "targets that should be scaled, or are all the same",
     ),
     _rule(
         "cut",

@@ -1,0 +1,217 @@
+"""Writes what pages and a few files say of the source: `python -m benchmarks.document`.
+
+Each rule, statistic, callback and edit rule stands once, in the source, with what is said of it; so does each
+threshold. A part that is written is marked in its file, by comments before and after it;
+tests/documents/test_written.py says which file is not as it should be.
+"""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from lightning.pytorch.loggers import Logger
+
+from hookboard.auditing.reading import ALL_RULES
+from hookboard.callbacks.pictures import PictureLogger
+from hookboard.editing import EditRule
+from hookboard.health import Rule
+from hookboard.health.rules import FAMILIES
+from hookboard.loops import HookboardCallback
+from hookboard.measure import DERIVED, FORMULAS
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "hookboard"
+HEALTH = SOURCE / "health"
+
+SEEN = ("losses", "silence", "comparison", "run", "run_table", "judge")
+"""What is made of a run before any rule judges it."""
+
+THRESHOLD_FILES = [*sorted((HEALTH / "rules").glob("*.py")), *(HEALTH / f"{name}.py" for name in SEEN)]
+
+NOT_IN_LOOKS = ("training_step", "experiments")
+"""The families of rules that judge something else than the numbers of a look."""
+
+
+def thresholds() -> Iterator[str]:
+    """Yield a section for each file of the rules that has constants, with name, value and docstring of each."""
+    for path in THRESHOLD_FILES:
+        tree = ast.parse(path.read_text())
+        lines = [f"- **`{name}`** ({value}): {meaning}" for name, value, meaning in constants(tree)]
+        if lines:
+            about = (ast.get_docstring(tree) or "").splitlines()[0]
+            yield from ["", f"## {path.relative_to(HEALTH)}", "", about, "", *lines]
+
+
+def constants(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and docstring of each number that a file sets in capitals."""
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        name, value = node.targets[0].id, ast.unparse(node.value)
+        is_number = isinstance(node.value, ast.Constant | ast.UnaryOp) and not value.startswith(("'", '"'))
+        if name.isupper() and not name.startswith("_") and is_number:
+            said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            text = str(after.value.value) if said else ""  # type: ignore[union-attr]  # an Expr then
+            yield name, value, " ".join(text.split())
+
+
+def table(head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    yield f"| {head} |"
+    yield "|" + "---|" * (head.count("|") + 1)
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+
+def rules_of_looks() -> Iterator[str]:
+    """Yield the table of the rules that judge the numbers of looks."""
+    rules = [rule for family, several in FAMILIES.items() if family not in NOT_IN_LOOKS for rule in several]
+    rows = ([f"`{rule.name}`", rule.about, f"`{rule.look_at}`", rule.gives] for rule in rules)
+    yield from table("rule | sees | look at | gives", rows)
+
+
+def rules_without_chart(rules: Iterable[Rule]) -> Iterator[str]:
+    """Yield a table of rules that no chart shows."""
+    yield from table("rule | sees | gives", ([f"`{rule.name}`", rule.about, rule.gives] for rule in rules))
+
+
+def rules_of_step(*, needs_fit: bool) -> Iterator[str]:
+    """Yield the table of the rules that `audit` applies too, or of those that need a fit."""
+    of_audit = {rule.__name__ for rule in ALL_RULES}
+    yield from rules_without_chart(
+        rule for rule in FAMILIES["training_step"] if (rule.name not in of_audit) is needs_fit
+    )
+
+
+def statistics() -> Iterator[str]:
+    """Yield the table of the statistics of any tensor."""
+    rows = [(f"`{name}`", each.about) for name, each in {**FORMULAS, **DERIVED}.items()]
+    yield from table("name | formula", rows)
+
+
+def scales() -> Iterator[str]:
+    """Yield the lines of a dictionary: each statistic with the scale of its axis."""
+    yield from (f'    "{name}": "{each.scale}",' for name, each in {**FORMULAS, **DERIVED}.items())
+
+
+def classes(package: str, base: type) -> dict[str, str]:
+    """The public classes that the files of a package define, but for those that are abstract: name to file."""
+    found = {}
+    for file in iter_modules(import_module(package).__path__):
+        module = import_module(f"{package}.{file.name}")
+        for name, value in vars(module).items():
+            is_ours = inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
+            if is_ours and not name.startswith("_") and not inspect.isabstract(value):
+                found[name] = module.__name__
+    return found
+
+
+def callbacks(base: type = HookboardCallback) -> Iterator[str]:
+    """Yield the table of the callbacks of one kind: the first sentence of the docstring of each."""
+    rows = []
+    for name, module in classes("hookboard.callbacks", base).items():
+        if issubclass(getattr(import_module(module), name), base):
+            rows.append((f"`{name}`", first_sentence(getattr(import_module(module), name))))
+    yield from table("callback | what it does", rows)
+
+
+def edit_rules() -> Iterator[str]:
+    """Yield the table of the rules that change tensors."""
+    rows = []
+    for name, module in classes("hookboard.editing", EditRule).items():
+        rule = getattr(import_module(module), name)
+        rows.append((f"`{name}({', '.join(inspect.signature(rule).parameters)})`", first_sentence(rule)))
+    yield from table(
+        "rule | what it does to a tensor", [*rows, ("any function from tensor to tensor", "what it returns")]
+    )
+
+
+def first_sentence(documented: object) -> str:
+    """Return the first paragraph of a docstring up to its first full stop, without it."""
+    paragraph = (inspect.getdoc(documented) or "").split("\n\n")[0]
+    return " ".join(paragraph.split()).split(". ")[0].removesuffix(".")
+
+
+WRITTEN: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
+    ("docs/thresholds.md", "thresholds"): thresholds,
+    ("docs/rules.md", "rules of looks"): rules_of_looks,
+    ("docs/rules.md", "rules of the step"): lambda: rules_of_step(needs_fit=False),
+    ("docs/rules.md", "rules of a fit"): lambda: rules_of_step(needs_fit=True),
+    ("docs/rules.md", "rules of experiments"): lambda: rules_without_chart(FAMILIES["experiments"]),
+    ("docs/statistics.md", "statistics"): statistics,
+    ("docs/layers.md", "callbacks"): callbacks,
+    ("docs/pictures.md", "callbacks of pictures"): lambda: callbacks(PictureLogger),
+    ("docs/edits.md", "edit rules"): edit_rules,
+    ("src/hookboard/board/logged_run.py", "scales"): scales,
+}
+"""File and name of each part that is written, and its lines."""
+
+LISTING_STATISTICS = [f"src/hookboard/callbacks/{name}.py" for name in ("activation", "gradient", "parameter")]
+"""The files with a docstring that names all statistics."""
+
+
+def with_part(text: str, name: str, lines: Iterable[str]) -> str:
+    """Return the text of a file with these lines between the two comments that have the name of the part."""
+    pattern = re.compile(
+        rf"(^[^\n]*\b{name}: written by [^\n]*\n).*?(^[^\n]*\bend of {name}\b)", re.DOTALL | re.MULTILINE
+    )
+    assert len(pattern.findall(text)) == 1, name
+    return pattern.sub(lambda found: found[1] + "\n".join([*lines, ""]) + found[2], text)
+
+
+def with_names(text: str) -> str:
+    """Return the text of a file with all statistics in its docstring, after `The names are`."""
+    names = f"The names are `{' '.join([*FORMULAS, *DERIVED])}`."
+    filled = textwrap.fill(names, 120, initial_indent=12 * " ", subsequent_indent=12 * " ")
+    pattern = re.compile(r"^ {12}The names are `[^`]*`\.", re.MULTILINE)
+    assert len(pattern.findall(text)) == 1
+    return pattern.sub(lambda _: filled, text)
+
+
+def written() -> dict[str, str]:
+    """Each file that has written parts, as it should be."""
+    texts = {path: (ROOT / path).read_text() for path in [*LISTING_STATISTICS, *(path for path, _ in WRITTEN)]}
+    for path in LISTING_STATISTICS:
+        texts[path] = with_names(texts[path])
+    for (path, name), lines in WRITTEN.items():
+        texts[path] = with_part(texts[path], name, lines())
+    return texts
+
+
+def missing_exports() -> dict[str, dict[str, str]]:
+    """What is public and not exported yet: file to name to the module that has it."""
+    of_callbacks = classes("hookboard.callbacks", HookboardCallback)
+    of_edits = classes("hookboard.editing", EditRule)
+    of_loggers = classes("hookboard.writers", Logger)
+    faces = {"callbacks": of_callbacks, "editing": of_edits, "writers": of_loggers}
+    wanted = {f"src/hookboard/{room}/__init__.py": names for room, names in faces.items()}
+    wanted["src/hookboard/api.py"] = {name: f"hookboard.{room}" for room, names in faces.items() for name in names}
+    texts = {path: (ROOT / path).read_text() for path in wanted}
+    missing = {path: {n: m for n, m in names.items() if f'"{n}"' not in texts[path]} for path, names in wanted.items()}
+    return {path: names for path, names in missing.items() if names}
+
+
+def export(path: str, names: dict[str, str]) -> None:
+    """Add names to what a file imports and lists in `__all__`; ruff sorts both."""
+    file = ROOT / path
+    text = file.read_text()
+    imports = "".join(f"from {module} import {name}\n" for name, module in names.items())
+    text = re.sub(r"^from ", f"{imports}from ", text, count=1, flags=re.MULTILINE)
+    listed = "".join(f'    "{name}",\n' for name in names)
+    file.write_text(text.replace("__all__ = [\n", f"__all__ = [\n{listed}", 1))
+    for command in (["check", "--fix", "--quiet", "--select", "I,RUF022"], ["format", "--quiet"]):
+        subprocess.run([sys.executable, "-m", "ruff", *command, path], cwd=ROOT, check=True)
+
+
+if __name__ == "__main__":
+    for path, text in written().items():
+        (ROOT / path).write_text(text)
+    for path, names in missing_exports().items():
+        export(path, names)
