@@ -21,14 +21,14 @@ WARM = 200
 
 
 class Held(Callback):
-    """Counts the blocks of memory that Python holds, as often as that is divided by `every`. It stands first."""
+    """Counts the blocks of memory that Python holds, every 40 steps. It stands first."""
 
     def __init__(self, *watching):
         self.watching = watching
         self.blocks = []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if batch_idx >= WARM and batch_idx % 10 == 0:
+        if batch_idx >= WARM and batch_idx % 40 == 0:
             for callback in self.watching:  # what waits for their threads is held with reason
                 callback._worker.settle()
             self.blocks.append(held())
@@ -93,6 +93,6 @@ def test_nothing_is_kept_of_a_look_by_all_rules():
         loss = Loss(number, number, 1.0 + (number % 11 == 0))
         judge.see(Look(number, number, {each.site: each for each in found}, [loss]))
         _ = judge.verdicts
-        if number >= 500 and number % 10 == 0:
+        if number >= 500 and number % 50 == 0:
             blocks.append(held())
     assert growth(blocks) < 500 / 2, blocks
