@@ -59,7 +59,7 @@ class Clock:
 
         # By the owner of a hook the stages of a callback find the one that they share, and its place among others.
         if hasattr(function, "__self__"):
-            timed.__self__ = function.__self__  # type: ignore[attr-defined]
+            timed.__self__ = function.__self__
         return timed
 
 

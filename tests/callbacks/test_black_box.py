@@ -468,6 +468,21 @@ def test_a_complex_loss_does_not_end_the_search():
     assert box._loss == 5.0
 
 
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "late"])
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float16, 6e4), (torch.float32, 3e38), (torch.float64, 1e300)])
+def test_finite_gradients_whose_sum_overflows_are_no_event(dtype, value, exact):
+    model = nn.Linear(4, 4, dtype=dtype)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, value)
+    box = BlackBox(None, model, exact=exact)
+    box.before_backward(torch.tensor(1.0))
+    box.after_backward()
+    box.begin_batch(None, 1, 1)
+    box.begin_batch(None, 2, 2)
+    assert not box.is_off
+    assert (box.count, box.events) == (0, [])
+
+
 class KeepsStates(Box):
     """Notes of which generators the states are kept in each batch."""
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
@@ -20,7 +21,7 @@ from hookboard.first_nan.operation import Operation, OperationSearch
 from hookboard.first_nan.search import Search
 from hookboard.health import Nonfinite
 from hookboard.layouts import stored
-from hookboard.measure import measuring_device, needs_host
+from hookboard.measure import measuring_device
 from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.ranks import local
@@ -157,20 +158,20 @@ class Sentinels:
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients that are read completely, and those of which one column is read."""
-        whole, columns = _plain_gradients(self._whole), _plain_gradients(self._columns)
+        whole, columns = _gradients_of(self._whole), _gradients_of(self._columns)
         for parameter in self._sparse:
             if parameter.grad is not None:
                 held = _as_plain(stored(parameter.grad))
                 (columns if held.ndim > 1 and held.numel() > MAX_FIRST_MODULE_ELEMENTS else whole).append(held)
         return whole, columns
 
-    def total(self) -> Tensor | None:
-        """Return a number, shape (), that is not finite if any sentinel is not; None if there is no gradient.
+    def values(self) -> Tensor | None:
+        """Return all elements that are read, in one tensor, real numbers of shape (n,); None if there is no gradient.
 
         It does not wait for the device.
         """
         whole, columns = self._gradients()
-        parts = [*(gradient.flatten() for gradient in whole)]
+        parts = [gradient if gradient.ndim == 1 else gradient.flatten() for gradient in whole]
         parts += [gradient.flatten(1).select(1, 0) for gradient in columns if gradient.numel()]
         if not parts:
             return None
@@ -178,9 +179,7 @@ class Sentinels:
             joined = torch.cat(parts)  # one operation for all costs less than one for each of them
         except RuntimeError:  # they lie on several devices
             joined = torch.cat([part.to(parts[0].device) for part in parts])
-        if not joined.is_cpu and needs_host(joined.device):  # a sum in float32 could overflow; x - x is 0 or NaN
-            return joined.sub(joined).sum()
-        return joined.sum(dtype=torch.float64)
+        return torch.view_as_real(joined).flatten() if joined.is_complex() else joined
 
 
 def _spread(parameters: list[Parameter]) -> list[Parameter]:
@@ -194,9 +193,16 @@ def _is_sparse(module: nn.Module, parameter: Parameter) -> bool:
     return vars(module).get("sparse") is True or (grad is not None and grad.layout is not torch.strided)
 
 
-def _plain_gradients(parameters: list[Parameter]) -> list[Tensor]:
-    gradients = [grad for p in parameters if (grad := p.grad) is not None and grad.layout is torch.strided]
-    return [grad if type(grad) is Tensor and grad.is_floating_point() else _as_plain(grad) for grad in gradients]
+def _gradients_of(parameters: list[Parameter]) -> list[Tensor]:
+    """Return the dense gradients, as far as this rank holds them."""
+    gradients = [gradient for gradient in map(_GRADIENT, parameters) if gradient is not None]
+    # Of each step: what the interpreter does by itself for all of them takes a fraction of the time.
+    if set(map(type, gradients)) <= {Tensor} and set(map(_LAYOUT, gradients)) <= {torch.strided}:
+        return gradients
+    return [_as_plain(gradient) for gradient in gradients if gradient.layout is torch.strided]
+
+
+_GRADIENT, _LAYOUT = attrgetter("grad"), attrgetter("layout")
 
 
 def _as_plain(gradient: Tensor) -> Tensor:
@@ -396,14 +402,14 @@ class BlackBox:
     def _look_at_gradients(self) -> None:
         if self._is_scaled:
             return
-        total = self._sentinels.total()
-        if total is None:
+        values = self._sentinels.values()
+        if values is None:
             return
         if not self.is_exact:
-            self._flag.note(total, Noted(*self._here, is_backward=True))
-        elif not math.isfinite(float(total)):
+            self._flag.note(values, Noted(*self._here, is_backward=True))
+        elif not math.isfinite(float(values.sum(dtype=torch.float32))):  # of finite values it may overflow, rarely
             spoiled = nonfinite_gradients(self._model)
-            if spoiled:  # otherwise the sum has overflowed
+            if spoiled:
                 self._happened(lambda: self._search_backward(spoiled))
 
     def _happened(self, search: Callable[[], Nonfinite | None]) -> None:
