@@ -28,7 +28,7 @@ def test_a_look_without_any_reading_has_no_numbers():
     arrays = arrays_of()
     assert np.isnan(arrays.rows("output").rms).all()
     assert arrays.rows("parameter").count.tolist() == [0, 0, 0, 0]
-    assert arrays.rows("output").units.each(np.add, arrays.rows("output").units.column("mean")).tolist() == []
+    assert arrays.rows("output").units.each(np.add, arrays.rows("output").units.columns["mean"]).tolist() == []
 
 
 def test_channels_of_all_layers_are_reduced_layer_by_layer():

@@ -108,7 +108,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist, max_overhead=max_overhead)
 
     def _asked(self, among: Collection[str]) -> list[str]:
-        given = as_list(self.statistics)
+        given = [self.statistics] if isinstance(self.statistics, str | Statistic) else self.statistics
         return [name for name in among if name in given]
 
     def _plan(self) -> Plan:
@@ -165,7 +165,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
 
 def _values_of_updates(found: Readings) -> dict[str, np.ndarray]:
     """Return the statistics of updates by name, shape (sites,) each; those of other sites mean nothing."""
-    moments, names = Moments(*found.rows.T), tuple(site.name for site in found)
+    moments, names = Moments(*found.rows.T), tuple([site.name for site in found.places.sites])
     with np.errstate(all="ignore"):
         norm = FORMULAS["l2"].value(moments)
         before = norm[found.places.rows("parameter_before", names)]

@@ -73,13 +73,14 @@ class WeightsBefore:
 
     def keep(self, recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None) -> None:
         """Copy the weights that this optimizer is about to update."""
-        stepped, is_whole = stepped_by(optimizer, weights), part is None
+        stepped = stepped_by(optimizer, weights)
         for name, weight in (stepped if self.turns is None else self.turns.of(stepped)).items():
             if name in self.copies:  # of several steps in one batch the first decides what "before" is
                 continue
-            now = (
-                weight.parameters[0].detach() if is_whole and weight.is_plain else _in_use(recorder, name, weight, part)
-            )
+            if weight.is_plain:
+                now: Tensor | None = part(weight.parameters[0].detach()) if part else weight.parameters[0].detach()
+            else:
+                now = _in_use(recorder, name, weight, part)
             if now is None:
                 continue
             self.copies[name] = _copied(now, self._spare.get(name))
@@ -149,11 +150,13 @@ def measure_weights(
     has_values, has_updates = "parameter" in roles, "parameter_update" in roles
     if not (has_values or has_updates):
         return
-    is_whole, computed = part is None, 0
+    computed = 0
     given: list[tuple[Site, Tensor, Tensor | None]] = []
     for name, weight in weights.items():
-        is_plain = is_whole and weight.is_plain
-        after = weight.parameters[0].detach() if is_plain else _in_use(recorder, name, weight, part)
+        if weight.is_plain:
+            after: Tensor | None = part(weight.parameters[0].detach()) if part else weight.parameters[0].detach()
+        else:
+            after = _in_use(recorder, name, weight, part)
         if after is None:
             continue
         if has_values:
@@ -161,7 +164,7 @@ def measure_weights(
         if has_updates and (copy := before.get(name)) is not None:
             given.append((_site(name, "parameter_before"), copy, None))
             given.append((_site(name, "parameter_update"), after, copy))
-        computed += 0 if is_plain else after.numel()
+        computed += 0 if weight.is_plain else after.numel()
         if computed > MOST_WAITING:
             recorder.observe_all(given)
             given, computed = [], 0

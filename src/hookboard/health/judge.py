@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from hookboard.health.causes import ORDER, explained
 from hookboard.health.look import Look
-from hookboard.health.rule import Rule, Symptom, Verdict, symptoms_of
+from hookboard.health.rule import Rule, Symptom, Verdict, passed_on, symptoms_of
 from hookboard.health.rules.experiments import TELLABLE
 from hookboard.health.run import Run
 from hookboard.layers import Layer
@@ -184,6 +184,8 @@ class Judge:
 
     def _sorted(self) -> tuple[Verdict, ...]:
         said = {**self._closed, **{key: case for key, case in self._open.items() if case.is_said}}
+        if not said:
+            return ()
         is_harmed = self._well < self.run.window and self.run.seen > 0
         cases = {case.verdict(*key, self.run.window, is_harmed): case for key, case in said.items()}
         whole = {self._waits(verdict, case): verdict for verdict, case in cases.items()}
@@ -251,9 +253,12 @@ class Judge:
     def _ask(self, step: int, rules: Sequence[Rule]) -> None:
         seen: set[Key] = set()
         names = {rule.name for rule in rules}
+        found: dict[str, list[Symptom]] = {}
+        for name, symptom in self.run.findings:
+            found.setdefault(name, []).append(symptom)
         for rule in list(rules):
             try:
-                symptoms = symptoms_of(rule, self.run)
+                symptoms = found.get(rule.name, []) if rule.judge is passed_on else symptoms_of(rule, self.run)
             except Exception as error:
                 self._rules.remove(rule)
                 warn_switched_off(f"the rule {rule.name!r} of HealthMonitor", error)

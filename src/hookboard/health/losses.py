@@ -528,6 +528,8 @@ class LossCurve(LossHistory):
     def _look_for_harm(self) -> str:
         if not self.is_finite:
             return f"the loss is {self.recent[-1].value}"
+        if not self.is_known:
+            return ""
         if self.has_diverged:
             return f"the loss is {self.level():.3g} after {min(self.start, self.first[0].value):.3g} at the start"
         if self.is_far_above_chance:

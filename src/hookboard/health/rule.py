@@ -158,6 +158,11 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
     return rules
 
 
+def passed_on(run: Run) -> tuple[()]:
+    """Stand for a rule whose symptoms are found elsewhere: the judge takes those of its name from `Run.findings`."""
+    return ()
+
+
 def symptoms_of(rule: Rule, run: Run) -> list[Symptom]:
     """Ask a rule for its symptoms.
 

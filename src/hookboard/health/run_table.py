@@ -59,9 +59,12 @@ class RunTable:
         """The optimizer steps of the columns of `recent`."""
         shape = len(QUANTITIES), len(self.layers.names)
         # Looks come first, so that memory is used as the run goes on. `recent` slides through a block of twice its
-        # length, and moves to its beginning when it comes to its end: what it returns is a view.
+        # length, and moves to its beginning when it comes to its end: it holds views.
         self._recent = np.empty((2 * RECENT_LOOKS, *shape))
         self._end = 0  # of the part of `_recent` in use
+        self.recent: dict[str, np.ndarray]
+        """Each quantity at the latest looks, shape (layers, at most 64), float64; valid until the next look."""
+        self._show_recent()
         self._course = np.empty((COURSE_COLUMNS + 1, *shape))
         self._spoiled = np.empty((COURSE_COLUMNS + 1, *shape), dtype=bool)
         self._every = 1  # once in how many looks a column is added to `course`
@@ -80,6 +83,7 @@ class RunTable:
             self._end = RECENT_LOOKS - 1
         self._recent[self._end] = values
         self._end += 1
+        self._show_recent()
         self.recent_steps.append(step)
         self._since += 1
         if self._since < self._every:
@@ -92,9 +96,9 @@ class RunTable:
             for block in (self._course, self._spoiled):
                 block[: len(self.steps)] = block[::2]
 
-    def recent(self, quantity: str) -> np.ndarray:
-        """Return a quantity at the latest looks, shape (layers, at most 64), float64; valid until the next look."""
-        return np.asarray(self._recent[max(0, self._end - RECENT_LOOKS) : self._end, _ROW_OF[quantity]].T)
+    def _show_recent(self) -> None:
+        latest = self._recent[max(0, self._end - RECENT_LOOKS) : self._end]
+        self.recent = dict(zip(QUANTITIES, latest.transpose(1, 2, 0), strict=True))
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:
         """Return a quantity over the whole run, shape (layers, columns), float64; its columns belong to `steps`.
@@ -118,6 +122,7 @@ class RunTable:
         """
         self.layers = LayerArrays(layers)
         self._recent = _in_order(self._recent, self._end, place, np.nan)
+        self._show_recent()
         self._course = _in_order(self._course, len(self.steps), place, np.nan)
         self._spoiled = _in_order(self._spoiled, len(self.steps), place, False)
 
@@ -131,7 +136,7 @@ class RunTable:
             "every": self._every,
             "since": self._since,
             "recent_steps": self.recent_steps,
-            "recent": {quantity: self.recent(quantity) for quantity in QUANTITIES},
+            "recent": self.recent,
         }
 
     @staticmethod
@@ -145,6 +150,7 @@ class RunTable:
             table._spoiled[: len(table.steps), row] = parts["spoiled"][quantity]
             table._end = parts["recent"][quantity].shape[1]
             table._recent[: table._end, row] = parts["recent"][quantity].T
+        table._show_recent()
         return table
 
 
@@ -261,7 +267,7 @@ class Rows:
         self.is_there = places >= 0
         """True where something was measured."""
         # Without any reading there is no row that could be taken.
-        rows = look.table.rows[places] if len(look.table) else np.empty((len(names), len(FIELDS)))
+        rows = look.table.rows[places] if len(look.table.rows) else np.empty((len(names), len(FIELDS)))
         if not self.is_there.all():
             rows[~self.is_there] = _UNMEASURED
         self.count, self.mean, self.deviation = rows[:, _COUNT], rows[:, _MEAN], rows[:, _DEVIATION]
@@ -308,21 +314,19 @@ class Units:
     """
 
     def __init__(self, channels: Sequence[np.ndarray | None], widths: Sequence[int]) -> None:
-        parts = [(place, part) for place, part in enumerate(channels) if part is not None and len(part)]
-        self.places = np.array([place for place, _ in parts], dtype=np.intp)
+        parts = {place: part for place, part in enumerate(channels) if part is not None and len(part)}
+        self.places = np.array([*parts], dtype=np.intp)
         """Which tensors have channels, shape (tensors with channels,)."""
-        self.counts = np.array([len(part) for _, part in parts], dtype=np.intp)
+        self.counts = np.array([*map(len, parts.values())], dtype=np.intp)
         """How many rows each has, shape (tensors with channels,)."""
-        self.widths = np.array([widths[place] for place, _ in parts], dtype=np.intp)
+        self.widths = np.array(widths, dtype=np.intp)[self.places]
         """How many channels each has, shape (tensors with channels,): of a wide tensor only every k-th has a row."""
         self.starts = np.cumsum(self.counts) - self.counts
         """Where each begins in `rows`, shape (tensors with channels,)."""
-        self.rows = np.concatenate([part for _, part in parts]) if parts else np.empty((0, len(FIELDS)))
+        self.rows = np.concatenate([*parts.values()]) if parts else np.empty((0, len(FIELDS)))
         """Shape (channels of all tensors, columns of `hookboard.measure.FIELDS`)."""
-
-    def column(self, field: str) -> np.ndarray:
-        """Return one column of `rows`."""
-        return np.asarray(self.rows[:, FIELDS.index(field)])
+        self.columns = dict(zip(FIELDS, self.rows.T, strict=True))
+        """The columns of `rows` by name."""
 
     def each(self, reduce: np.ufunc, values: np.ndarray, dtype: type | None = None) -> np.ndarray:
         """Reduce values of all channels to one number for each tensor, shape (tensors with channels,)."""
@@ -331,18 +335,18 @@ class Units:
     @functools.cached_property
     def has_values(self) -> np.ndarray:
         """True for channels with a finite value, shape (channels of all tensors,)."""
-        return np.asarray(self.column("count") > 0)
+        return np.asarray(self.columns["count"] > 0)
 
     @functools.cached_property
     def is_zero(self) -> np.ndarray:
         """True for channels whose finite values are all 0, and that have some, shape (channels of all tensors,)."""
-        return np.asarray((self.column("zeros") == self.column("count")) & self.has_values)
+        return np.asarray((self.columns["zeros"] == self.columns["count"]) & self.has_values)
 
     @functools.cached_property
     def squares(self) -> np.ndarray:
         """The squared deviation of each channel, shape (channels of all tensors,); inf where float64 cannot hold it."""
         with np.errstate(over="ignore"):
-            return np.asarray(np.square(self.column("deviation")))
+            return np.asarray(np.square(self.columns["deviation"]))
 
     @functools.cached_property
     def within(self) -> np.ndarray:
@@ -410,7 +414,7 @@ def _dead_fractions(output: Rows) -> np.ndarray:
     units = output.units
     dead = units.is_zero
     if output.nonfinite.any():
-        is_finite = [units.column(field) == 0 for field in ("nan", "posinf", "neginf")]
+        is_finite = [units.columns[field] == 0 for field in ("nan", "posinf", "neginf")]
         dead = np.logical_and.reduce([dead, *is_finite])
     shares = np.full(len(output.count), np.nan)
     shares[units.places] = units.each(np.add, dead, np.intp) / units.each(np.add, units.has_values, np.intp)
@@ -419,7 +423,7 @@ def _dead_fractions(output: Rows) -> np.ndarray:
 
 def _sample_spreads(output: Rows) -> np.ndarray:
     units = output.units
-    mean = units.column("mean")
+    mean = units.columns["mean"]
     within = units.within
     whole = within + units.each(np.add, mean * mean)
     spreads = np.full(len(output.count), np.nan)

@@ -1,7 +1,5 @@
 """`Silence`: which units of a layer no sample activates, and since when."""
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from hookboard.health.run_table import LookArrays
@@ -80,28 +78,29 @@ class Silence:
         return lasts
 
 
-def silent_in(look: LookArrays) -> Iterator[tuple[str, int, np.ndarray, np.ndarray | None]]:
-    """Yield of each layer whose units can be silent: name, width, values of each unit, and which units are silent.
+def silent_in(look: LookArrays) -> list[tuple[str, int, np.ndarray, np.ndarray | None]]:
+    """Return of each layer whose units can be silent: name, width, values of each unit, and which units are silent.
 
     Instead of the last there is None where no unit was silent. Layers are left out of which nothing can be told: where
     an output is not finite, its units are neither silent nor active.
     """
     outputs, layers = look.rows("output"), look.layers
     units = outputs.units
-    count, highest, is_zero = units.column("count"), units.column("max"), units.is_zero
-    is_exact, is_negative = (
-        layers.of_kind(kinds)[units.places] for kinds in (SILENT_AT_ZERO_KINDS, SILENT_BELOW_ZERO_KINDS)
-    )
+    count, highest, is_zero = units.columns["count"], units.columns["max"], units.is_zero
+    is_exact = layers.of_kind(SILENT_AT_ZERO_KINDS)[units.places]
+    is_negative = layers.of_kind(SILENT_BELOW_ZERO_KINDS)[units.places]
     some_zero, some_negative = units.each(np.logical_or, is_zero), units.each(np.minimum, highest) <= 0
     is_known = (is_exact | is_negative) & (outputs.nonfinite[units.places] == 0)
     may_be = (is_exact & some_zero) | (is_negative & some_negative)
     facts = (units.places, units.widths, units.starts, units.counts, is_exact, may_be)
-    for place, width, start, size, only_zero, some in zip(*(fact[is_known].tolist() for fact in facts), strict=True):
+    found = []
+    for place, width, start, size, only_zero, some in zip(*[fact[is_known].tolist() for fact in facts], strict=True):
         part = slice(start, start + size)
         silent = None
         if some:
             silent = is_zero[part] if only_zero else (highest[part] <= 0) & ~is_zero[part]
-        yield layers.names[place], width, count[part], silent
+        found.append((layers.names[place], width, count[part], silent))
+    return found
 
 
 def onsets(began: np.ndarray, since: int) -> tuple[int, str]:

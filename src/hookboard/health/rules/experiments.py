@@ -1,9 +1,6 @@
 """What experiments on a copy of the training have shown; `experiments/` makes them, and these rules pass it on."""
 
-from functools import partial
-
-from hookboard.health.rule import Rule, Symptom
-from hookboard.health.run import Run
+from hookboard.health.rule import Rule, passed_on
 
 TELLABLE = frozenset(
     {
@@ -14,12 +11,8 @@ TELLABLE = frozenset(
 """The rules whose alarm may come from the rate, the targets, or a model that cannot learn: experiments tell which."""
 
 
-def _found(name: str, run: Run) -> list[Symptom]:
-    return [symptom for rule, symptom in run.findings if rule == name]
-
-
 def _rule(name: str, about: str) -> Rule:
-    return Rule(name, partial(_found, name), at_once=True, about=about)
+    return Rule(name, passed_on, at_once=True, about=about)
 
 
 EXPERIMENT_RULES = (

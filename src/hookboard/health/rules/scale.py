@@ -109,7 +109,7 @@ def _normalized(run: Run) -> np.ndarray:
     Channels that hardly vary are left out. Only the numbers of batch norms have a meaning.
     """
     outputs, units, table = run.latest.rows("output"), run.latest.rows("output").units, run.arrays
-    deviation = units.column("deviation")
+    deviation = units.columns["deviation"]
     least = CONSTANT_CHANNEL_SHARE * units.each(np.maximum, deviation)
     is_alive = deviation > np.repeat(least, units.counts)
     alive, squares = units.counts, units.within

@@ -1,17 +1,10 @@
 """What is wrong with the training step itself; `auditing/` reads it in the code, and these rules pass it on."""
 
-from functools import partial
-
-from hookboard.health.rule import Rule, Severities, Symptom
-from hookboard.health.run import Run
-
-
-def _found(name: str, run: Run) -> list[Symptom]:
-    return [symptom for rule, symptom in run.findings if rule == name]
+from hookboard.health.rule import Rule, Severities, passed_on
 
 
 def _rule(name: str, gives: Severities, about: str) -> Rule:
-    return Rule(name, partial(_found, name), at_once=True, about=about, gives=gives)
+    return Rule(name, passed_on, at_once=True, about=about, gives=gives)
 
 
 STEP_RULES = (

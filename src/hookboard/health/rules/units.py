@@ -414,7 +414,7 @@ def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
         weights: the units of all weights.
         is_judged: which weights are meant, shape (weights,).
     """
-    low, high = weights.column("min"), weights.column("max")
+    low, high = weights.columns["min"], weights.columns["max"]
     largest = weights.each(np.maximum, np.maximum(np.abs(low), np.abs(high)))
     owner = np.repeat(np.arange(len(largest)), weights.counts)
     found = np.flatnonzero((is_judged & np.isfinite(largest))[owner])
