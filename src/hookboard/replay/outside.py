@@ -1,5 +1,6 @@
 """`nothing_gets_out`: keeps code from having an effect outside of the process, or in another thread."""
 
+import asyncio
 import builtins
 import inspect
 import io
@@ -9,12 +10,14 @@ import multiprocessing.process
 import os
 import queue
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -57,10 +60,15 @@ _REFUSED: list[tuple[Any, str, Callable[..., bool], str]] = [
     *_all_of(multiprocessing.process.BaseProcess, "start", "starts a process"),
     *_all_of(multiprocessing.connection.Connection, "_send_bytes", "writes to another process"),
     *_all_of(socket.socket, "connect send sendall sendto", "uses the network"),
+    *_all_of(ssl.SSLSocket, "connect send sendall", "uses the network"),
     *_all_of(threading.Thread, "start", "starts a thread"),
     *_all_of(queue.Queue, "put", "hands something to another thread"),
+    *_all_of(asyncio.BaseEventLoop, "call_soon_threadsafe", "hands something to another thread"),
 ]
 """What is refused, by its owner and name: which calls of it, and what the user is told."""
+
+TRACKERS = ("wandb", "mlflow", "comet_ml", "neptune", "clearml")
+"""Libraries whose functions write from anywhere."""
 
 
 class _RefusedError(BaseException):
@@ -80,7 +88,7 @@ def nothing_gets_out() -> Iterator[None]:
     refused: list[str] = []
     try:
         with ExitStack() as until_end:
-            for owner, name, concerns, what in _REFUSED:
+            for owner, name, concerns, what in (*_REFUSED, *_functions_of_trackers()):
                 until_end.enter_context(_in_this_thread(owner, name, partial(_refuse, refused, what), concerns))
             yield
     except (_RefusedError, Exception):
@@ -88,6 +96,14 @@ def nothing_gets_out() -> Iterator[None]:
             raise
     if refused:
         raise CannotRunAgainError(f"it {refused[0]}")
+
+
+def _functions_of_trackers() -> Iterator[tuple[Any, str, Callable[..., bool], str]]:
+    for tracker in TRACKERS:
+        module = sys.modules.get(tracker)
+        for name, value in list(vars(module).items()) if module is not None else ():
+            if isinstance(value, FunctionType | MethodType):
+                yield module, name, _always, f"calls {tracker}.{name}"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -47,12 +47,20 @@ class Variables:
         self._functions: dict[int, FunctionType] = {}
         self._owners: list[object] = []
         self._classes = {cls for module in model.modules() for cls in type(module).__mro__ if _is_own_class(cls)}
-        for function in _functions_of(model):
-            self._add(function)
+        for cls in list(self._classes):
+            for value in vars(cls).values():
+                self._add_all(value)
+        for module in model.modules():
+            for value in vars(module).values():
+                self._add_all(value)
         for function in _functions_of_objects(others):
             self._add(function)
         for hook in _hooks_of(model):
             self._add_hook(hook)
+
+    def _add_all(self, value: object) -> None:
+        for function in _functions_in(value):
+            self._add(function)
 
     def _add_hook(self, hook: Any) -> None:
         for function in _functions_in(hook):
@@ -120,6 +128,7 @@ class Variables:
                 cache.cache_clear()
 
 
+@cache
 def _is_of_library(path: str) -> bool:
     return any(part in path for part in _OF_LIBRARIES)
 
@@ -153,16 +162,6 @@ def _give_back(cls: type, data: dict[str, Any]) -> None:
     for name, value in data.items():
         if name not in now or now[name] is not value:
             setattr(cls, name, value)
-
-
-def _functions_of(model: nn.Module) -> Iterator[FunctionType]:
-    classes = {cls for module in model.modules() for cls in type(module).__mro__}
-    for cls in classes:
-        for value in vars(cls).values():
-            yield from _functions_in(value)
-    for module in model.modules():
-        for value in vars(module).values():
-            yield from _functions_in(value)
 
 
 def _functions_of_objects(objects: Sequence[object]) -> Iterator[FunctionType]:
