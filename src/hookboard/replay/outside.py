@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from types import FunctionType, MethodType
@@ -55,6 +56,7 @@ _REFUSED: list[tuple[Any, str, Callable[..., bool], str]] = [
     (os, "open", _may_write, "opens a file to write"),
     (torch, "save", _names_a_file, "saves to a file"),
     *_all_of(os, "remove unlink rename replace mkdir rmdir truncate symlink link chdir", "changes files"),
+    *_all_of(os, "write writev pwrite", "writes to a file"),
     *_all_of(os, "fork system posix_spawn execv execve", "starts a process"),
     *_all_of(subprocess.Popen, "__init__", "starts a process"),
     *_all_of(multiprocessing.process.BaseProcess, "start", "starts a process"),
@@ -63,6 +65,7 @@ _REFUSED: list[tuple[Any, str, Callable[..., bool], str]] = [
     *_all_of(ssl.SSLSocket, "connect send sendall", "uses the network"),
     *_all_of(threading.Thread, "start", "starts a thread"),
     *_all_of(queue.Queue, "put", "hands something to another thread"),
+    *_all_of(ThreadPoolExecutor, "submit", "hands something to another thread"),
     *_all_of(asyncio.BaseEventLoop, "call_soon_threadsafe", "hands something to another thread"),
 ]
 """What is refused, by its owner and name: which calls of it, and what the user is told."""

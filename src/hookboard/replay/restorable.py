@@ -1,6 +1,5 @@
 """`Restorable`: tells whether what a step may change can be put back."""
 
-import io
 import sys
 import threading
 from collections.abc import Collection, Iterator
@@ -27,6 +26,9 @@ MOST_OBJECTS = 200_000
 
 _OF_OTHERS = frozenset({"tokenizers", "sentencepiece", "pandas", "pyarrow", "regex", "numpy", "torch"})
 """Libraries whose compiled objects a step reads and does not change."""
+
+OF_FILES = frozenset({"_io", "_csv", "sqlite3", "h5py", "lmdb"})
+"""Libraries whose objects are files, or write to one."""
 
 _OURS = frozenset({"lightning", "lightning_fabric", "pytorch_lightning", "torch", "logging", "hookboard"})
 """Libraries whose objects are known to be left alone, or put back."""
@@ -65,7 +67,7 @@ class Restorable:
             raise CannotRunAgainError("the model holds too much in its attributes to put it back")
         what = None if isinstance(value, Tensor | nn.Module | np.ndarray) else self._fault_of(value)
         if what is not None:
-            raise CannotRunAgainError(f"the model or the batch holds {what}, which cannot be put back")
+            raise CannotRunAgainError(f"the model, its code or the batch holds {what}, which cannot be put back")
 
     def _add_weight(self, weight: nn.Parameter) -> None:
         if is_lazy(weight) or weight.is_meta:
@@ -78,8 +80,10 @@ class Restorable:
     def _fault_of(self, value: object) -> str | None:
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        if isinstance(value, io.IOBase) and value not in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-            return f"an open file ({name})"
+        library = kind.__module__.partition(".")[0]
+        if library in OF_FILES:
+            is_printed = any(value is stream for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__))
+            return None if is_printed else f"an open file ({name})"
         if isinstance(value, Iterator):
             return f"an iterator ({name})"
         if isinstance(value, Optimizer):
@@ -88,7 +92,6 @@ class Restorable:
             return f"what steps beside the optimizer ({name})"
         if isinstance(value, Logger) or kind.__module__.startswith("torch.utils.tensorboard"):
             return f"a logger of its own ({name})"
-        library = kind.__module__.partition(".")[0]
         if library in _OURS:
             return None
         if isinstance(value, _LOCKS) or any(

@@ -1,6 +1,5 @@
 """What the code of a model reaches besides its attributes: global variables and those of closures."""
 
-import io
 import random
 import sys
 from collections import deque
@@ -15,6 +14,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from hookboard.replay.restorable import OF_FILES
+
 _OF_LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 """What stands in the path of code whose variables do not change from call to call."""
 
@@ -27,7 +28,6 @@ _OTHERS_THAT_CHANGE = (
     random.Random,
     np.random.Generator,
     np.random.RandomState,
-    io.IOBase,
 )
 
 _CACHE = type(lru_cache(lambda: None))
@@ -100,7 +100,8 @@ class Variables:
             values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         for value in values:
             kind = type(value)
-            if kind in _CONTAINERS or isinstance(value, _OTHERS_THAT_CHANGE) or _is_own_class(kind):
+            is_of_file = kind.__module__.partition(".")[0] in OF_FILES
+            if kind in _CONTAINERS or is_of_file or isinstance(value, _OTHERS_THAT_CHANGE) or _is_own_class(kind):
                 found.append(value)
         return found
 
