@@ -1,8 +1,8 @@
 """Does what the advice of an alarm says, where a script can: keyed on the words of the advice, never on the program.
 
-Of an advice that names several things, the first that a script can do is done: "Lower the learning rate or warm it up,
-and clip gradients" is a tenth of the rate. Where the advice has no number, a rate changes by a factor of ten. What only
-a person can do ("look for detach()") is left.
+Of an advice that names several things, the first that a script can do is done: "Lower the learning rate, or clip
+gradients and warm it up" is a tenth of the rate. Where the advice has a number, that is taken. What only a person can
+do ("look for detach()") is left.
 """
 
 import re
@@ -109,6 +109,11 @@ def _scaled_targets(program: Program, match: re.Match[str], module: str) -> Prog
     return replace(program, targets=standardized(program.targets))
 
 
+def _scaled_both(program: Program, match: re.Match[str], module: str) -> Program | None:
+    scaled = _scaled_targets(program, match, module)
+    return None if scaled is None else _scaled_input(scaled, match, module)
+
+
 def _same_shape(program: Program, match: re.Match[str], module: str) -> Program | None:
     return replace(program, targets=program.targets.unsqueeze(1)) if program.targets.dim() == 1 else None
 
@@ -142,6 +147,15 @@ def _sigmoid(program: Program, match: re.Match[str], module: str) -> Program | N
         return None
     program.net[place] = nn.Sigmoid()  # type: ignore[index]  # a Sequential
     return program
+
+
+def _independent(program: Program, match: re.Match[str], module: str) -> Program | None:
+    """Give each label a logit of its own."""
+    place = _last(program, nn.Softmax)
+    if place is None:
+        return None
+    loss, score = F.binary_cross_entropy_with_logits, _of_logits
+    return replace(program, net=program.net[:place], loss=loss, score=score)  # type: ignore[index]  # a Sequential
 
 
 def _classes(program: Program, match: re.Match[str], module: str) -> Program | None:
@@ -205,6 +219,10 @@ def _normalized(program: Program, match: re.Match[str], module: str) -> Program:
     return replace(program, net=nn.Sequential(*put))
 
 
+def _hidden_relu_normalized(program: Program, match: re.Match[str], module: str) -> Program:
+    return _normalized(_hidden_relu(program, match, module), match, module)
+
+
 def _less_dropout(program: Program, match: re.Match[str], module: str) -> Program | None:
     dropped = [layer for layer in program.net.modules() if isinstance(layer, nn.Dropout)]
     for layer in dropped:
@@ -219,22 +237,26 @@ def _words(pattern: str) -> re.Pattern[str]:
 REPAIRS: list[tuple[re.Pattern[str], Any]] = [
     (_words(r"set lr ?= ?(?P<rate>[0-9.e+-]*[0-9])"), _named_rate),
     (_words(r"(?P<way>multiply|divide) (?:all rates|the learning rate|it) by (?P<factor>[0-9.]*[0-9])"), _named_factor),
+    (_words(r"lower the learning rate to (?:about )?(?P<rate>[0-9.e+-]*[0-9])"), _named_rate),
     (_words(r"lower the learning rate|a learning rate that is too high"), partial(_rate, 0.1)),
     (_words(r"raise the learning rate"), partial(_rate, 10.0)),
     (_words(r"clip gradients"), _clipped),
+    (_words(r"scale the input and the targets"), _scaled_both),
     (_words(r"scale the input|scale each column|normalize the inputs"), _scaled_input),
     (_words(r"mean of the training targets|scale the targets"), _scaled_targets),
     (_words(r"give both the same shape"), _same_shape),
     (_words(r"remove (?:the|this) (?P<what>softmax|sigmoid|relu|tanh)"), _removed),
     (_words(r"use (?:a )?sigmoid for one output"), _sigmoid),
+    (_words(r"use sigmoid in place of the softmax, with binary_cross_entropy_with_logits"), _independent),
     (_words(r"for more classes use cross_entropy|an output for each class"), _classes),
     (_words(r"put log_softmax"), _log_softmax),
+    (_words(r"use relu or gelu in place of .*, add normalization"), _hidden_relu_normalized),
     (_words(r"use relu or gelu in place of"), _hidden_relu),
     (
         _words(r"initialize for the activation|weights of this layer are initialized|this layer is initialized"),
         _initialized,
     ),
-    (_words(r"add normalization|or normalize it"), _normalized),
+    (_words(r"add normalization|or normalize it|put a batch norm"), _normalized),
     (_words(r"lower its rate|lower the rate of this dropout"), _less_dropout),
 ]
 """What words of an advice ask for."""

@@ -83,10 +83,10 @@ def test_more_classes_get_an_output_each():
     assert changed.score is accuracy
 
 
-def test_hidden_sigmoids_become_relus_and_the_last_stays():
+def test_hidden_sigmoids_become_normalized_relus_and_the_last_stays():
     advice = "Use ReLU or GELU in place of Sigmoid, add normalization or shortcuts"
     _, changed = followed(program(4, "sigmoid", 1, "sigmoid"), advice, "")
-    assert [type(layer) for layer in changed.net] == [nn.Linear, nn.ReLU, nn.Linear, nn.Sigmoid]
+    assert [type(layer) for layer in changed.net] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.Sigmoid]
 
 
 def test_weights_before_a_relu_get_the_deviation_of_he():

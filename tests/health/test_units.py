@@ -1,7 +1,7 @@
 """Units that nothing activates."""
 
 import pytest
-from health.looks import row
+from health.looks import reading, row
 from health.runs import (
     falling,
     harmed,
@@ -351,3 +351,11 @@ def test_a_layer_that_starts_with_half_of_its_units_dead_and_loses_the_others_di
     (symptom,) = symptoms(DEAD_UNITS, run)
     assert (symptom.severity, symptom.since) == ("alarm", 40)
     assert symptom.advice.startswith("Lower the learning rate")
+
+
+@pytest.mark.parametrize(("bias", "advice"), [(-5.0, "Initialize the biases"), (0.01, "Put a batch norm")])
+def test_the_biases_are_to_blame_for_units_dead_from_the_start_only_where_they_make_the_outputs_negative(bias, advice):
+    biases = reading("fc1.bias", "parameter_before", [row(UNITS, bias, 0.01)])
+    run = run_of(CHAIN, lambda n: [*chain(nothing(UNITS), fc1=negative(UNITS)), biases])
+    (symptom,) = symptoms(DEAD_UNITS, run)
+    assert symptom.advice.startswith(advice)

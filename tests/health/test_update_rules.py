@@ -428,3 +428,12 @@ def test_large_steps_that_were_over_when_the_loss_was_at_its_best_have_not_made_
     made = training(90, lambda step: moved(2 * UPDATE_RATIO_LARGE if step < 8 else 1e-3), losses=losses)
     (found,) = symptoms(TOO_LARGE, made)
     assert found.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"), [(lambda step: 0.1, "to about 0.005,"), (lambda step: 0.1 / (1 + step), ", or")]
+)
+def test_the_rate_that_is_advised_would_have_made_the_first_step_a_hundredth_of_the_weights(rate, said):
+    made = training(90, lambda step: moved(2 * UPDATE_RATIO_LARGE), losses=risen(90), rate=rate)
+    (found,) = symptoms(TOO_LARGE, made)
+    assert f"lower the learning rate {said}".replace(" ,", ",") in found.advice

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.auditing.program import CUTS, Observer, Op, Step, Value
-from hookboard.health import Severity, Symptom
+from hookboard.health import SCALE_TARGETS, Severity, Symptom
 from hookboard.messages import warn_switched_off
 
 PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
@@ -351,7 +351,7 @@ def targets(done: Done) -> Iterator[Finding]:
                     place.module,
                     f"the targets at {place} are {_range(wanted)}, with a mean of {mean:.3g} and a standard deviation "
                     f"of {spread:.3g}",
-                    "subtract the mean of the training targets and divide by their standard deviation",
+                    SCALE_TARGETS,
                 )
         yield from _all_the_same(call)
 

@@ -16,13 +16,14 @@ from hookboard.health.rule import Rule, Severity, Symptom, Verdict, check_stop_o
 from hookboard.health.rules import RULES
 from hookboard.health.rules.experiments import TELLABLE, TRIED
 from hookboard.health.rules.numerics import Nonfinite, Pass, before_nonfinite, first_of
-from hookboard.health.rules.training_step import STEP
+from hookboard.health.rules.training_step import SCALE_TARGETS, STEP
 from hookboard.health.run import Run
 
 __all__ = [
     "FORMS",
     "MEASURED_VALUES_MAX",
     "RULES",
+    "SCALE_TARGETS",
     "STEP",
     "STEPS_BEFORE_STUCK",
     "TELLABLE",

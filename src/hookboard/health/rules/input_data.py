@@ -8,6 +8,7 @@ import numpy as np
 from hookboard.health.look import Look
 from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.shared import counted, harm_of, severity_of, weight_gain
+from hookboard.health.rules.training_step import are_targets_unscaled
 from hookboard.health.run import Run
 from hookboard.layers import NORM_KINDS, Layer
 from hookboard.measure import FIELDS, every_of
@@ -147,7 +148,9 @@ def _range(run: Run, site: Site, reading: Numbers) -> Said | None:
         severity = "alarm"
     if rms >= INPUT_RMS_LARGE:
         evidence = f"the input ranges from {span}, with an RMS of {rms:.3g}; about 1 is usual"
-        return evidence, "Scale the input: subtract its mean and divide by its deviation.", severity, 2.0
+        both = "Scale the input and the targets: subtract the mean of each and divide by its deviation."
+        alone = "Scale the input: subtract its mean and divide by its deviation."
+        return evidence, both if are_targets_unscaled(run) else alone, severity, 2.0
     if rms <= INPUT_RMS_SMALL:
         evidence = f"the input ranges from {span}, with an RMS of only {rms:.2g}; about 1 is usual"
         return evidence, "Check whether the input is scaled down twice.", severity, 2.0

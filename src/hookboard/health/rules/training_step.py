@@ -1,6 +1,15 @@
 """What is wrong with the training step itself; `auditing/` reads it in the code, and these rules pass it on."""
 
 from hookboard.health.rule import Rule, Severities, passed_on
+from hookboard.health.run import Run
+
+SCALE_TARGETS = "subtract the mean of the training targets and divide by their standard deviation"
+"""The advice for targets of a regression that are not scaled."""
+
+
+def are_targets_unscaled(run: Run) -> bool:
+    """Return True if the step compares outputs with targets that are not scaled."""
+    return any(symptom.advice == SCALE_TARGETS for rule, symptom in run.findings if rule == "targets")
 
 
 def _rule(name: str, gives: Severities, about: str) -> Rule:

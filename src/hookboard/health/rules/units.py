@@ -134,6 +134,10 @@ on or off for all samples by chance: up to 55 % are off in runs that are merely 
 DEAD_SHARE_CALLED = 0.5
 """Where the activation is a function, this share of dead units is worth a note (a choice)."""
 
+BIAS_SHARE = 0.5
+"""The biases are to blame for units that are dead from the start if their mean is this share of that of the layer's
+outputs, and negative (a choice)."""
+
 DEAD_SHARE_NOTE = 0.25
 """Share of dead units that is worth a note. A healthy net of narrow layers starts with 5 to 20 % (seen on the tuning
 half)."""
@@ -252,12 +256,27 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     if dead.at.kind == "dropout":
         advice = "Lower the rate of this dropout."
     elif onset <= first:
-        advice = "Check how this layer is initialized, its bias first; then the scale of its input."
+        advice = _advice_at_start(run, dead)
     else:
         advice = f"Lower the learning rate or warm it up, and check this layer's updates just before step {onset}."
     is_hard = _is_gone(run, dead)
     return Symptom(
         dead.source.name, f"{what}{others}.", advice, severity, size=dead.share, since=since, is_hard=is_hard
+    )
+
+
+def _advice_at_start(run: Run, dead: Dead) -> str:
+    """Return what helps where units were dead before the first step: their biases, or else where their inputs lie."""
+    biases = [name for name in dead.source.weights if len(dead.source.shapes.get(name, ())) == 1]
+    bias = run.first.numbers(biases[0], "parameter_before") if run.first and len(biases) == 1 else None
+    given = run.first.numbers(dead.source.name, "output") if run.first else None
+    if bias is None or given is None:
+        return "Check how this layer is initialized, its bias first; then the scale of its input."
+    if bias.moments.mean <= BIAS_SHARE * given.moments.mean < 0:
+        return f"Initialize the biases of this layer with 0: they are {bias.moments.mean:.3g} in the mean."
+    return (
+        "Put a batch norm between this layer and its activation, so that each unit is active for about half of the "
+        "samples, or use LeakyReLU or GELU; then check how this layer is initialized."
     )
 
 

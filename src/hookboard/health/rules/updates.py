@@ -16,6 +16,10 @@ UPDATE_RATIO_LARGE = 0.1
 """Update ratio above which steps are large, as the median over the layers, for a window (DeepDiagnosis,
 TheDeepChecker)."""
 
+UPDATE_RATIO_ADVISED = 0.01
+"""Update ratio of the first steps that is advised where it was too large: ten times what is usual later (a choice: the
+first steps are the largest)."""
+
 FIRST_UPDATE_RATIO_LARGE = 0.3
 """The same for the first step: Adam then reaches 0.1 in narrow layers (seen on the benchmark's tuning half), and
 weights that have grown by the next look hide it."""
@@ -169,11 +173,20 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     among = f"of their size in the median over the layers ({before})"
     moves, until = _moves("the weights", among, steps, whole, whole > UPDATE_RATIO_LARGE)
     evidence = f"{moves}, at a learning rate that is now {_rate(run):.2g}{_leap(run) or harm_of(run)}"
-    advice = "lower the learning rate, or warm it up from 0, and clip gradients"
+    advice = f"lower the learning rate{_to(run, float(whole[first]))}, or clip gradients and warm it up from 0"
     is_over = until is not None and run.losses.has_risen and run.losses.best_step > until
     is_harmless = is_over or (not run.losses.is_harmed and _has_come_back(run))
     severity: Severity = "note" if is_harmless else "alarm"
     return Symptom("", evidence, advice, severity, float(whole[first]), int(steps[first]), until=until)
+
+
+def _to(run: Run, moved: float) -> str:
+    """Return the learning rate to lower it to, as a clause; "" if the rate was another when the step was made."""
+    rate = _rate(run)
+    is_constant = rate == max(run.peak_rate.values(), default=math.nan)
+    if not (is_constant and moved > UPDATE_RATIO_ADVISED):
+        return ""
+    return f" to about {rate * UPDATE_RATIO_ADVISED / moved:.1g}, at which that step is {UPDATE_RATIO_ADVISED:.0%}"
 
 
 def _rate(run: Run) -> float:
