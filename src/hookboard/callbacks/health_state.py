@@ -1,6 +1,7 @@
 """What `HealthMonitor` holds of one stage: its layers, the losses of all steps, the judge, its reporter."""
 
 import math
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -318,6 +319,8 @@ EVALUATED = 4
 """How many batches of each validation loop are looked at."""
 
 
+_is_trained = operator.attrgetter("requires_grad")
+
 _KEPT = ("first_step", "looks", "told")
 
 
@@ -443,7 +446,7 @@ class HealthState(MeasurementState):
         """
         self.looks += 1
         events: list[Nonfinite] = [] if ranks is None else self.new_events()
-        frozen = {name for name, w in self.weights.items() if not any(p.requires_grad for p in w.parameters)}
+        frozen = {name for name, w in self.weights.items() if not any(map(_is_trained, w.parameters))}
         is_scaled, batch_idx = self.loss_scale is not None, self.batch_idx
         stepped, self.stepped = self.stepped, {}
         why_silent, findings, said = self.why_silent or {}, [*(self.findings or ()), *self.trial.found], self.trial.said

@@ -3,11 +3,10 @@
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import forget_graphs
-from hookboard.hooks.hook import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, sort_hooks
 from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
 from hookboard.hooks.module_tap import UNKNOWN
 from hookboard.hooks.own_call import is_own_call, own_call, spare_of
-from hookboard.hooks.taps import NO_GRADIENT, Taps
+from hookboard.hooks.taps import EDITS_GRADIENTS, EDITS_VALUES, NO_GRADIENT, READS_BEFORE_EDITS, Taps, sort_hooks
 
 __all__ = [
     "EDITS_GRADIENTS",
