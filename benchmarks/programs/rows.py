@@ -41,11 +41,11 @@ def harm(name: str) -> str:
     return f"{name:33} {verdict:15} {scores}"
 
 
-def judged(name: str, every: int) -> dict[str, Any]:
+def judged(name: str, every: int, experiments: bool = False) -> dict[str, Any]:
     """Train a program faulty and fixed with a monitor; returns its row of the table."""
     post = by_name(name)
-    fault = trained(built(post, False, post.seed), post.seed, HealthMonitor(), every)
-    fix = trained(built(post, True, post.seed), post.seed, HealthMonitor(), every)
+    fault = trained(built(post, False, post.seed), post.seed, HealthMonitor(experiments=experiments), every)
+    fix = trained(built(post, True, post.seed), post.seed, HealthMonitor(experiments=experiments), every)
     return {
         "post": post.name,
         "source": post.source,

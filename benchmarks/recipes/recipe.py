@@ -139,13 +139,13 @@ class Losses(Callback):
             self.seen.append(float(loss))
 
 
-def run(name: str, with_monitor: bool = True) -> dict[str, Any]:
+def run(name: str, with_monitor: bool = True, experiments: bool = False) -> dict[str, Any]:
     """Train a recipe on one thread; returns its row of the table."""
     given = next(each for each in RECIPES if each.name == name)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     training = given.build()
-    monitor, losses = HealthMonitor(), Losses()
+    monitor, losses = HealthMonitor(experiments=experiments), Losses()
     trainer = Trainer(
         accelerator="cpu",
         max_steps=training.steps,

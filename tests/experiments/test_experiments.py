@@ -446,4 +446,4 @@ def test_a_loss_that_diverges_at_every_rate_is_a_matter_of_the_rate():
     batches = [(1e4 * x, 1e4 * y) for x, y in regression()]
     found = tried(line, batches, SGD(line.parameters(), lr=1))
     assert [*found] == ["learning_rate"]
-    assert "at every rate down to 0.001 the loss diverges" in found["learning_rate"].evidence
+    assert "at every rate down to 1e-06 the loss diverges" in found["learning_rate"].evidence

@@ -237,6 +237,8 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _see_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
         state.batch_idx = batch_idx
+        if state.trial.is_wanted and state.trial.start is None and loop.world_size == 1:
+            state.trial.keep(loop.model)
         self._try(loop, state, [batch])
         if state.findings is None and not self._has_lazy:
             is_asked = self.audit and not STEP.isdisjoint(rule.name for rule in self._rules())
@@ -257,17 +259,18 @@ class HealthMonitor(SiteLogger[HealthState]):
             state: of the training.
             first: the batch that is about to be trained on; empty at the end.
         """
-        if state.trial.wish is None:
+        if (wish := state.trial.wish) is None:
             return
         self._worker.settle()  # it may be judging
         state.trial.is_wanted = False
         began, seconds = perf_counter(), SECONDS if self.experiments is True else float(self.experiments)
         findings, in_short = list[Found](), ""
         try:
-            found = tried(loop, first, seconds, is_stuck=state.trial.wish.is_stuck)
+            found = tried(loop, first, seconds, wish, state.trial.start)
             findings, in_short = found.findings, found.in_short
             said = f"{in_short}." if in_short else found.tried[0]
-            inform(f"HealthMonitor, on a copy, {perf_counter() - began:.1f} s of at most {seconds:g}: {said}")
+            if not wish.is_brief:
+                inform(f"HealthMonitor, on a copy, {perf_counter() - began:.1f} s of at most {seconds:g}: {said}")
         except Exception as error:
             warn_switched_off("what HealthMonitor tries on a copy", error)
         self._leave_out(perf_counter() - began)

@@ -391,7 +391,7 @@ class HealthState(MeasurementState):
 
     def begin_judging(self, judge: Judge) -> None:
         """Set the judge of the run, and a reporter for what it says."""
-        held = TELLABLE if self.trial.is_wanted else frozenset[str]()
+        held = TELLABLE - {"nonfinite"} if self.trial.is_wanted else frozenset[str]()
         self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps, held)
 
     def add_findings(self, found: Sequence[Found]) -> None:
@@ -517,6 +517,7 @@ class HealthState(MeasurementState):
             self.judge.add("nonfinite", event.symptom(), event.step, event.is_located, is_searched)
         looks, verdicts = self.judge.run.looks, self.judge.verdicts
         self.reporter.at_event(verdicts, events[0].step, looks[-1] if looks else None)
+        self.trial.look_for_wish(self.judge)
         return verdicts
 
     def guilty(self, stop_on: str | Sequence[str], verdicts: Sequence[Verdict]) -> Verdict | None:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ class OutOfTimeError(RuntimeError):
     """The budget of seconds is used up."""
 
 
+Start = Sequence[tuple[nn.Parameter, Tensor]]
+"""Parameters, and the values that they had at the start."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How the model is trained.
@@ -37,6 +42,7 @@ class Recipe:
         scale: the factor of a GradScaler; 1 without one.
         until: when the budget is used up, on the clock of `perf_counter`.
         trainer: the Trainer; None without one.
+        start: parameters with the values to start from, and an optimizer without state; None for those of now.
     """
 
     module: nn.Module
@@ -46,6 +52,7 @@ class Recipe:
     scale: float = 1.0
     until: float = math.inf
     trainer: Trainer | None = None
+    start: Start | None = None
 
     def check_time(self) -> None:
         """Raise an OutOfTimeError once the budget is used up."""
@@ -64,6 +71,9 @@ def apart(recipe: Recipe, batches: Sequence[Any]) -> Iterator[None]:
     """Let the model be trained inside the context, and put everything back."""
     given = [*batches, recipe.parameters]
     with undisturbed(recipe.module, *given, trainer=recipe.trainer, is_whole_step=True, is_strict=True):
+        with torch.no_grad():
+            for p, value in recipe.start or ():
+                p.copy_(value)
         yield
 
 
@@ -81,6 +91,8 @@ def copied(recipe: Recipe, factor: float = 1.0) -> Optimizer:
     memo: dict[int, Any] = {id(part): part for part in parts}
     made: Optimizer = object.__new__(type(optimizer))
     held = {name: value for name, value in vars(optimizer).items() if name not in ("step", *STEP_HOOKS)}
+    if recipe.start is not None:
+        held["state"] = defaultdict(dict)
     made.__setstate__(copy.deepcopy(held, memo))
     for group, rate in zip(made.param_groups, rates_of(optimizer), strict=True):
         group["lr"] = rate * factor

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.auditing import Finding
-from hookboard.experiments.attempt import OutOfTimeError, Recipe, apart, losses_of, rates_of
+from hookboard.experiments.attempt import OutOfTimeError, Recipe, Start, apart, losses_of, rates_of
 from hookboard.experiments.labels import judge_equal, judge_labels, said_of_labels, tried_labels
 from hookboard.experiments.rates import (
     FACTORS,
@@ -79,6 +79,7 @@ class Setting:
         trainer: the Trainer; None without one.
         total_steps: how many optimizer steps the training has; inf if unknown.
         is_stuck: whether its loss has not fallen so far.
+        start: what to start from, see `Recipe`.
     """
 
     module: nn.Module
@@ -87,6 +88,7 @@ class Setting:
     trainer: Trainer | None = None
     total_steps: float = math.inf
     is_stuck: bool = False
+    start: Start | None = None
 
 
 def run_experiments(
@@ -133,12 +135,25 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Expe
         batches: the first ones are learned together, all of them tell of the targets.
         seconds: the budget.
     """
+    return _done(setting, batches, seconds, lambda recipe: _experiments(recipe, setting, batches))
+
+
+def look_at_targets(setting: Setting, batches: Sequence[Any], seconds: float) -> Experiments:
+    """Only find targets that are all the same class; the arguments are those of `experiment`."""
+
+    def look(recipe: Recipe) -> Experiments:
+        found = judge_equal(batches) if are_classes(recipe, batches) else []
+        return Experiments(found, ["The targets were looked at."])
+
+    return _done(setting, batches, seconds, look)
+
+
+def _done(setting: Setting, batches: Sequence[Any], seconds: float, do: Callable[[Recipe], Experiments]) -> Experiments:
     reason = why_not(setting, batches)
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
-    until = perf_counter() + seconds
     try:
-        return _experiments(_recipe(setting, until), setting, batches)
+        return do(_recipe(setting, perf_counter() + seconds))
     except CannotRunAgainError as error:
         return Experiments([], [f"Nothing was tried: {error}."])
 
@@ -180,7 +195,7 @@ def _recipe(setting: Setting, until: float) -> Recipe:
         if trainer.gradient_clip_val:
             clip = partial(_clipped, trainer)
         scale = SCALE if getattr(trainer.precision_plugin, "scaler", None) is not None else 1.0
-    return Recipe(setting.module, step, optimizer, clip, scale, until, trainer)
+    return Recipe(setting.module, step, optimizer, clip, scale, until, trainer, setting.start)
 
 
 def _clipped(trainer: Trainer, optimizer: Optimizer) -> None:
@@ -205,14 +220,14 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
         took = perf_counter() - took
         if not unlearnable:
             trials = _tried_rates(recipe, together, took, has_targets)
-            tried += said_of_rates(trials, len(together))
+            tried += said_of_rates(trials, f"{_weights(recipe)}, {_what(len(together))}")
             in_short = in_short_of(trials, len(together))
             [optimizer] = setting.optimizers
             duels = _duels(recipe, together, batches, trials, has_targets)
             findings += judge_rates(
                 trials,
                 duels,
-                _on_others(recipe, batches, trials) if setting.is_stuck else None,
+                _on_others(recipe, batches, trials, duels) if setting.is_stuck else None,
                 has_targets=has_targets,
                 is_dense=any(pair.targets[0].numel() > DENSE for pair in pairs_in(together)),
                 groups=len(optimizer.param_groups),
@@ -225,7 +240,19 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
     except OutOfTimeError:
         tried.append("The budget of seconds was used up before anything could be tried.")
     tried.append(f"This took {perf_counter() - began:.1f} s; weights, optimizer and random state are as before.")
+    findings = [_said_where(one, recipe) for one in findings]
     return Experiments(sorted(findings, key=lambda finding: finding.severity != "alarm"), tried, in_short)
+
+
+def _weights(recipe: Recipe) -> str:
+    return "the weights of now" if recipe.start is None else "the first weights"
+
+
+def _said_where(finding: Finding, recipe: Recipe) -> Finding:
+    """Say that it was tried from the first weights, where it was."""
+    if recipe.start is None:
+        return finding
+    return finding._replace(evidence=finding.evidence.replace("on a copy", "on a copy with the first weights", 1))
 
 
 def _losses_now(recipe: Recipe, batches: Sequence[Any]) -> list[float]:
@@ -267,9 +294,11 @@ def _duels(
     return duels
 
 
-def _on_others(recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial]) -> Duel | None:
+def _on_others(
+    recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], duels: Sequence[Duel]
+) -> Duel | None:
     """Try higher rates by the loss on other batches, where the loss stays at the user's."""
-    higher = higher_ones(trials)
+    higher = higher_ones(trials, duels)
     return tried_on_others(recipe, batches, higher, LONGER * STEPS) if higher and len(batches) > 1 else None
 
 
@@ -286,12 +315,17 @@ def _what(batches: int) -> str:
     return "one batch" if batches == 1 else f"{batches} batches"
 
 
-def said_of_rates(trials: Sequence[RateTrial], batches: int) -> list[str]:
-    """Say what became of the loss at each rate."""
+def said_of_rates(trials: Sequence[RateTrial], of_what: str) -> list[str]:
+    """Say what became of the loss at each rate.
+
+    Args:
+        trials: in order.
+        of_what: the weights and the batches.
+    """
     if not trials:
         return ["The budget of seconds was used up before a rate could be tried."]
-    of_all = f"{len(trials)} of {len(FACTORS)} rates"
-    lines = [f"From the weights of now, {_what(batches)} learned at {of_all}, each from the start:"]
+    of_all = f"{len(trials)} of {max(len(FACTORS), len(trials))} rates"
+    lines = [f"From {of_what} learned at {of_all}, each from the start:"]
     for trial in trials:
         mark = " (yours)" if trial.factor == 1 else ""
         lines.append(

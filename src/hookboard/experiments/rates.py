@@ -22,6 +22,10 @@ from hookboard.experiments.targets import exchanged
 FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0, 0.001, 1000.0)
 """What the user's rate is multiplied by, in the order in which it is tried: from a thousandth to a thousand times."""
 
+HIGHER, LOWER = (1e4, 1e5, 1e6), (1e-4, 1e-5, 1e-6)
+"""Further factors, where the loss falls at none of the first: the former where it falls the more the higher the rate,
+the latter where it diverges at each."""
+
 LAST = 5
 """A loss is averaged over this many steps at the end of an attempt (a choice)."""
 
@@ -91,9 +95,21 @@ def tried_rates(recipe: Recipe, batches: Sequence[Any], count: int, *, has_targe
         rest = losses_at_rest(recipe, batches, count + 1)
         for factor in FACTORS:
             trials += [_tried(recipe, batches, factor, rest, has_targets=has_targets)]
+        for factor in _further(sorted(trials, key=lambda trial: trial.factor)):
+            trials += [_tried(recipe, batches, factor, rest, has_targets=has_targets)]
+            if trials[-1].fall >= LEARNS or math.isfinite(trials[-1].after) != (factor > 1):
+                break
     except OutOfTimeError:
         pass
     return sorted(trials, key=lambda trial: trial.factor)
+
+
+def _further(trials: Sequence[RateTrial]) -> Sequence[float]:
+    """Return the factors that may show more than the first ones, which are given in order."""
+    lowest, (before, highest) = trials[0], trials[-2:]
+    if not math.isfinite(lowest.after):
+        return LOWER
+    return HIGHER if STANDS > highest.fall > before.fall else ()
 
 
 class Duel(NamedTuple):
@@ -146,10 +162,16 @@ def tried_on_others(recipe: Recipe, batches: Sequence[Any], trials: Sequence[Rat
     return Duel(found[0], max(found[1:], key=lambda trial: trial.fall)) if len(found) > 1 else None
 
 
-def higher_ones(trials: Sequence[RateTrial]) -> list[RateTrial]:
-    """Return the user's rate and the higher ones at which the loss falls; empty unless it stays at the user's."""
+def higher_ones(trials: Sequence[RateTrial], duels: Sequence[Duel]) -> list[RateTrial]:
+    """Return the user's rate and the higher ones at which the loss falls; empty unless it stays at the user's.
+
+    Args:
+        trials: of `tried_rates`.
+        duels: of `tried_longer`, where that was needed.
+    """
     yours = [trial for trial in trials if trial.factor == 1 and -SLOW <= trial.fall < SLOW]
-    higher = [trial for trial in trials if trial.factor > 1 and trial.fall >= LEARNS]
+    longer = [duel.best for duel in duels if duel.yours.fall < SLOW]
+    higher = [trial for trial in [*trials, *longer] if trial.factor > 1 and trial.fall >= LEARNS]
     return [*yours, *higher] if yours and higher and not has_no_bound(trials) else []
 
 
@@ -213,6 +235,8 @@ def judge_rates(
     yours = next((trial for trial in trials if trial.factor == 1), None)
     if yours is None or has_no_bound(trials):
         return []
+    if on_others is not None and on_others.yours.fall < SLOW and on_others.best.fall >= PROVEN and not is_scheduled:
+        return [_of_rate(*on_others, groups, "alarm", "the loss on batches that were not trained on")]
     if all(trial.fall < STANDS for trial in trials):
         if len(trials) < len(FACTORS):
             return []
@@ -229,9 +253,7 @@ def judge_rates(
     best, enough = advised(higher), next((trial for trial in higher if trial.fall >= LEARNS), None)
     if best is None or enough is None or not -SLOW <= yours.fall < SLOW or is_scheduled:
         return []
-    if on_others is not None and on_others.yours.fall < SLOW and on_others.best.fall >= PROVEN:
-        return [_of_rate(*on_others, groups, "alarm", "the loss on batches that were not trained on")]
-    is_alarm = has_targets and total * TOO_FEW < enough.factor * enough.steps
+    is_alarm = has_targets and total * TOO_FEW < enough.factor * enough.steps and enough.factor <= max(FACTORS)
     return [_of_rate(yours, best, groups, "alarm" if is_alarm else "note")]
 
 

@@ -100,7 +100,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("targets", (*_OF_LOSS, "update_too_large")),
     Cause("input_scale", (*_SIGNAL, "symmetric_units", "update_too_large", "update_too_small", "spike", *_LAST)),
     Cause("input_scale", ("nonfinite",), when="earlier"),
-    Cause("learning_rate", (*_STANDSTILL, *_LAST, "update_too_large", "spike")),
+    Cause("learning_rate", (*_STANDSTILL, *_LAST, "update_too_large", "spike", "nonfinite")),
     Cause("learning_rate", (*_SIGNAL, "symmetric_units"), when="by steps"),
     Cause("cannot_learn", (*_LAST, "spike")),
     Cause("labels", _LAST),

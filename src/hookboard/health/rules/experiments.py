@@ -4,7 +4,7 @@ from hookboard.health.rule import Rule, passed_on
 
 TELLABLE = frozenset(
     {
-        *("update_too_large", "update_too_small", "not_updated", "not_learning", "spike"),
+        *("update_too_large", "update_too_small", "not_updated", "not_learning", "spike", "nonfinite"),
         *("exploding_gradient", "vanishing_gradient", "dead_units", "saturated", "activation_scale", "collapsed"),
     }
 )
