@@ -74,6 +74,7 @@ MEANT = {
     "histogram": SWITCH,
     "sync_dist": SWITCH,
     "audit": SWITCH,
+    "experiments": SWITCH | COUNT | {"2.5", "float32"},
     "max_overhead": {"None", "float32"},
     "samples": COUNT,
     "channels": COUNT,

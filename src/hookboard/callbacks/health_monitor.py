@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, get_args
 
+import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -137,7 +138,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             check_stop_on(stop_on, names, RULES)
         check_name("nonfinite", nonfinite, get_args(Finding))
         check_switches(audit=audit)
-        if not isinstance(experiments, bool):
+        if not isinstance(experiments, bool | np.bool_):
             check_number(
                 "experiments", experiments, "True, False, or seconds above 0", lambda s: is_finite(s) and s > 0
             )
@@ -263,7 +264,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             return
         self._worker.settle()  # it may be judging
         state.trial.is_wanted = False
-        began, seconds = perf_counter(), SECONDS if self.experiments is True else float(self.experiments)
+        began, seconds = perf_counter(), self._seconds()
         findings, in_short = list[Found](), ""
         try:
             found = tried(loop, first, seconds, wish, state.trial.start)
@@ -285,6 +286,10 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.judge.run.losses.extend(losses.read(waiting))
             state.trial.look_for_wish(state.judge, is_over=True)
             self._try(loop, state, [])
+
+    def _seconds(self) -> float:
+        """Return the budget of the experiments."""
+        return SECONDS if isinstance(self.experiments, bool | np.bool_) else float(self.experiments)
 
     def _leave_out(self, seconds: float) -> None:
         """Do not count this time as overhead, nor as training: it has a budget of its own."""
