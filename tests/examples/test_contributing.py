@@ -23,7 +23,7 @@ from hookboard.measure.statistics import _formula
 from hookboard.recording import sent_together
 from hookboard.selection import select
 from hookboard.writers.entry import Entry
-from hookboard.writers.loggers import write
+from hookboard.writers.registry import place_of, write
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", Path("CONTRIBUTING.md").read_text(), re.DOTALL)
 
@@ -41,6 +41,7 @@ IMPORTED = {
     "Symptom": Symptom,
     "Tensor": Tensor,
     "dataclass": dataclass,
+    "place_of": place_of,
     "nn": nn,
     "select": select,
     "sent_together": sent_together,
@@ -78,8 +79,9 @@ def test_a_picture(tmp_path):
     def weight_picture(weight):
         return Picture((weight > 0).numpy().astype(np.uint8), "weights")
 
-    callback = defined("WeightLogger", weight_picture=weight_picture)(every_n_steps=1)
-    fit(tmp_path, Toy(mlp()), batches(8), callback)
+    weight_logger = defined("WeightLogger", weight_picture=weight_picture)
+    with pytest.warns(UserWarning, match="write the same tags.*weights/net.0"):
+        fit(tmp_path, Toy(mlp()), batches(8), weight_logger(every_n_steps=1), weight_logger(every_n_steps=2))
     assert images(tmp_path).keys() == {"weights/net.0", "weights/net.2"}
 
 
@@ -89,6 +91,7 @@ def test_a_logger(tmp_path):
 
     defined("write_to_comet", CometLogger=CometLogger)
     logger = CometLogger(tmp_path)
+    assert place_of(logger).startswith("Comet experiment")
     with pytest.warns(UserWarning, match="takes no histograms; they are left out there"):
         fit(None, Toy(mlp()), batches(8), ActivationLogger("net.0", every_n_steps=1, histogram=True), logger=logger)
     assert "activation_mean/net.0" in (Path(logger.log_dir) / "metrics.csv").read_text()

@@ -74,6 +74,8 @@ class FeatureMapLogger(PictureLogger):
         'strongest'
     """
 
+    kind = "feature_maps"
+
     needs_weights = False
 
     def __init__(
@@ -127,10 +129,6 @@ class FeatureMapLogger(PictureLogger):
         last = MOST_MODULES - 1
         return {name: found[name] for name in (names[round(k * (len(names) - 1) / last)] for k in range(last + 1))}
 
-    def written_tags(self) -> list[str]:
-        """Return the tags that it writes."""
-        return [f"feature_maps/{name}" for state in self._live.values() for name in state.selection.modules]
-
     def _take(self, model: nn.Module, batch: Any, state: PictureState) -> "_ShownTensors":
         modules = state.selection.modules
         taken = _ShownTensors(aspect_of(tensors_in(batch)))
@@ -173,9 +171,7 @@ class FeatureMapLogger(PictureLogger):
             for site, part in kept.items():
                 there = replace(part, values=next(hosts), channels=next(hosts))
                 name = f"{site.path} ({source})"
-                pictures[f"feature_maps/{site.path}"] = feature_maps(
-                    there, name, normalize=self.normalize, size=self.size
-                )
+                pictures[self._tag(site.path)] = feature_maps(there, name, normalize=self.normalize, size=self.size)
             return pictures
 
         return draw if kept else None

@@ -42,6 +42,7 @@ class KernelLogger(PictureLogger):
         'backbone.conv1'
     """
 
+    kind = "kernels"
     remembers = True
 
     def __init__(
@@ -78,10 +79,6 @@ class KernelLogger(PictureLogger):
             )
         return Selection(found)
 
-    def written_tags(self) -> list[str]:
-        """Return the tags that it writes."""
-        return [f"kernels/{name}" for state in self._live.values() for name in state.selection.modules]
-
     def _begin_training(self, loop: Loop, state: PictureState) -> None:
         """Keep the kernels with which the fit starts."""
         for name, module in state.selection.modules.items():
@@ -105,7 +102,7 @@ class KernelLogger(PictureLogger):
         def draw() -> dict[str, Picture]:
             hosts = iter(arrived())
             return {
-                f"kernels/{name}": kernel_picture(next(hosts), next(hosts), name, shape, size=self.size)
+                self._tag(name): kernel_picture(next(hosts), next(hosts), name, shape, size=self.size)
                 for name, shape in shapes.items()
             }
 

@@ -76,6 +76,9 @@ class PictureLogger(HookboardCallback[PictureState]):
 
     state_class = PictureState
 
+    kind = ""
+    """What the tags of its pictures begin with; a callback with other tags overrides `written_tags`."""
+
     needs_weights = True
     """Whether the callback reads weights or calls modules, which needs whole weights on this rank."""
 
@@ -97,6 +100,13 @@ class PictureLogger(HookboardCallback[PictureState]):
     @abstractmethod
     def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
         """Return the function that draws the pictures of the batch; None if there is nothing to draw."""
+
+    def _tag(self, name: str) -> str:
+        return f"{self.kind}/{name}"
+
+    def written_tags(self) -> list[str]:
+        """Return the tags that it writes, as far as they are known before the first batch."""
+        return [self._tag(name) for state in self._live.values() for name in state.selection.modules if self.kind]
 
     # Its life.
 

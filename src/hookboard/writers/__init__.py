@@ -1,8 +1,11 @@
 """Writing of numbers, pictures and texts to loggers: one file for each kind of logger.
 
 `entry.py` is what is written, `loggers.py` writes it to all loggers of a Trainer. To add a logger, write a file with a
-function that takes the logger and an entry, and register it in `loggers.py`.
+function that takes the logger and an entry, and registers itself (`registry.py`): all files here are imported.
 """
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from hookboard.writers.entry import Entry, Layout, entry_of
 from hookboard.writers.loggers import Loggers
@@ -17,3 +20,6 @@ __all__ = [
     "escaped",
     "markdown",
 ]
+
+for _file in iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")

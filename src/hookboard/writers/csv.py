@@ -7,8 +7,10 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.loggers import CSVLogger
 
 from hookboard.writers.entry import Entry
+from hookboard.writers.registry import place_of, write
 
 
+@write.register
 def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
     """Write the scalars to the logger, and the latest picture, table and text of each tag to a file in its `log_dir`.
 
@@ -29,6 +31,11 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
             with system.open(str(PurePosixPath(folder) / name), "wb") as file:
                 file.write(content)
     return ["histograms"] if entry.histograms else []
+
+
+@place_of.register
+def _place(logger: CSVLogger) -> str:
+    return f"{logger.log_dir} (health_verdict.md, health_*.png)"
 
 
 def _file(tag: str, suffix: str) -> str:

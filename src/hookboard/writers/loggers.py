@@ -1,19 +1,14 @@
-"""Writing to all loggers of a Trainer: chooses the function for each logger, and handles failures."""
+"""Writing to all loggers of a Trainer, and what happens if one fails."""
 
 import functools
 from collections.abc import Iterable
 
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.messages import hand_over, warn, warn_switched_off
-from hookboard.writers.csv import write_to_csv
 from hookboard.writers.entry import Entry
-from hookboard.writers.mlflow import write_to_mlflow
-from hookboard.writers.others import write_to_other
-from hookboard.writers.places import place_of
-from hookboard.writers.tensorboard import write_to_tensorboard
-from hookboard.writers.wandb import write_to_wandb
+from hookboard.writers.registry import place_of, write
 
 _REFUSED = "_hookboard_refused"
 """The attribute of a logger with what it has not taken, which is said once, whichever callbacks write it. No dictionary
@@ -80,32 +75,9 @@ def _takes_in_any_thread(logger: Logger) -> bool:
     Others write at once, as CSVLogger does into the lists that Lightning's own values go to.
     """
     writer = write.dispatch(type(logger))
-    if writer not in (write_to_tensorboard, write.dispatch(object)):
+    if writer not in (write.dispatch(TensorBoardLogger), write.dispatch(object)):
         return False
     try:
         return isinstance(getattr(logger, "experiment", None), SummaryWriter)
     except Exception:  # it is said when an entry is written
         return False
-
-
-@functools.singledispatch
-def write(logger: Logger, entry: Entry) -> list[str]:
-    """Write an entry to a logger by the function that is registered for its type.
-
-    Returns:
-        What this kind of logger cannot take, in words; empty if it took everything.
-    """
-    # pytorch_lightning has loggers of the same names that are no subclasses.
-    named = {cls.__name__: cls for cls in (CSVLogger, MLFlowLogger, WandbLogger)}
-    twin = next((named[cls.__name__] for cls in type(logger).__mro__ if cls.__name__ in named), None)
-    if twin is not None:
-        return write.dispatch(twin)(logger, entry)
-    if isinstance(getattr(logger, "experiment", None), SummaryWriter):
-        return write_to_tensorboard(logger, entry)  # type: ignore[arg-type]  # pytorch_lightning's has the same
-    return write_to_other(logger, entry)
-
-
-write.register(TensorBoardLogger, write_to_tensorboard)
-write.register(CSVLogger, write_to_csv)
-write.register(MLFlowLogger, write_to_mlflow)
-write.register(WandbLogger, write_to_wandb)

@@ -5,8 +5,10 @@ import re
 from lightning.pytorch.loggers import MLFlowLogger
 
 from hookboard.writers.entry import Entry
+from hookboard.writers.registry import place_of, write
 
 
+@write.register
 def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
     """Write scalars as metrics, pictures as images, tables and texts as Markdown files among the artifacts.
 
@@ -24,6 +26,11 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
     for tag, text in texts.items():
         client.log_text(run, text, f"{_allowed(tag)}.md")
     return ["histograms"] if entry.histograms else []
+
+
+@place_of.register
+def _place(logger: MLFlowLogger) -> str:
+    return f"MLflow run {logger.run_id} (health/verdict.md among the artifacts)"
 
 
 def _allowed(tag: str) -> str:

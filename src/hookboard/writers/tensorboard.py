@@ -14,6 +14,7 @@ from hookboard.images import Picture
 from hookboard.record import PLUGIN
 from hookboard.recording import Reading
 from hookboard.writers.entry import Entry
+from hookboard.writers.registry import place_of, write
 from hookboard.writers.tensorboard_private import quick_writer_of
 
 _RECORD = SummaryMetadata(
@@ -24,6 +25,7 @@ _RECORD = SummaryMetadata(
 )
 
 
+@write.register
 def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     """Write an entry to TensorBoard, which takes everything.
 
@@ -41,6 +43,11 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     if event.summary.value:
         quick_writer_of(logger.experiment).event_writer.add_event(event)
     return []
+
+
+@place_of.register
+def _place(logger: TensorBoardLogger) -> str:
+    return f"tensorboard --logdir {logger.log_dir} (tab Hookboard)"
 
 
 def _fill(summary: Summary, entry: Entry) -> None:

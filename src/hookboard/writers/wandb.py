@@ -6,8 +6,10 @@ import numpy as np
 from lightning.pytorch.loggers import WandbLogger
 
 from hookboard.writers.entry import Entry
+from hookboard.writers.registry import place_of, write
 
 
+@write.register
 def write_to_wandb(logger: WandbLogger, entry: Entry) -> list[str]:
     """Write scalars and histograms in one row, then pictures, tables and texts; W&B takes everything."""
     if row := {**entry.scalars, **_histograms(entry)}:
@@ -19,6 +21,12 @@ def write_to_wandb(logger: WandbLogger, entry: Entry) -> list[str]:
     for tag, text in entry.texts.items():
         logger.log_text(tag, ["text"], [[text]], step=entry.step)
     return []
+
+
+@place_of.register
+def _place(logger: WandbLogger) -> str:
+    run = logger.experiment
+    return f"{getattr(run, 'url', None) or getattr(run, 'dir', '')} (health)"
 
 
 def _histograms(entry: Entry) -> dict[str, Any]:
