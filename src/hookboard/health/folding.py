@@ -100,7 +100,7 @@ def _told(card: Card, verdicts: Sequence[Verdict], among: Sequence[str]) -> Verd
     first = verdicts[card.alike[0]]
     said = [first.evidence]
     if len(card.alike) > 1:
-        names = _layers([verdicts[place] for place in card.alike])
+        names = _layers([verdicts[place] for place in card.alike], among)
         said.append(f"The same rule and advice hold for {len(names)} layers: {folded(names, among)}")
     if card.effects:
         groups = [[verdicts[place] for place in effects] for effects in card.effects]
@@ -109,9 +109,12 @@ def _told(card: Card, verdicts: Sequence[Verdict], among: Sequence[str]) -> Verd
 
 
 def _in_layers(group: Sequence[Verdict], among: Sequence[str]) -> str:
-    names = _layers(group)
+    names = _layers(group, among)
     return f"{group[0].rule} in {folded(names, among)}" if names else group[0].rule
 
 
-def _layers(group: Sequence[Verdict]) -> list[str]:
-    return list(dict.fromkeys(one.module for one in group if one.module))
+def _layers(group: Sequence[Verdict], among: Sequence[str]) -> list[str]:
+    """Return the layers of some verdicts, those of `among` first and in its order."""
+    names = dict.fromkeys(one.module for one in group if one.module)
+    known = [name for name in among if name in names]
+    return list(dict.fromkeys([*known, *names]))
