@@ -147,7 +147,7 @@ def test_no_tensor_of_the_step_outlives_its_reading(tmp_path, monkeypatch):
             gc.enable()
         return found
 
-    monkeypatch.setattr("hookboard.callbacks.health_monitor.read_first_step", read)
+    monkeypatch.setattr("hookboard.loops.trainer.read_first_step", read)
     fit(tmp_path, Classifier(nn.Softmax(1)), data(), HealthMonitor(every_n_steps=1))
     before, after = counts
     assert after == before
