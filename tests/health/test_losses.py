@@ -299,3 +299,11 @@ def test_that_a_loss_no_longer_falls_is_said_only_where_noise_cannot_hide_it(noi
 @pytest.mark.parametrize(("times", "is_at_zero"), [(0.9, True), (1.1, False)])
 def test_a_loss_of_which_hardly_anything_is_left_is_at_0(times, is_at_zero):
     assert curve([*[2.0] * 20, *[times * AT_ZERO_SHARE * 2.0] * 40]).is_at_zero is is_at_zero
+
+
+@pytest.mark.parametrize(("before", "best"), [(3, 0), (1100, 1104), (50, 48)])
+def test_the_step_of_the_best_losses_is_known_while_they_are_kept(before, best):
+    losses = curve([*[2.0] * before, *[1.0] * 13, *[3.0] * 100])
+    assert losses.best_step == best
+    losses.extend(Loss(9999, 0, 3.0) for _ in range(2000))
+    assert losses.best_step == -1

@@ -201,8 +201,6 @@ class LossHistory:
         """The smallest finite loss."""
         self.best = math.inf
         """The lowest median of `BLOCK_STEPS` losses; inf before there is one."""
-        self.best_step = -1
-        """The first optimizer step of that block; -1 before there is one."""
         self.chance: float | None = None
         """The loss of a classifier that knows nothing: the logarithm of its number of outputs. None if unknown, and
         of a loss that has been below 0: that is no mean cross entropy."""
@@ -262,6 +260,15 @@ class LossHistory:
         newest = [loss.value for loss in itertools.islice(reversed(self.recent), count)]
         return np.array(newest[::-1], dtype=np.float64)
 
+    @property
+    def best_step(self) -> int:
+        """The optimizer step with which the block of `best` began; -1 if it is too long ago, or there is none."""
+        first = -(self.steps - len(self.recent)) % BLOCK_STEPS
+        for at in range(first, len(self.recent) - BLOCK_STEPS + 1, BLOCK_STEPS):
+            if median([self.recent[at + i].value for i in range(BLOCK_STEPS)]) == self.best:
+                return self.recent[at].step
+        return -1
+
     def level(self, count: int = 16) -> float:
         """Return the median of the last losses; NaN if there are none."""
         return median(self.last(count))
@@ -277,8 +284,7 @@ class LossHistory:
         last = self.last(BLOCK_STEPS)
         if not np.isfinite(last).all():
             return
-        if median(last) < self.best:
-            self.best, self.best_step = median(last), self.recent[-BLOCK_STEPS].step
+        self.best = min(self.best, median(last))
         if self.steps // BLOCK_STEPS % self._every == 0:
             self._noise.append(float(np.std(np.diff(last)) / math.sqrt(2)))
         if len(self._noise) > NOISE_BLOCKS:
