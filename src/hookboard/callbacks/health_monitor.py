@@ -20,6 +20,7 @@ from hookboard.callbacks.health_state import (
     say_split,
     some_units,
     steps_of,
+    what_holds_back,
 )
 from hookboard.callbacks.numbers import AFTER_LOOK, AT_END, SiteLogger
 from hookboard.callbacks.trials import tried
@@ -341,6 +342,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.follow(self._known[state.stage], self._layers(state.selection))
         for each in loop.optimizers:
             state.stepped |= steps_of(each, state.weights)
+            state.held_back |= what_holds_back(each, state.weights, loop.largest_norm)
 
     def _may_stretch(self, state: HealthState) -> bool:
         return state.looks >= WINDOWS_ALWAYS_ASKED * self.window

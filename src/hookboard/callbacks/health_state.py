@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.auditing import Finding as Found
 from hookboard.auditing import StaleGradients
@@ -22,6 +22,7 @@ from hookboard.health import (
     MEASURED_VALUES_MAX,
     RULES,
     TELLABLE,
+    HeldBack,
     Judge,
     Look,
     Loss,
@@ -331,6 +332,7 @@ class HealthState(MeasurementState):
     Args:
         losses: the loss of every step since the last look.
         stepped: during a due step, what the optimizers do with each weight, by its name.
+        held_back: what holds the steps of each weight back.
         batch_idx: the index of the running batch.
         first_step: the optimizer step at which the fit began; None before.
         looks: how many training steps have been measured.
@@ -349,6 +351,7 @@ class HealthState(MeasurementState):
 
     losses: LossMeter = field(default_factory=LossMeter, kw_only=True)
     stepped: dict[str, Stepped] = field(default_factory=dict, kw_only=True)
+    held_back: dict[str, HeldBack] = field(default_factory=dict, kw_only=True)
     batch_idx: int = field(default=0, kw_only=True)
     first_step: int | None = field(default=None, kw_only=True)
     looks: int = field(default=0, kw_only=True)
@@ -449,6 +452,7 @@ class HealthState(MeasurementState):
         frozen = {name for name, w in self.weights.items() if not any(map(_is_trained, w.parameters))}
         is_scaled, batch_idx = self.loss_scale is not None, self.batch_idx
         stepped, self.stepped = self.stepped, {}
+        held_back = dict(self.held_back)
         why_silent, findings, said = self.why_silent or {}, [*(self.findings or ()), *self.trial.found], self.trial.said
 
         def take(readings: Readings, along: Sequence[float]) -> tuple[Verdict, ...] | None:
@@ -462,6 +466,7 @@ class HealthState(MeasurementState):
                 if told:
                     self.tell(told)
                 judge.run.why_silent, judge.run.findings, judge.run.trial = why_silent, findings, said
+                judge.run.held_back = held_back
                 judge.see(look)
                 layers = judge.run.layers
                 records = self.news.in_order(
@@ -575,6 +580,22 @@ def _firsts(ranks: Sequence[Sequence[Nonfinite]]) -> list[Nonfinite]:
         by_step.setdefault(event.step, []).append(event)
     firsts = [first_of(by_step[step]) for step in sorted(by_step)]
     return [first for first in firsts if first is not None]
+
+
+def what_holds_back(optimizer: Optimizer, weights: Mapping[str, Weight], largest_norm: float) -> Mapping[str, HeldBack]:
+    """Return what holds the steps of each weight of an optimizer back, by the weight's name.
+
+    Args:
+        optimizer: steps some of the weights.
+        weights: of the model.
+        largest_norm: the norm to which gradients are clipped.
+    """
+    of = {}
+    for group in optimizer.param_groups:
+        is_decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW)))
+        decay = float(group.get("weight_decay", 0.0)) if type(optimizer).__module__.startswith("torch.optim") else 0.0
+        of.update(dict.fromkeys(map(id, group["params"]), HeldBack(decay, is_decoupled, largest_norm)))
+    return {name: of[id(p)] for name, weight in weights.items() for p in weight.parameters if id(p) in of}
 
 
 def steps_of(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Stepped]:

@@ -8,7 +8,7 @@ To add a rule, see `rules/__init__.py`.
 
 from hookboard.health.checkpoint import FORMS, go_on, parts_of
 from hookboard.health.judge import WINDOWS_ALWAYS_ASKED, Judge
-from hookboard.health.look import MEASURED_VALUES_MAX, Look, Loss, NeedsHistogram, Stepped, every_unit
+from hookboard.health.look import MEASURED_VALUES_MAX, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
 from hookboard.health.losses import STEPS_BEFORE_STUCK
 from hookboard.health.page import VERDICT, Page
 from hookboard.health.report import closing, ended_by, news
@@ -30,6 +30,7 @@ __all__ = [
     "TRIED",
     "VERDICT",
     "WINDOWS_ALWAYS_ASKED",
+    "HeldBack",
     "Judge",
     "Look",
     "Loss",

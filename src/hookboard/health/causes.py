@@ -104,6 +104,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause("learning_rate", (*_SIGNAL, "symmetric_units"), when="by steps"),
     Cause("cannot_learn", (*_LAST, "spike")),
     Cause("labels", _LAST),
+    Cause("weight_decay", (*_SIGNAL, *_STANDSTILL, "update_too_large", *_LAST)),
+    Cause("clipping", ("update_too_small", "not_updated", *_LAST)),
     Cause("symmetric_units", (*_SIGNAL, *_STANDSTILL, "update_too_large", *_LAST), when="at the start"),
     Cause(
         "dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), when="at the start"

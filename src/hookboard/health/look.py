@@ -46,6 +46,22 @@ class Stepped:
     is_adaptive: bool
 
 
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What holds the steps of a weight back.
+
+    Args:
+        decay: the weight decay of its optimizer; 0 where it is not known.
+        is_decoupled: whether that is taken from the weight at the learning rate, as in AdamW; otherwise it is added to
+            the gradient.
+        largest_norm: the norm to which the Trainer clips the gradients of all weights; infinite without clipping.
+    """
+
+    decay: float
+    is_decoupled: bool
+    largest_norm: float
+
+
 @dataclass(frozen=True)
 class Look:
     """One measured step.

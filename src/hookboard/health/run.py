@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hookboard.health.comparison import Comparison, compared
-from hookboard.health.look import Look
+from hookboard.health.look import HeldBack, Look
 from hookboard.health.losses import LossCurve
 from hookboard.health.robust import median, median_of
 from hookboard.health.run_table import QUANTITIES, LayerArrays, LookArrays, RunTable, quantities_of
@@ -58,6 +58,8 @@ class Run:
         self.why_silent: Mapping[str, str] = {}
         """Layer name -> the most likely reason why it gave no output at the first look. Only meaningful for layers that
         gave none."""
+        self.held_back: Mapping[str, HeldBack] = {}
+        """Weight name -> what holds its steps back; only weights that an optimizer holds."""
         self.findings: Sequence[tuple[str, Any]] = ()
         """Name of the rule and `Symptom` of everything that was found in the code of the training step, and of what
         experiments on a copy have found."""

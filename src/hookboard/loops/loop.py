@@ -34,6 +34,8 @@ class Loop:
     """All callbacks of the run, in their order."""
     scaler: GradScaler | None = None
     """The GradScaler that scales the loss; None without one."""
+    largest_norm: float = math.inf
+    """The norm to which the loop clips the gradients; infinite if it does not."""
     trainer: Trainer | None = None
     """The Trainer, for experiments; None if there is none."""
     train_dataloader: Any = None

@@ -7,6 +7,7 @@ begin a batch after all others, and end it before them.
 No other file uses private names of Lightning.
 """
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -54,6 +55,7 @@ class TrainerLoop(Loop):
     is_rank_zero = _asked("trainer.is_global_zero")
     world_size = _asked("trainer.world_size")
     scaler = _asked(lambda loop: getattr(loop.trainer.precision_plugin, "scaler", None))
+    largest_norm = _asked(lambda loop: _largest_norm(loop.trainer))
     is_accumulating = _asked(lambda loop: loop.trainer.fit_loop.epoch_loop._should_accumulate())
     is_running = _asked(lambda loop: loop.trainer.state.status == TrainerStatus.RUNNING)
     is_fitting = _asked(lambda loop: loop.trainer.state.fn == TrainerFn.FITTING)
@@ -323,6 +325,11 @@ class LastCallback(Callback):
 
 _SET_BY_LIGHTNING = ("log", "log_dict")
 """The attributes that Lightning sets on each callback at the start of every run; they hold the whole model."""
+
+
+def _largest_norm(trainer: Trainer) -> float:
+    by_norm = trainer.gradient_clip_algorithm in (None, "norm")
+    return float(trainer.gradient_clip_val) if trainer.gradient_clip_val and by_norm else math.inf
 
 
 def without_trainer(state: dict[str, Any]) -> dict[str, Any]:
