@@ -166,14 +166,12 @@ def _keep_tensor(tensor: Tensor, undo: Undo) -> Iterable[object]:
 def _keep_weight(weight: nn.Parameter, undo: Undo) -> Iterable[object]:
     if is_lazy(weight):
         return []
-    undo.append((setattr, weight, "grad", weight.grad))
-    undo.append((weight.requires_grad_, weight.requires_grad))
+    is_plain = type(weight).__torch_dispatch__ is Tensor.__torch_dispatch__ and not weight.is_meta
+    values = (weight.data, weight.detach().clone()) if is_plain else None
+    grad = weight.grad if weight.is_leaf else None
+    undo.append((_rewrite_weight, weight, values, weight.requires_grad, grad))
     weight.grad = None
-    if type(weight).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # it wraps others
-        return _keep_attributes(weight, undo)
-    if not weight.is_meta:
-        undo.append((_rewrite_weight, weight, weight.data, weight.detach().clone()))
-    return []
+    return [] if is_plain else _keep_attributes(weight, undo)  # it may wrap others
 
 
 @_keep.register
@@ -314,8 +312,16 @@ def _rewrite_array(values: np.ndarray, before: np.ndarray) -> None:
         np.copyto(values, before)
 
 
-def _rewrite_weight(weight: nn.Parameter, held: Tensor, before: Tensor) -> None:
-    """Give a weight its values back in the memory `held`, past its version, see `_rewrite`."""
+def _rewrite_weight(
+    weight: nn.Parameter, values: tuple[Tensor, Tensor] | None, required_grad: bool, grad: Tensor | None
+) -> None:
+    if not weight.is_leaf:
+        weight.detach_()  # as in `_rewrite`, also below
+    weight.requires_grad_(required_grad)
+    weight.grad = grad
+    if values is None:
+        return
+    held, before = values  # in the memory that it had
     if weight.layout != torch.strided or weight.shape != held.shape or weight.data_ptr() != held.data_ptr():
         weight.data = held
     if not held.is_cpu or held.layout != torch.strided or not torch.equal(held, before):

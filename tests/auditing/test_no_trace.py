@@ -1,13 +1,17 @@
 """A fit whose first step was read beforehand is the same, bit for bit, as one without a monitor."""
 
+import array
 import collections
 import copy
 import functools
 import gc
 import itertools
+import logging
+import os
 import random
 import sys
 import types
+import warnings
 import weakref
 
 import noted
@@ -106,6 +110,32 @@ class AveragesItsWeights(Plain):
         return -cosine_similarity(self.net(batch), self.teacher(batch)).mean()
 
 
+def moved(average: torch.Tensor, weight: torch.Tensor):
+    average.mul_(0.9).add_(weight, alpha=0.2)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it is deprecated
+    scripted = torch.jit.script(moved)
+
+
+class AveragesPastPython(Plain):
+    """By scripted code, by operators of torch, and in the memory of NumPy; its teacher is no module of the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.teachers = [copy.deepcopy(self.net).requires_grad_(False)]
+
+    def loss_of(self, batch):
+        [teacher] = self.teachers
+        first, second, *others = zip(teacher.parameters(), self.net.parameters(), strict=True)
+        scripted(*first)
+        torch.ops.aten.add_(second[0], second[1].detach())
+        for average, _ in others:
+            average.numpy()[...] *= 0.9
+        return mse_loss(self.net(batch), teacher(batch))
+
+
 class RenormsItsEmbedding(Plain):
     def __init__(self):
         super().__init__(nn.Sequential(nn.Embedding(4, 4, max_norm=0.5), nn.Linear(4, 4)))
@@ -118,6 +148,44 @@ class ChangesItsBatch(Plain):
     def loss_of(self, batch):
         batch.mul_(2)
         return super().loss_of(batch)
+
+
+class WantsTheGradientOfItsBatch(Plain):
+    def loss_of(self, batch):
+        loss = super().loss_of(batch) * (2 if batch.requires_grad else 1)
+        batch.requires_grad_()
+        return loss
+
+
+class ChangesItsOptimizer(Plain):
+    """The state that it was given, and that of earlier steps."""
+
+    def loss_of(self, batch):
+        for number, state in enumerate(self.trainer.optimizers[0].state.values()):
+            state["momentum_buffer"].mul_(0.5)
+            state["number"] = state.get("number", number) + 1
+        return super().loss_of(batch)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        for parameter in self.parameters():
+            optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+        return optimizer
+
+
+class CountsOutsideOfItself(Plain):
+    """In the environment, in its Trainer, and in an array of Python's."""
+
+    def __init__(self):
+        super().__init__()
+        os.environ["CALLS"] = "0"
+        self.numbers = array.array("i", [0])
+
+    def loss_of(self, batch):
+        os.environ["CALLS"] = str(int(os.environ["CALLS"]) + 1)
+        self.trainer.calls = getattr(self.trainer, "calls", 0) + 1
+        self.numbers[0] += 1
+        return super().loss_of(batch) * (int(os.environ["CALLS"]) + self.trainer.calls + self.numbers[0])
 
 
 QUEUE = torch.zeros(4)
@@ -491,8 +559,12 @@ READ = [
     DrawsWithItsOwnGenerator,
     DrawsWithAGlobalGenerator,
     AveragesItsWeights,
+    AveragesPastPython,
     RenormsItsEmbedding,
     ChangesItsBatch,
+    WantsTheGradientOfItsBatch,
+    ChangesItsOptimizer,
+    CountsOutsideOfItself,
     ChangesAGlobalTensor,
     Decorated,
     TakesNoIndex,
@@ -644,18 +716,42 @@ def test_the_graph_of_the_reading_is_gone_when_the_step_begins():
     assert alive == [1, 1, 1, 1]
 
 
-class OpensAFile(Plain):
-    path = ""
+class Speaks(Plain):
+    def loss_of(self, batch):
+        print("a step")
+        print("a step", file=sys.stderr)
+        logging.getLogger("of the user").warning("a step")
+        return super().loss_of(batch)
 
-    def training_step(self, batch, batch_idx):
-        with open(self.path, "a") as file:
-            file.write("x")
-        return super().training_step(batch, batch_idx)
+
+def test_what_a_step_prints_and_logs_comes_once(caplog, capsys):
+    trained(Speaks, data(), HealthMonitor())
+    assert [given.count("a step\n") for given in capsys.readouterr()] == [4, 4]
+    assert [record.name for record in caplog.records if record.message == "a step"] == ["of the user"] * 4
+    assert not said_by_reading(caplog)
 
 
-def test_a_step_that_opens_a_file_is_not_read(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(OpensAFile, "path", str(tmp_path / "log"))
-    assert_no_trace(OpensAFile, caplog, why="it opens a file to write")
+def note(path):
+    """A helper that the step calls."""
+    try:
+        with path.open("a") as file:
+            file.write("a step\n")
+    except Exception:
+        pass
+
+
+class WritesByAHelper(Plain):
+    path = None
+
+    def loss_of(self, batch):
+        note(self.path)
+        return super().loss_of(batch)
+
+
+def test_a_step_that_writes_to_a_file_is_not_read_and_writes_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(WritesByAHelper, "path", tmp_path / "notes")
+    assert_no_trace(WritesByAHelper, caplog, why="it opens a file to write")
+    assert WritesByAHelper.path.read_text() == 2 * 4 * "a step\n"
 
 
 class CallsATracker(Plain):

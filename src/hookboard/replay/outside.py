@@ -34,11 +34,11 @@ def _always(*args: Any, **kwargs: Any) -> bool:
 
 
 def _writes(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> bool:
-    return not {*"wax+"}.isdisjoint(mode) and file != os.devnull
+    return not {*"wax+"}.isdisjoint(mode) and str(file) != os.devnull
 
 
 def _may_write(path: Any, flags: int, *args: Any, **kwargs: Any) -> bool:
-    return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) and path != os.devnull
+    return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) and str(path) != os.devnull
 
 
 def _names_a_file(*args: Any, **kwargs: Any) -> bool:
