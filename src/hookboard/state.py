@@ -56,6 +56,13 @@ class State:
         self, *held: object, with_weights: bool = False, check: Callable[[object], None] = lambda value: None
     ) -> None:
         self._undo: Undo = []
+        try:
+            self._keep_all(held, with_weights, check)
+        except BaseException:
+            self.restore()  # gradients are away
+            raise
+
+    def _keep_all(self, held: Iterable[object], with_weights: bool, check: Callable[[object], None]) -> None:
         seen: dict[int, object] = {}
         waiting: list[object] = list(held)
         while waiting:

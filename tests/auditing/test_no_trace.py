@@ -632,7 +632,22 @@ def test_mixed_precision_is_the_same(caplog):
     assert_no_trace(Plain, caplog, plugins=lambda: MixedPrecision("bf16-mixed", "cpu"))
 
 
+class CountsWithAGradient(HoldsAnIterator):
+    """A gradient is there before the first step."""
+
+    def on_train_start(self):
+        for parameter in self.parameters():
+            parameter.grad = torch.ones_like(parameter)
+
+    def optimizer_zero_grad(self, *args):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
 NOT_READ = {
+    CountsWithAGradient: "holds an iterator (itertools.count)",
     HoldsAnIterator: "holds an iterator (itertools.count)",
     StepsAnOptimizerOfItsOwn: "holds an optimizer of its own (torch.optim.adam.Adam)",
     FeelsForItsBatch: "it calls backward() itself",
