@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -125,8 +126,15 @@ MEANT = {
 }
 """Which of these an argument of that name takes, wherever it is; `MEANT_THERE` has the exceptions."""
 
-MEANT_BY_TYPE = {bool: SWITCH, float: NUMBER, int: COUNT, str: TEXT, torch.Tensor: {"tensor", "tensors"}}
-"""Which an argument takes whose name stands in neither."""
+MEANT_BY_TYPE = {
+    bool: SWITCH,
+    float: NUMBER,
+    int: COUNT | {"-1", "0"},
+    str: TEXT,
+    torch.Tensor: {"tensor", "tensors"},
+    type(None): {"None"},
+}
+"""Which an argument may take whose name stands in neither: it takes nothing else, and may refuse some of these."""
 
 NEEDED_BY_TYPE = {bool: True, float: 1.0, int: 1, str: "x", torch.Tensor: torch.ones(1)}
 """What an argument without a default is given, unless `NEEDED` says something else."""
@@ -180,8 +188,14 @@ def types_of(name):
     return {each: p.annotation for each, p in inspect.signature(getattr(api, name), eval_str=True).parameters.items()}
 
 
-def meant_for(name, argument):
-    return MEANT_THERE.get((name, argument), MEANT.get(argument, MEANT_BY_TYPE.get(types_of(name)[argument])))
+def taken_by(name, argument):
+    """What it must take, and what it may take; None if neither its name nor its type says so."""
+    listed = MEANT_THERE.get((name, argument), MEANT.get(argument))
+    if listed is not None:
+        return listed, listed
+    annotation = types_of(name)[argument]
+    types = get_args(annotation) or (annotation,)
+    return (set(), set().union(*map(MEANT_BY_TYPE.get, types))) if {*types} <= MEANT_BY_TYPE.keys() else None
 
 
 def needed_by(name):
@@ -193,7 +207,7 @@ def needed_by(name):
 
 @pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
 def test_what_every_argument_takes_is_known(name, argument):
-    assert meant_for(name, argument) is not None, "add it to MEANT or MEANT_THERE"
+    assert taken_by(name, argument) is not None, "add it to MEANT or MEANT_THERE"
 
 
 def make(name, /, **given):
@@ -213,21 +227,21 @@ def names_it(message, argument, value):
 
 @pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
 def test_an_argument_means_something_or_is_refused_by_its_name(name, argument):
-    meant = meant_for(name, argument)
+    must, may = taken_by(name, argument)
     wrong = []
     for label, value in GIVEN.items():
         given = value()
         try:
             made = make(name, **{argument: given})
         except ValueError as error:
-            if label in meant:
+            if label in must:
                 wrong.append(f"{label} is refused: {error}")
             elif not names_it(str(error), argument, given):
                 wrong.append(f"{label}: unclear: {error}")
         except Exception as error:
             wrong.append(f"{label}: {error!r}")
         else:
-            if label not in meant:
+            if label not in may:
                 wrong.append(f"{label} is taken")
             elif name != "capture" and getattr(made, argument) is not given:
                 wrong.append(f"{label} is not kept as it was given")
@@ -251,7 +265,7 @@ def test_in_yaml_it_is_refused_as_well(name, argument):
         except Exception as error:
             wrong.append(f"{label}: {error!r}")
         else:
-            if label not in meant_for(name, argument):
+            if label not in taken_by(name, argument)[1]:
                 wrong.append(f"{label} is taken")
     assert wrong == []
 
