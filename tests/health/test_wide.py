@@ -118,11 +118,11 @@ def test_what_an_older_checkpoint_holds_had_a_row_for_each_channel():
     silence.see(7, np.full(3, 100.0), np.array([True, False, True]))
     table = Readings.of([outputs("fc", noise(5)), reading("fc.bias", "parameter", [row()])])
     made, again = unpacked(packed((table, silence), older).written(), FORMS)
-    assert [made.numbers(at).width for at in range(2)] == [5, 0]
+    assert [made.at(at).width for at in range(2)] == [5, 0]
     assert (again.width, again.looks.tolist()) == (3, [1, 0, 1])
 
 
 def test_a_checkpoint_keeps_the_width_of_a_sample():
     table = Readings.of([wide(outputs("fc", noise(ROWS)))])
     (made, silence) = unpacked(packed((table, Silence(ROWS, WIDE)), FORMS).written(), FORMS)
-    assert (made.numbers(0).width, made.numbers(0).sample_of, silence.width) == (WIDE, WIDE, WIDE)
+    assert (made.at(0).width, made.at(0).sample_of, silence.width) == (WIDE, WIDE, WIDE)

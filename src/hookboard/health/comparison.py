@@ -155,7 +155,7 @@ def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Laye
 
 
 def _channels(look: Look, layer: Layer) -> np.ndarray | None:
-    reading = look.numbers(layer.name, "output")
+    reading = look.of(layer.name, "output")
     return None if reading is None or reading.moments.nonfinite else reading.channels
 
 
@@ -164,7 +164,7 @@ def _moved(look: Look, norm: Layer) -> float:
 
     It is 0 if no update was measured. An evaluation after this look uses the moved parameters.
     """
-    updates = (look.numbers(name, "parameter_update") for name in norm.weights)
+    updates = (look.of(name, "parameter_update") for name in norm.weights)
     return max((update.moments.rms for update in updates if update is not None), default=0.0)
 
 

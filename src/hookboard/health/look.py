@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookboard.layers import Layer
 from hookboard.measure import every_of
-from hookboard.recording import Numbers, Reading, Readings
+from hookboard.recording import Reading, Readings
 from hookboard.sites import ROLES, Role, Site
 
 
@@ -95,11 +95,6 @@ class Look:
         """Return the reading of a module or parameter, the first of several tensors; None if there is none."""
         row = self.table.places.first(role).get(name)
         return None if row is None else self.table.at(row)
-
-    def numbers(self, name: str, role: Role) -> Numbers | None:
-        """Return the same as `of`, but without statistics and histogram, which is faster."""
-        row = self.table.places.first(role).get(name)
-        return None if row is None else self.table.numbers(row)
 
     @functools.cached_property
     def table(self) -> Readings:

@@ -326,7 +326,7 @@ def _layers(run: Run) -> str:
 
 def _sampled(run: Run) -> str:
     """Return a sentence, after a space, on how many layers were sampled at the latest look; "" if none were."""
-    outputs = [run.now.numbers(layer.name, "output") for layer in run.layers] if run.looks else []
+    outputs = [run.now.of(layer.name, "output") for layer in run.layers] if run.looks else []
     wide = sum(output is not None and output.sample_of is not None for output in outputs)
     return (
         f" In {_many(wide, 'layer')} with more than {MOST_CHANNELS:,} units, only every k-th unit was looked at."

@@ -215,7 +215,7 @@ class Run:
         count = self.window if looks is None else looks
         if len(self.looks) < count:
             return None
-        readings = [look.numbers(name, role) for look in list(self.looks)[-count:]]
+        readings = [look.of(name, role) for look in list(self.looks)[-count:]]
         known = [reading for reading in readings if reading is not None and reading.channels is not None]
         if len(known) < count or len({reading.width for reading in known}) > 1:
             return None
@@ -249,11 +249,9 @@ class Run:
     def _look_at_answers(self, look: Look, is_first: bool) -> None:
         """Note the loss of a classifier that knows nothing, from the outputs of the last layer, see `LossCurve`."""
         if is_first:
-            ran = [
-                layer.name for layer in self.layers if layer.weights and look.numbers(layer.name, "output") is not None
-            ]
+            ran = [layer.name for layer in self.layers if layer.weights and look.of(layer.name, "output") is not None]
             self._answers = ran[-1] if ran else ""
-        last = look.numbers(self._answers, "output")
+        last = look.of(self._answers, "output")
         channels = None if last is None else last.channels
         is_classifier = channels is not None and len(channels) > 1
         if is_first:
@@ -342,7 +340,7 @@ the loss takes the logarithm of a softmax's outputs the share is 1 / sqrt(classe
 
 def may_follow_softmax(look: Look, name: str) -> bool:
     """Return True if the loss may apply a softmax to these outputs: their gradients then add up to 0."""
-    gradient = look.numbers(name, "grad_output")
+    gradient = look.of(name, "grad_output")
     if gradient is None or not gradient.moments.count:
         return True
     return abs(gradient.moments.mean) <= SOFTMAX_GRADIENT_MEAN_MAX * gradient.moments.rms

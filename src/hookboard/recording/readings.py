@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,6 +53,11 @@ class Reading:
     def is_empty(self) -> bool:
         """Whether none of the tensors had an element."""
         return not (self.moments.count or self.moments.nonfinite)
+
+    @property
+    def sample_of(self) -> int | None:
+        """How many channels those with a row are a sample of; None if all have one."""
+        return None if self.channels is None or len(self.channels) == self.width else self.width
 
 
 class Places:
@@ -111,20 +116,6 @@ class Places:
         return kept[1]
 
 
-class Numbers(NamedTuple):
-    """What a reading says beside its statistics; it is made in a fraction of the time. See `Reading`."""
-
-    moments: Moments
-    channels: np.ndarray | None
-    dtype: torch.dtype | None
-    width: int
-
-    @property
-    def sample_of(self) -> int | None:
-        """How many channels those with a row are a sample of; None if all have one."""
-        return None if self.channels is None or len(self.channels) == self.width else self.width
-
-
 class Readings(Mapping[Site, Reading]):
     """The readings of one flush by site, in the order in which the sites were measured first.
 
@@ -167,7 +158,6 @@ class Readings(Mapping[Site, Reading]):
         self.is_finite = np.asarray((self.rows[:, _NONFINITE] == 0).all(axis=1))
         """Whether all values of a site are finite, shape (sites,)."""
         self._made: dict[int, Reading] = {}
-        self._numbers: dict[int, Numbers] = {}
 
     @staticmethod
     def of(readings: Iterable[Reading]) -> "Readings":
@@ -187,21 +177,13 @@ class Readings(Mapping[Site, Reading]):
         table._made = dict(enumerate(made))
         return table
 
-    def numbers(self, row: int) -> Numbers:
-        """Return the numbers of a row."""
-        found = self._numbers.get(row)
-        if found is None:
-            moments = Moments._make(self.rows[row].tolist())
-            found = self._numbers[row] = Numbers(moments, self.channels[row], self.dtypes[row], self.widths[row])
-        return found
-
     def at(self, row: int) -> Reading:
         """Return the reading of a row."""
         reading = self._made.get(row)
         if reading is None:
             reading = self._made[row] = Reading(
                 self.places.sites[row],
-                Moments(*self.rows[row].tolist()),
+                Moments._make(self.rows[row].tolist()),
                 self.statistics.at(row),
                 self.histograms[row],
                 self.stage,

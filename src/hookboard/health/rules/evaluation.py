@@ -149,9 +149,7 @@ def _batches_alike(run: Run) -> Iterator[Symptom]:
     norm = next((layer for layer in norms if layer.trainable), None)
     if norm is None or run.seen < LOOKS_BEFORE_BATCH_ALIKE or run.losses.is_mixed:
         return
-    last = next(
-        (layer for layer in reversed(run.layers) if layer.weights and run.now.numbers(layer.name, "output")), norm
-    )
+    last = next((layer for layer in reversed(run.layers) if layer.weights and run.now.of(layer.name, "output")), norm)
     rows = run.units(last.name, looks=len(run.looks))
     if last.kind == "norm" or rows is None or len(rows) < 3:
         return

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hookboard.health.look import Look
 from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.shared import counted, harm_of, severity_of, weight_gain
 from hookboard.health.rules.training_step import are_targets_unscaled
 from hookboard.health.run import Run
 from hookboard.layers import NORM_KINDS, Layer
 from hookboard.measure import FIELDS, every_of
-from hookboard.recording import Numbers
+from hookboard.recording import Reading
 from hookboard.sites import Site
 
 _COUNT, _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("count", "mean", "deviation", "min", "max"))
@@ -71,7 +70,7 @@ COLUMN_SPREAD_FLOOR_DECADES = 0.1
 
 def _input_scale(run: Run) -> Iterator[Symptom]:
     for site in run.now.table.places.of_role("input"):
-        reading = _numbers(run.now, site)
+        reading = run.now.table.get(site)
         if reading is None or not (reading.moments.count or reading.moments.nonfinite):
             continue
         says = (_nonfinite, _same, _wild, _range, _constant) if _is_input(site) else (_nonfinite,)
@@ -91,15 +90,10 @@ def _is_input(site: Site) -> bool:
     return last.lower() not in TARGET_NAMES
 
 
-def _numbers(look: Look, site: Site) -> Numbers | None:
-    row = look.table.places.row(site)
-    return None if row is None else look.table.numbers(row)
-
-
 Said = tuple[str, str, Severity, float]
 
 
-def _nonfinite(run: Run, site: Site, reading: Numbers) -> Said | None:
+def _nonfinite(run: Run, site: Site, reading: Reading) -> Said | None:
     count = reading.moments.nonfinite
     if not count:
         return None
@@ -113,11 +107,11 @@ def _nonfinite(run: Run, site: Site, reading: Numbers) -> Said | None:
 
 def _is_replaced_inside(run: Run) -> bool:
     """Return True if the model replaces non-finite inputs: all its outputs and the loss are finite."""
-    outputs = [_numbers(run.now, site) for site in run.now.table.places.of_role("output")]
+    outputs = [run.now.table.get(site) for site in run.now.table.places.of_role("output")]
     return bool(outputs) and run.losses.is_finite and not any(out and out.moments.nonfinite for out in outputs)
 
 
-def _same(run: Run, site: Site, reading: Numbers) -> Said | None:
+def _same(run: Run, site: Site, reading: Reading) -> Said | None:
     value = reading.moments.min
     # Ones are a mask that lets everything through.
     if reading.moments.count < EQUAL_VALUES_MIN or reading.moments.max > value or value == 1:
@@ -132,11 +126,11 @@ def _same(run: Run, site: Site, reading: Numbers) -> Said | None:
 def _was_same(run: Run, site: Site, value: float) -> bool:
     """Return True if all values were this one at the first look and at the latest ones, and these are enough."""
     looks = list(run.looks) if run.first is run.looks[0] else [run.first, *run.looks]
-    known = [past.moments for look in looks if look is not None and (past := _numbers(look, site)) is not None]
+    known = [past.moments for look in looks if look is not None and (past := look.table.get(site)) is not None]
     return len(known) >= ONE_SAMPLE_LOOKS_MIN and all((past.min, past.max) == (value, value) for past in known)
 
 
-def _range(run: Run, site: Site, reading: Numbers) -> Said | None:
+def _range(run: Run, site: Site, reading: Reading) -> Said | None:
     rms, deviation = reading.moments.rms, reading.moments.deviation
     span = f"{reading.moments.min:.3g} to {reading.moments.max:.3g}"
     is_faint = 0 < deviation < INPUT_VARIATION_MIN * abs(reading.moments.mean) and not _columns_differ(reading)
@@ -160,7 +154,7 @@ def _range(run: Run, site: Site, reading: Numbers) -> Said | None:
 
 def _entrance(run: Run) -> Layer | None:
     """Return the first layer with weights whose output was measured; None if there is none."""
-    return next((layer for layer in run.layers if layer.weights and run.now.numbers(layer.name, "output")), None)
+    return next((layer for layer in run.layers if layer.weights and run.now.of(layer.name, "output")), None)
 
 
 def _is_normalized_at_once(run: Run) -> bool:
@@ -168,13 +162,13 @@ def _is_normalized_at_once(run: Run) -> bool:
     return first is not None and first.kind in NORM_KINDS
 
 
-def _is_scaled_inside(run: Run, reading: Numbers) -> bool:
+def _is_scaled_inside(run: Run, reading: Reading) -> bool:
     """Return True if the model scales the input itself, so that its first layer's output does not fit its weights.
 
     The output of a large input is then far smaller than weights and input suggest, that of a small one far larger.
     """
     first = _entrance(run)
-    output = None if first is None else run.now.numbers(first.name, "output")
+    output = None if first is None else run.now.of(first.name, "output")
     gains = [] if first is None else [weight_gain(run.now, first, name) for name in first.weights]
     gain = next((gain for gain in gains if not math.isnan(gain)), math.nan)
     if first is None or output is None or first.kind not in ("linear", "conv") or math.isnan(gain):
@@ -197,14 +191,14 @@ def _learns_little(run: Run) -> bool:
     )
 
 
-def _columns_differ(reading: Numbers) -> bool:
+def _columns_differ(reading: Reading) -> bool:
     """Return True if most columns vary far less than the whole: the columns have different means."""
     if reading.channels is None:
         return False
     return bool(np.median(reading.channels[:, _DEVIATION]) < INPUT_VARIATION_MIN * reading.moments.deviation)
 
 
-def _wild(run: Run, site: Site, reading: Numbers) -> Said | None:
+def _wild(run: Run, site: Site, reading: Reading) -> Said | None:
     if reading.channels is None or len(reading.channels) < INPUT_COLUMNS_MIN:
         return None
     rms = np.hypot(reading.channels[:, _MEAN], reading.channels[:, _DEVIATION])
@@ -227,9 +221,9 @@ def _wild(run: Run, site: Site, reading: Numbers) -> Said | None:
     return evidence, "Scale each column separately, and look for wrong values in this one.", severity_of(run), 1.5
 
 
-def _constant(run: Run, site: Site, reading: Numbers) -> Said | None:
+def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
     """Report columns that never change, except those that are 0, such as a border of digits, or 1, such as a bias."""
-    looks = [_numbers(look, site) for look in list(run.looks)[-run.window :]]
+    looks = [look.table.get(site) for look in list(run.looks)[-run.window :]]
     seen = [past for past in looks if past is not None and past.channels is not None]
     columns = [past.channels for past in seen if past.channels is not None]
     if len({past.width for past in seen}) != 1 or len(columns[0]) < 2:

@@ -13,7 +13,7 @@ from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.shared import WHOLE_MODEL_SHARE
 from hookboard.health.run import Run
 from hookboard.layers import Layer
-from hookboard.recording import Numbers, Reading
+from hookboard.recording import Reading
 
 Pass = Literal["batch", "forward", "backward", "optimizer", "start"]
 
@@ -236,7 +236,7 @@ def precision(run: Run) -> Iterator[Symptom]:
     yield from _swallowed(run, look)
     yield from _underflowing(run, look)
     for layer in run.layers:
-        output = look.numbers(layer.name, "output")
+        output = look.of(layer.name, "output")
         if output is not None and _is_half(output):
             limit = torch.finfo(torch.float16).max
             largest = max(abs(output.moments.min), abs(output.moments.max))
@@ -249,7 +249,7 @@ def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
     """Report gradients below the normal range of float16. Under a GradScaler nobody can tell, see `Look`."""
     if look.is_scaled:
         return
-    narrow = [layer.name for layer in run.layers if _is_half(look.numbers(layer.name, "grad_output"))]
+    narrow = [layer.name for layer in run.layers if _is_half(look.of(layer.name, "grad_output"))]
     shares = {name: _underflow_share(g) for name in narrow if (g := look.of(name, "grad_output")) is not None}
     sick = {name: share for name, share in shares.items() if share > UNDERFLOW_SHARE_NOTE}
     if not sick:
@@ -258,7 +258,7 @@ def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
     is_lost = any(
         gradient is not None and gradient.moments.count and not gradient.moments.rms
         for layer in run.layers
-        for gradient in (look.numbers(name, "parameter_grad") for name in layer.weights)
+        for gradient in (look.of(name, "parameter_grad") for name in layer.weights)
     )
     severity: Severity = "alarm" if is_lost else _severity(run)
     advice = "use a GradScaler, or bf16"
@@ -272,7 +272,7 @@ def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
         yield Symptom(name, evidence, advice, severity, share)
 
 
-def _is_half(numbers: Numbers | None) -> bool:
+def _is_half(numbers: Reading | None) -> bool:
     return numbers is not None and numbers.dtype is torch.float16
 
 
@@ -283,7 +283,7 @@ def _swallowed(run: Run, look: Look) -> Iterator[Symptom]:
     kinds = {}
     for layer in run.layers:
         for name in layer.weights:
-            parameter = look.numbers(name, "parameter")
+            parameter = look.of(name, "parameter")
             if parameter is not None and parameter.dtype in HALF_PRECISION_TYPES and look.stepped.get(name) is not None:
                 share = swallowed_share(look, name)
                 if look.stepped[name].rate and not math.isnan(share):

@@ -68,7 +68,7 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
 
     Unless a gradient is cut off elsewhere: it may be missing here, where the module around uses a layer's weights.
     """
-    if any(look.numbers(layer.name, "output") is not None for look in run.looks):
+    if any(look.of(layer.name, "output") is not None for look in run.looks):
         return
     what = f"did not run at the last {len(run.looks)}" if run.has_run(layer) else f"never ran at {run.seen}"
     count = _weights(len(weights))
@@ -101,7 +101,7 @@ def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], l
         if is_reached or _comes_back(run, layer) or _is_trained_between(run, look, weights):
             others.append(layer)
             is_open = False
-        elif look.numbers(layer.name, "output") is not None:
+        elif look.of(layer.name, "output") is not None:
             if not is_open:
                 chains.append([])
             chains[-1].append(layer)
@@ -115,7 +115,7 @@ def _is_trained_between(run: Run, look: Look, weights: Iterable[str]) -> bool:
     Tasks take turns, and that of a layer may come between looks. Without a gradient no optimizer changes a weight, not
     even by decay; a gradient of zeros tells nothing.
     """
-    return any(look.numbers(name, "parameter_grad") is None and has_moved(run, name, unknown=False) for name in weights)
+    return any(look.of(name, "parameter_grad") is None and has_moved(run, name, unknown=False) for name in weights)
 
 
 def _comes_back(run: Run, layer: Layer) -> bool:
@@ -140,7 +140,7 @@ def _gone_since(run: Run, layer: Layer) -> int | None:
 def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Symptom:
     last = _last_without_gradient(run, look, chain[-1])
     usual = median_of(run.recent("weight_gradient_rms")[[run.place(layer.name) for layer in others], -1].tolist())
-    zeros = all(look.numbers(name, "parameter_grad") is not None for layer in chain for name in layer.weights)
+    zeros = all(look.of(name, "parameter_grad") is not None for layer in chain for name in layer.weights)
     what = "only zeros reach" if zeros else "no gradient reaches"
     where = chain[0].name if len(chain) == 1 else _from_to(chain)
     elsewhere = f"elsewhere the gradient has an RMS of {usual:.2g}" if others else "nor those of any other layer"
@@ -161,13 +161,13 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
 
 def _last_without_gradient(run: Run, look: Look, layer: Layer) -> str:
     """Return the last of the layers without weights right after this one that get no gradient either."""
-    if reaches(look.numbers(layer.name, "grad_output")):
+    if reaches(look.of(layer.name, "grad_output")):
         return layer.name
     name = layer.name
     for other in run.layers[run.place(layer.name) + 1 :]:
-        if look.numbers(other.name, "output") is None:
+        if look.of(other.name, "output") is None:
             continue
-        if other.weights or reaches(look.numbers(other.name, "grad_output")):
+        if other.weights or reaches(look.of(other.name, "grad_output")):
             break
         name = other.name
     return name
@@ -287,13 +287,13 @@ def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
 
 def _is_reached(look: Look, layer: Layer) -> bool:
     """Return True if a gradient reaches the layer; that of a weight is measured only if an optimizer holds it."""
-    return reaches(look.numbers(layer.name, "grad_output")) or any(has_gradient(look, name) for name in layer.weights)
+    return reaches(look.of(layer.name, "grad_output")) or any(has_gradient(look, name) for name in layer.weights)
 
 
 def _why_still(run: Run, look: Look, layer: Layer) -> str:
     """Return why the weights of a layer do not change though a gradient reaches them; "" if they do, or get none."""
     weights = main_weights(layer, [name for name in stepped_weights(look, layer) if has_gradient(look, name)])
-    updates = [look.numbers(name, "parameter_update") for name in weights]
+    updates = [look.of(name, "parameter_update") for name in weights]
     if not weights or any(update is None or update.moments.rms != 0 or not update.moments.count for update in updates):
         return ""
     if any(update is not None and update.moments.nonfinite for update in updates):
@@ -306,7 +306,7 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
         return f"{NO_RATE}, while others go up to {max(others):.2g}" if others and was_zero else ""
     if is_done(run, layer) or all(is_at_end_of_schedule(run, name) for name in weights):
         return ""
-    parameter = look.numbers(weights[0], "parameter")
+    parameter = look.of(weights[0], "parameter")
     kind = "" if parameter is None or parameter.dtype is None else f" to {str(parameter.dtype).removeprefix('torch.')}"
     return f"at a learning rate of {max(rates):.2g} its updates are lost in rounding{kind}, or clipped away"
 

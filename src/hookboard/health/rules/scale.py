@@ -154,8 +154,8 @@ def _unnormalized(run: Run) -> Iterator[Symptom]:
 
 def _heavy_dropout(run: Run, place: int) -> Symptom | None:
     layer = run.layers[place]
-    output = run.now.numbers(layer.name, "output")
-    given = run.now.numbers(run.layers[place - 1].name, "output") if place else None
+    output = run.now.of(layer.name, "output")
+    given = run.now.of(run.layers[place - 1].name, "output") if place else None
     if output is None or given is None or output.moments.count != given.moments.count:
         return None
     left = given.moments.count - given.moments.zeros
@@ -353,9 +353,9 @@ def _recurrent(run: Run) -> Iterator[Symptom]:
 
 def _blown_up(run: Run, layer: Layer) -> Iterator[Symptom]:
     """Report an unbounded recurrent layer, such as one with ReLU, with large outputs from small weights."""
-    output = run.now.numbers(layer.name, "output")
+    output = run.now.of(layer.name, "output")
     before = run.layers[: run.place(layer.name)]
-    given = next((reading for other in reversed(before) if (reading := run.now.numbers(other.name, "output"))), None)
+    given = next((reading for other in reversed(before) if (reading := run.now.of(other.name, "output"))), None)
     if output is None or output.moments.nonfinite:
         return
     usual = 1.0 if given is None or not given.moments.count else max(given.moments.rms, 1.0)

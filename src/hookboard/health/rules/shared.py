@@ -14,7 +14,7 @@ from hookboard.health.rule import Severity
 from hookboard.health.run import Run
 from hookboard.layers import Kind, Layer
 from hookboard.measure import FIELDS
-from hookboard.recording import Numbers
+from hookboard.recording import Reading
 from hookboard.sites import Role
 
 WHOLE_MODEL_SHARE = 0.8
@@ -43,7 +43,7 @@ def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
     If `units` is given, the output of that layer must have had as many channels at the latest look.
     """
     for other in reversed(run.layers[: run.place(layer.name)]):
-        output = run.now.numbers(other.name, "output")
+        output = run.now.of(other.name, "output")
         has_units = units is None or (output is not None and output.channels is not None and output.width == units)
         if other.weights and other.kind != "embedding" and has_units:
             return other
@@ -62,13 +62,11 @@ def weight_of(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | No
     Returns:
         Shape (units, columns); None if no weight has a row for each of them.
     """
-    rows = (
-        unit_rows(run.now.numbers(name, "parameter"), layer.shapes.get(name), width, every) for name in layer.weights
-    )
+    rows = (unit_rows(run.now.of(name, "parameter"), layer.shapes.get(name), width, every) for name in layer.weights)
     return next((part for part in rows if part is not None), None)
 
 
-def unit_rows(reading: Numbers | None, shape: Sequence[int] | None, width: int, every: int) -> np.ndarray | None:
+def unit_rows(reading: Reading | None, shape: Sequence[int] | None, width: int, every: int) -> np.ndarray | None:
     """Return the rows of every k-th unit from a reading of a weight of this shape; see `weight_of`."""
     if reading is None or reading.channels is None or not shape or shape[0] != width:
         return None
@@ -141,7 +139,7 @@ DONE_GRADIENT_SHARE = 1e-4
 
 def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
     """Return True if a weight has changed since an earlier look; `unknown` if it was not measured then."""
-    readings = [look.numbers(weight, "parameter") for look in run.looks]
+    readings = [look.of(weight, "parameter") for look in run.looks]
     known = [(m.mean, m.deviation, m.min, m.max) for m in (r.moments for r in readings if r is not None)]
     return unknown if len(known) < 2 else any(numbers != known[-1] for numbers in known)
 
@@ -170,7 +168,7 @@ def stepped_weights(look: Look, layer: Layer) -> list[str]:
 
 
 def _is_whole(look: Look, name: str, shape: Sequence[int]) -> bool:
-    reading = look.numbers(name, "parameter")
+    reading = look.of(name, "parameter")
     return reading is None or reading.moments.count + reading.moments.nonfinite >= math.prod(shape)
 
 
@@ -182,12 +180,12 @@ def main_weights(layer: Layer, names: Iterable[str]) -> list[str]:
 
 def has_gradient(look: Look, weight: str) -> bool:
     """Return True if a gradient that is not all 0 has reached a weight."""
-    return reaches(look.numbers(weight, "parameter_grad"))
+    return reaches(look.of(weight, "parameter_grad"))
 
 
 def gets_zeros(look: Look, layer: Layer) -> bool:
     """Return True if a gradient has reached all trainable weights of a layer, and all of it is 0."""
-    gradients = [look.numbers(name, "parameter_grad") for name in layer.trainable]
+    gradients = [look.of(name, "parameter_grad") for name in layer.trainable]
     return bool(gradients) and not any(gradient is None or reaches(gradient) for gradient in gradients)
 
 
@@ -197,7 +195,7 @@ def usual_gradient(run: Run) -> float:
     return median_of(gradients[gradients > 0].tolist())
 
 
-def reaches(gradient: Numbers | None) -> bool:
+def reaches(gradient: Reading | None) -> bool:
     """Return True if a gradient exists and is not all 0."""
     if gradient is None:
         return False
@@ -262,7 +260,7 @@ def _weight_gains(run: Run) -> np.ndarray:
 
 def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -> float:
     """Return log10 of a weight's gain for a signal of independent values: the L2 norm of a unit's weights."""
-    reading, shape = look.numbers(name, role), layer.shapes[name]
+    reading, shape = look.of(name, role), layer.shapes[name]
     if len(shape) < 2 or reading is None or not reading.moments.count or not 0 < reading.moments.rms < math.inf:
         return math.nan
     return math.log10(reading.moments.rms * math.sqrt(math.prod(shape[1:])))

@@ -43,7 +43,7 @@ GATE_BIAS_MEAN_NOTE = -0.5
 
 
 def _saturated(run: Run) -> Iterator[Symptom]:
-    last = next((layer.name for layer in reversed(run.layers) if run.now.numbers(layer.name, "output")), "")
+    last = next((layer.name for layer in reversed(run.layers) if run.now.of(layer.name, "output")), "")
     shares = {layer.name: _share(run, layer) for layer in run.layers if layer.kind == "bounded"}
     known = {name: share for name, share in shares.items() if share is not None}
     at_start = [_share_at(run.first, layer) for layer in run.layers if layer.name in known and layer.name != last]

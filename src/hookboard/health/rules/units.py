@@ -24,7 +24,7 @@ from hookboard.health.run_table import Units
 from hookboard.health.silence import SILENT_AT_ZERO_KINDS, Silence, onsets
 from hookboard.layers import NORM_KINDS, Kind, Layer
 from hookboard.measure import FIELDS, every_of
-from hookboard.recording import Numbers
+from hookboard.recording import Reading
 
 _COUNT, _MEAN, _DEVIATION, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "zeros"))
 _MAX, _MIN = map(FIELDS.index, ("max", "min"))
@@ -84,7 +84,7 @@ def dead_of(
 
 def is_finite(run: Run, layer: Layer) -> bool:
     """Return True if the layer gave an output at this look, and all of it is finite."""
-    output = run.now.numbers(layer.name, "output")
+    output = run.now.of(layer.name, "output")
     return output is not None and not output.moments.nonfinite
 
 
@@ -106,7 +106,7 @@ def has_its_own_activation(run: Run, layer: Layer) -> bool:
     following = next(iter(run.layers[run.place(layer.name) + 1 :]), None)
     if following is None or following.kind not in ("rectifier", "bounded"):
         return False
-    mine, activated = (run.now.numbers(each.name, "output") for each in (layer, following))
+    mine, activated = (run.now.of(each.name, "output") for each in (layer, following))
     if following.kind == "bounded" or mine is None or activated is None:
         return True
     # A rectifier that several layers share, as in torchvision's ResNets, has seen more than this one.
@@ -268,8 +268,8 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
 def _advice_at_start(run: Run, dead: Dead) -> str:
     """Return what helps where units were dead before the first step: their biases, or else where their inputs lie."""
     biases = [name for name in dead.source.weights if len(dead.source.shapes.get(name, ())) == 1]
-    bias = run.first.numbers(biases[0], "parameter_before") if run.first and len(biases) == 1 else None
-    given = run.first.numbers(dead.source.name, "output") if run.first else None
+    bias = run.first.of(biases[0], "parameter_before") if run.first and len(biases) == 1 else None
+    given = run.first.of(dead.source.name, "output") if run.first else None
     if bias is None or given is None:
         return "Check how this layer is initialized, its bias first; then the scale of its input."
     if bias.moments.mean <= BIAS_SHARE * given.moments.mean < 0:
@@ -325,7 +325,7 @@ def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
         return None
     shape = layer.shapes[weights[0]]
     every = every_unit(shape)  # of a large weight fewer units are measured than of the output
-    if unit_rows(run.now.numbers(weights[0], "parameter_grad"), shape, width, every) is None:
+    if unit_rows(run.now.of(weights[0], "parameter_grad"), shape, width, every) is None:
         return None
     part = slice(None, None, every // every_of(width))
     pruned, since = has_no_weights(run, layer, width, every), silence.since[part]
@@ -453,7 +453,7 @@ def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
 
 def _in_layer(run: Run, layer: Layer) -> Symptom | None:
     for name in sorted(layer.trainable):
-        weight, gradient = run.now.numbers(name, "parameter"), run.now.numbers(name, "parameter_grad")
+        weight, gradient = run.now.of(name, "parameter"), run.now.of(name, "parameter_grad")
         if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
             continue
         outputs = _outputs_of(run, layer, name, weight)
@@ -469,7 +469,7 @@ def _in_layer(run: Run, layer: Layer) -> Symptom | None:
 
 def _constant_at_first(run: Run, name: str, units: int) -> float | None:
     """Return the value that all elements of a weight had before the first step; None if they differed, or were 0."""
-    before = None if run.first is None else run.first.numbers(name, "parameter_before")
+    before = None if run.first is None else run.first.of(name, "parameter_before")
     if before is None or before.moments.count < 2 * units or not before.moments.mean:
         return None
     is_constant = before.moments.deviation <= TWIN_WEIGHT_TOLERANCE * abs(before.moments.mean)
@@ -503,16 +503,16 @@ def _parted(look: Look, name: str) -> float:
 
     The means of n such elements deviate by a share of 1 / sqrt(n) of the size of one.
     """
-    weight = look.numbers(name, "parameter")
+    weight = look.of(name, "parameter")
     if weight is None or weight.channels is None or not weight.moments.rms > 0:
         return math.nan
     means, counts = weight.channels[:, _MEAN], weight.channels[:, _COUNT]
     return float(np.std(means) * math.sqrt(np.median(counts)) / weight.moments.rms)
 
 
-def _outputs_of(run: Run, layer: Layer, name: str, weight: Numbers) -> np.ndarray | None:
+def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarray | None:
     """Return the rows of the outputs that belong to the measured units of a weight; None if there are none."""
-    output = run.now.numbers(layer.name, "output")
+    output = run.now.of(layer.name, "output")
     if output is None or output.channels is None or output.width != weight.width:
         return None
     part = output.channels[:: max(1, every_unit(layer.shapes.get(name, ())) // every_of(output.width))]

@@ -310,9 +310,7 @@ def _was_zero(run: Run, layer: Layer) -> bool:
     """Return True if a matrix of the layer was all 0 before the first step."""
     if run.first is None:
         return False
-    befores = [
-        run.first.numbers(name, "parameter_before") for name in layer.weights if len(layer.shapes.get(name, ())) > 1
-    ]
+    befores = [run.first.of(name, "parameter_before") for name in layer.weights if len(layer.shapes.get(name, ())) > 1]
     return any(before is not None and before.moments.rms == 0 for before in befores)
 
 
@@ -400,7 +398,7 @@ def _is_between(run: Run, layer: Layer) -> bool:
 
 def _is_spoiled(look: Look, layer: Layer) -> bool:
     """Return True if a step has left NaN or Inf in the weights of the layer: the rest tells nothing."""
-    updates = (look.numbers(name, "parameter_update") for name in layer.weights)
+    updates = (look.of(name, "parameter_update") for name in layer.weights)
     return any(update is not None and update.moments.nonfinite > 0 for update in updates)
 
 
