@@ -43,6 +43,7 @@ GROUND = [
     "clock",
     "computed",
     "dotted",
+    "flow",
     "eager",
     "layers",
     "layouts",

@@ -5,6 +5,7 @@ import pytest
 from health import looks
 from health.trainings import LAYERS, WINDOW, linear
 
+from hookboard.flow import Flow
 from hookboard.health import Judge, Look, Rule, Run, Stepped, Symptom
 from hookboard.layers import Layer
 from hookboard.messages import HookboardWarning
@@ -227,6 +228,27 @@ def test_an_alarm_that_another_explains_is_a_note_that_says_so():
     assert [(v.severity, v.rule) for v in judge.verdicts] == [("alarm", "dead_units"), ("note", "no_gradient")]
     assert "it follows from dead_units in act0" in judge.verdicts[1].evidence
     assert [v.follows_from for v in judge.verdicts] == [None, ("dead_units", "act0")]
+
+
+@pytest.mark.parametrize(
+    ("above", "steps", "cause"),
+    [
+        ({"stem": 0, "act0": 0b1, "head": 0b1}, EVERY, None),
+        ({"stem": 0, "act0": 0b1, "head": 0b11}, EVERY, ("dead_units", "act0")),
+        ({"stem": 0, "act0": 0b101, "head": 0b1}, EVERY, ("dead_units", "act0")),
+        ({"act0": 0}, EVERY, ("dead_units", "act0")),
+        ({"stem": 0, "act0": 0b1, "head": 0b1}, range(3, 20), ("dead_units", "act0")),
+    ],
+    ids=["of another branch", "after it", "before it", "not known", "after the first step"],
+)
+def test_what_a_layer_gives_before_the_first_step_follows_from_no_other_branch(above, steps, cause):
+    sick = at(*EVERY, name="dead_units", module="act0", severity="alarm")
+    effect = at(*steps, name="saturated", module="head")
+    judge = Judge([sick, effect], LAYERS, WINDOW)
+    judge.run.flow = Flow(above)
+    for step in range(20):
+        judge.see(looks.look(step, []))
+    assert judge.verdicts[1].follows_from == cause
 
 
 def test_an_alarm_that_is_a_root_follows_from_nothing():

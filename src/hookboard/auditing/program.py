@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hookboard.flow import Flow
 from hookboard.nested import tensors_in
 from hookboard.replay import call_training_step
 from hookboard.user_code import is_of_library
@@ -182,6 +183,29 @@ class Step(TorchFunctionMode):
             for tensor in results:
                 self._note(tensor, op)
         return returned
+
+    def flow(self) -> Flow:
+        """Return which layer's output flows into which other one.
+
+        What comes from neither the batch nor an operation, such as the result of a compiled block, may come from any
+        layer before.
+        """
+        above: dict[str, int] = {}
+        bits: dict[str, int] = {}
+        behind: dict[int, int] = {}
+        for op in self.ops:
+            given = 0
+            for value in op.inputs:
+                if value.op is not None:
+                    given |= behind.get(id(value.op), 0)
+                elif value.path is None and value.parameter is None:
+                    given |= (1 << len(above)) - 1
+            name = op.place.module
+            if name:
+                bits.setdefault(name, 1 << len(above))
+                above[name] = above.get(name, 0) | given
+            behind[id(op)] = given | bits.get(name, 0)
+        return Flow(above)
 
     def forget(self) -> None:
         """Drop all that was noted, and with it the tensors and their graphs."""

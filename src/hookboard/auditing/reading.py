@@ -11,6 +11,7 @@ from hookboard.auditing.leak import future_leak, note_embedding
 from hookboard.auditing.program import Step, Value
 from hookboard.auditing.rules import OBSERVERS, RULES, Done, Finding, findings_of
 from hookboard.auditing.scaling import loss_scale, unbounded_loss
+from hookboard.flow import Flow
 
 ALL_RULES = (*RULES, unbounded_loss, loss_scale, future_leak)
 """The rules of a step."""
@@ -51,6 +52,10 @@ class Reader:
         """Drop all that was read, and with it the tensors and their graphs."""
         self._step.forget()
         self.losses.clear()
+
+    def flow(self) -> Flow:
+        """Return which layer's output flows into which other one."""
+        return self._step.flow()
 
     def findings(self) -> list[Finding]:
         """Return what is wrong, alarms first."""

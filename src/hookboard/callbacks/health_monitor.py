@@ -27,6 +27,7 @@ from hookboard.callbacks.trials import tried
 from hookboard.checks import check_name, check_number, check_switches, check_whole, is_finite
 from hookboard.experiments import SECONDS
 from hookboard.first_nan import BlackBox
+from hookboard.flow import Flow
 from hookboard.health import (
     RULES,
     STEP,
@@ -244,7 +245,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._try(loop, state, [batch])
         if state.findings is None and not self._has_lazy:
             is_asked = self.audit and not STEP.isdisjoint(rule.name for rule in self._rules())
-            state.add_findings(loop.read_first_step(batch, batch_idx) if is_asked else [])
+            found, state.flow = loop.read_first_step(batch, batch_idx) if is_asked else ([], Flow())
+            state.add_findings(found)
             if is_asked and state.judge is not None:
                 state.stale = StaleGradients(loop.model, loop.optimizers)
         if state.black_box is not None:

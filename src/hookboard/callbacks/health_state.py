@@ -18,6 +18,7 @@ from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.trials import Trial
 from hookboard.first_nan import BlackBox
+from hookboard.flow import Flow
 from hookboard.health import (
     MEASURED_VALUES_MAX,
     RULES,
@@ -340,6 +341,7 @@ class HealthState(MeasurementState):
         reporter: tells what the judge says.
         black_box: finds the first NaN or Inf; None outside of training.
         findings: rule name and symptom of what was found in the training step; None before it was read.
+        flow: which layer's output flows into which in that step.
         trial: the experiments, if they are wanted.
         stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
         told: how many of the black box's events have been told.
@@ -359,6 +361,7 @@ class HealthState(MeasurementState):
     reporter: Reporter | None = field(default=None, kw_only=True)
     black_box: BlackBox | None = field(default=None, kw_only=True)
     findings: Sequence[tuple[str, Symptom]] | None = field(default=None, kw_only=True)
+    flow: Flow = field(default_factory=Flow, kw_only=True)
     trial: Trial = field(default_factory=Trial, kw_only=True)
     stale: StaleGradients | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
@@ -467,6 +470,7 @@ class HealthState(MeasurementState):
                     self.tell(told)
                 judge.run.why_silent, judge.run.findings, judge.run.trial = why_silent, findings, said
                 judge.run.held_back = held_back
+                judge.run.flow = self.flow
                 judge.see(look)
                 layers = judge.run.layers
                 records = self.news.in_order(

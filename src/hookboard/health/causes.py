@@ -61,6 +61,12 @@ def _is_boundless(run: Run) -> bool:
 _SIGNAL = ("activation_scale", "exploding_gradient", "vanishing_gradient", "saturated", "dead_units", "collapsed")
 """Symptoms of the signal, forward and backward."""
 
+_FORWARD = ("activation_scale", "saturated", "dead_units", "collapsed")
+"""Symptoms of the forward pass alone."""
+
+_OF_BATCH = ("input_scale",)
+"""Rules whose fault is in the batch, which other layers may take too."""
+
 _STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
 """Symptoms of weights that do not move as they should."""
 
@@ -197,14 +203,18 @@ def _follows(run: Run, cause: Cause, one: Verdict, other: Verdict) -> bool:
 
 
 def _is_there(run: Run, one: Verdict, other: Verdict, where: Where) -> bool:
-    if where == "anywhere" or not one.module or not other.module:
+    if not one.module or not other.module:
         return True
+    if where == "anywhere":
+        # Before the first step, what a layer gives depends on nothing but the layers before it, and on the batch.
+        is_given = one.rule not in _OF_BATCH and other.rule in _FORWARD and other.since <= _start(run)
+        return not (is_given and run.flow.are_apart(one.module, other.module))
     at, place = run.place(one.module), run.place(other.module)
     return place == at if where == "same" else place <= at
 
 
 def _is_then(run: Run, one: Verdict, other: Verdict, when: When) -> bool:
-    start = 0 if run.first is None else run.first.step
+    start = _start(run)
     if when in ("earlier", "not later"):
         return one.since < other.since or (when == "not later" and one.since == other.since)
     if when == "at the start" and one.since > start:
@@ -212,6 +222,10 @@ def _is_then(run: Run, one: Verdict, other: Verdict, when: When) -> bool:
     if when == "by steps" and other.since <= start:
         return False
     return one.since <= other.since + _slack(run)
+
+
+def _start(run: Run) -> int:
+    return 0 if run.first is None else run.first.step
 
 
 def _slack(run: Run) -> int:

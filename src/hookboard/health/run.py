@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hookboard.flow import Flow
 from hookboard.health.comparison import Comparison, compared
 from hookboard.health.look import HeldBack, Look
 from hookboard.health.losses import LossCurve
@@ -65,6 +66,8 @@ class Run:
         experiments on a copy have found."""
         self.trial = ""
         """What experiments that found nothing have shown, as a clause; "" for none."""
+        self.flow = Flow()
+        """Which layer's output flows into which in the training step; empty if it was not read."""
         self.seen = 0
         """Number of looks so far."""
         self.peak_rate: dict[str, float] = {}

@@ -14,6 +14,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hookboard.auditing import Finding
+from hookboard.flow import Flow
 from hookboard.replay import CannotRunAgainError, RandomState
 
 
@@ -99,9 +100,9 @@ class Loop:
         """
         raise CannotRunAgainError("its loop has no step that can be called again")
 
-    def read_first_step(self, batch: Any, batch_idx: int) -> list[Finding]:
-        """See `hookboard.auditing.read_first_step`; [] if there is no step that can be called before its turn."""
-        return []
+    def read_first_step(self, batch: Any, batch_idx: int) -> tuple[list[Finding], Flow]:
+        """See `hookboard.auditing.read_first_step`; nothing if there is no step that can be called before its turn."""
+        return [], Flow()
 
     def stop(self) -> None:
         """End the run after the current batch."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookboard.auditing import Finding, read_first_step
+from hookboard.flow import Flow
 from hookboard.loops.loop import Loop
 from hookboard.messages import ask_for_rank
 from hookboard.replay import RandomState, loss_of_step, undisturbed
@@ -96,7 +97,7 @@ class TrainerLoop(Loop):
             state.restore()
             yield lambda: loss_of_step(self.trainer, self.model, batch, batch_idx, backward)
 
-    def read_first_step(self, batch: Any, batch_idx: int) -> list[Finding]:
+    def read_first_step(self, batch: Any, batch_idx: int) -> tuple[list[Finding], Flow]:
         return read_first_step(self.trainer, self.model, batch, batch_idx)
 
     def stop(self) -> None:
