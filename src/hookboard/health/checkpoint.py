@@ -96,7 +96,18 @@ _OF_TIMELINE = ("steps", "_values", "_spoiled", "_every", "_since")
 _ORDER = ["window", "layers", "looks", "first", "evaluation", "comparisons", "rate_jumps", "losses", "timeline"]
 _ORDER += ["silence", "seen", "peak_rate", "first_move", "first_nonfinite", "_is_masked", "steps", "_recent"]
 _ORDER += ["_ran", "_defined", "_answers"]
-_REMADE = ("why_silent", "held_back", "findings", "flow", "trial", "table", "arrays", "now", "latest", "initial")
+_REMADE: tuple[str, ...] = (
+    "why_silent",
+    "held_back",
+    "findings",
+    "flow",
+    "trial",
+    "table",
+    "arrays",
+    "now",
+    "latest",
+    "initial",
+)
 _REMADE += ("_ordered_by",)
 _OF_RUN = object_codec(lambda: Run({}, 1), derived=_REMADE)
 _OF_LOOK = dataclass_codec(Look)

@@ -38,7 +38,7 @@ def clipping(run: Run) -> Iterator[Symptom]:
 def gradient_norm(look: Look, run: Run) -> float:
     """Return the L2 norm of the gradients of all weights that an optimizer steps; of a large weight from a sample."""
     sizes = {name: math.prod(shape) for layer in run.layers for name, shape in layer.shapes.items()}
-    readings = [(sizes.get(name, 0), look.numbers(name, "parameter_grad")) for name in look.stepped]
+    readings = [(sizes.get(name, 0), look.of(name, "parameter_grad")) for name in look.stepped]
     squares = [size * reading.moments.rms**2 for size, reading in readings if reading is not None]
     return math.sqrt(sum(square for square in squares if math.isfinite(square)))
 
@@ -54,11 +54,11 @@ def weight_decay(run: Run) -> Iterator[Symptom]:
     for layer in run.layers:
         name = next((name for name in layer.weights if len(layer.shapes.get(name, ())) > 1), "")
         held, stepped = run.held_back.get(name), look.stepped.get(name)
-        before, gradient = look.numbers(name, "parameter_before"), look.numbers(name, "parameter_grad")
+        before, gradient = look.of(name, "parameter_before"), look.of(name, "parameter_grad")
         if held is None or stepped is None or before is None or gradient is None or not before.moments.rms > 0:
             continue
         if held.is_decoupled:
-            update = look.numbers(name, "parameter_update")
+            update = look.of(name, "parameter_update")
             if update is not None:
                 taken.append((stepped.rate * held.decay, update.moments.rms / before.moments.rms))
         else:
