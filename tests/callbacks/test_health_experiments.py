@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import MeanMetric
 from toys import events, scalars, trainer
 
-from hookboard import HealthMonitor, HookboardWarning
+from hookboard import HealthMonitor, HookboardWarning, Rule, Symptom
 from hookboard.callbacks import trials
+from hookboard.loops.trainer import TrainerLoop
 
 X = torch.randn(256, 6, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
@@ -144,7 +145,7 @@ def alarms(monitor):
 
 
 def test_a_loss_that_does_not_fall_gets_the_rate_at_which_it_does():
-    monitor = HealthMonitor(experiments=10)
+    monitor = HealthMonitor(experiments=60)
     fitted(Plain(lr=1e-4), monitor, max_epochs=3)
     [(rule, advice)] = alarms(monitor)
     assert rule == "learning_rate"
@@ -155,41 +156,54 @@ def test_a_loss_that_does_not_fall_gets_the_rate_at_which_it_does():
 
 
 def test_an_alarm_that_the_rate_explains_follows_from_it():
-    monitor = HealthMonitor(experiments=10)
+    monitor = HealthMonitor(experiments=60)
     fitted(Plain(lr=0.2, make=momentum), monitor, max_epochs=6)
     assert [rule for rule, _ in alarms(monitor)] == ["learning_rate"]
 
 
 def test_an_alarm_whose_cause_is_not_found_says_what_was_tried(soon):
-    """Nothing is wrong here but the wish."""
-    monitor = HealthMonitor(experiments=10)
+    def judge(run):
+        yield Symptom("", "the rate is to blame", "lower it", "alarm", is_hard=True)
+
+    monitor = HealthMonitor(experiments=60, rules=[Rule("update_too_large", judge, at_once=True), "learning_rate"])
     fitted(Plain(lr=0.01), monitor)
-    assert alarms(monitor) == []
+    [alarm] = [one for one in monitor.verdicts if one.severity == "alarm"]
+    assert (
+        "(tried on a copy at step 4: the loss on 2 batches in 30 steps: at a rate of 0.001 it falls" in alarm.evidence
+    )
 
 
-def test_labels_that_have_nothing_to_do_with_the_inputs_are_named():
-    labels = torch.randint(3, (256,), generator=torch.Generator().manual_seed(2))
-
-    class Classes(Regression):
-        def __init__(self):
-            super().__init__(adam, 3e-3)
-            torch.manual_seed(0)
-            self.net = nn.Sequential(nn.Linear(6, 128), nn.ReLU(), nn.Linear(128, 3))
-
+def test_targets_that_are_all_the_same_class_are_named_though_the_loss_falls():
+    class Classes(Plain):
         def training_step(self, batch, batch_idx):
-            return cross_entropy(self.net(batch[0]), torch.randint(3, (len(batch[0]),)))
+            self.seen.append(cross_entropy(self.net(batch[0]).expand(-1, 3) * torch.arange(3), batch[1]))
+            return self.seen[-1]
 
-    class Given(Classes):
-        def training_step(self, batch, batch_idx):
-            return cross_entropy(self.net(batch[0]), batch[1])
+    monitor = HealthMonitor(experiments=60)
+    fitted(Classes(lr=0.1), monitor, loader=pairs(X, torch.full((256,), 2)), max_epochs=3)
+    assert "labels" in [rule for rule, _ in alarms(monitor)]
 
-    monitor = HealthMonitor(experiments=10)
-    fitted(Given(), monitor, loader=pairs(X, labels), max_epochs=3)
-    assert "labels" in [one.rule for one in monitor.verdicts]
+
+def test_where_a_large_rate_has_spoiled_the_weights_the_first_ones_tell():
+    class Dead(Plain):
+        """All units are dead after the first step."""
+
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 1:
+                self.net[0].weight.data.zero_()
+                self.net[0].bias.data.fill_(-1)
+                self.net[2].weight.data.zero_()
+
+    model = Dead(lr=3.0)
+    start = [(p, p.detach().clone()) for p in model.parameters()]
+    run = fitted(model, None, max_epochs=1)
+    found = trials.tried(TrainerLoop(run), [], 60, trials.Wish(0, is_stuck=True), start)
+    assert [one.rule for one in found.findings] == ["learning_rate"]
+    assert "with the first weights" in found.findings[0].evidence
 
 
 def test_rules_can_be_left_out():
-    monitor = HealthMonitor(experiments=10, rules=["not_learning", "update_too_small"])
+    monitor = HealthMonitor(experiments=60, rules=["not_learning", "update_too_small"])
     fitted(Plain(lr=1e-4), monitor, max_epochs=3)
     assert "learning_rate" not in [one.rule for one in monitor.verdicts]
 
@@ -203,10 +217,10 @@ def test_rules_can_be_left_out():
 )
 def test_what_cannot_be_tried_is_said_in_one_line(soon, caplog, make, loader, why):
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        fitted(make(), HealthMonitor(experiments=1), loader=loader())
+        fitted(make(), HealthMonitor(experiments=60), loader=loader())
     said = [record.getMessage() for record in caplog.records if "s of at most" in record.getMessage()]
     assert len(said) == 1
-    assert f"Nothing was tried: {why}" in said[0] if why else "s of at most 1: the loss on one batch" in said[0]
+    assert f"Nothing was tried: {why}" in said[0] if why else "s of at most 60: the loss on one batch" in said[0]
 
 
 class Stream(IterableDataset):
@@ -229,7 +243,7 @@ def test_several_ranks_try_nothing(monkeypatch):
     model = Regression()
     run = fitted(model, None, max_epochs=1)
     monkeypatch.setattr(type(run), "world_size", property(lambda self: 2))
-    found = trials.tried(run, model, [], 1, trials.Wish(0, is_stuck=True))
+    found = trials.tried(TrainerLoop(run), [], 1, trials.Wish(0, is_stuck=True))
     assert found.tried == ["Nothing was tried: there are 2 ranks."]
 
 

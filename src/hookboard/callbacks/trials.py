@@ -69,15 +69,21 @@ def tried(loop: Loop, first: Sequence[Any], seconds: float, wish: Wish, start: S
         start: the first values of the parameters; None if they are not known.
     """
     began = perf_counter()
-    start = start if wish.is_lost else None
-    setting = setting_of(loop, is_stuck=wish.is_stuck, start=start)
+    setting = setting_of(loop, is_stuck=wish.is_stuck, start=start if wish.is_lost else None)
     reason = "there is no Trainer" if loop.trainer is None else why_not(setting, [None])
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
     batches, why = batches_of(loop, first, began + READING * seconds)
     if not batches:
         return Experiments([], [f"Nothing was tried: {why or 'there is no batch'}."])
-    return (look_at_targets if wish.is_brief else experiment)(setting, batches, began + seconds - perf_counter())
+    if wish.is_brief:
+        return look_at_targets(setting, batches, began + seconds - perf_counter())
+    # Half for the weights of now: where they cannot learn, a rate that was too large may have spoiled them.
+    found = experiment(setting, batches, (began + seconds - perf_counter()) / (1 if setting.start or not start else 2))
+    if start is None or setting.start is not None or all(one.rule != "cannot_learn" for one in found.findings):
+        return found
+    at_start = experiment(replace(setting, start=start), batches, began + seconds - perf_counter())
+    return at_start if any(one.severity == "alarm" for one in at_start.findings) else found
 
 
 def wish_of(judge: Judge, *, is_over: bool) -> Wish | None:
