@@ -51,6 +51,8 @@ def weight_decay(run: Run) -> Iterator[Symptom]:
     root of 2 times the decay's.
     """
     look, added, taken = run.now, [], []
+    if run.losses.is_at_zero or look.overflowed or not any(held.decay for held in run.held_back.values()):
+        return
     for layer in run.layers:
         name = next((name for name in layer.weights if len(layer.shapes.get(name, ())) > 1), "")
         held, stepped = run.held_back.get(name), look.stepped.get(name)
@@ -63,8 +65,6 @@ def weight_decay(run: Run) -> Iterator[Symptom]:
                 taken.append((stepped.rate * held.decay, update.moments.rms / before.moments.rms))
         else:
             added.append((held.decay * before.moments.rms, gradient.moments.rms, stepped.rate * held.decay))
-    if run.losses.is_at_zero or look.overflowed:
-        return
     if taken:
         yield from _taken(run, median_of(share for share, _ in taken), median_of(ratio for _, ratio in taken))
     elif added:
