@@ -14,7 +14,7 @@ from toys import Toy, batches, fit
 from hookboard import HealthMonitor
 from hookboard.health import RULES, HeldBack
 from hookboard.health.losses import STEPS_BEFORE_STUCK
-from hookboard.health.rules.held_back import CLIPPED_SHARE
+from hookboard.health.rules.held_back import CLIPPED_SHARE, DECAY_SHARE_ALARM
 from hookboard.health.rules.shared import UPDATE_RATIO_SMALL
 
 MATRICES = [name for name in WEIGHTS if name.endswith("weight")]
@@ -74,9 +74,16 @@ def test_decay_that_is_added_is_compared_with_the_gradient(times, fires):
     assert bool(found) is fires
 
 
-def test_decay_is_an_alarm_if_the_loss_shows_harm():
-    found = symptoms("weight_decay", *moved(0.01, 0.01), losses=stuck(STEPS_BEFORE_STUCK))
-    assert places(found) == [("", "alarm")]
+@pytest.mark.parametrize(
+    ("share", "losses", "severity"),
+    [
+        (0.9 * DECAY_SHARE_ALARM, None, "note"),
+        (1.1 * DECAY_SHARE_ALARM, None, "alarm"),
+        (0.001, stuck(STEPS_BEFORE_STUCK), "alarm"),
+    ],
+)
+def test_decay_is_an_alarm_if_it_leaves_nothing_or_the_loss_shows_harm(share, losses, severity):
+    assert places(symptoms("weight_decay", *moved(share, share), losses=losses)) == [("", severity)]
 
 
 class RawTensors(Callback):

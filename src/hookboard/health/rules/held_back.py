@@ -13,6 +13,10 @@ CLIPPED_SHARE = 0.1
 """Clipping is worth a note if it leaves at most this share of each gradient, at all of the latest looks (a choice:
 published recipes clip the first gradients by as much, and hardly any later)."""
 
+DECAY_SHARE_ALARM = 0.01
+"""Weight decay that takes this share of a weight in each step, and outweighs the gradient, is an alarm whatever the
+loss does: in 100 steps it leaves a third of a weight (a choice)."""
+
 
 def clipping(run: Run) -> Iterator[Symptom]:
     """Report gradients that are clipped to much less than what arrives, again and again.
@@ -74,12 +78,13 @@ def weight_decay(run: Run) -> Iterator[Symptom]:
 def _taken(run: Run, share: float, ratio: float) -> Iterator[Symptom]:
     if share >= UPDATE_RATIO_SMALL and ratio < math.sqrt(2) * share:
         evidence = (
-            f"weight decay takes {share:.1%} of the weights in each step, and the whole step moves them by {ratio:.1%} "
-            f"of their size in the median over the layers: the gradient moves them by no more than the decay"
-            f"{harm_of(run)}"
+            f"weight decay takes {share:.1%} of the weights in each step, and with the gradient a step moves them by "
+            f"{ratio:.1%} of their size (in the median over the layers){harm_of(run)}"
         )
         advice = "lower weight_decay; 0.01 is the default of AdamW"
-        yield Symptom("", evidence, advice, severity_of(run), size=share)
+        is_hard = share >= DECAY_SHARE_ALARM
+        severity: Severity = "alarm" if is_hard else severity_of(run)
+        yield Symptom("", evidence, advice, severity, size=share, is_hard=is_hard)
 
 
 def _added(run: Run, decay: float, gradient: float, share: float) -> Iterator[Symptom]:
@@ -103,5 +108,6 @@ WEIGHT_DECAY = Rule(
     "weight_decay",
     weight_decay,
     look_at="health/update_ratio",
-    about="weight decay moves the weights farther than the gradient does; an alarm if the loss shows harm",
+    about="weight decay moves the weights farther than the gradient does; an alarm if the loss shows harm, or if it "
+    "takes 1 % of the weights in each step",
 )

@@ -134,9 +134,9 @@ on or off for all samples by chance: up to 55 % are off in runs that are merely 
 DEAD_SHARE_CALLED = 0.5
 """Where the activation is a function, this share of dead units is worth a note (a choice)."""
 
-BIAS_SHARE = 0.5
-"""The biases are to blame for units that are dead from the start if their mean is this share of that of the layer's
-outputs, and negative (a choice)."""
+BIAS_DEVIATIONS = 1.0
+"""The biases are to blame for units that are dead from the start if their mean lies this many standard deviations of
+the layer's outputs below 0: then five in six outputs are negative (a choice)."""
 
 DEAD_SHARE_NOTE = 0.25
 """Share of dead units that is worth a note. A healthy net of narrow layers starts with 5 to 20 % (seen on the tuning
@@ -272,7 +272,7 @@ def _advice_at_start(run: Run, dead: Dead) -> str:
     given = run.first.of(dead.source.name, "output") if run.first else None
     if bias is None or given is None:
         return "Check how this layer is initialized, its bias first; then the scale of its input."
-    if bias.moments.mean <= BIAS_SHARE * given.moments.mean < 0:
+    if bias.moments.mean <= -BIAS_DEVIATIONS * given.moments.deviation:
         return f"Initialize the biases of this layer with 0: they are {bias.moments.mean:.3g} in the mean."
     return (
         "Put a batch norm between this layer and its activation, so that each unit is active for about half of the "
