@@ -398,7 +398,7 @@ class LossCurve(LossHistory):
     @property
     def is_learning(self) -> bool:
         """True if the loss lies clearly below its start, and does not rise."""
-        if not self.is_known or not self.is_finite or self.has_risen:
+        if not self.is_known or not self.is_finite or self.has_risen or self.has_forgotten:
             return False
         return self.start - self.level() > max(STUCK_SHARE * abs(self.start), 2 * self.noise)
 
@@ -409,6 +409,19 @@ class LossCurve(LossHistory):
             return False
         gained = self.start - self.best
         return self._low > self.best + max(RISE_SHARE_OF_GAIN * gained, RISE_NOISE_DEVIATIONS * self.noise)
+
+    @property
+    def has_forgotten(self) -> bool:
+        """True if the model began well below chance, and has lost much of that for `HARM_STEPS` steps.
+
+        It is compared with its very first loss, which is that of the model as it was given: the first step may have
+        spoiled all losses after it.
+        """
+        if not self.is_known or self.chance is None or not self.first[0].value < PRETRAINED_CHANCE_SHARE * self.chance:
+            return False
+        first = self.first[0].value
+        lost = max(RISE_SHARE_OF_GAIN * (self.chance - first), CLEAR_NOISE_DEVIATIONS * self.noise)
+        return self._low > first + lost
 
     @property
     def has_diverged(self) -> bool:
@@ -485,7 +498,7 @@ class LossCurve(LossHistory):
     @property
     def is_only_stuck(self) -> bool:
         """True if the harm that the loss shows is that it is stuck, and no other."""
-        others = self.is_far_above_chance or self.has_diverged or self.has_risen
+        others = self.is_far_above_chance or self.has_diverged or self.has_risen or self.has_forgotten
         return self.is_finite and self.is_stuck and not others
 
     def after(self, step: int) -> np.ndarray:
@@ -540,6 +553,8 @@ class LossCurve(LossHistory):
             return f"the loss is {self.level():.3g} after {min(self.start, self.first[0].value):.3g} at the start"
         if self.is_far_above_chance:
             return f"the loss is {self.level():.3g}, where chance gives {self.chance:.3g}"
+        if self.has_forgotten:
+            return f"the loss rose from {self.first[0].value:.3g} at the first step to {self.level():.3g}"
         if self.has_risen:
             return f"the loss rose from {self.best:.3g} to {self.level():.3g}"
         if self.is_stuck:
