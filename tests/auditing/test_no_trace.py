@@ -370,6 +370,20 @@ class NotesInVariables(Plain):
         return counted(super().loss_of(batch)) * (1 + COUNT + len(SEEN))
 
 
+class MakesAGlobalVariable(Plain):
+    def __init__(self):
+        super().__init__()
+        globals().pop("MADE", None)
+
+    def loss_of(self, batch):
+        global MADE
+        try:
+            MADE += 1
+        except NameError:
+            MADE = 1
+        return super().loss_of(batch) * MADE
+
+
 class NotesInItsClass(Plain):
     """In a number and a list of its class, and in the default of an argument."""
 
@@ -571,6 +585,7 @@ READ = [
     Manual,
     SetsItsRate,
     NotesInVariables,
+    MakesAGlobalVariable,
     HoldsADictOfItsOwnKind,
     NotesInItsClass,
     NotesInAnotherFile,

@@ -1,4 +1,4 @@
-"""What the code of a model reaches besides its attributes: global variables and those of closures."""
+"""`Variables`: what the user's code in a model can change besides the model: variables, and objects that they hold."""
 
 import random
 import sys
@@ -30,20 +30,26 @@ _OTHERS_THAT_CHANGE = (
     np.random.RandomState,
 )
 
+_UNSET = object()
+
 _CACHE = type(lru_cache(lambda: None))
 
 _LIBRARY = __name__.partition(".")[0]
 
 
 class Variables:
-    """The variables that the user's code in a model and in its hooks can change.
+    """The variables that the user's code can change when the model is called.
+
+    The code is found by reading it: the methods of the classes of all modules, functions among their attributes and
+    hooks, and every function that one of these names or closes over. Its variables are the global ones that it names,
+    of its file and of other files of the user, those that it closes over, and the attributes of classes.
 
     Args:
         model: the model.
-        others: further objects whose functions run, such as schedulers.
+        schedulers: their functions run too.
     """
 
-    def __init__(self, model: nn.Module, others: Sequence[object] = ()) -> None:
+    def __init__(self, model: nn.Module, schedulers: Sequence[LRScheduler] = ()) -> None:
         self._functions: dict[int, FunctionType] = {}
         self._owners: list[object] = []
         self._classes = {cls for module in model.modules() for cls in type(module).__mro__ if _is_own_class(cls)}
@@ -53,7 +59,7 @@ class Variables:
         for module in model.modules():
             for value in vars(module).values():
                 self._add_all(value)
-        for function in _functions_of_objects(others):
+        for function in _functions_of_objects(schedulers):
             self._add(function)
         for hook in _hooks_of(model):
             self._add_hook(hook)
@@ -118,7 +124,10 @@ class Variables:
             yield
         finally:
             for variables, name, value in names:
-                if variables.get(name) is not value:
+                if value is _UNSET:
+                    if not isinstance(variables.get(name), ModuleType):  # what is imported stays
+                        variables.pop(name, None)
+                elif variables.get(name) is not value:
                     variables[name] = value
             for cell, value in cells:
                 if cell.cell_contents is not value:
@@ -208,12 +217,12 @@ def _globals_of(function: FunctionType) -> list[tuple[dict[str, Any], str, Any]]
     """Return the variables that a function names: those of its file, and of other files of the user that it imports.
 
     Returns:
-        The variables among which it is, its name and its value, of each.
+        The variables among which it is, its name and its value, of each; _UNSET where its file has none of that name.
     """
-    names = list(_names_in(function.__code__))
-    spaces = [function.__globals__]
-    spaces += [vars(v) for n in names if isinstance(v := spaces[0].get(n), ModuleType) and _is_own_module(v)]
-    return [(space, name, space[name]) for space in spaces for name in names if name in space]
+    names, own = set(_names_in(function.__code__)), function.__globals__
+    others = [vars(v) for n in names if isinstance(v := own.get(n), ModuleType) and _is_own_module(v)]
+    found = [(own, name, own.get(name, _UNSET)) for name in names]
+    return found + [(space, name, space[name]) for space in others for name in names if name in space]
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
