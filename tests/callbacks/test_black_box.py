@@ -474,7 +474,7 @@ def test_finite_gradients_whose_sum_overflows_are_no_event(dtype, value, exact):
     model = nn.Linear(4, 4, dtype=dtype)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, value)
-    box = BlackBox(None, model, exact=exact)
+    box = BlackBox(model, None, exact=exact)
     box.before_backward(torch.tensor(1.0))
     box.after_backward()
     box.begin_batch(None, 1, 1)
