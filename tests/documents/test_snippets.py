@@ -57,6 +57,7 @@ def given(tmp_path, monkeypatch):
     """What the pages take as given, and a Trainer that is soon done."""
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     short = partial(Trainer, accelerator="cpu", max_steps=2, log_every_n_steps=1, **quiet)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lightning.pytorch, "Trainer", partial(short, logger=TensorBoardLogger(tmp_path)))
     x = torch.randn(2, 1, 8, 8)
     return {

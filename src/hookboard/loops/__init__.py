@@ -1,5 +1,6 @@
 """Who calls a callback at which point of a run, and what stands between it and the run: shield, worker, budget."""
 
+from hookboard.loops.bare import watch
 from hookboard.loops.budget import is_due, is_due_now
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.callback_methods import NothingToShowError
@@ -16,4 +17,5 @@ __all__ = [
     "is_due_now",
     "listed_gaps",
     "names_in",
+    "watch",
 ]

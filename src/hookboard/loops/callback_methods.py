@@ -41,7 +41,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
     """Whether an error of this callback stops the run. Otherwise it gives a warning."""
 
     needs_logger = True
-    """Whether there is nothing to watch for if the Trainer has no logger."""
+    """Whether there is nothing to watch for without a logger."""
 
     max_overhead: float | None = None
     """The largest share of the training time that its due steps may take; None for no limit."""
@@ -80,7 +80,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         if loop.why_not:
             return loop.why_not
         if self.needs_logger and not loop.loggers:
-            return "the Trainer has no logger"
+            return "there is no logger"
         if loop.world_size > 1 and not has_process_group():
             return (
                 f"the Trainer has {loop.world_size} processes, but there is no process group to merge what they "

@@ -98,7 +98,7 @@ class Loop:
         Raises:
             CannotRunAgainError: it could leave a trace, or could differ.
         """
-        raise CannotRunAgainError("its loop has no step that can be called again")
+        raise CannotRunAgainError("there is no training_step to call again")
 
     def read_first_step(self, batch: Any, batch_idx: int) -> tuple[list[Finding], Flow]:
         """See `hookboard.auditing.read_first_step`; nothing if there is no step that can be called before its turn."""

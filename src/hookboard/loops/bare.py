@@ -1,0 +1,238 @@
+"""`watch`: callbacks of hookboard in a training loop without a Trainer."""
+
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import Logger
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.utils.tensorboard import SummaryWriter
+
+from hookboard.checks import check_switches, check_whole
+from hookboard.loops.callback import HookboardCallback
+from hookboard.loops.loop import Loop
+from hookboard.loops.trainer import Members
+from hookboard.ranks import has_process_group
+
+
+class BareLoop(Loop):
+    """A training loop that is watched. `watch` makes it.
+
+    Attributes:
+        should_stop: whether a callback has asked to end the training, as `HealthMonitor(stop_on=...)` does.
+    """
+
+    stage = "train"
+    is_running = is_accumulating = should_stop = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        callbacks: Sequence[HookboardCallback[Any]],
+        loggers: Sequence[Any],
+        scaler: GradScaler | None,
+        validates: bool,
+        log_every_n_steps: int,
+    ) -> None:
+        self.model, self.optimizers, self.scaler, self.has_validation = model, optimizers, scaler, validates
+        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.callbacks = self._given = callbacks
+        self.loggers = loggers
+        self.log_every_n_steps = log_every_n_steps
+        self.logged_step = self._batch_idx = 0
+        self._has_stepped = False
+        if has_process_group():
+            self.world_size, self.is_rank_zero = dist.get_world_size(), dist.get_rank() == 0
+        self._members = Members()
+
+    @contextmanager
+    def step(self, batch: Any = None, *, accumulates: bool = False) -> Iterator[None]:
+        """Watch one batch: forward and backward pass, and the optimizer's step; inside `evaluate`, the forward pass.
+
+        Args:
+            batch: What the model is given; some callbacks read it.
+            accumulates: Whether this batch belongs to the same optimizer step as the next, which then makes it.
+        """
+        self._count()
+        self.is_accumulating = accumulates
+        for member in self._members:
+            member.leave_batch()
+        self._members.begin_batch(self, self.stage, batch, self._batch_idx, 0)
+        with ExitStack() as until_end:
+            if self.stage == "train":
+                self._listen(until_end)
+            yield
+        for member in self._members:
+            member.end_batch(self, self.stage)
+        self._batch_idx += 1
+        self._has_stepped |= self.stage == "train" and not accumulates
+
+    def _count(self) -> None:
+        # A Trainer counts a step after the validation that follows it, which has the number of that step.
+        if self.stage == "train":
+            self.logged_step, self._has_stepped = self.logged_step + self._has_stepped, False
+
+    @contextmanager
+    def evaluate(self) -> Iterator[None]:
+        """Watch a validation, each of whose batches is inside a `step`."""
+        batch_idx, self.stage, self._batch_idx = self._batch_idx, "validate", 0
+        try:
+            for member in self._members:
+                member.leave_batch()
+                member.begin_evaluation(self)
+            yield
+            for member in self._members:
+                member.end_evaluation(self)
+        finally:
+            self.stage, self._batch_idx = "train", batch_idx
+
+    @contextmanager
+    def running(self) -> Iterator["BareLoop"]:
+        """Have the callbacks begin, and end in any case."""
+        self.is_running = True
+        with ExitStack() as until_end:
+            until_end.callback(setattr, self, "is_running", False)
+            for callback in self._given:
+                until_end.callback(callback.end_run, self)
+            for callback in self._given:
+                callback.begin_fit(self)
+            for member in self._members:
+                member.begin_training(self)
+            yield self
+            self._count()
+            for member in self._members:
+                member.end_epoch(self)
+            for member in self._members:
+                member.end_training(self)
+
+    def _listen(self, until_end: ExitStack) -> None:
+        """Tell the members of each backward pass and optimizer step of this thread."""
+        here, given, scaler = threading.get_ident(), torch.autograd.backward, self.scaler
+        is_inside = is_told = False
+
+        @functools.wraps(given)
+        def backward(tensors: Any, *args: Any, **named: Any) -> None:
+            nonlocal is_inside
+            # Inside that of the loss, checkpointed parts make backward passes of their own.
+            if is_inside or threading.get_ident() != here or not isinstance(tensors, Tensor):
+                return given(tensors, *args, **named)
+            is_inside = True
+            try:
+                for member in self._members:
+                    member.before_backward(self, tensors)
+                given(tensors, *args, **named)
+                for member in self._members:
+                    member.after_backward(self)
+            finally:
+                is_inside = False
+
+        def before_step(optimizer: Optimizer, *given: Any) -> None:
+            if not is_told:
+                for member in self._members:
+                    member.before_optimizer_step(self, optimizer)
+
+        def scaled_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
+            nonlocal is_told
+            before_step(optimizer)  # where the gradients have overflowed, the scaler skips the optimizer's step
+            is_told = True
+            try:
+                return type(scaler).step(scaler, optimizer, *args, **named)  # type: ignore[arg-type, union-attr]
+            finally:
+                is_told = False
+
+        torch.autograd.backward = backward
+        until_end.callback(setattr, torch.autograd, "backward", given)
+        for optimizer in self.optimizers:
+            until_end.callback(optimizer.register_step_pre_hook(before_step).remove)
+        if scaler is not None:
+            vars(scaler)["step"] = scaled_step
+            until_end.callback(vars(scaler).pop, "step")
+
+    def stop(self) -> None:
+        """Set `should_stop`, which the loop may look at."""
+        self.should_stop = True
+
+    def join(self, callback: Callback) -> None:
+        """Call this callback from now on."""
+        if not any(member is callback for member in self._members):
+            self._members.append(callback)
+
+    def leave(self, callback: Callback) -> None:
+        """Call this callback no longer."""
+        self._members[:] = [member for member in self._members if member is not callback]
+
+
+@dataclass
+class _WriterLogger:
+    """A `SummaryWriter` as a logger."""
+
+    experiment: SummaryWriter
+
+    @property
+    def log_dir(self) -> str:
+        return str(self.experiment.log_dir)
+
+
+def watch(
+    model: nn.Module,
+    optimizers: Optimizer | Sequence[Optimizer],
+    callbacks: Sequence[HookboardCallback[Any]],
+    loggers: SummaryWriter | Logger | Sequence[SummaryWriter | Logger] = (),
+    *,
+    scaler: GradScaler | None = None,
+    validates: bool = False,
+    log_every_n_steps: int = 50,
+) -> AbstractContextManager[BareLoop]:
+    """Watch a training loop without a Trainer: callbacks log there what they would log in a Trainer.
+
+    What needs the `training_step` of a LightningModule is left out: the step is not read beforehand (`audit`), nothing
+    is tried on a copy (`Checkup`, `experiments`), and no batch is run again to find the layer of the first NaN.
+
+    Args:
+        model: The model. Tags have the names of its modules.
+        optimizers: The optimizer, or all of them.
+        callbacks: Callbacks of hookboard.
+        loggers: What to write to: a `SummaryWriter` of torch, a logger of Lightning, or several.
+        scaler: The GradScaler, if there is one.
+        validates: Whether the loop validates, inside `run.evaluate()`: pictures are taken there.
+        log_every_n_steps: The cadence of callbacks that have none of their own.
+
+    Returns:
+        A context manager. What it gives has `step`, for each batch, and `evaluate`.
+
+    Raises:
+        TypeError: a callback is none of hookboard.
+        ValueError: `log_every_n_steps` is below 1; when the context is entered: the configuration of a callback does
+            not fit the model.
+
+    Example:
+        >>> from hookboard import HealthMonitor
+        >>> model, monitor = nn.Sequential(nn.Linear(2, 1)), HealthMonitor(every_n_steps=1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> with watch(model, optimizer, [monitor]) as run:
+        ...     for batch in torch.randn(3, 4, 2):
+        ...         with run.step(batch):
+        ...             model(batch).square().mean().backward()
+        ...             optimizer.step()
+        ...             optimizer.zero_grad()
+        >>> monitor.verdicts
+        ()
+    """
+    check_whole("log_every_n_steps", log_every_n_steps)
+    check_switches(validates=validates)
+    for callback in callbacks:
+        if not isinstance(callback, HookboardCallback):
+            raise TypeError(f"callbacks has {callback!r}, which is no callback of hookboard.")
+    given = [*loggers] if isinstance(loggers, Sequence) else [loggers]
+    written = [_WriterLogger(one) if isinstance(one, SummaryWriter) else one for one in given]
+    several = [optimizers] if isinstance(optimizers, Optimizer) else [*optimizers]
+    return BareLoop(model, several, [*callbacks], written, scaler, validates, log_every_n_steps).running()

@@ -1,0 +1,315 @@
+"""`watch`: callbacks in a loop without a Trainer see, log and say what they do in a Trainer."""
+
+import contextlib
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.plugins import MixedPrecision
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.tensorboard import SummaryWriter
+from toys import ALWAYS, Toy, batches, fit, mlp, records
+
+from hookboard import (
+    ActivationLogger,
+    Checkup,
+    FeatureMapLogger,
+    GradientLogger,
+    HealthMonitor,
+    Intervention,
+    KernelLogger,
+    ParameterLogger,
+    Scale,
+    watch,
+)
+from hookboard.loops.budget import OVERHEAD
+
+pytestmark = pytest.mark.filterwarnings("ignore:hookboard.*had nothing to measure")
+
+OF_LIGHTNING = {"loss", "epoch", "hp_metric", OVERHEAD}
+"""Tags that a Trainer writes, and one whose value is a time."""
+
+
+class Plain(nn.Module):
+    """Has the layers of a `Toy`, under the same names."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def logged(folder):
+    """The value of each step and tag, as it stands in the file."""
+    values = [(event.step, value) for event in records(folder) for value in event.summary.value]
+    return {(step, v.tag): v.SerializeToString() for step, v in values if v.tag not in OF_LIGHTNING}
+
+
+def in_a_trainer(folder, net, data, *callbacks, **options):
+    fit(folder, Toy(net), data, *callbacks, **options)
+    return logged(folder)
+
+
+def in_a_loop(folder, net, data, *callbacks, accumulate=1, scaler=None, autocast=None, log_every_n_steps=1):
+    model = Plain(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    context = contextlib.nullcontext() if autocast is None else torch.autocast("cpu", autocast)
+    with (
+        SummaryWriter(folder) as writer,
+        watch(model, optimizer, callbacks, writer, scaler=scaler, log_every_n_steps=log_every_n_steps) as run,
+    ):
+        for number, batch in enumerate(data, 1):
+            is_last = number % accumulate == 0
+            with run.step(batch, accumulates=not is_last):
+                with context:
+                    loss = model(batch).square().mean() / accumulate
+                (loss if scaler is None else scaler.scale(loss)).backward()
+                if is_last and scaler is None:
+                    optimizer.step()
+                elif is_last:
+                    scaler.step(optimizer)
+                    scaler.update()
+                if is_last:
+                    optimizer.zero_grad()
+    return logged(folder)
+
+
+def cnn():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+
+
+def everything():
+    return [
+        ActivationLogger(roles=["input", "output"], every_n_steps=2, histogram=True),
+        GradientLogger(roles=["grad_output", "grad_input", "parameter_grad"], every_n_steps=2, histogram=True),
+        ParameterLogger(every_n_steps=2, histogram=True),
+        HealthMonitor(every_n_steps=2),
+    ]
+
+
+def assert_equal(mine, theirs):
+    assert mine.keys() == theirs.keys()
+    assert [key for key in mine if mine[key] != theirs[key]] == []
+    assert mine
+
+
+def test_what_is_logged_is_that_of_a_trainer_to_the_last_bit(tmp_path):
+    data = batches(*[4] * 12)
+    theirs = in_a_trainer(tmp_path / "trainer", mlp(), data, *everything())
+    assert_equal(in_a_loop(tmp_path / "loop", mlp(), data, *everything()), theirs)
+
+
+def test_micro_batches_of_one_step_are_those_of_a_trainer_that_accumulates(tmp_path):
+    data = batches(*[4, 2] * 8)
+    theirs = in_a_trainer(tmp_path / "trainer", mlp(), data, *everything(), accumulate_grad_batches=2)
+    assert_equal(in_a_loop(tmp_path / "loop", mlp(), data, *everything(), accumulate=2), theirs)
+
+
+def test_pictures_and_edits_are_those_of_a_trainer(tmp_path):
+    def callbacks():
+        return [
+            Intervention(Scale(0.5), "net.0"),
+            FeatureMapLogger("net.0", stage="train", every_n_steps=2),
+            KernelLogger(every_n_steps=2),
+            ActivationLogger("net.0", every_n_steps=1),
+        ]
+
+    data = [torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    theirs = in_a_trainer(tmp_path / "trainer", cnn(), data, *callbacks())
+    assert_equal(in_a_loop(tmp_path / "loop", cnn(), data, *callbacks()), theirs)
+
+
+def test_under_autocast_it_is_that_of_a_trainer(tmp_path):
+    data = batches(*[4] * 6)
+    theirs = in_a_trainer(tmp_path / "trainer", mlp(), data, *everything(), precision="bf16-mixed")
+    assert_equal(in_a_loop(tmp_path / "loop", mlp(), data, *everything(), autocast=torch.bfloat16), theirs)
+
+
+@pytest.mark.parametrize("scale", [2.0**8, 2.0**127], ids=["fine", "the gradients overflow"])
+def test_under_a_grad_scaler_it_is_that_of_a_trainer(tmp_path, scale):
+    data, scalers = batches(*[4] * 6), [torch.amp.GradScaler("cpu", init_scale=scale) for _ in range(2)]
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=scalers[0])
+    theirs = in_a_trainer(tmp_path / "trainer", mlp(), data, *everything(), plugins=plugin)
+    mine = in_a_loop(tmp_path / "loop", mlp(), data, *everything(), scaler=scalers[1], autocast=torch.float16)
+    assert_equal(mine, theirs)
+
+
+def test_a_validation_is_that_of_a_trainer(tmp_path):
+    def callbacks():
+        return [
+            ActivationLogger(stages=["train", "validate"], every_n_steps=1),
+            HealthMonitor(every_n_steps=1),
+            FeatureMapLogger("net.0", every_n_steps=1),
+        ]
+
+    data, model = batches(*[4] * 4), Plain(mlp())
+    options = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
+    theirs = in_a_trainer(tmp_path / "trainer", mlp(), data, *callbacks(), **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with (
+        SummaryWriter(tmp_path / "loop") as writer,
+        watch(model, optimizer, callbacks(), writer, validates=True) as run,
+    ):
+        for batch in data:
+            with run.step(batch):
+                model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        model.eval()
+        with run.evaluate(), torch.no_grad():
+            for batch in data:
+                with run.step(batch):
+                    model(batch)
+    assert_equal(logged(tmp_path / "loop"), theirs)
+
+
+class Recomputed(nn.Module):
+    """Recomputes its first layers in the backward pass, which has a backward pass inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        x = checkpoint(self.net[:2], x.requires_grad_(), use_reentrant=True)
+        return self.net[2](x)
+
+
+def test_a_backward_pass_inside_another_is_none_of_its_own(tmp_path):
+    def callbacks():
+        return [HealthMonitor(every_n_steps=1, audit=False)]
+
+    theirs = in_a_trainer(tmp_path / "trainer", Recomputed(), batches(*[4] * 4), *callbacks())
+    assert_equal(in_a_loop(tmp_path / "loop", Recomputed(), batches(*[4] * 4), *callbacks()), theirs)
+
+
+def test_the_cadence_of_callbacks_without_their_own_is_that_of_the_loop(tmp_path):
+    mine = in_a_loop(tmp_path, mlp(), batches(*[4] * 6), ActivationLogger(), log_every_n_steps=3)
+    assert {step for step, _ in mine} == {2, 5}
+
+
+def test_what_is_trained_is_the_same_bit_for_bit_with_and_without(tmp_path):
+    def trained(*callbacks):
+        net = nn.Sequential(mlp(), nn.Dropout())
+        torch.manual_seed(1)
+        in_a_loop(tmp_path / str(len(callbacks)), net, batches(*[4] * 6), *callbacks)
+        return [*net.parameters(), torch.get_rng_state()]
+
+    assert all(map(torch.equal, trained(*everything()), trained()))
+
+
+def step_of(run, model, optimizer, batch):
+    with run.step(batch):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+def test_nothing_is_left_behind_however_it_ends(tmp_path, error):
+    model, backward = Plain(mlp()), torch.autograd.backward
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.01), torch.amp.GradScaler("cpu")
+    attributes = {name: {*vars(module)} for name, module in model.named_modules()}
+    with (
+        contextlib.suppress(RuntimeError, KeyboardInterrupt),
+        SummaryWriter(tmp_path) as writer,
+        watch(model, optimizer, everything(), writer, scaler=scaler) as run,
+    ):
+        step_of(run, model, optimizer, batches(4)[0])
+        with run.step(batches(4)[0]):
+            if error is not None:
+                raise error
+    assert torch.autograd.backward is backward
+    assert "step" not in vars(scaler)
+    assert not optimizer._optimizer_step_pre_hooks
+    assert {name: {*vars(module)} for name, module in model.named_modules()} == attributes
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_after_a_step_that_failed_and_was_skipped_the_next_is_logged(tmp_path):
+    model, logger = Plain(mlp()), ActivationLogger("net.0", every_n_steps=1, statistics="mean")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with SummaryWriter(tmp_path) as writer, watch(model, optimizer, [logger], writer) as run:
+        with contextlib.suppress(RuntimeError), run.step(batches(4)[0]):
+            raise RuntimeError("out of memory")
+        step_of(run, model, optimizer, batches(4)[0])
+    assert {step for step, _ in logged(tmp_path)} == {0}
+
+
+def test_a_loop_hears_that_a_rule_asks_it_to_stop():
+    model, monitor = Plain(mlp()), HealthMonitor(rules=ALWAYS, window=1, every_n_steps=1, stop_on="always")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, [monitor]) as run:
+        assert not run.should_stop
+        step_of(run, model, optimizer, batches(4)[0])
+        assert run.should_stop
+
+
+def test_what_is_no_callback_of_hookboard_is_an_error_that_names_it():
+    model = Plain(mlp())
+    with pytest.raises(TypeError, match=r"callbacks has <class .*HealthMonitor'>, which is no callback"):
+        watch(model, torch.optim.SGD(model.parameters(), lr=0.01), [HealthMonitor])
+
+
+def test_of_two_optimizers_each_step_is_seen(tmp_path):
+    model = Plain(mlp())
+    optimizers = [torch.optim.SGD(model.net[k].parameters(), lr=0.01) for k in (0, 2)]
+    logger = GradientLogger(roles="parameter_grad", every_n_steps=1, statistics="l2")
+    with SummaryWriter(tmp_path) as writer, watch(model, optimizers, [logger], writer) as run, run.step():
+        model(batches(4)[0]).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert {reading.site.name for reading in logger.readings} == {*dict(model.named_parameters())}
+
+
+def test_in_a_loop_of_fabric_it_is_that_of_a_trainer(tmp_path):
+    data, model = batches(*[4] * 6), Plain(mlp())
+    theirs = in_a_trainer(tmp_path / "trainer", mlp(), data, *everything())
+    fabric = Fabric(accelerator="cpu", devices=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    wrapped, stepping = fabric.setup(model, optimizer)
+    with SummaryWriter(tmp_path / "loop") as writer, watch(model, optimizer, everything(), writer) as run:
+        for batch in data:
+            with run.step(batch):
+                fabric.backward(wrapped(batch).square().mean())
+                stepping.step()
+                stepping.zero_grad()
+    assert_equal(logged(tmp_path / "loop"), theirs)
+
+
+@pytest.mark.parametrize(("every_n_steps", "module"), [(1, "net.0"), (50, "")])
+def test_the_layer_of_the_first_nan_is_known_where_that_step_is_measured(every_n_steps, module):
+    model, monitor = Plain(mlp()), HealthMonitor(every_n_steps=every_n_steps)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, [monitor]) as run:
+        step_of(run, model, optimizer, batches(4)[0])
+        step_of(run, model, optimizer, torch.full((4, 4), torch.nan))
+    verdict = monitor.verdicts[0]
+    assert (verdict.rule, verdict.module, verdict.since) == ("nonfinite", module, 1)
+    assert module or "there is no training_step to call again" in verdict.evidence
+
+
+def test_nothing_is_tried_on_a_copy(caplog):
+    model = Plain(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with watch(model, optimizer, [Checkup(), HealthMonitor(every_n_steps=1, experiments=True)]) as run:
+        for _ in range(60):
+            step_of(run, model, optimizer, batches(4)[0])
+    said = [record.getMessage() for record in caplog.records]
+    assert any("Checkup tries nothing: there is no Trainer" in line for line in said)
+    assert any("Nothing was tried: there is no Trainer" in line for line in said)
+
+
+@pytest.mark.compiles
+def test_a_compiled_model_is_seen(tmp_path):
+    model, x = Plain(mlp()), batches(4)[0]
+    expected = model.net[0](x).double().mean().item()
+    logger, compiled = ActivationLogger("net.0", every_n_steps=1, statistics="mean"), torch.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with SummaryWriter(tmp_path) as writer, watch(model, optimizer, [logger], writer) as run:
+        step_of(run, compiled, optimizer, x)
+    assert logger.readings[0].statistics["mean"] == pytest.approx(expected, rel=1e-6)
