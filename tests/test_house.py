@@ -34,7 +34,8 @@ ROOMS = [
 ]
 """From top to bottom: a room imports from those below it, through their `__init__.py`, and from the ground floor."""
 
-WITHOUT_LIGHTNING = ["health", "recording", "hooks", "measure", "images", "board"]
+WITHOUT_LIGHTNING = ["callbacks", "first_nan", "health", "board", "attribution", "capturing", "recording", "editing"]
+WITHOUT_LIGHTNING += ["hooks", "measure", "images"]
 WITHOUT_LIGHTNING += ["record", "sites", "selection", "layers", "nested", "parameters", "computed", "state"]
 """What serves a run without a Trainer too."""
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from lightning.pytorch import LightningModule
 from torch import nn
 
 from hookboard.callbacks.trials import READING, batches_of, setting_of
@@ -60,9 +59,9 @@ class Checkup(HookboardCallback[StageState]):
     def _why_not(self, loop: Loop) -> str | None:
         if loop.world_size > 1:
             return f"there are {loop.world_size} ranks"
-        if loop.trainer is None or not isinstance(loop.model, LightningModule):
+        if loop.trainer is None:
             return "there is no Trainer"
-        if not loop.model.automatic_optimization:
+        if not getattr(loop.model, "automatic_optimization", True):
             return "the optimization is manual"
         return super()._why_not(loop)
 
