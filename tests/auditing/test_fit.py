@@ -14,6 +14,7 @@ from hookboard import HealthMonitor
 from hookboard.auditing import read_first_step
 from hookboard.auditing.program import Step
 from hookboard.auditing.reading import ALL_RULES
+from hookboard.flow import Flow
 from hookboard.health import RULES, STEP
 
 pytestmark = pytest.mark.trains
@@ -94,7 +95,7 @@ def test_what_the_step_notes_is_as_if_it_had_run_once(tmp_path):
 
 def test_it_is_read_once_in_a_fit(tmp_path, monkeypatch):
     monitor, read = HealthMonitor(every_n_steps=1), []
-    monkeypatch.setattr("hookboard.loops.trainer.read_first_step", lambda *args: read.append(args[3]) or [])
+    monkeypatch.setattr("hookboard.loops.trainer.read_first_step", lambda *args: read.append(args[3]) or ([], Flow()))
     fit(tmp_path, Classifier(), data(3), monitor, max_epochs=2)
     assert read == [0]
 

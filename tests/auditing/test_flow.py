@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 import torch
 from lightning.pytorch import LightningModule
 from toys import batches, fit
@@ -79,6 +80,7 @@ def test_what_comes_from_where_nobody_saw_may_come_from_any_layer_before():
     assert flow.are_apart("layers.left", "layers.right")
 
 
+@pytest.mark.trains
 def test_rules_know_the_flow_of_the_training_step(tmp_path):
     seen = []
     rule = Rule("mine", lambda run: seen.append(run.flow) or [])
@@ -87,6 +89,7 @@ def test_rules_know_the_flow_of_the_training_step(tmp_path):
     assert not seen[0].are_apart("layers.stem", "layers.right")
 
 
+@pytest.mark.trains
 def test_without_a_step_that_was_read_nothing_is_known(tmp_path):
     seen = []
     rule = Rule("mine", lambda run: seen.append(run.flow) or [])
