@@ -185,18 +185,12 @@ def test_targets_that_are_all_the_same_class_are_named_though_the_loss_falls():
 
 
 def test_where_a_large_rate_has_spoiled_the_weights_the_first_ones_tell():
-    class Dead(Plain):
-        """All units are dead after the first step."""
-
-        def on_train_batch_start(self, batch, batch_idx):
-            if batch_idx == 1:
-                self.net[0].weight.data.zero_()
-                self.net[0].bias.data.fill_(-1)
-                self.net[2].weight.data.zero_()
-
-    model = Dead(lr=3.0)
+    model = Plain(lr=3.0)
+    model.net.append(nn.ReLU())
+    model.net[2].bias.data.fill_(3)
     start = [(p, p.detach().clone()) for p in model.parameters()]
-    run = fitted(model, None, max_epochs=1)
+    run = fitted(model, None, loader=pairs(X, Y.abs()), max_epochs=1)
+    model.net[2].bias.data.fill_(-1e6)
     found = trials.tried(TrainerLoop(run), [], 60, trials.Wish(0, is_stuck=True), start)
     assert [one.rule for one in found.findings] == ["learning_rate"]
     assert "with the first weights" in found.findings[0].evidence
