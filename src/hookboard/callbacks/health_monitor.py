@@ -19,9 +19,8 @@ from hookboard.callbacks.health_state import (
     layers_in,
     say_split,
     some_units,
-    steps_of,
-    what_holds_back,
 )
+from hookboard.callbacks.health_steps import steps_of, what_holds_back
 from hookboard.callbacks.numbers import AFTER_LOOK, AT_END, SiteLogger
 from hookboard.callbacks.trials import tried
 from hookboard.checks import check_name, check_number, check_switches, check_whole, is_finite
