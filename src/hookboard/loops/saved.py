@@ -18,11 +18,12 @@ from hookboard.record import LayerFacts
 
 KEY = "hookboard"
 
-VERSION = 2
+VERSION = 3
 """The format of an entry. A change of what is kept, or of what it means, takes another number."""
 
-READ = frozenset({1, VERSION})
-"""The formats that are read. In the first, every channel had a row, and no width was kept."""
+READ = frozenset({1, 2, VERSION})
+"""The formats that are read. In the first, every channel had a row, and no width was kept; the second has no
+experiments."""
 
 FORMS: Codecs = {**OF_HEALTH, LayerFacts: dataclass_codec(LayerFacts)}
 
