@@ -101,6 +101,7 @@ def _added(run: Run, decay: float, gradient: float, share: float) -> Iterator[Sy
 CLIPPING = Rule(
     "clipping",
     clipping,
+    look_at="health/gradient_rms",
     about="the Trainer clips gradients to less than a tenth of what arrives, at each look; an alarm if the loss shows "
     "harm and the steps follow the size of the gradient, as those of SGD",
 )
