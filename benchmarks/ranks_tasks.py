@@ -256,7 +256,7 @@ class Monitor(HealthMonitor):
     def recorder(self, model: LightningModule, ranks: Ranks) -> Recorder:
         self._ranks = ranks
         state = StageState("train", 1, Loggers([], ""), layers_in(model, None, None), {}, set())
-        return self._recorder(SimpleNamespace(), model, state)
+        return self._recorder(SimpleNamespace(model=model, device=torch.device("cpu")), state)
 
     def shapes(self, model: LightningModule) -> dict[Site, torch.Size]:
         """Of every tensor, for two tokens; the model may be without values."""

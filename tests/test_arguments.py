@@ -147,6 +147,10 @@ MEANT_THERE = {
     ("capture", "modules"): {"None"},
     ("capture", "types"): {"None", "class"},
     ("Zero", "channels"): {"None", "(1, 2)"},
+    ("watch", "optimizers"): {"[]", "()"},
+    ("watch", "callbacks"): {"[]", "()"},
+    ("watch", "loggers"): {"[]", "()"},
+    ("watch", "scaler"): {"None"},
     ("Symptom", "size"): NUMBER,
     ("Symptom", "batch_idx"): COUNT | {"0", "None"},
     ("Symptom", "until"): COUNT | {"0", "None"},
@@ -155,6 +159,7 @@ MEANT_THERE = {
 NEEDED = {
     "Intervention": {"rule": hookboard.Zero()},
     "capture": {"model": nn.Sequential(nn.Linear(1, 1))},
+    "watch": {"model": nn.Linear(1, 1), "optimizers": [], "callbacks": []},
     "Edit": {"rule": hookboard.Zero()},
     "Clamp": {"min": 0},
     "Statistic": {"name": "mine", "measure": torch.sum},
@@ -243,7 +248,7 @@ def test_an_argument_means_something_or_is_refused_by_its_name(name, argument):
         else:
             if label not in may:
                 wrong.append(f"{label} is taken")
-            elif name != "capture" and getattr(made, argument) is not given:
+            elif name not in ("capture", "watch") and getattr(made, argument) is not given:
                 wrong.append(f"{label} is not kept as it was given")
     assert wrong == []
 

@@ -16,7 +16,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from hookboard.checks import check_switches, check_whole
+from hookboard.checks import check_switches, check_whole, wrong
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import Members
@@ -185,7 +185,7 @@ class _WriterLogger:
 def watch(
     model: nn.Module,
     optimizers: Optimizer | Sequence[Optimizer],
-    callbacks: Sequence[HookboardCallback[Any]],
+    callbacks: HookboardCallback[Any] | Sequence[HookboardCallback[Any]],
     loggers: SummaryWriter | Logger | Sequence[SummaryWriter | Logger] = (),
     *,
     scaler: GradScaler | None = None,
@@ -200,7 +200,7 @@ def watch(
     Args:
         model: The model. Tags have the names of its modules.
         optimizers: The optimizer, or all of them.
-        callbacks: Callbacks of hookboard.
+        callbacks: A callback of hookboard, or several.
         loggers: What to write to: a `SummaryWriter` of torch, a logger of Lightning, or several.
         scaler: The GradScaler, if there is one.
         validates: Whether the loop validates, inside `run.evaluate()`: pictures are taken there.
@@ -210,9 +210,8 @@ def watch(
         A context manager. What it gives has `step`, for each batch, and `evaluate`.
 
     Raises:
-        TypeError: a callback is none of hookboard.
-        ValueError: `log_every_n_steps` is below 1; when the context is entered: the configuration of a callback does
-            not fit the model.
+        ValueError: an argument is of another kind, or `log_every_n_steps` is below 1; when the context is entered: the
+            configuration of a callback does not fit the model.
 
     Example:
         >>> from hookboard import HealthMonitor
@@ -227,12 +226,34 @@ def watch(
         >>> monitor.verdicts
         ()
     """
+    if not isinstance(model, nn.Module):
+        raise wrong("model", model, "a module")
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise wrong("scaler", scaler, "a GradScaler", "if there is none")
     check_whole("log_every_n_steps", log_every_n_steps)
     check_switches(validates=validates)
-    for callback in callbacks:
-        if not isinstance(callback, HookboardCallback):
-            raise TypeError(f"callbacks has {callback!r}, which is no callback of hookboard.")
-    given = [*loggers] if isinstance(loggers, Sequence) else [loggers]
-    written = [_WriterLogger(one) if isinstance(one, SummaryWriter) else one for one in given]
-    several = [optimizers] if isinstance(optimizers, Optimizer) else [*optimizers]
-    return BareLoop(model, several, [*callbacks], written, scaler, validates, log_every_n_steps).running()
+    written = [
+        _WriterLogger(one) if isinstance(one, SummaryWriter) else one
+        for one in _all_of("loggers", loggers, SummaryWriter | Logger, "a SummaryWriter, a logger of Lightning")
+    ]
+    return BareLoop(
+        model,
+        _all_of("optimizers", optimizers, Optimizer, "an optimizer"),
+        _all_of("callbacks", callbacks, HookboardCallback, "a callback of hookboard"),
+        written,
+        scaler,
+        validates,
+        log_every_n_steps,
+    ).running()
+
+
+def _all_of(option: str, given: Any, kind: Any, valid: str) -> list[Any]:
+    """Return what was given, one or several, as a list.
+
+    Raises:
+        ValueError: it is, or has, something of another kind.
+    """
+    several = [given] if isinstance(given, kind) else given
+    if not isinstance(several, list | tuple) or not all(isinstance(one, kind) for one in several):
+        raise wrong(option, given, f"{valid}, or a list of such")
+    return [*several]
