@@ -1,4 +1,4 @@
-"""Repeats a call of a model, or a training step, without leaving a trace."""
+"""Calls a model or runs a training step once more, and restores everything that this changed."""
 
 from hookboard.replay.random_state import GENERATORS, RandomState
 from hookboard.replay.restorable import CannotRunAgainError

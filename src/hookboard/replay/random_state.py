@@ -1,4 +1,4 @@
-"""`RandomState`: the state of the global random generators, and which of them have moved since."""
+"""`RandomState`: saves the states of the global random generators, and tells which have been used since."""
 
 import pickle
 import random
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 class Generator(NamedTuple):
-    """One of the global random generators.
+    """The functions that read and set the state of one global random generator.
 
     Args:
-        read: returns its state; None if it is not in use yet.
-        write: restores such a state.
-        as_bytes: converts a state to bytes, to compare states.
+        read: returns a copy of the state; None for CUDA before its first use.
+        write: sets the generator to a state that `read` returned.
+        as_bytes: converts such a state to bytes, to compare two of them.
     """
 
     read: Callable[[], Any]
@@ -30,7 +30,7 @@ def _of_cuda() -> Tensor | None:
 
 GENERATORS = {
     "torch": Generator(
-        lambda: torch.default_generator.clone_state(),  # a tensor of it takes longer to make
+        lambda: torch.default_generator.clone_state(),  # `get_rng_state` takes longer, because it makes a tensor
         lambda state: torch.set_rng_state(state.get_state()),
         lambda state: state.get_state().numpy().tobytes(),
     ),
@@ -42,22 +42,31 @@ GENERATORS = {
 
 
 class RandomState:
-    """The state of global random generators at the time when this object is made.
+    """The states of global random generators at the time when this object was made.
 
     Args:
-        of: the names of the generators. Reading a state takes 50 us or more.
+        names: which generators, keys of `GENERATORS`. Reading a state takes 50 us or more.
+
+    Example:
+        >>> state = RandomState(["torch"])
+        >>> first = torch.rand(())
+        >>> state.moved()
+        {'torch'}
+        >>> state.restore()
+        >>> torch.equal(torch.rand(()), first)
+        True
     """
 
-    def __init__(self, of: Collection[str] = GENERATORS.keys()) -> None:
-        self._states = {name: state for name in of if (state := GENERATORS[name].read()) is not None}
+    def __init__(self, names: Collection[str] = GENERATORS.keys()) -> None:
+        self._states = {name: state for name in names if (state := GENERATORS[name].read()) is not None}
 
     def restore(self) -> None:
-        """Put the generators back into that state."""
+        """Set the generators to the saved states."""
         for name, state in self._states.items():
             GENERATORS[name].write(state)
 
     def moved(self) -> set[str]:
-        """Return the names of the generators that numbers have been drawn from since."""
+        """Return the names of the saved generators whose state has changed since, as drawing a number does."""
         found = set()
         for name, state in self._states.items():
             _, _, as_bytes = generator = GENERATORS[name]
@@ -66,5 +75,5 @@ class RandomState:
         return found
 
     def of_others(self) -> "RandomState":
-        """Return the present state of the generators that this object does not hold."""
+        """Save and return the present states of the generators that this object did not save."""
         return RandomState(GENERATORS.keys() - self._states.keys())

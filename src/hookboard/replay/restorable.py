@@ -1,4 +1,4 @@
-"""`Restorable`: tells whether what a step may change can be put back."""
+"""`RestorableCheck`: raises for an object that a training step may change and that cannot be restored."""
 
 import sys
 import threading
@@ -11,40 +11,40 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-MOST_BYTES = 1 << 29
-"""So many bytes of tensors and arrays, besides the parameters, are saved at most: to copy more would take too long (a
-choice)."""
+MAX_SAVED_BYTES = 1 << 29
+"""Maximum bytes of tensors and arrays that are saved, besides parameters; copying more would take too long (a choice).
+Parameters up to this size are always saved."""
 
-MOST_OF_WEIGHTS = 1 << 32
-"""So many bytes of parameters in the host's memory are saved at most (a choice)."""
+MAX_CPU_WEIGHT_BYTES = 1 << 32
+"""Maximum bytes of parameters that are saved in the host's memory (a choice)."""
 
-MOST_OF_FREE = 0.5
-"""Of the memory that is free on a GPU, the copy of the parameters takes at most this share (a choice)."""
+MAX_FREE_MEMORY_SHARE = 0.5
+"""Maximum share of a GPU's free memory that the copy of the parameters may take (a choice)."""
 
-MOST_OBJECTS = 200_000
-"""So many objects are looked at for what to save, which takes about a second (a choice)."""
+MAX_VISITED_OBJECTS = 200_000
+"""Maximum number of objects that are visited; this many take about a second (a choice)."""
 
-_OF_OTHERS = frozenset({"tokenizers", "sentencepiece", "pandas", "pyarrow", "regex", "numpy", "torch"})
-"""Libraries whose compiled objects a step reads and does not change."""
+_UNCHANGED_LIBRARIES = frozenset({"tokenizers", "sentencepiece", "pandas", "pyarrow", "regex", "numpy", "torch"})
+"""Libraries whose compiled objects a step only reads."""
 
-OF_FILES = frozenset({"_io", "_csv", "sqlite3", "h5py", "lmdb"})
-"""Libraries whose objects are files, or write to one."""
+FILE_LIBRARIES = frozenset({"_io", "_csv", "sqlite3", "h5py", "lmdb"})
+"""Top-level modules whose objects are open files, or write to one."""
 
-_OURS = frozenset({"lightning", "lightning_fabric", "pytorch_lightning", "torch", "logging", "hookboard"})
-"""Libraries whose objects are known to be left alone, or put back."""
+_KNOWN_LIBRARIES = frozenset({"lightning", "lightning_fabric", "pytorch_lightning", "torch", "logging", "hookboard"})
+"""Libraries whose objects a step either leaves unchanged, or `State` restores."""
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Thread, threading.Event, threading.Condition)
 
 
 class CannotRunAgainError(RuntimeError):
-    """The step must not be run again. The message says why, as the end of a sentence."""
+    """Raised where code must not run once more. The message gives the reason as a clause, without a full stop."""
 
 
-class Restorable:
-    """Raises for an object that a step may change and that cannot be restored.
+class RestorableCheck:
+    """Raises for an object that a step may change and that cannot be restored. It is the `check` of a `State`.
 
     Args:
-        optimizers: those of the Trainer; what they do is known.
+        optimizers: the Trainer's optimizers, which are allowed; any other optimizer is refused.
     """
 
     def __init__(self, optimizers: Collection[Optimizer] = ()) -> None:
@@ -53,19 +53,20 @@ class Restorable:
         self._weights: dict[torch.device, int] = {}
 
     def __call__(self, value: object) -> None:
-        """Look at one of the objects that the model, its code or the batch holds.
+        """Check one object that the model, its code or the batch holds, and add its size to the totals.
 
         Raises:
-            CannotRunAgainError: it cannot be restored, or there is too much of it.
+            CannotRunAgainError: it is a file, an iterator, a logger, a lock or another object that cannot be restored,
+                or all objects together are too many or too large to save.
         """
         self._objects += 1
         if isinstance(value, nn.Parameter):
             self._add_weight(value)
         elif isinstance(value, Tensor | np.ndarray) and not isinstance(value, np.memmap):
             self._bytes += value.nbytes if isinstance(value, np.ndarray) or not value.is_nested else 0
-        if self._objects > MOST_OBJECTS or self._bytes > MOST_BYTES:
+        if self._objects > MAX_VISITED_OBJECTS or self._bytes > MAX_SAVED_BYTES:
             raise CannotRunAgainError("the model holds too much in its attributes to put it back")
-        what = None if isinstance(value, Tensor | nn.Module | np.ndarray) else self._fault_of(value)
+        what = None if isinstance(value, Tensor | nn.Module | np.ndarray) else self._why_not(value)
         if what is not None:
             raise CannotRunAgainError(f"the model, its code or the batch holds {what}, which cannot be put back")
 
@@ -74,14 +75,15 @@ class Restorable:
             return
         device = weight.device
         self._weights[device] = self._weights.get(device, 0) + weight.nbytes
-        if self._weights[device] > MOST_BYTES and self._weights[device] > _room_on(device):
+        if self._weights[device] > MAX_SAVED_BYTES and self._weights[device] > _free_bytes(device):
             raise CannotRunAgainError(f"its weights are too large to copy on {device}")
 
-    def _fault_of(self, value: object) -> str | None:
+    def _why_not(self, value: object) -> str | None:
+        """Return what the object is, as a noun phrase, if it cannot be restored; None if it can."""
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         library = kind.__module__.partition(".")[0]
-        if library in OF_FILES:
+        if library in FILE_LIBRARIES:
             is_printed = any(value is stream for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__))
             return None if is_printed else f"an open file ({name})"
         if isinstance(value, Iterator):
@@ -92,20 +94,20 @@ class Restorable:
             return f"what steps beside the optimizer ({name})"
         if isinstance(value, Logger) or kind.__module__.startswith("torch.utils.tensorboard"):
             return f"a logger of its own ({name})"
-        if library in _OURS:
+        if library in _KNOWN_LIBRARIES:
             return None
         if isinstance(value, _LOCKS) or any(
             isinstance(item, _LOCKS) for item in getattr(value, "__dict__", {}).values()
         ):
             return f"an object with a lock or a thread ({name})"
         is_compiled = not hasattr(value, "__dict__") and not hasattr(kind, "__slots__")
-        if is_compiled and library not in sys.stdlib_module_names and library not in _OF_OTHERS:
+        if is_compiled and library not in sys.stdlib_module_names and library not in _UNCHANGED_LIBRARIES:
             return f"an object of a compiled library ({name})"
         return None
 
 
-def _room_on(device: torch.device) -> float:
+def _free_bytes(device: torch.device) -> float:
     if device.type != "cuda":
-        return MOST_OF_WEIGHTS
+        return MAX_CPU_WEIGHT_BYTES
     free, _ = torch.cuda.mem_get_info(device)
-    return MOST_OF_FREE * free
+    return MAX_FREE_MEMORY_SHARE * free

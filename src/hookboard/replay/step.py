@@ -1,4 +1,4 @@
-"""Runs code of a model, or its `training_step`, once more and puts back what that changed."""
+"""Runs code of a model, or its `training_step`, once more and restores what that changed."""
 
 import os
 import warnings
@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from hookboard.eager import run_eagerly
 from hookboard.hooks import own_call
 from hookboard.replay.outside import nothing_gets_out, nothing_printed
-from hookboard.replay.restorable import CannotRunAgainError, Restorable
-from hookboard.replay.variables import Variables
+from hookboard.replay.restorable import CannotRunAgainError, RestorableCheck
+from hookboard.replay.variables import Variables, parts_of
 from hookboard.state import State, refill, same_random_state
 from hookboard.torch_private import NoCollectives
 
@@ -30,25 +30,25 @@ def undisturbed(
     is_whole_step: bool = False,
     is_strict: bool = False,
 ) -> Iterator[None]:
-    """Let hookboard run code of `module` inside the context, with gradients, and put back what that changed.
+    """Enable gradients, let code of `module` run inside the context, and restore at its end what that changed.
 
-    Inside, compiled code runs uncompiled, hooks observe nothing, edits use copies of their rules, and what the module
-    logs is dropped. Afterwards the random state (of Python, NumPy, torch's CPU and CUDA generators) and the state of
-    all modules are as before, see `State`. Parameters are not saved, because a call does not change them.
+    Inside, compiled code runs uncompiled, hookboard's hooks observe nothing, edits use copies of their rules, and what
+    a LightningModule logs is discarded. Restored are the random states (of Python, NumPy, torch on CPU and CUDA) and
+    buffers, attributes and all that these hold, see `State`. Parameters are not saved: a call does not change them.
 
     Args:
         module: the module.
-        given: what else the code may change, such as its arguments.
-        trainer: the Trainer of a LightningModule whose step is to run: its loggers get nothing, a collective raises,
-            and under manual optimization no optimizer steps.
-        is_whole_step: put back what a training step may change besides: parameters (their gradients are away
-            meanwhile), variables of the user's code and of the environment, the Trainer's attributes, rates and
-            optimizers. What this thread prints is dropped.
-        is_strict: raise for what cannot be put back.
+        given: other objects that the code may change, such as its arguments.
+        trainer: the Trainer of a LightningModule whose step is to run. Its loggers get nothing, and a collective
+            raises.
+        is_whole_step: restore also what a training step may change: parameters (their gradients are None inside),
+            variables of the user's code, environment variables, the Trainer's attributes, and the options of optimizers
+            and schedulers. What this thread prints is discarded.
+        is_strict: raise for what cannot be restored.
 
     Raises:
-        CannotRunAgainError: if `is_strict`, before the code runs: something that it may change cannot be restored;
-            when the context ends: it was stopped before it had an effect outside of this process.
+        CannotRunAgainError: only if `is_strict`. On entering: an object that the code may change cannot be restored. On
+            leaving: the code was stopped at a call that acts outside of this process, see `nothing_gets_out`.
     """
     with ExitStack() as until_end:
         for context in (torch.inference_mode(False), torch.enable_grad(), run_eagerly(), own_call()):
@@ -56,15 +56,15 @@ def undisturbed(
         until_end.enter_context(same_random_state())
         held = [module, *given]
         if is_whole_step:
-            schedulers = [] if trainer is None else [config.scheduler for config in trainer.lr_scheduler_configs]
+            schedulers = [] if trainer is None else _schedulers_of(trainer)
             variables = Variables(module, schedulers)
-            held += variables.held()
+            held += [*variables.held(), *map(vars, schedulers)]
             if trainer is not None:
-                held += _reached(trainer, variables)
+                held += _changed_through(trainer, variables)
                 until_end.callback(refill, vars(trainer), dict(vars(trainer)))
             until_end.enter_context(variables.kept())
             until_end.enter_context(_same_environment())
-        check = Restorable(() if trainer is None else trainer.optimizers) if is_strict else _nothing
+        check = RestorableCheck(() if trainer is None else trainer.optimizers) if is_strict else _nothing
         until_end.callback(State(*held, with_weights=is_whole_step, check=check).restore)
         if isinstance(module, LightningModule):
             until_end.enter_context(_replaced(module, log=_nothing, log_dict=_nothing))
@@ -80,9 +80,18 @@ def undisturbed(
         yield
 
 
-def _reached(trainer: Trainer, variables: Variables) -> list[Any]:
-    """Return what the user's code may change through its Trainer, by what it names."""
-    found: list[Any] = _rates_of(trainer)
+def _schedulers_of(trainer: Trainer) -> list[LRScheduler]:
+    """Return the learning rate schedulers, including those that another one wraps."""
+    found: list[Any] = [config.scheduler for config in trainer.lr_scheduler_configs]
+    for scheduler in found:  # which grows
+        parts = (part for value in vars(scheduler).values() for part in parts_of(value))
+        found.extend(part for part in parts if isinstance(part, LRScheduler))
+    return found
+
+
+def _changed_through(trainer: Trainer, variables: Variables) -> list[Any]:
+    """Return the objects that the user's code can change through its Trainer, judged by the names that it uses."""
+    found: list[Any] = [optimizer.param_groups for optimizer in trainer.optimizers]
     if variables.names("state", "state_dict", "load_state_dict"):
         found += [optimizer.state for optimizer in trainer.optimizers]
     others: list[Any] = []
@@ -92,26 +101,16 @@ def _reached(trainer: Trainer, variables: Variables) -> list[Any]:
         others += trainer.callbacks  # type: ignore[attr-defined]  # Trainer has it, untyped
     if variables.names("train_dataloader"):
         others.append(getattr(trainer.train_dataloader, "dataset", None))
-    own = (one for one in others if hasattr(one, "__dict__") and not type(one).__module__.startswith(_NOT_OWN))
+    own = (one for one in others if hasattr(one, "__dict__") and not type(one).__module__.startswith(_LIBRARIES))
     return [*found, *map(vars, own)]
 
 
-_NOT_OWN = ("torch.", "lightning.", "pytorch_lightning.", "hookboard.")
-
-
-def _rates_of(trainer: Trainer) -> list[Any]:
-    """Return what holds the learning rates and other options of optimizers, and the state of schedulers."""
-    waiting: list[Any] = [config.scheduler for config in trainer.lr_scheduler_configs]
-    held: list[Any] = [optimizer.param_groups for optimizer in trainer.optimizers]
-    while waiting:
-        state = vars(waiting.pop())
-        held.append(state)
-        waiting.extend(part for value in state.values() for part in _parts(value) if isinstance(part, LRScheduler))
-    return held
+_LIBRARIES = ("torch.", "lightning.", "pytorch_lightning.", "hookboard.")
 
 
 @contextmanager
 def _same_environment() -> Iterator[None]:
+    """Restore the environment variables when the context ends."""
     before = dict(os.environ)
     try:
         yield
@@ -128,20 +127,20 @@ def run_step(
     batch_idx: int,
     at_backward: Callable[[Tensor], None],
 ) -> None:
-    """Run `training_step` inside `undisturbed`, without its backward passes.
+    """Run `training_step` once, without backward passes and optimizer steps. Call it inside `undisturbed`.
 
-    The module is called without its strategy's wrapper, on this rank alone. Under manual optimization no optimizer
-    steps, and no gradient comes.
+    The module is called without its strategy's wrapper (such as DDP), on this rank alone.
 
     Args:
         trainer: the Trainer; None if there is none.
         pl_module: its LightningModule.
         batch: the batch.
         batch_idx: its index.
-        at_backward: is called with each loss from which a backward pass would start.
+        at_backward: called with each loss instead of its backward pass; under automatic optimization once, at the end.
 
     Raises:
-        CannotRunAgainError: it cannot be run alone, or gave no loss.
+        CannotRunAgainError: the step takes an iterator in place of a batch, its optimization is manual on several
+            ranks, or it returned no loss.
     """
     _check(trainer, pl_module, batch)
     with ExitStack() as until_end:
@@ -160,14 +159,20 @@ def run_step(
 def loss_of_step(
     trainer: Trainer | None, pl_module: LightningModule, batch: Any, batch_idx: int = 0, backward: int = 1
 ) -> Tensor:
-    """Run `training_step` as `run_step` does, and return the loss from which a backward pass would start.
+    """Run `training_step` as `run_step` does, up to one of its backward passes.
 
     Args:
         trainer: the Trainer; None if there is none.
         pl_module: its LightningModule.
         batch: the batch.
         batch_idx: its index.
-        backward: under manual optimization, which backward pass, counted from 1; the step ends there.
+        backward: under manual optimization, the number of that backward pass, counted from 1.
+
+    Returns:
+        The loss that this backward pass would start from, with its graph.
+
+    Raises:
+        CannotRunAgainError: as `run_step`, or the step made fewer backward passes.
     """
     left = 1 if pl_module.automatic_optimization else backward
 
@@ -185,7 +190,7 @@ def loss_of_step(
 
 
 class _Reached(BaseException):
-    """Raised at the backward pass that ends a repetition; the user's `except Exception` does not catch it."""
+    """Ends the step at the wanted backward pass. It is a BaseException, so that `except Exception` lets it pass."""
 
     def __init__(self, loss: Tensor) -> None:
         self.loss = loss
@@ -194,27 +199,20 @@ class _Reached(BaseException):
 def _check(trainer: Trainer | None, pl_module: LightningModule, batch: Any) -> None:
     if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
         raise CannotRunAgainError("training_step takes its batches from an iterator")
-    if any(isinstance(part, Iterator) for part in _parts(batch)):
+    if any(isinstance(part, Iterator) for part in parts_of(batch)):
         raise CannotRunAgainError("the batch holds an iterator, which can be read only once")
     if not pl_module.automatic_optimization and trainer is not None and trainer.world_size > 1:
         raise CannotRunAgainError("its optimization is manual, and there are several ranks")
 
 
-def _parts(value: Any) -> Iterator[Any]:
-    yield value
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    for item in items:
-        yield from _parts(item)
-
-
 def call_training_step(pl_module: LightningModule, batch: Any, batch_idx: int) -> Any:
-    """Call `training_step` with the arguments that it takes."""
+    """Return `training_step(batch, batch_idx)`, or `training_step(batch)` if it takes no index."""
     with_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
     return pl_module.training_step(batch, batch_idx) if with_index else pl_module.training_step(batch)
 
 
 def loss_in(returned: Any) -> Any:
-    """Return the loss in what `training_step` gave: a tensor or None."""
+    """Return the entry "loss" of a dict that `training_step` returned; anything else, such as a tensor, as it is."""
     return returned.get("loss") if isinstance(returned, Mapping) else returned
 
 
@@ -230,9 +228,9 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class _Idle:
-    """Stands in for an optimizer or scheduler: `step`, `zero_grad` and `toggle_model` have no effect of their own.
+    """Replaces an optimizer or scheduler: `step`, `zero_grad` and `toggle_model` change nothing.
 
-    `step` still calls a closure and returns its value. All other attributes are those of the real object.
+    `step` still calls a closure and returns its result. All other attributes are those of the real object.
     """
 
     def __init__(self, real: Any) -> None:
@@ -258,7 +256,7 @@ def _idled(given: Any) -> Any:
 
 @contextmanager
 def _idle(trainer: Trainer | None, pl_module: LightningModule) -> Iterator[None]:
-    """Keep manual optimization from changing anything inside the context."""
+    """Make optimizers, schedulers and gradient clipping of manual optimization do nothing inside the context."""
     optimizers, schedulers = _idled(pl_module.optimizers()), _idled(pl_module.lr_schedulers())
     names = ("toggle_optimizer", "untoggle_optimizer", "clip_gradients")
     with ExitStack() as until_end:
@@ -272,7 +270,7 @@ def _idle(trainer: Trainer | None, pl_module: LightningModule) -> Iterator[None]
 
 @contextmanager
 def _without_loggers(trainer: Trainer) -> Iterator[None]:
-    """Discard what the step writes directly to its loggers."""
+    """Replace the Trainer's loggers by dummies inside the context."""
     loggers = trainer.loggers
     try:
         trainer.loggers = [DummyLogger() for _ in loggers]
@@ -283,7 +281,7 @@ def _without_loggers(trainer: Trainer) -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Replace attributes of an object inside the context, bypassing any `__setattr__` of its class."""
+    """Set instance attributes inside the context, without the `__setattr__` of the class, and restore them."""
     before = {name: owner.__dict__[name] for name in attributes if name in owner.__dict__}
     try:
         owner.__dict__.update(attributes)
@@ -295,6 +293,7 @@ def _replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 
 
 def _alone(trainer: Trainer) -> AbstractContextManager[Any]:
+    """Return a context in which collectives raise, if there are several ranks."""
     if trainer.world_size == 1:
         return nullcontext()
     return NoCollectives("one rank alone runs its batch again, and the others would not answer")

@@ -1,9 +1,9 @@
-"""`Variables`: what the user's code in a model can change besides the model: variables, and objects that they hold."""
+"""`Variables`: saves the global, class and closure variables that the user's code in a model can change."""
 
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -14,14 +14,14 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from hookboard.replay.restorable import OF_FILES
+from hookboard.replay.restorable import FILE_LIBRARIES
 
-_OF_LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
-"""What stands in the path of code whose variables do not change from call to call."""
+_LIBRARY_PATHS = ("site-packages", "dist-packages", "/lib/python", "<frozen")
+"""Parts of the paths of library code. Variables of libraries are not saved: they do not change from call to call."""
 
 _CONTAINERS = frozenset({list, dict, set, deque, bytearray, np.ndarray})
 
-_OTHERS_THAT_CHANGE = (
+_MUTABLE = (
     nn.Module,
     torch.Tensor,
     torch.Generator,
@@ -38,15 +38,16 @@ _LIBRARY = __name__.partition(".")[0]
 
 
 class Variables:
-    """The variables that the user's code can change when the model is called.
+    """The variables that the user's code can change when a training step runs.
 
-    The code is found by reading it: the methods of the classes of all modules, functions among their attributes and
-    hooks, and every function that one of these names or closes over. Its variables are the global ones that it names,
-    of its file and of other files of the user, those that it closes over, and the attributes of classes.
+    The functions are collected from the classes, attributes and hooks of all modules and from the schedulers; then
+    every function that one of these names or closes over, and so on. Their variables are the globals that they name, in
+    their own file and in imported files of the user, the variables that they close over, and the attributes of the
+    user's classes.
 
     Args:
         model: the model.
-        schedulers: their functions run too.
+        schedulers: the learning rate schedulers, including those that another one wraps.
     """
 
     def __init__(self, model: nn.Module, schedulers: Sequence[LRScheduler] = ()) -> None:
@@ -59,8 +60,10 @@ class Variables:
         for module in model.modules():
             for value in vars(module).values():
                 self._add_all(value)
-        for function in _functions_of_objects(schedulers):
-            self._add(function)
+        for scheduler in schedulers:
+            for value in [scheduler, *(part for held in vars(scheduler).values() for part in parts_of(held))]:
+                for item in [value, *(item for cls in type(value).__mro__ for item in vars(cls).values())]:
+                    self._add_all(item)
         for hook in _hooks_of(model):
             self._add_hook(hook)
 
@@ -72,13 +75,13 @@ class Variables:
         for function in _functions_in(hook):
             self._add(function)
             if isinstance(hook, MethodType) and id(function) in self._functions:
-                self._owners.append(vars(hook.__self__))  # also where its class is one of Lightning's callbacks
+                self._owners.append(vars(hook.__self__))  # `held` leaves out a callback of Lightning itself
         if not isinstance(hook, FunctionType | MethodType) and type(hook).__module__.partition(".")[0] != _LIBRARY:
             self._owners.append(hook)
 
     def _add(self, function: FunctionType) -> None:
         module = (function.__module__ or "").partition(".")[0]
-        if id(function) in self._functions or module == _LIBRARY or _is_of_library(function.__code__.co_filename):
+        if id(function) in self._functions or module == _LIBRARY or _is_library_file(function.__code__.co_filename):
             return
         self._functions[id(function)] = function
         for _, _, value in _globals_of(function):
@@ -93,11 +96,14 @@ class Variables:
             self._classes.add(value)
 
     def names(self, *names: str) -> bool:
-        """Return whether the user's code names one of these."""
+        """Return whether one of these identifiers occurs in the user's code, as a variable or an attribute."""
         return any(not {*names}.isdisjoint(_names_in(function.__code__)) for function in self._functions.values())
 
     def held(self) -> list[object]:
-        """Return the containers, arrays, generators, modules and objects of the user's own classes that they hold."""
+        """Return the objects in the variables that code may change in place.
+
+        These are containers, arrays, tensors, random generators, modules, files, and objects of the user's classes.
+        """
         found = list(self._owners)
         values = [value for cls in self._classes for value in vars(cls).values()]
         for function in self._functions.values():
@@ -106,14 +112,17 @@ class Variables:
             values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         for value in values:
             kind = type(value)
-            is_of_file = kind.__module__.partition(".")[0] in OF_FILES
-            if kind in _CONTAINERS or is_of_file or isinstance(value, _OTHERS_THAT_CHANGE) or _is_own_class(kind):
+            is_file = kind.__module__.partition(".")[0] in FILE_LIBRARIES
+            if kind in _CONTAINERS or is_file or isinstance(value, _MUTABLE) or _is_own_class(kind):
                 found.append(value)
         return found
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Give each variable its present value again when the context ends, and empty caches that were empty."""
+        """Assign each variable its present value again when the context ends.
+
+        New variables are deleted, except for imported modules. Caches of `functools` that were empty are cleared.
+        """
         functions = list(self._functions.values())
         names = [variable for function in functions for variable in _globals_of(function)]
         cells = [pair for function in functions for pair in _cells_of(function)]
@@ -133,18 +142,18 @@ class Variables:
                 if cell.cell_contents is not value:
                     cell.cell_contents = value
             for cls, data in classes:
-                _give_back(cls, data)
+                _restore_class(cls, data)
             for cache in caches:
                 cache.cache_clear()
 
 
 @cache
-def _is_of_library(path: str) -> bool:
-    return any(part in path for part in _OF_LIBRARIES)
+def _is_library_file(path: str) -> bool:
+    return any(part in path for part in _LIBRARY_PATHS)
 
 
 def _is_own_class(cls: type) -> bool:
-    """Return whether a class is the user's: of a file outside of libraries."""
+    """Return whether a class is defined in a file of the user, not in a library."""
     return cls.__module__.partition(".")[0] != _LIBRARY and _is_own_module(sys.modules.get(cls.__module__))
 
 
@@ -152,11 +161,11 @@ def _is_own_module(module: object) -> bool:
     if getattr(module, "__name__", "") == "__main__":
         return True
     path = getattr(module, "__file__", None)
-    return path is not None and not _is_of_library(path)
+    return path is not None and not _is_library_file(path)
 
 
 def _data_of(cls: type) -> dict[str, Any]:
-    """Return the attributes of a class that are not its code."""
+    """Return the attributes of a class that hold data: no methods, descriptors or nested classes."""
     code = (FunctionType, classmethod, staticmethod, property, type)
     return {
         name: value
@@ -165,7 +174,7 @@ def _data_of(cls: type) -> dict[str, Any]:
     }
 
 
-def _give_back(cls: type, data: dict[str, Any]) -> None:
+def _restore_class(cls: type, data: dict[str, Any]) -> None:
     now = _data_of(cls)
     for name in now.keys() - data.keys():
         delattr(cls, name)
@@ -174,23 +183,16 @@ def _give_back(cls: type, data: dict[str, Any]) -> None:
             setattr(cls, name, value)
 
 
-def _functions_of_objects(objects: Sequence[object]) -> Iterator[FunctionType]:
-    """Yield the functions of their classes, and those that they hold, also in lists, as a scheduler does."""
-    waiting, seen = list(objects), set[int]()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, list | tuple):
-            waiting.extend(value)
-            continue
-        yield from _functions_in(value)
-        for cls in type(value).__mro__:
-            for item in vars(cls).values():
-                yield from _functions_in(item)
-        if isinstance(value, LRScheduler):
-            waiting.extend(vars(value).values())
+def parts_of(value: Any) -> Iterator[Any]:
+    """Yield the value itself, and every item of the mappings, tuples and lists inside it.
+
+    >>> list(parts_of({"x": [1, 2]}))
+    [{'x': [1, 2]}, [1, 2], 1, 2]
+    """
+    yield value
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    for item in items:
+        yield from parts_of(item)
 
 
 def _hooks_of(model: nn.Module) -> Iterator[Any]:
@@ -201,7 +203,7 @@ def _hooks_of(model: nn.Module) -> Iterator[Any]:
 
 
 def _functions_in(value: Any) -> Iterator[FunctionType]:
-    """Yield the function of a method or property, and those that its decorators have wrapped."""
+    """Yield the function that a value is or holds (a method, property or `partial`), and those that decorators wrap."""
     if isinstance(value, MethodType | classmethod | staticmethod):
         value = value.__func__
     elif isinstance(value, property):
@@ -214,10 +216,10 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
 
 
 def _globals_of(function: FunctionType) -> list[tuple[dict[str, Any], str, Any]]:
-    """Return the variables that a function names: those of its file, and of other files of the user that it imports.
+    """Return the global variables that a function names, in its own file and in files of the user that it imports.
 
     Returns:
-        The variables among which it is, its name and its value, of each; _UNSET where its file has none of that name.
+        For each variable: the namespace that holds it, its name, and its value; _UNSET if its own file has none.
     """
     names, own = set(_names_in(function.__code__)), function.__globals__
     others = [vars(v) for n in names if isinstance(v := own.get(n), ModuleType) and _is_own_module(v)]
@@ -226,7 +228,7 @@ def _globals_of(function: FunctionType) -> list[tuple[dict[str, Any], str, Any]]
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names in a function, and in the functions inside it."""
+    """Yield the names of globals and attributes in a function's code, and in the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -234,6 +236,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _cells_of(function: FunctionType) -> list[tuple[Any, Any]]:
+    """Return the cells of the variables that a function closes over, with their values; empty cells are left out."""
     found = []
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # it is empty
