@@ -11,7 +11,7 @@ from health.trainings import LAYERS, places, seen, training
 
 from hookboard.health import RULES, Judge
 from hookboard.health.comparison import Comparison, Gap, Running
-from hookboard.health.rules.evaluation import (
+from hookboard.health.rules.learning import (
     BATCH_ALIKE_CHANCE_FACTOR,
     BATCH_ALIKE_SHARE,
     GAP_BEGIN,

@@ -11,7 +11,7 @@ from toys import Toy, batches, fit
 
 from hookboard import HealthMonitor
 from hookboard.health import Run, Stepped
-from hookboard.health.rules.gradient_flow import EXPLODING, GRADIENT_CHANGE_DECADES_ALARM, VANISHING
+from hookboard.health.rules.signal import EXPLODING, GRADIENT_CHANGE_DECADES_ALARM, VANISHING
 
 NAMES = [f"fc{i}" for i in range(8)]
 CHAIN = [linear(name) for name in NAMES]

@@ -14,7 +14,7 @@ from toys import Toy, batches, fit
 from hookboard import HealthMonitor
 from hookboard.health import RULES, HeldBack
 from hookboard.health.losses import STEPS_BEFORE_STUCK
-from hookboard.health.rules.held_back import CLIPPED_SHARE, DECAY_SHARE_ALARM
+from hookboard.health.rules.optimizer import CLIPPED_SHARE, DECAY_SHARE_ALARM
 from hookboard.health.rules.shared import UPDATE_RATIO_SMALL
 
 MATRICES = [name for name in WEIGHTS if name.endswith("weight")]
