@@ -19,7 +19,8 @@ from toys import ALWAYS, Toy, batches, events, fit, hooked, mlp, trainer
 from hookboard import HealthMonitor, HookboardWarning, Rule, health
 from hookboard.callbacks import health_state
 from hookboard.callbacks.health_state import LossMeter
-from hookboard.first_nan.black_box import BlackBox, Sentinels
+from hookboard.first_nan.black_box import BlackBox
+from hookboard.first_nan.detect import Sentinels
 from hookboard.health import Judge, Loss, Page
 from hookboard.measure import FIELDS
 from hookboard.recording import Recorder

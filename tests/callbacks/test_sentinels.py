@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.first_nan import black_box
-from hookboard.first_nan.black_box import MAX_SENTINELS, Sentinels, nonfinite_gradients
+from hookboard.first_nan import detect
+from hookboard.first_nan.detect import MAX_SENTINELS, Sentinels, nonfinite_gradients
 
 pytestmark = pytest.mark.unit
 
@@ -114,7 +114,7 @@ class Shared(torch.Tensor):
 def test_gradients_of_other_kinds_are_not_joined_with_the_plain_ones(monkeypatch):
     model = with_gradients(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
     model[1].bias.grad = torch.ones(2).as_subclass(Shared)
-    monkeypatch.setattr(black_box, "local", lambda gradient: gradient.as_subclass(torch.Tensor))
+    monkeypatch.setattr(detect, "local", lambda gradient: gradient.as_subclass(torch.Tensor))
     assert Sentinels(model).values().isfinite().all()
 
 

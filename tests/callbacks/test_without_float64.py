@@ -16,7 +16,7 @@ from toys import Toy, batches, fit, mlp
 from hookboard import HealthMonitor, ParameterLogger
 from hookboard.callbacks.health_state import LossMeter
 from hookboard.callbacks.weights import measure_surprise
-from hookboard.first_nan.black_box import Sentinels
+from hookboard.first_nan.detect import Sentinels
 from hookboard.measure import plan
 from hookboard.parameters import weights_of
 from hookboard.recording import Recorder
