@@ -108,7 +108,7 @@ class LossMeter:
         self._parts.append((step, batch_idx, loss.detach().reshape(()).clone()))
         return None
 
-    def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
+    def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """Return the losses that are kept, for a checkpoint.
 
         Args:
@@ -118,7 +118,7 @@ class LossMeter:
         on_host = [None if isinstance(loss, Tensor) else loss for _, _, loss in kept]
         return {"places": [part[:2] for part in kept], "on_host": on_host, "waiting": _together(kept)}
 
-    def go_on(self, parts: Mapping[str, Any]) -> None:
+    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
         """Restore the losses of a checkpoint."""
         arrived = iter([] if parts["waiting"] is None else parts["waiting"].tolist())
         losses = [next(arrived) if loss is None else loss for loss in parts["on_host"]]
@@ -369,30 +369,30 @@ class HealthState(MeasurementState):
     why_silent: dict[str, str] | None = field(default=None, kw_only=True)
     earlier: frozenset[tuple[str, str]] = field(default=frozenset(), kw_only=True)
 
-    def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
+    def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """Return also the state of the judge and of the black box, and the losses since the last look."""
         return {
-            **super().parts(again),
+            **super().state_dict(again),
             **{name: getattr(self, name) for name in _KEPT},
-            "trial": self.trial.parts(),
-            "losses": self.losses.parts(again),
+            "trial": self.trial.state_dict(),
+            "losses": self.losses.state_dict(again),
             "judge": None if self.judge is None else parts_of(self.judge),
             "alarms": set() if self.reporter is None else self.reporter.alarms,
-            "black_box": None if self.black_box is None else self.black_box.parts(),
+            "black_box": None if self.black_box is None else self.black_box.state_dict(),
         }
 
-    def go_on(self, parts: Mapping[str, Any]) -> None:
+    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint, to go on judging its run; a rank without a judge restores the rest."""
         if self.judge is not None and self.reporter is not None and parts["judge"] is not None:
             go_on(self.judge, parts["judge"], {layer.name: layer for layer in self.judge.run.layers})
             self.reporter.alarms = parts["alarms"]
             self.earlier = frozenset((v.rule, v.module) for v in self.judge.verdicts if v.severity == "alarm")
         if self.black_box is not None and parts["black_box"] is not None:
-            self.black_box.go_on(parts["black_box"])
+            self.black_box.load_state_dict(parts["black_box"])
         vars(self).update({name: parts[name] for name in _KEPT})
-        self.trial.go_on(parts.get("trial"))
-        self.losses.go_on(parts["losses"])
-        super().go_on(parts)
+        self.trial.load_state_dict(parts.get("trial"))
+        self.losses.load_state_dict(parts["losses"])
+        super().load_state_dict(parts)
 
     def begin_judging(self, judge: Judge) -> None:
         """Set the judge of the run, and a reporter for what it says."""

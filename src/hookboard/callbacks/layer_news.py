@@ -42,12 +42,12 @@ class LayerNews:
         self._ran: list[str] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
 
-    def parts(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what the record is made of, for a checkpoint."""
         facts = self._of[1] or self._earlier
         return {"facts": dict(facts), "met": self._met, "ran": self._ran, "shapes": self._shapes}
 
-    def go_on(self, parts: Mapping[str, Any]) -> None:
+    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
         """Restore the parts of a checkpoint. The record is written again: the fit may have a new folder."""
         self._earlier, self._met, self._ran, self._shapes = (parts[name] for name in ("facts", "met", "ran", "shapes"))
 

@@ -48,17 +48,17 @@ class MeasurementState(StageState):
     loss_scale: LossScale | None = field(default=None, kw_only=True)
     news: LayerNews = field(init=False)
 
-    def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
+    def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """Return the cadence in force, what is known of the layers, and whose turn comes next."""
-        turns = {} if self.before.turns is None else {"turns": self.before.turns.parts()}
-        return {**{name: getattr(self, name) for name in _KEPT}, "news": self.news.parts(), **turns}
+        turns = {} if self.before.turns is None else {"turns": self.before.turns.state_dict()}
+        return {**{name: getattr(self, name) for name in _KEPT}, "news": self.news.state_dict(), **turns}
 
-    def go_on(self, parts: Mapping[str, Any]) -> None:
+    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
         """Restore the cadence, the order of the layers and the turns."""
         if self.before.turns is not None:
-            self.before.turns.go_on(parts.get("turns"))
+            self.before.turns.load_state_dict(parts.get("turns"))
         vars(self).update({name: parts[name] for name in _KEPT})
-        self.news.go_on(parts["news"])
+        self.news.load_state_dict(parts["news"])
 
     def stop_showing(self) -> None:
         """Stop the hooks at the end of a batch."""

@@ -44,12 +44,12 @@ class PictureState(StageState):
     taps: Taps | None = field(default=None, kw_only=True)
     memory: dict[nn.Module, Tensor | None] = field(default_factory=dict, kw_only=True)
 
-    def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
+    def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """Return for a checkpoint when pictures were taken last, and what is kept of each module for the next ones."""
         memory = {name: kept for name, module in self._modules if (kept := self.memory.get(module)) is not None}
         return {"last": self.last, "is_first": self.is_first, "memory": memory}
 
-    def go_on(self, parts: Mapping[str, Any]) -> None:
+    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
         """Restore when pictures were taken last, and what was kept of modules that are still there."""
         self.last, self.is_first = parts["last"], parts["is_first"]
         for name, module in self._modules:

@@ -129,11 +129,11 @@ class Trial:
     found: Sequence[tuple[str, Symptom]] = ()
     said: str = ""
 
-    def parts(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return its state, for a checkpoint."""
         return {"is_wanted": self.is_wanted, "found": list(self.found), "said": self.said}
 
-    def go_on(self, parts: Mapping[str, Any] | None) -> None:
+    def load_state_dict(self, parts: Mapping[str, Any] | None) -> None:
         """Restore the state of a checkpoint; None if that has none."""
         if parts is not None:
             self.is_wanted = self.is_wanted and parts["is_wanted"]

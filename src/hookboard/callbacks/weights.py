@@ -199,17 +199,17 @@ class Turns:
             f"updates are measured by turns, each in about one of {math.ceil(needed / MOST_COPIED_BYTES)} logged steps"
         )
 
-    def parts(self) -> str | None:
+    def state_dict(self) -> str | None:
         """Return the name of the weight that has waited longest, for a checkpoint; None before the first step."""
         return next(iter(self._missed), None)
 
-    def go_on(self, parts: str | None) -> None:
+    def load_state_dict(self, parts: str | None) -> None:
         """Restore from a checkpoint which weight is next."""
         self._first = parts
 
     def forget(self) -> None:
         """Begin anew because the weights have changed, with the one that has waited longest if it is still there."""
-        self._first = self.parts() or self._first
+        self._first = self.state_dict() or self._first
         self._missed, self._bytes, self._chosen, self._left = {}, {}, set(), MOST_COPIED_BYTES
 
     def of(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:

@@ -113,14 +113,14 @@ class BlackBox:
         self._sentinels = Sentinels(model)
         self._flag = LateFlag()
 
-    def parts(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold so that a resumed fit can continue; see `go_on`."""
-        return {**{name: getattr(self, name) for name in _KEPT}, "flag": self._flag.parts()}
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold so that a resumed fit can continue; see `load_state_dict`."""
+        return {**{name: getattr(self, name) for name in _KEPT}, "flag": self._flag.state_dict()}
 
-    def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Restore what `parts` returned, so that an ongoing event does not count as a new one."""
+    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, so that an ongoing event does not count as a new one."""
         vars(self).update({name: parts[name] for name in _KEPT})
-        self._say(self._flag.go_on(parts["flag"]))
+        self._say(self._flag.load_state_dict(parts["flag"]))
 
     @_shielded
     def begin_batch(self, batch: Any, batch_idx: int, step: int) -> None:

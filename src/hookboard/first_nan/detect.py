@@ -75,13 +75,13 @@ class LateFlag:
         self._is_said = True
         return next((noted for number, noted in self._notes if number == found), None)
 
-    def parts(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold so that a resumed fit can continue; see `go_on`."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold so that a resumed fit can continue; see `load_state_dict`."""
         notes = [(number, noted.step, noted.batch_idx, noted.is_backward) for number, noted in self._notes]
         return {"first": self._first, "is_said": self._is_said, "notes": np.array(notes, np.int64).reshape(-1, 4)}
 
-    def go_on(self, parts: Mapping[str, Any]) -> Noted | None:
-        """Restore what `parts` returned. Returns the step of the first bad value if `read` has not reported it yet."""
+    def load_state_dict(self, parts: Mapping[str, Any]) -> Noted | None:
+        """Restore what `state_dict` returned; return the first bad value unless `read` has reported it."""
         found = [note for note in parts["notes"].tolist() if note[0] == parts["first"] and not parts["is_said"]]
         self._is_said = parts["is_said"] or bool(found)
         return Noted(found[0][1], found[0][2], bool(found[0][3])) if found else None

@@ -62,7 +62,7 @@ class Timeline(SimpleNamespace):
 
 def _parts_of_run(run: Run) -> dict[str, Any]:
     """Return the parts of a run; looks that are not among the latest lose their channels, which no rule asks for."""
-    table = run.table.parts()
+    table = run.table.state_dict()
     blocks = table["values"], table["spoiled"], table["every"], table["since"]
     timeline = dict(zip(_OF_TIMELINE, (table["steps"], *blocks), strict=True))
     recent = table["recent"] if table["steps"] else {}

@@ -126,7 +126,7 @@ class RunTable:
         self._course = _in_order(self._course, len(self.steps), place, np.nan)
         self._spoiled = _in_order(self._spoiled, len(self.steps), place, False)
 
-    def parts(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what is kept of it in a checkpoint, apart from the layers."""
         filled = len(self.steps)
         return {
@@ -141,7 +141,7 @@ class RunTable:
 
     @staticmethod
     def of_parts(layers: Sequence[Layer], parts: Mapping[str, Any]) -> "RunTable":
-        """Make a table from what `parts` returned."""
+        """Make a table from what `state_dict` returned."""
         table = RunTable(layers)
         table.steps, table._every, table._since = parts["steps"], parts["every"], parts["since"]
         table.recent_steps = parts["recent_steps"]

@@ -1,14 +1,14 @@
 """When each callback does what, on one page.
 
     on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _prepare and _attach for each stage
-        on_train_start, on_<loop>_start                    _begin_training, StageState.go_on; _begin_evaluation
+        on_train_start, on_<loop>_start                    _begin_training, load_state_dict; _begin_evaluation
             on_<stage>_batch_start                         _wants; if it does, _begin_batch
                 on_before_backward, on_after_backward      _before_backward, _after_backward
                 on_before_optimizer_step                   _before_optimizer_step
             on_<stage>_batch_end                           _end_batch
         on_<loop>_end, on_train_end                        _end_evaluation, _end_training
     teardown or on_exception                               everything left is undone
-    on_save_checkpoint, whenever that is                   StageState.parts
+    on_save_checkpoint, whenever that is                   StageState.state_dict
 
 `FirstCallback` and `LastCallback` in `trainer.py` call what stands between the first line and the last two: no
 callback implements those hooks itself. A callback with `sees_every_step` is also asked at each training batch, due or

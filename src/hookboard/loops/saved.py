@@ -40,9 +40,9 @@ def entry_of(
         name: of the callback's class.
         arguments: of the callback, see `arguments_of`.
         states: of its stages.
-        again: see `StageState.parts`.
+        again: see `StageState.state_dict`.
     """
-    parts = {stage: found for stage, state in states.items() if (found := state.parts(again))}
+    parts = {stage: found for stage, state in states.items() if (found := state.state_dict(again))}
     if not parts:
         return None
     return {"version": VERSION, "callback": name, "arguments": arguments, "parts": packed(parts, FORMS)}
@@ -86,7 +86,7 @@ def go_on(
         raise ValueError("it holds nothing of this callback")
     for stage, state in states.items():
         if parts is not None and stage in parts:
-            state.go_on(parts[stage])
+            state.load_state_dict(parts[stage])
 
 
 def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[str, Any] | None:

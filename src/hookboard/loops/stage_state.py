@@ -81,7 +81,7 @@ class StageState:
     def observe(self, on: bool) -> None:
         """Switch the hooks on or off: off while other callbacks run in the middle of a watched batch."""
 
-    def parts(self, again: tuple[int, int] | None) -> dict[str, Any]:
+    def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """Return what a checkpoint keeps of this stage, for `hookboard.plain` to pack; nothing by default.
 
         Args:
@@ -89,8 +89,8 @@ class StageState:
         """
         return {}
 
-    def go_on(self, parts: Mapping[str, Any]) -> None:
-        """Restore what `parts` returned, before the first batch. If this raises, the state is left as it is."""
+    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, before the first batch. If this raises, the state is left as it is."""
 
 
 def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
