@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchmetrics import MeanMetric
 
-from hookboard.experiments import Setting, checkup, experiment, read_apart, run_experiments
+from hookboard.experiments import Setting, checkup, experiment, read_apart
 from hookboard.replay import CannotRunAgainError
 
 pytestmark = pytest.mark.unit
@@ -45,6 +45,10 @@ def net(outputs=1):
 
 def step_of(model, loss=mse_loss):
     return lambda batch: loss(model(batch[0]), batch[1])
+
+
+def run_experiments(model, batches, optimizer, budget, step=None):
+    return experiment(Setting(model, [optimizer], step), batches, budget).findings
 
 
 def tried(model, batches, optimizer, loss=mse_loss, budget=60):

@@ -1,8 +1,8 @@
-"""Experiments on a copy: whether a model learns, at which rate, and from which targets. Everything is put back."""
+"""Trains a model for a few steps to see whether it learns, at which rate, from which targets; then restores it."""
 
 from hookboard.experiments.attempt import Start
 from hookboard.experiments.batches import read_apart
-from hookboard.experiments.experiment import Experiments, Setting, experiment, look_at_targets, run_experiments, why_not
+from hookboard.experiments.experiment import Experiments, Setting, experiment, look_at_targets, why_not
 from hookboard.experiments.one_page import BATCHES, SECONDS, CheckupReport, check_up, checkup
 
 __all__ = [
@@ -17,6 +17,5 @@ __all__ = [
     "experiment",
     "look_at_targets",
     "read_apart",
-    "run_experiments",
     "why_not",
 ]

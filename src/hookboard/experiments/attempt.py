@@ -1,4 +1,4 @@
-"""`attempted`: trains a few steps from the weights of now, and puts everything back."""
+"""Trains a model for a few steps with a copy of its optimizer, and restores everything afterwards."""
 
 import copy
 import math
@@ -18,31 +18,32 @@ from hookboard.replay import RandomState, undisturbed
 from hookboard.state import State
 from hookboard.torch_private import STEP_HOOKS
 
-HOPELESS = 100.0
-"""A loss of so many times the first ends an attempt at another rate than the user's (a choice)."""
+GIVE_UP_RATIO = 100.0
+"""With `gives_up`, training ends once the loss is this many times the first one (a choice)."""
 
 
 class OutOfTimeError(RuntimeError):
-    """The budget of seconds is used up."""
+    """Raised by `Recipe.check_time` when the time for the experiments is used up."""
 
 
 Start = Sequence[tuple[nn.Parameter, Tensor]]
-"""Parameters, and the values that they had at the start."""
+"""Parameters, each with the value that it had when the fit started."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the model is trained.
+    """Everything that is needed to train the model for some steps.
 
     Args:
         module: the model.
-        step: from a batch to the loss.
-        optimizer: the user's; attempts use copies of it.
-        clip: clips gradients in place, as the Trainer does; None without.
-        scale: the factor of a GradScaler; 1 without one.
-        until: when the budget is used up, on the clock of `perf_counter`.
+        step: computes the loss of a batch.
+        optimizer: the user's, which never steps: experiments step copies of it.
+        clip: clips the gradients of an optimizer in place, as the Trainer does; None if they are not clipped.
+        scale: what the loss is multiplied by before the backward pass, as by a GradScaler; 1 without one.
+        until: the deadline, as a value of `perf_counter()`.
         trainer: the Trainer; None without one.
-        start: parameters with the values to start from, and an optimizer without state; None for those of now.
+        start: the values that parameters start from, with an optimizer without state; None to start from the
+            current weights and optimizer state.
     """
 
     module: nn.Module
@@ -55,20 +56,26 @@ class Recipe:
     start: Start | None = None
 
     def check_time(self) -> None:
-        """Raise an OutOfTimeError once the budget is used up."""
+        """Raise an OutOfTimeError if the deadline `until` has passed."""
         if perf_counter() > self.until:
-            raise OutOfTimeError("the budget of seconds is used up")
+            raise OutOfTimeError
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters of the model and of the optimizer, each once."""
+        """The parameters of the model, and tensors of the optimizer that are not among them; each once."""
         held = [p for group in self.optimizer.param_groups for p in group["params"]]
         return list({id(p): p for p in [*self.module.parameters(), *held]}.values())
 
 
 @contextmanager
-def apart(recipe: Recipe, batches: Sequence[Any]) -> Iterator[None]:
-    """Let the model be trained inside the context, and put everything back."""
+def restoring(recipe: Recipe, batches: Sequence[Any]) -> Iterator[None]:
+    """Restore weights, gradients, buffers, random state and all else that training inside the context changes.
+
+    Inside, parameters start from the values of `recipe.start`, if it has any.
+
+    Raises:
+        CannotRunAgainError: something that training may change cannot be restored.
+    """
     given = [*batches, recipe.parameters]
     with undisturbed(recipe.module, *given, trainer=recipe.trainer, is_whole_step=True, is_strict=True):
         with torch.no_grad():
@@ -77,14 +84,11 @@ def apart(recipe: Recipe, batches: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-def copied(recipe: Recipe, factor: float = 1.0) -> Optimizer:
-    """Return a copy of the optimizer for the same parameters, with its settings and state, and other rates.
+def copy_of_optimizer(recipe: Recipe, factor: float) -> Optimizer:
+    """Return a copy of the recipe's optimizer for the same parameters, its learning rates multiplied by `factor`.
 
-    Hooks on its steps, and what a scheduler has put in place of `step`, stay behind.
-
-    Args:
-        recipe: has the optimizer; nothing of the model is copied.
-        factor: what the rates are multiplied by.
+    It has the settings of the original and a copy of its state (none if the recipe starts from other values), but not
+    its step hooks, nor what a scheduler has put in place of its `step`.
     """
     optimizer = recipe.optimizer
     parts = [*recipe.module.modules(), *recipe.parameters]
@@ -94,32 +98,32 @@ def copied(recipe: Recipe, factor: float = 1.0) -> Optimizer:
     if recipe.start is not None:
         held["state"] = defaultdict(dict)
     made.__setstate__(copy.deepcopy(held, memo))
-    for group, rate in zip(made.param_groups, rates_of(optimizer), strict=True):
+    for group, rate in zip(made.param_groups, current_rates(optimizer), strict=True):
         group["lr"] = rate * factor
     return made
 
 
-def rates_of(optimizer: Optimizer) -> list[Any]:
-    """Return the rate of each group now; where a warmup begins at 0, the one that it leads to."""
+def current_rates(optimizer: Optimizer) -> list[Any]:
+    """Return the learning rate of each parameter group; where it is 0, as before a warmup, its initial rate."""
     return [group["lr"] if float(group["lr"]) else group.get("initial_lr", 0.0) for group in optimizer.param_groups]
 
 
-def losses_at_rest(recipe: Recipe, batches: Sequence[Any], count: int) -> list[float]:
-    """Return the losses of so many steps in which nothing is learned, over the batches in turn.
+def losses_without_updates(recipe: Recipe, batches: Sequence[Any], count: int) -> list[float]:
+    """Return the losses of `count` steps over the batches in turn without any update of the weights.
 
-    They differ from step to step with what is drawn at random, such as dropout.
+    The loss of a batch still differs from step to step if the step draws random numbers, such as for dropout.
     """
-    with apart(recipe, batches), torch.no_grad():
+    with restoring(recipe, batches), torch.no_grad():
         random, losses = RandomState(), [_value(recipe, batch) for batch in batches]
         again = _value(recipe, batches[0])
         if again == losses[0] and not random.moved():
             return [losses[number % len(batches)] for number in range(count)]
-    with apart(recipe, batches), torch.no_grad():
+    with restoring(recipe, batches), torch.no_grad():
         return [_value(recipe, batches[number % len(batches)]) for number in range(count)]
 
 
 def losses_of(recipe: Recipe, batches: Sequence[Any]) -> list[float]:
-    """Return the loss of each batch, inside `apart`; nothing is learned, and the random numbers are put back."""
+    """Return the loss of each batch without any update; to be called inside `restoring`. Restores the random state."""
     with torch.no_grad():
         random, losses = RandomState(), [_value(recipe, batch) for batch in batches]
         random.restore()
@@ -127,6 +131,7 @@ def losses_of(recipe: Recipe, batches: Sequence[Any]) -> list[float]:
 
 
 def _value(recipe: Recipe, batch: Any) -> float:
+    """Return the loss of a batch as a number, and undo what the step changed in the batch."""
     recipe.check_time()
     state = State(batch)
     loss = float(recipe.step(batch).detach())
@@ -137,29 +142,33 @@ def _value(recipe: Recipe, batch: Any) -> float:
 def train(
     recipe: Recipe, batches: Sequence[Any], optimizer: Optimizer, count: int, *, gives_up: bool = False
 ) -> list[float]:
-    """Train over the batches in turn, inside `apart`.
+    """Take `count` optimizer steps over the batches in turn; to be called inside `restoring`.
 
     Args:
-        recipe: how.
+        recipe: how the model is trained.
         batches: the batches.
         optimizer: a copy of the recipe's.
-        count: optimizer steps.
-        gives_up: end early at a loss of HOPELESS times the first.
+        count: how many steps.
+        gives_up: whether to stop once the loss is GIVE_UP_RATIO times the first one.
 
     Returns:
-        The loss before each step and after the last; fewer where it ended early or was not finite.
+        The loss before each step and that after the last: `count + 1` numbers. Fewer if the loss became NaN or
+        infinite, or training gave up; the last one is then the loss at which it stopped.
+
+    Raises:
+        OutOfTimeError: the deadline has passed before the last step.
     """
     losses: list[float] = []
     for number in range(count):
         losses.append(_step(recipe, optimizer, batches[number % len(batches)]))
-        if not math.isfinite(losses[-1]) or (gives_up and abs(losses[-1]) > HOPELESS * abs(losses[0])):
+        if not math.isfinite(losses[-1]) or (gives_up and abs(losses[-1]) > GIVE_UP_RATIO * abs(losses[0])):
             return losses
     with torch.no_grad():
         return [*losses, _value(recipe, batches[count % len(batches)])]
 
 
 def _step(recipe: Recipe, optimizer: Optimizer, batch: Any) -> float:
-    """Take one optimizer step; returns the loss before it."""
+    """Take one optimizer step on a batch, and return the loss before it."""
     recipe.check_time()
     state, losses = State(batch), list[float]()
 
@@ -180,7 +189,7 @@ def _step(recipe: Recipe, optimizer: Optimizer, batch: Any) -> float:
 
 
 def _unscale(recipe: Recipe) -> None:
-    """Divide gradients by the scale; where one has overflowed, drop them all, as a GradScaler skips that step."""
+    """Divide the gradients by `recipe.scale`; if one is not finite, delete all, which skips the step."""
     gradients = [p.grad for p in recipe.parameters if p.grad is not None]
     if all(bool(gradient.isfinite().all()) for gradient in gradients):
         for gradient in gradients:
@@ -190,9 +199,9 @@ def _unscale(recipe: Recipe) -> None:
             p.grad = None
 
 
-def gradients_at_rest(recipe: Recipe, batch: Any) -> list[Tensor | None]:
-    """Return the gradients of the trainable parameters in the optimizer, without a step; None where none arrives."""
-    with apart(recipe, [batch]):
+def gradients_of(recipe: Recipe, batch: Any) -> list[Tensor | None]:
+    """Return the gradient of the loss for each trainable parameter of the optimizer; None where none arrives."""
+    with restoring(recipe, [batch]):
         loss = recipe.step(batch)
         trained = [p for group in recipe.optimizer.param_groups for p in group["params"] if p.requires_grad]
         if not loss.requires_grad or not trained:

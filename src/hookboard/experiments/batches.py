@@ -1,4 +1,4 @@
-"""Reads batches of a data loader apart from those that iterate over it, and leaves it as it was."""
+"""Reads batches of a DataLoader without a trace: whoever iterates over it gets the same batches as before."""
 
 import itertools
 import math
@@ -15,26 +15,27 @@ from hookboard.replay import CannotRunAgainError
 from hookboard.state import State, same_random_state
 
 MAX_BYTES = 1 << 28
-"""A data set with more tensors and arrays in its attributes is not read: they would be copied (a choice)."""
+"""A data set whose attributes hold more bytes in tensors and arrays is not read, as they would be copied (a choice)."""
 
 
 def read_apart(loader: Any, count: int, until: float = math.inf) -> list[Any]:
-    """Return the next batches of a loader, read in this process, without its workers.
+    """Return the batches that a DataLoader would give next, loaded in this process without its workers.
 
-    The random state, the loader's and its samplers' generators, and the attributes of the data set are put back.
+    Afterwards the random state, the generators of the loader and its samplers, and the attributes of the data set are
+    restored.
 
     Args:
-        loader: a DataLoader over a data set with indices.
-        count: so many at most.
-        until: after this time, on the clock of `perf_counter`, no further batch is read.
+        loader: a DataLoader over a map-style data set.
+        count: how many batches at most.
+        until: the deadline, as a value of `perf_counter()`: after it no further batch is loaded.
 
     Raises:
-        CannotRunAgainError: the loader can be read only once, or not without a trace.
+        CannotRunAgainError: `loader` is anything else, or its data set is too large to be restored.
     """
     if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         raise CannotRunAgainError("only a DataLoader over a data set with indices can be read twice")
     found: list[Any] = []
-    with _as_it_was(loader):
+    with _restoring_loader(loader):
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         for indices in itertools.islice(sampler, count):
             if perf_counter() > until:
@@ -44,6 +45,7 @@ def read_apart(loader: Any, count: int, until: float = math.inf) -> list[Any]:
 
 
 def _fetched(loader: DataLoader[Any], indices: Any) -> Any:
+    """Return the collated batch of these samples, as a worker of the loader would."""
     data: Any = loader.dataset
     if loader.batch_sampler is None:
         return loader.collate_fn(data[indices])
@@ -52,7 +54,8 @@ def _fetched(loader: DataLoader[Any], indices: Any) -> Any:
 
 
 @contextmanager
-def _as_it_was(loader: DataLoader[Any]) -> Iterator[None]:
+def _restoring_loader(loader: DataLoader[Any]) -> Iterator[None]:
+    """Restore the random state, and that of the loader, its samplers and its data sets, when the context ends."""
     sets = list(_within(loader.dataset))
     size = sum(_bytes_in(vars(one).values()) for one in sets if not _is_of_torch(one))
     if size > MAX_BYTES:
@@ -69,7 +72,7 @@ def _as_it_was(loader: DataLoader[Any]) -> Iterator[None]:
 
 
 def _within(data: Any) -> Iterator[Any]:
-    """Yield a data set and those that it draws from, as far as they have attributes."""
+    """Yield a data set, then those in its `dataset` or `datasets`, as of a Subset; only those with a `__dict__`."""
     if hasattr(data, "__dict__"):
         yield data
     inner = getattr(data, "datasets", None) or [getattr(data, "dataset", None)]
@@ -83,7 +86,7 @@ def _is_of_torch(data: object) -> bool:
 
 
 def _bytes_in(values: Iterable[Any]) -> int:
-    """Return the size of the tensors and arrays."""
+    """Return the bytes of all NumPy arrays among the values, and of all tensors in them, nested ones too."""
     values = list(values)
     arrays = sum(value.nbytes for value in values if isinstance(value, np.ndarray))
     return arrays + sum(tensor.nbytes for _, tensor in tensors_in(values))

@@ -1,4 +1,4 @@
-"""`run_experiments`: tries on a few batches whether a model learns, at which rate, and from which targets."""
+"""`experiment`: tries on a few batches whether a model learns, at which rate, and from which targets."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +13,12 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.auditing import Finding
-from hookboard.experiments.attempt import OutOfTimeError, Recipe, Start, apart, losses_of, rates_of
+from hookboard.experiments.attempt import OutOfTimeError, Recipe, Start, current_rates, losses_of, restoring
 from hookboard.experiments.labels import judge_equal, judge_labels, said_of_labels, tried_labels
 from hookboard.experiments.rates import (
     FACTORS,
-    STANDS,
-    Duel,
+    STUCK_SHARE,
+    RatePair,
     RateTrial,
     advised,
     happened,
@@ -35,32 +35,32 @@ from hookboard.experiments.targets import are_classes, are_targets, pairs_in
 from hookboard.replay import CannotRunAgainError, loss_of_step
 
 STEPS, MIN_STEPS = 30, 10
-"""Steps at each rate; with less time fewer, down to the second number (choices)."""
+"""Optimizer steps at each rate, and the fewest if time is short (choices)."""
 
-SAMPLES, MAX_BATCHES = 32, 16
-"""So many batches are learned together that they have this many samples, at most the second number (choices)."""
+MIN_SAMPLES_TOGETHER, MAX_BATCHES = 32, 16
+"""Rates are tried on the first batches: as many as have this many samples, at most this many batches (choices)."""
 
-FOR_RATES = 0.6
-"""The part of the budget for the rates; the rest is for the targets (a choice)."""
+RATES_SHARE = 0.6
+"""The share of the time for the rates; the rest is for the targets (a choice)."""
 
 LONGER = 4
-"""The trial of the targets, and a second one of a rate that seems too large, take so many times more steps (a choice).
-"""
+"""The trial of the targets, and the second one of a rate that seems too large, take this many times more steps (a
+choice)."""
 
-DENSE = 64
+DENSE_TARGETS = 64
 """Samples with more targets, such as images, may have noise that a small model cannot learn (a choice)."""
 
-SCALE = 1024.0
-"""What a loss is multiplied by in float16; small enough for most models (a choice)."""
+LOSS_SCALE = 1024.0
+"""What the loss is multiplied by if the Trainer uses a GradScaler; small enough for most models (a choice)."""
 
 
 class Experiments(NamedTuple):
-    """What came of the experiments.
+    """The results of the experiments.
 
     Args:
         findings: what is wrong, alarms first.
-        tried: what was measured, and what was not tried and why; one sentence each.
-        in_short: the outcome at the user's rate and its neighbours, as a clause; "" if nothing was tried.
+        tried: sentences: what was measured, what was not tried, and why.
+        in_short: the outcome at the user's rate and at a tenth and ten times it, as a clause; "" if that was not tried.
     """
 
     findings: list[Finding]
@@ -70,16 +70,16 @@ class Experiments(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is trained, as far as experiments need it.
+    """A model and how the user trains it.
 
     Args:
-        module: the model.
-        optimizers: its optimizers.
-        step: from a batch to the loss; None for the `training_step` of a LightningModule.
+        module: the model, on the device of the batches.
+        optimizers: its optimizers. They are not changed.
+        step: computes the loss of a batch; None for the `training_step` of a LightningModule.
         trainer: the Trainer; None without one.
         total_steps: how many optimizer steps the training has; inf if unknown.
-        is_stuck: whether its loss has not fallen so far.
-        start: what to start from, see `Recipe`.
+        is_stuck: whether the loss of the training has not fallen so far.
+        start: the values that parameters start from; None for the current ones.
     """
 
     module: nn.Module
@@ -91,36 +91,8 @@ class Setting:
     start: Start | None = None
 
 
-def run_experiments(
-    module: nn.Module,
-    batches: Sequence[Any],
-    optimizer: Optimizer,
-    budget_s: float,
-    step: Callable[[Any], Tensor] | None = None,
-) -> list[Finding]:
-    """Try on a few batches whether the model learns, at which rate, and from which targets.
-
-    It starts from the weights of now. Afterwards weights, gradients, buffers, attributes and random state are as they
-    were; the optimizer is not touched.
-
-    Args:
-        module: the model, on its device.
-        batches: some batches on the same device. With targets, `(x, y)`.
-        optimizer: the user's.
-        budget_s: after so many seconds no further step begins.
-        step: a function from a batch to the loss. Left out: the `training_step` of a LightningModule.
-
-    Returns:
-        What is wrong, alarms first; nothing where nothing is wrong, or nothing could be tried.
-    """
-    trainer = None
-    if isinstance(module, LightningModule):
-        trainer = trainer_of(module)
-    return experiment(Setting(module, [optimizer], step, trainer), batches, budget_s).findings
-
-
 def trainer_of(pl_module: LightningModule) -> Trainer | None:
-    """Return the Trainer that the module is attached to; None without one."""
+    """Return the module's Trainer; None if it has none."""
     try:
         return pl_module.trainer
     except RuntimeError:
@@ -128,27 +100,30 @@ def trainer_of(pl_module: LightningModule) -> Trainer | None:
 
 
 def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Experiments:
-    """Do what `run_experiments` does, and say what was tried.
+    """Try whether the model learns a few batches, at which rate, and whether its targets fit better than permuted ones.
+
+    Afterwards weights, gradients, buffers, attributes and random state are restored.
 
     Args:
-        setting: what is trained, and how.
-        batches: the first ones are learned together, all of them tell of the targets.
-        seconds: the budget.
+        setting: the model, and how it is trained.
+        batches: on the model's device; with targets, pairs `(x, y)`. Rates are tried on the first ones, targets on all.
+        seconds: the budget: after that no further step begins.
     """
-    return _done(setting, batches, seconds, lambda recipe: _experiments(recipe, setting, batches))
+    return _run(setting, batches, seconds, lambda recipe: _experiments(recipe, setting, batches))
 
 
 def look_at_targets(setting: Setting, batches: Sequence[Any], seconds: float) -> Experiments:
-    """Only find targets that are all the same class; the arguments are those of `experiment`."""
+    """Only look whether all targets are the same class, without any training; takes what `experiment` takes."""
 
     def look(recipe: Recipe) -> Experiments:
         found = judge_equal(batches) if are_classes(recipe, batches) else []
         return Experiments(found, ["The targets were looked at."])
 
-    return _done(setting, batches, seconds, look)
+    return _run(setting, batches, seconds, look)
 
 
-def _done(setting: Setting, batches: Sequence[Any], seconds: float, do: Callable[[Recipe], Experiments]) -> Experiments:
+def _run(setting: Setting, batches: Sequence[Any], seconds: float, do: Callable[[Recipe], Experiments]) -> Experiments:
+    """Return what `do` gives for the recipe of the setting, or why nothing can be tried."""
     reason = why_not(setting, batches)
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
@@ -159,7 +134,7 @@ def _done(setting: Setting, batches: Sequence[Any], seconds: float, do: Callable
 
 
 def why_not(setting: Setting, batches: Sequence[Any]) -> str:
-    """Return why nothing can be tried, as the end of a sentence; "" if it can."""
+    """Return why experiments are not possible, as the end of a sentence; "" if they are."""
     module, trainer = setting.module, setting.trainer
     if isinstance(module, LightningModule) and setting.step is None and not module.automatic_optimization:
         return "the optimization is manual"
@@ -171,7 +146,7 @@ def why_not(setting: Setting, batches: Sequence[Any]) -> str:
         return "the model has lazy layers, which have no weights yet"
     if not all(isinstance(group.get("lr"), float | int | Tensor) for group in setting.optimizers[0].param_groups):
         return "the optimizer has no learning rate that is a number"
-    if not any(float(rate) for rate in rates_of(setting.optimizers[0])):
+    if not any(float(rate) for rate in current_rates(setting.optimizers[0])):
         return "the learning rate is 0"
     if not batches:
         return "there is no batch"
@@ -194,7 +169,7 @@ def _recipe(setting: Setting, until: float) -> Recipe:
     if trainer is not None:
         if trainer.gradient_clip_val:
             clip = partial(_clipped, trainer)
-        scale = SCALE if getattr(trainer.precision_plugin, "scaler", None) is not None else 1.0
+        scale = LOSS_SCALE if getattr(trainer.precision_plugin, "scaler", None) is not None else 1.0
     return Recipe(setting.module, step, optimizer, clip, scale, until, trainer, setting.start)
 
 
@@ -208,7 +183,8 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
     began = perf_counter()
     try:
         together = _together(batches)
-        [loss] = _losses_now(recipe, together[:1])
+        with restoring(recipe, together[:1]):
+            [loss] = losses_of(recipe, together[:1])
         if not math.isfinite(loss):
             return Experiments([], [f"Nothing was tried: the loss is {loss}."])
         has_targets = are_targets(recipe, together)
@@ -223,13 +199,13 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
             tried += said_of_rates(trials, f"{_weights(recipe)}, {_what(len(together))}")
             in_short = in_short_of(trials, len(together))
             [optimizer] = setting.optimizers
-            duels = _duels(recipe, together, batches, trials, has_targets)
+            pairs = _tried_longer(recipe, together, batches, trials, has_targets)
             findings += judge_rates(
                 trials,
-                duels,
-                _on_others(recipe, batches, trials, duels) if setting.is_stuck else None,
+                pairs,
+                _tried_on_others(recipe, batches, trials, pairs) if setting.is_stuck else None,
                 has_targets=has_targets,
-                is_dense=any(pair.targets[0].numel() > DENSE for pair in pairs_in(together)),
+                is_dense=any(pair.targets[0].numel() > DENSE_TARGETS for pair in pairs_in(together)),
                 groups=len(optimizer.param_groups),
                 is_scheduled=any("initial_lr" in group for group in optimizer.param_groups),
                 total=setting.total_steps,
@@ -245,65 +221,70 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
 
 
 def _weights(recipe: Recipe) -> str:
-    return "the weights of now" if recipe.start is None else "the first weights"
+    return "the current weights" if recipe.start is None else "the first weights"
 
 
 def _said_where(finding: Finding, recipe: Recipe) -> Finding:
-    """Say that it was tried from the first weights, where it was."""
+    """Add to the evidence that it was tried from the first weights of the fit, if the recipe says so."""
     if recipe.start is None:
         return finding
     return finding._replace(evidence=finding.evidence.replace("on a copy", "on a copy with the first weights", 1))
 
 
-def _losses_now(recipe: Recipe, batches: Sequence[Any]) -> list[float]:
-    with apart(recipe, batches):
-        return losses_of(recipe, batches)
-
-
 def _together(batches: Sequence[Any]) -> Sequence[Any]:
-    """Return the first batches, as many as make SAMPLES samples; the first where samples cannot be counted."""
+    """Return the first batches that have MIN_SAMPLES_TOGETHER samples together; only one if they are not pairs."""
     sizes = [len(pair.inputs) for pair in pairs_in(batches)]
     count = 1
-    while sizes and count < min(len(sizes), MAX_BATCHES) and sum(sizes[:count]) < SAMPLES:
+    while sizes and count < min(len(sizes), MAX_BATCHES) and sum(sizes[:count]) < MIN_SAMPLES_TOGETHER:
         count += 1
     return batches[:count]
 
 
 def _tried_rates(recipe: Recipe, batches: Sequence[Any], took: float, has_targets: bool) -> list[RateTrial]:
+    """Try all rates, with as many steps at each as there is time for; `took` is the time of one step in seconds."""
     left = recipe.until - perf_counter()
-    affordable = FOR_RATES * left / max(took, 1e-6) / len(FACTORS)
+    affordable = RATES_SHARE * left / max(took, 1e-6) / len(FACTORS)
     count = int(min(max(STEPS, 2 * len(batches)), max(MIN_STEPS, affordable)))
     return tried_rates(recipe, batches, count, has_targets=has_targets)
 
 
-def _duels(
+def _tried_longer(
     recipe: Recipe, few: Sequence[Any], batches: Sequence[Any], trials: Sequence[RateTrial], has_targets: bool
-) -> list[Duel]:
-    """Try for longer: the best rate where none works, or one that seems too large, and that on more batches too."""
+) -> list[RatePair]:
+    """Try rates for LONGER times the steps, where the trials leave something open.
+
+    If the loss fell at no rate, that is the best rate on the few batches. If the user's rate seems too large, it is a
+    lower one on the few batches, and then on all of them if the user's rate learns from the few.
+    """
     best = lower_one(trials)
     most = max(trials, key=lambda trial: trial.fall, default=None)
-    if most is not None and most.fall < STANDS and math.isfinite(trials[0].after):
+    if most is not None and most.fall < STUCK_SHARE and math.isfinite(trials[0].after):
         return tried_longer(recipe, few, most, LONGER * most.steps, has_targets=has_targets)
     if best is None or not all(math.isfinite(trial.after) for trial in trials if trial.factor == 1):
         return []
-    duels: list[Duel] = []
+    pairs: list[RatePair] = []
     for some in (few, batches) if len(batches) > len(few) else (few,):
-        duels += tried_longer(recipe, some, best, LONGER * best.steps, has_targets=has_targets)
-        if any(is_too_large(duel, has_targets=has_targets) for duel in duels):
+        pairs += tried_longer(recipe, some, best, LONGER * best.steps, has_targets=has_targets)
+        if any(is_too_large(pair, has_targets=has_targets) for pair in pairs):
             break
-    return duels
+    return pairs
 
 
-def _on_others(
-    recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], duels: Sequence[Duel]
-) -> Duel | None:
-    """Try higher rates by the loss on other batches, where the loss stays at the user's."""
-    higher = higher_ones(trials, duels)
+def _tried_on_others(
+    recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], pairs: Sequence[RatePair]
+) -> RatePair | None:
+    """Compare higher rates on held-out batches; None if the loss falls at the user's rate, or at no higher one."""
+    higher = higher_ones(trials, pairs)
     return tried_on_others(recipe, batches, higher, LONGER * STEPS) if higher and len(batches) > 1 else None
 
 
 def in_short_of(trials: Sequence[RateTrial], batches: int) -> str:
-    """Say what became of the loss at the user's rate, a tenth of it and ten times it; "" if yours was not tried."""
+    """Return as a clause what the loss does at the user's rate, a tenth and ten times it; "" if that was not tried.
+
+    Args:
+        trials: at all rates that were tried.
+        batches: how many batches were trained on.
+    """
     near = [trial for trial in trials if 0.1 <= trial.factor <= 10]
     if all(trial.factor != 1 for trial in near):
         return ""
@@ -316,11 +297,11 @@ def _what(batches: int) -> str:
 
 
 def said_of_rates(trials: Sequence[RateTrial], of_what: str) -> list[str]:
-    """Say what became of the loss at each rate.
+    """Return a headline and a line for each trial: the rate, and what the loss does.
 
     Args:
-        trials: in order.
-        of_what: the weights and the batches.
+        trials: in ascending order of their rate.
+        of_what: which weights and batches, for the headline.
     """
     if not trials:
         return ["The budget of seconds was used up before a rate could be tried."]
@@ -337,6 +318,7 @@ def said_of_rates(trials: Sequence[RateTrial], of_what: str) -> list[str]:
 def _labels(
     recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], is_asked: bool, is_stuck: bool
 ) -> tuple[list[str], list[Finding]]:
+    """Try the targets at the advised rate, if `is_asked`. Returns what was tried or why not, and the findings."""
     best = advised(trials)
     if not is_asked or best is None:
         return ["The targets were not tried: the loss must fall, and the batch be a pair of inputs and targets."], []

@@ -1,35 +1,35 @@
-"""Tries whether what the model learns from some batches tells the targets of others from exchanged ones."""
+"""Tests whether targets can be learned: whether a model trained on some batches fits the targets of others."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hookboard.auditing import Finding
-from hookboard.experiments.attempt import OutOfTimeError, Recipe, apart, copied, losses_of, train
+from hookboard.experiments.attempt import OutOfTimeError, Recipe, copy_of_optimizer, losses_of, restoring, train
 from hookboard.experiments.targets import all_equal, exchanged, pairs_in
 
 MIN_SAMPLES = 64
-"""Fewer samples tell nothing of the others (a choice)."""
+"""With fewer samples nothing is said of the targets (a choice)."""
 
 EXCHANGES = 19
-"""How many times targets are exchanged at random: targets that are random are the best of 20 in one case of 20."""
+"""How many random permutations the targets are compared with: random targets fit best of 20 in one case of 20."""
 
-PARTS = 4
-"""After how many equal parts of the steps the other batches are looked at: a model that overfits is best in between."""
+EVALUATIONS = 4
+"""How many times in a trial the held-out batches are evaluated: a model that overfits fits them best in between."""
 
-MEMORIZED, ENOUGH = 0.3, 0.9
-"""The loss on the batches that are trained on must fall by the first part, or the trial says nothing; it ends at the
-second (choices)."""
+MIN_MEMORIZED, ENOUGH_MEMORIZED = 0.3, 0.9
+"""The share of the loss on the training batches that must be gone before anything is said, and at which a trial ends
+(choices)."""
 
 
 class LabelTrial(NamedTuple):
-    """What was learned from some batches, by the loss on others.
+    """The losses of a model that was trained on one half of the batches.
 
     Args:
-        steps: how many were taken.
-        trained_on: the number of batches that were trained on.
-        memorized: the part of the loss on these that is gone.
-        right: the loss on the others.
-        exchanged: the same with the targets of the others exchanged between samples, for each exchange.
+        steps: how many optimizer steps it took.
+        trained_on: the number of batches in that half.
+        memorized: the share of the loss on them that is gone.
+        right: the loss on the held-out batches.
+        exchanged: the loss on the held-out batches with permuted targets, for each permutation.
     """
 
     steps: int
@@ -39,21 +39,24 @@ class LabelTrial(NamedTuple):
     exchanged: tuple[float, ...]
 
     @property
-    def does_tell(self) -> bool:
-        """Whether the targets fit better than each exchange of them."""
+    def fits_targets(self) -> bool:
+        """Whether the held-out targets have a lower loss than every permutation of them."""
         return self.right < min(self.exchanged)
 
 
 def tried_labels(recipe: Recipe, batches: Sequence[Any], factor: float, count: int) -> LabelTrial | None:
-    """Train on the first half of the batches, and look at the other half; None if the budget is used up before.
+    """Train on the first half of the batches, and evaluate the other half with right and with permuted targets.
 
-    It ends as soon as the targets of the others are told from exchanged ones.
+    Training ends early once the right targets fit best.
 
     Args:
-        recipe: how.
+        recipe: how the model is trained.
         batches: pairs of inputs and targets; no sample is in two of them.
-        factor: what the rates are multiplied by.
-        count: optimizer steps at most.
+        factor: what the learning rates are multiplied by.
+        count: how many optimizer steps at most.
+
+    Returns:
+        The last evaluation; None if there are too few samples, or the time is used up.
     """
     if len(batches) < 2 or sum(len(pair.inputs) for pair in pairs_in(batches)) < MIN_SAMPLES:
         return None
@@ -61,15 +64,15 @@ def tried_labels(recipe: Recipe, batches: Sequence[Any], factor: float, count: i
     others_exchanged = [exchanged(others, seed) for seed in range(EXCHANGES)]
     trial = None
     try:
-        with apart(recipe, batches):
-            before, optimizer = _mean(losses_of(recipe, mine)), copied(recipe, factor)
-            for part in range(1, PARTS + 1):
-                train(recipe, mine, optimizer, count // PARTS)
+        with restoring(recipe, batches):
+            before, optimizer = _mean(losses_of(recipe, mine)), copy_of_optimizer(recipe, factor)
+            for part in range(1, EVALUATIONS + 1):
+                train(recipe, mine, optimizer, count // EVALUATIONS)
                 after, right = _mean(losses_of(recipe, mine)), _mean(losses_of(recipe, others))
                 wrong = [_mean(losses_of(recipe, some)) for some in others_exchanged]
                 memorized = (before - after) / max(abs(before), 1e-12)
-                trial = LabelTrial(part * (count // PARTS), len(mine), memorized, right, tuple(wrong))
-                if trial.does_tell or not memorized < ENOUGH:
+                trial = LabelTrial(part * (count // EVALUATIONS), len(mine), memorized, right, tuple(wrong))
+                if trial.fits_targets or not memorized < ENOUGH_MEMORIZED:
                     return trial
     except OutOfTimeError:
         return None
@@ -81,13 +84,14 @@ def _mean(losses: list[float]) -> float:
 
 
 def judge_labels(trial: LabelTrial, *, is_stuck: bool) -> list[Finding]:
-    """Say that the targets fit no better than exchanged ones: a note, as a hard task needs more than some batches.
+    """Return a finding if the held-out targets fit no better than permuted ones, otherwise nothing.
 
     Args:
         trial: of `tried_labels`.
-        is_stuck: whether the loss has not fallen in the training either: then it is an alarm.
+        is_stuck: whether the loss has not fallen in the training either: then it is an alarm. Otherwise a note, because
+            a hard task shows the same.
     """
-    if trial.does_tell or not trial.memorized >= MEMORIZED:
+    if trial.fits_targets or not trial.memorized >= MIN_MEMORIZED:
         return []
     return [
         Finding(
@@ -102,7 +106,7 @@ def judge_labels(trial: LabelTrial, *, is_stuck: bool) -> list[Finding]:
 
 
 def said_of_labels(trial: LabelTrial) -> str:
-    """Say what was measured."""
+    """Return the losses of a trial as a clause for a report."""
     return (
         f"after {trial.steps} steps on {trial.trained_on} batches, which take {trial.memorized:.0%} off their loss, "
         f"the loss on others is {trial.right:.3g}, and {min(trial.exchanged):.3g} to {max(trial.exchanged):.3g} with "
@@ -111,7 +115,7 @@ def said_of_labels(trial: LabelTrial) -> str:
 
 
 def judge_equal(batches: Sequence[Any]) -> list[Finding]:
-    """Find that all targets are the same class."""
+    """Return an alarm if all targets of at least MIN_SAMPLES samples are the same class number, otherwise nothing."""
     pairs = pairs_in(batches)
     count = sum(len(pair.targets) for pair in pairs)
     if not pairs or pairs[0].targets.is_floating_point() or pairs[0].targets.ndim > 1 or not all_equal(pairs):

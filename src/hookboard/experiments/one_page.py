@@ -18,26 +18,26 @@ from hookboard.replay import CannotRunAgainError, loss_of_step, undisturbed
 from hookboard.state import same_random_state
 
 BATCHES = 8
-"""How many batches are taken (a choice)."""
+"""How many batches experiments use (a choice)."""
 
 SECONDS = 30.0
-"""The budget of the experiments, if none is given (a choice)."""
+"""The budget of the experiments if the user gives none (a choice)."""
 
 
 @dataclass(frozen=True)
 class CheckupReport:
-    """What `checkup` found. Printed, it is one page.
+    """What `checkup` found. `str` gives it as a page of text.
 
     Args:
         findings: what is wrong, alarms first.
-        tried: what was measured, and what was not tried and why; one sentence each.
+        tried: sentences: what was measured, what was not tried, and why.
     """
 
     findings: tuple[Finding, ...]
     tried: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return the page."""
+        """Return a headline, then the findings with their advice, then what was tried."""
         counted = [(sum(f.severity == kind for f in self.findings), kind) for kind in ("alarm", "note")]
         said = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for count, kind in counted if count)
         lines = [f"Checkup: {said or 'nothing stands out'}", ""]
@@ -60,9 +60,9 @@ def checkup(
     *,
     seconds: float = SECONDS,
 ) -> CheckupReport:
-    """Read one training step of a model, see `audit`, and try on a few batches whether and at which rate it learns.
+    """Audit one training step of a model, and try on a few batches whether and at which rate it learns.
 
-    Weights, gradients, buffers, attributes and random state are put back afterwards, and the optimizer is not touched.
+    Afterwards weights, gradients, buffers, attributes and random state are restored. The optimizer is not changed.
 
     Args:
         model: the model, on the device of the batches.
@@ -72,7 +72,7 @@ def checkup(
         seconds: after so many seconds no further step of the experiments begins.
 
     Returns:
-        What was found, and what was tried.
+        What is wrong, and what was tried.
 
     Raises:
         TypeError: `step` or `optimizer` is left out and the model is no LightningModule.
@@ -102,6 +102,7 @@ def checkup(
 
 
 def _first_of(data: Iterable[Any]) -> list[Any]:
+    """Return the first BATCHES batches; a DataLoader that can be read without a trace is."""
     try:
         return read_apart(data, BATCHES)
     except CannotRunAgainError:
@@ -110,7 +111,7 @@ def _first_of(data: Iterable[Any]) -> list[Any]:
 
 
 def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> CheckupReport:
-    """Audit the first batch, experiment with all, and put everything on one page."""
+    """Audit the step of the first batch, experiment with all batches, and return the findings of both."""
     tried: list[str] = []
     until = perf_counter() + seconds
     read = _audited(setting, batches[0], tried)
@@ -120,7 +121,7 @@ def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> Checku
 
 
 def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding]:
-    """Return what `audit` finds; where the step cannot be read, say so in `tried`."""
+    """Return what `audit` finds; if the step cannot be read, append the reason to `tried` and return nothing."""
     module, step, trainer = setting.module, setting.step, setting.trainer
     if step is None and isinstance(module, LightningModule):
         if not module.automatic_optimization:
@@ -136,7 +137,7 @@ def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding
 
 
 def _optimizers_of(model: Any) -> list[Optimizer]:
-    """Return the optimizers that `configure_optimizers` makes."""
+    """Return the optimizers that `configure_optimizers` gives, in whichever form that Lightning accepts."""
     given = model.configure_optimizers()
     if isinstance(given, dict):
         given = given["optimizer"]

@@ -1,4 +1,4 @@
-"""Tries the learning rates of a geometric grid on the same steps, each from the weights of now."""
+"""Trains the model for some steps at each learning rate of a grid, always from the same weights, and compares them."""
 
 import math
 from collections.abc import Sequence
@@ -9,58 +9,60 @@ from hookboard.auditing import Finding
 from hookboard.experiments.attempt import (
     OutOfTimeError,
     Recipe,
-    apart,
-    copied,
-    gradients_at_rest,
-    losses_at_rest,
+    copy_of_optimizer,
+    current_rates,
+    gradients_of,
     losses_of,
-    rates_of,
+    losses_without_updates,
+    restoring,
     train,
 )
 from hookboard.experiments.targets import exchanged
+from hookboard.health import Severity
 
 FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0, 0.001, 1000.0)
-"""What the user's rate is multiplied by, in the order in which it is tried: from a thousandth to a thousand times."""
+"""Multiples of the user's learning rate that are tried, in this order."""
 
 HIGHER, LOWER = (1e4, 1e5, 1e6), (1e-4, 1e-5, 1e-6)
-"""Further factors, where the loss falls at none of the first: the former where it falls the more the higher the rate,
-the latter where it diverges at each."""
+"""Further factors. HIGHER: the loss falls by less than STUCK_SHARE at the highest rate, but by more than at the one
+below. LOWER: it diverges even at the lowest rate."""
 
-LAST = 5
-"""A loss is averaged over this many steps at the end of an attempt (a choice)."""
+AVERAGED_STEPS = 5
+"""The loss of a trial is the mean of its last steps, this many (a choice)."""
 
-LEARNS, STANDS = 0.3, 0.05
-"""The loss has fallen if this part of it is gone, and has not if less than that is (choices). Of 21 published programs
-none of the accepted fixes falls by less than 16 % at its best rate, and the faults by at most 4 % or 12 % and more."""
+FALLEN_SHARE, STUCK_SHARE = 0.3, 0.05
+"""The loss has fallen if at least the first share of it is gone, and is stuck if less than the second is (choices). Of
+21 published programs none of the accepted fixes falls by less than 16 % at its best rate, and the faults by at most 4 %
+or 12 % and more."""
 
-SAME = 1e-3
-"""Losses are the same if they differ by this part (a choice)."""
+SAME_LOSS = 1e-3
+"""Two losses count as the same if they differ by at most this share (a choice)."""
 
-NEAR = 0.8
-"""The smallest rate is advised at which the loss falls by this part of its largest fall: one batch can take larger
+NEARLY_BEST = 0.8
+"""The smallest rate is advised at which the loss falls by this share of its largest fall: one batch can take larger
 rates than a training (a choice)."""
 
-PROVEN = 0.1
-"""A higher rate is proven better if this part of the loss on batches that were not trained on is gone, and less than
-`SLOW` at the user's (a choice)."""
+HELD_OUT_SHARE = 0.1
+"""A higher rate is better if this share of the loss on held-out batches is gone, and less than SLOW_SHARE at the user's
+(a choice)."""
 
-SLOW, TOO_FEW = 0.02, 10
-"""A rate is called too small if less than this part of the loss is gone, and the fit has this many times fewer steps
-than would do as much as the rate at which it falls (choices)."""
+SLOW_SHARE, TOO_FEW_STEPS = 0.02, 10
+"""A rate is called too small if less than this share of the loss is gone, and the fit has this many times fewer steps
+than would do as much as the rate at which the loss falls (choices)."""
 
 
 @dataclass(frozen=True)
 class RateTrial:
-    """What became of the loss at one rate.
+    """What became of the loss at one learning rate.
 
     Args:
         factor: the rate, as a multiple of the user's.
-        rate: the rate of the first group of parameters.
-        steps: how many were taken.
-        before: the mean loss of the last steps if nothing is learned.
-        after: the mean loss of the last steps; NaN where a loss was not finite, or the attempt was given up.
-        right: the loss after the last step; NaN as above, and where there are no targets.
-        exchanged: the same with the targets exchanged between samples.
+        rate: the rate of the first parameter group.
+        steps: how many optimizer steps it took.
+        before: the mean loss of the last steps had the weights not been updated.
+        after: the mean loss of the last steps; NaN if a loss was not finite, or the trial was given up.
+        right: the loss after the last step; NaN as for `after`, and without targets.
+        exchanged: as `right`, with the targets permuted over the samples.
     """
 
     factor: float
@@ -73,31 +75,37 @@ class RateTrial:
 
     @property
     def fall(self) -> float:
-        """The part of the loss that is gone; negative where it has risen, -inf where it is no longer finite."""
+        """The share of the loss that is gone: negative if it has risen, -inf if `after` is NaN."""
         if not math.isfinite(self.after):
             return -math.inf
         return (self.before - self.after) / max(abs(self.before), 1e-12)
 
     @property
-    def is_blind(self) -> bool:
-        """Whether the loss is the same with the targets exchanged: the model gives a constant."""
-        return abs(self.exchanged - self.right) <= SAME * abs(self.right)
+    def gives_constant(self) -> bool:
+        """Whether permuted targets give the same loss, so that the model gives the same output for every sample."""
+        return abs(self.exchanged - self.right) <= SAME_LOSS * abs(self.right)
 
 
 def tried_rates(recipe: Recipe, batches: Sequence[Any], count: int, *, has_targets: bool) -> list[RateTrial]:
-    """Train so many steps at each rate, over the batches in turn, until the budget is used up.
+    """Train `count` steps at each rate of FACTORS, and at further ones where these show too little.
+
+    Args:
+        recipe: how the model is trained.
+        batches: trained on in turn.
+        count: how many optimizer steps at each rate.
+        has_targets: whether the batches are pairs of inputs and targets.
 
     Returns:
-        The finished trials, by rate. An unfinished one is left out.
+        The trials in ascending order of their rate; only those that were finished before the deadline.
     """
     trials: list[RateTrial] = []
     try:
-        rest = losses_at_rest(recipe, batches, count + 1)
+        rest = losses_without_updates(recipe, batches, count + 1)
         for factor in FACTORS:
             trials += [_tried(recipe, batches, factor, rest, has_targets=has_targets)]
         for factor in _further(sorted(trials, key=lambda trial: trial.factor)):
             trials += [_tried(recipe, batches, factor, rest, has_targets=has_targets)]
-            if trials[-1].fall >= LEARNS or math.isfinite(trials[-1].after) != (factor > 1):
+            if trials[-1].fall >= FALLEN_SHARE or math.isfinite(trials[-1].after) != (factor > 1):
                 break
     except OutOfTimeError:
         pass
@@ -105,19 +113,19 @@ def tried_rates(recipe: Recipe, batches: Sequence[Any], count: int, *, has_targe
 
 
 def _further(trials: Sequence[RateTrial]) -> Sequence[float]:
-    """Return the factors that may show more than the first ones, which are given in order."""
+    """Return LOWER, HIGHER or nothing, by the trials of all FACTORS in ascending order."""
     lowest, (before, highest) = trials[0], trials[-2:]
     if not math.isfinite(lowest.after):
         return LOWER
-    return HIGHER if STANDS > highest.fall > before.fall else ()
+    return HIGHER if STUCK_SHARE > highest.fall > before.fall else ()
 
 
-class Duel(NamedTuple):
-    """The user's rate and a lower one, on the same batches.
+class RatePair(NamedTuple):
+    """A trial at the user's rate, and one at another rate on the same batches.
 
     Args:
-        yours: the user's.
-        best: the lower one.
+        yours: at the user's rate.
+        best: at the other rate.
     """
 
     yours: RateTrial
@@ -126,75 +134,87 @@ class Duel(NamedTuple):
 
 def tried_longer(
     recipe: Recipe, batches: Sequence[Any], best: RateTrial, count: int, *, has_targets: bool
-) -> list[Duel]:
-    """Train so many steps at the user's rate and at a lower one; empty if the budget is used up before."""
+) -> list[RatePair]:
+    """Train `count` steps at the user's rate and at that of `best`; the list is empty if the time is used up before."""
     try:
-        rest = losses_at_rest(recipe, batches, count + 1)
-        return [Duel(*(_tried(recipe, batches, f, rest, has_targets=has_targets) for f in (1.0, best.factor)))]
+        rest = losses_without_updates(recipe, batches, count + 1)
+        return [RatePair(*(_tried(recipe, batches, f, rest, has_targets=has_targets) for f in (1.0, best.factor)))]
     except OutOfTimeError:
         return []
 
 
-def tried_on_others(recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], count: int) -> Duel | None:
-    """Train on the first half of the batches at the user's rate and at higher ones, and look at the other half.
+def tried_on_others(recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], count: int) -> RatePair | None:
+    """Train on the first half of the batches at several rates, and compare the losses on the held-out other half.
 
     Args:
-        recipe: how.
+        recipe: how the model is trained.
         batches: at least two.
-        trials: at the user's rate and at higher ones.
-        count: optimizer steps.
+        trials: whose rates are tried: the user's first, then higher ones.
+        count: how many optimizer steps at each rate.
 
     Returns:
-        The user's rate and the one that is best for the other batches; None if the budget is used up before.
+        The trial at the user's rate and the best other one, both with losses on the held-out batches; None if there was
+        no time for two.
     """
     mine, others = batches[: len(batches) // 2], batches[len(batches) // 2 :]
     found: list[RateTrial] = []
     try:
         for trial in trials:
-            with apart(recipe, batches):
+            with restoring(recipe, batches):
                 before = sum(losses_of(recipe, others))
-                losses = train(recipe, mine, copied(recipe, trial.factor), count, gives_up=True)
+                losses = train(recipe, mine, copy_of_optimizer(recipe, trial.factor), count, gives_up=True)
                 is_whole = len(losses) > count and math.isfinite(losses[-1])
                 after = sum(losses_of(recipe, others)) if is_whole else math.nan
             found.append(RateTrial(trial.factor, trial.rate, count, before, after, math.nan, math.nan))
     except OutOfTimeError:
         pass
-    return Duel(found[0], max(found[1:], key=lambda trial: trial.fall)) if len(found) > 1 else None
+    return RatePair(found[0], max(found[1:], key=lambda trial: trial.fall)) if len(found) > 1 else None
 
 
-def higher_ones(trials: Sequence[RateTrial], duels: Sequence[Duel]) -> list[RateTrial]:
-    """Return the user's rate and the higher ones at which the loss falls; empty unless it stays at the user's.
+def higher_ones(trials: Sequence[RateTrial], pairs: Sequence[RatePair]) -> list[RateTrial]:
+    """Return the trial at the user's rate, then those at higher rates at which the loss has fallen.
 
     Args:
         trials: of `tried_rates`.
-        duels: of `tried_longer`, where that was needed.
+        pairs: of `tried_longer`, where that was needed.
+
+    Returns:
+        The trials; none unless the loss hardly changes at the user's rate and falls at a higher one.
     """
-    yours = [trial for trial in trials if trial.factor == 1 and -SLOW <= trial.fall < SLOW]
-    longer = [duel.best for duel in duels if duel.yours.fall < SLOW]
-    higher = [trial for trial in [*trials, *longer] if trial.factor > 1 and trial.fall >= LEARNS]
+    yours = [trial for trial in trials if trial.factor == 1 and -SLOW_SHARE <= trial.fall < SLOW_SHARE]
+    longer = [pair.best for pair in pairs if pair.yours.fall < SLOW_SHARE]
+    higher = [trial for trial in [*trials, *longer] if trial.factor > 1 and trial.fall >= FALLEN_SHARE]
     return [*yours, *higher] if yours and higher and not has_no_bound(trials) else []
 
 
 def _tried(
     recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence[float], *, has_targets: bool
 ) -> RateTrial:
-    """Train at one rate, one step less than there are losses at rest."""
-    last = min(LAST, len(rest) // 3)
+    """Train at one rate.
+
+    Args:
+        recipe: how the model is trained.
+        batches: trained on in turn.
+        factor: what the user's rate is multiplied by.
+        rest: the losses without updates: that before each step, and that after the last.
+        has_targets: whether the batches are pairs of inputs and targets.
+    """
+    last = min(AVERAGED_STEPS, len(rest) // 3)
     right = other = after = math.nan
-    with apart(recipe, batches):
-        losses = train(recipe, batches, copied(recipe, factor), len(rest) - 1, gives_up=factor != 1)
+    with restoring(recipe, batches):
+        losses = train(recipe, batches, copy_of_optimizer(recipe, factor), len(rest) - 1, gives_up=factor != 1)
         if len(losses) == len(rest) and math.isfinite(losses[-1]):
             after = sum(losses[-last:]) / last
             if has_targets:
                 right, other = sum(losses_of(recipe, batches)), sum(losses_of(recipe, exchanged(batches, 0)))
-    rate = float(rates_of(recipe.optimizer)[0]) * factor
+    rate = float(current_rates(recipe.optimizer)[0]) * factor
     return RateTrial(factor, rate, len(losses) - 1, sum(rest[-last:]) / last, after, right, other)
 
 
 def judge_gradients(recipe: Recipe, batch: Any) -> list[Finding]:
-    """Find that nothing reaches the parameters that the optimizer trains."""
-    gradients = gradients_at_rest(recipe, batch)
-    with apart(recipe, [batch]):
+    """Return a finding if the gradients of all parameters in the optimizer are missing or exactly 0, else nothing."""
+    gradients = gradients_of(recipe, batch)
+    with restoring(recipe, [batch]):
         [loss] = losses_of(recipe, [batch])
     there = [gradient for gradient in gradients if gradient is not None]
     if any(bool((gradient != 0).any()) for gradient in there) or not math.isfinite(loss):
@@ -211,8 +231,8 @@ def judge_gradients(recipe: Recipe, batch: Any) -> list[Finding]:
 
 def judge_rates(
     trials: Sequence[RateTrial],
-    duels: Sequence[Duel],
-    on_others: Duel | None = None,
+    pairs: Sequence[RatePair],
+    held_out: RatePair | None = None,
     *,
     has_targets: bool,
     is_dense: bool,
@@ -220,78 +240,91 @@ def judge_rates(
     is_scheduled: bool,
     total: float,
 ) -> list[Finding]:
-    """Compare the user's rate with the others.
+    """Judge the user's learning rate by the trials at all rates.
 
     Args:
         trials: of `tried_rates`.
-        duels: the user's rate and a lower one tried for longer, where that was needed.
-        on_others: of `tried_on_others`; None where it was not tried.
+        pairs: of `tried_longer`, where that was needed.
+        held_out: of `tried_on_others`; None if that was not tried.
         has_targets: whether the loss compares outputs with targets: only then must it fall at some rate.
         is_dense: whether a sample has many targets: noise in them cannot be learned by a small model.
-        groups: how many groups of parameters have a rate.
+        groups: how many parameter groups the optimizer has.
         is_scheduled: whether a scheduler changes the rate.
-        total: how many steps the fit has; inf if unknown.
+        total: how many optimizer steps the fit has; inf if unknown.
+
+    Returns:
+        At most one finding: `learning_rate` if the loss falls at another rate and not at the user's, or
+        `cannot_learn` if it falls at none.
     """
     yours = next((trial for trial in trials if trial.factor == 1), None)
     if yours is None or has_no_bound(trials):
         return []
-    if on_others is not None and on_others.yours.fall < SLOW and on_others.best.fall >= PROVEN and not is_scheduled:
-        return [_of_rate(*on_others, groups, "alarm", "the loss on batches that were not trained on")]
-    if all(trial.fall < STANDS for trial in trials):
+    if (
+        held_out is not None
+        and held_out.yours.fall < SLOW_SHARE
+        and held_out.best.fall >= HELD_OUT_SHARE
+        and not is_scheduled
+    ):
+        return [_of_rate(*held_out, groups, "alarm", "the loss on batches that were not trained on")]
+    if all(trial.fall < STUCK_SHARE for trial in trials):
         if len(trials) < len(FACTORS):
             return []
-        return _nothing_learns(trials, next((duel.best for duel in duels), None), has_targets and not is_dense)
+        return _nothing_learns(trials, next((pair.best for pair in pairs), None), has_targets and not is_dense)
     best = lower_one(trials)
     if best is not None and not math.isfinite(yours.after):
         return [_of_rate(yours, best, groups, "alarm")]
-    for duel in duels:
-        if is_too_large(duel, has_targets=has_targets):
-            return [_of_rate(duel.yours, duel.best, groups, "alarm")]
-    if best is not None and is_too_large(Duel(yours, best), has_targets=has_targets):
-        return [] if duels else [_of_rate(yours, best, groups, "note")]  # with momentum a loss can rise at first
+    for pair in pairs:
+        if is_too_large(pair, has_targets=has_targets):
+            return [_of_rate(*pair, groups, "alarm")]
+    if best is not None and is_too_large(RatePair(yours, best), has_targets=has_targets):
+        return [] if pairs else [_of_rate(yours, best, groups, "note")]  # with momentum a loss can rise at first
     higher = [trial for trial in trials if trial.factor > 1]
-    best, enough = advised(higher), next((trial for trial in higher if trial.fall >= LEARNS), None)
-    if best is None or enough is None or not -SLOW <= yours.fall < SLOW or is_scheduled:
+    best, enough = advised(higher), next((trial for trial in higher if trial.fall >= FALLEN_SHARE), None)
+    if best is None or enough is None or not -SLOW_SHARE <= yours.fall < SLOW_SHARE or is_scheduled:
         return []
-    is_alarm = has_targets and total * TOO_FEW < enough.factor * enough.steps and enough.factor <= max(FACTORS)
+    is_alarm = has_targets and total * TOO_FEW_STEPS < enough.factor * enough.steps and enough.factor <= max(FACTORS)
     return [_of_rate(yours, best, groups, "alarm" if is_alarm else "note")]
 
 
 def has_no_bound(trials: Sequence[RateTrial]) -> bool:
-    """Return whether the loss is negative somewhere, so that no part of it can be gone."""
+    """Return True if a loss is negative in some trial (or 0 without updates), so that no share of it can be gone."""
     return any(trial.before <= 0 or trial.after < 0 for trial in trials)
 
 
 def lower_one(trials: Sequence[RateTrial]) -> RateTrial | None:
-    """Return a lower rate at which the loss falls, and at the end is well below that at the user's; None without one.
+    """Return the trial at the best lower rate, if the loss falls there to well below that at the user's; else None.
 
-    Whether the user's is too large is then still open: a loss can rise at first, and fall on one batch only.
+    This alone does not prove the user's rate too large: its loss can rise at first and fall later.
     """
     yours = next((trial for trial in trials if trial.factor == 1), None)
     best = advised([trial for trial in trials if trial.factor < 1])
-    if yours is None or best is None or has_no_bound(trials) or best.fall < LEARNS:
+    if yours is None or best is None or has_no_bound(trials) or best.fall < FALLEN_SHARE:
         return None
-    return None if best.after >= (1 - LEARNS) * yours.after else best
+    return None if best.after >= (1 - FALLEN_SHARE) * yours.after else best
 
 
 def advised(trials: Sequence[RateTrial]) -> RateTrial | None:
-    """Return the trial with the smallest rate at which the loss falls nearly as much as at any of them."""
+    """Return the trial with the smallest rate whose fall is at least NEARLY_BEST of the largest; None if none falls."""
     most = max((trial.fall for trial in trials), default=-math.inf)
-    return next((trial for trial in trials if trial.fall >= NEAR * most > 0), None)
+    return next((trial for trial in trials if trial.fall >= NEARLY_BEST * most > 0), None)
 
 
-def is_too_large(duel: Duel, *, has_targets: bool) -> bool:
-    """Return whether a model learns at the lower rate, and not at the user's."""
-    yours, best = duel
-    if has_no_bound(duel) or best.fall < LEARNS:
+def is_too_large(pair: RatePair, *, has_targets: bool) -> bool:
+    """Return True if the loss falls at the lower rate of the pair, and not at the user's.
+
+    It does not count as falling at the user's rate if the model gives a constant there. Without targets, it must rise.
+    """
+    yours, best = pair
+    if has_no_bound(pair) or best.fall < FALLEN_SHARE:
         return False
     if not has_targets:
-        return yours.fall < -STANDS
-    is_constant = yours.is_blind and not best.is_blind and best.after < (1 - LEARNS) * yours.after
-    return yours.fall < STANDS or is_constant
+        return yours.fall < -STUCK_SHARE
+    is_constant = yours.gives_constant and not best.gives_constant and best.after < (1 - FALLEN_SHARE) * yours.after
+    return yours.fall < STUCK_SHARE or is_constant
 
 
 def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_targets: bool) -> list[Finding]:
+    """Return the finding for a loss that falls at no rate; `longer` is the trial of the best rate with more steps."""
     lowest, most = trials[0], max(trials, key=lambda trial: trial.fall)
     if not math.isfinite(lowest.after):
         evidence = (
@@ -304,7 +337,7 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
         f"loss on the same samples fall by more than {max(most.fall, 0):.1%} in {most.steps} steps (from "
         f"{most.before:.3g})"
     )
-    if longer is not None and longer.fall >= STANDS:
+    if longer is not None and longer.fall >= STUCK_SHARE:
         evidence += f"; at {longer.rate:.2g} by {longer.fall:.0%} in {longer.steps}"
         advice = "it takes many steps: look at the scale of inputs and targets"
         return [Finding("cannot_learn", "note", "", evidence, advice)]
@@ -318,7 +351,8 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
     return [Finding("cannot_learn", "alarm", "", evidence, advice)]
 
 
-def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: str, what: str = "the loss") -> Finding:
+def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: Severity, what: str = "the loss") -> Finding:
+    """Return the finding that the loss falls at the rate of `best` and not at `yours`, with the rate to set."""
     within = f" within {yours.steps} steps" if yours.steps != best.steps else ""
     evidence = (
         f"tried on a copy: at a rate of {best.rate:.2g} {what} falls by {best.fall:.0%} in {best.steps} steps; at "
@@ -330,14 +364,14 @@ def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: str, what
         advice = f"set lr={best.rate:.2g}"
     if severity == "note":
         advice = f"if the loss does not fall in the training either, {advice}; one batch can take more than a training"
-    return Finding("learning_rate", "alarm" if severity == "alarm" else "note", "", evidence, advice)
+    return Finding("learning_rate", severity, "", evidence, advice)
 
 
 def happened(trial: RateTrial) -> str:
-    """Say what became of the loss, as the end of a sentence."""
+    """Return what the loss does in a trial as the end of a sentence, such as "it falls by 32%"."""
     if not math.isfinite(trial.after):
         return "it diverges"
-    if trial.is_blind and trial.fall >= STANDS:
+    if trial.gives_constant and trial.fall >= STUCK_SHARE:
         return f"it falls by {trial.fall:.0%}, and the outputs are the same for every sample"
     if abs(trial.fall) < 0.005:
         return "it does not"

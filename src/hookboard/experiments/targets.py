@@ -1,4 +1,4 @@
-"""Finds the targets in batches of pairs `(x, y)`, and exchanges them."""
+"""Recognizes the targets in batches of the form `(inputs, targets)`, and exchanges them between samples."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hookboard.experiments.attempt import Recipe, apart, losses_of
+from hookboard.experiments.attempt import Recipe, losses_of, restoring
 from hookboard.nested import tensors_in
 
 
 class Pair(NamedTuple):
-    """A batch of inputs and their targets.
+    """A batch that consists of two tensors.
 
     Args:
         inputs: shape (samples, ...).
@@ -25,7 +25,11 @@ class Pair(NamedTuple):
 
 
 def pairs_in(batches: Sequence[Any]) -> list[Pair]:
-    """Return the batches as pairs; empty if one is anything but two tensors with equally many samples."""
+    """Return the batches as pairs of tensors.
+
+    The list is empty if a batch is anything but two tensors with equally many samples, or if the second ones differ in
+    dtype or in the shape of a sample.
+    """
     found = []
     for batch in batches:
         if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(type(part) is Tensor for part in batch):
@@ -38,7 +42,7 @@ def pairs_in(batches: Sequence[Any]) -> list[Pair]:
 
 
 def with_targets(batches: Sequence[Any], targets: Tensor) -> list[Any]:
-    """Return the batches with other targets, given for all of them in one tensor."""
+    """Return the batches with `targets`, shape (samples of all batches, ...), in place of their own targets."""
     parts = targets.split([len(batch[0]) for batch in batches])
     return [
         type(batch)((batch[0], part)) if type(batch) in (tuple, list) else (batch[0], part)
@@ -47,55 +51,50 @@ def with_targets(batches: Sequence[Any], targets: Tensor) -> list[Any]:
 
 
 def exchanged(batches: Sequence[Any], seed: int) -> list[Any]:
-    """Return the batches with the targets exchanged between samples at random."""
+    """Return the batches with the targets permuted at random over the samples of all of them."""
     targets = torch.cat([batch[1] for batch in batches])
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
     return with_targets(batches, targets[order.to(targets.device)])
 
 
 def all_equal(pairs: Sequence[Pair]) -> bool:
-    """Return whether every sample has the same target."""
+    """Return True if all samples of all batches have the same target."""
     targets = torch.cat([pair.targets for pair in pairs])
     return bool((targets == targets[0]).all())
 
 
 def are_targets(recipe: Recipe, batches: Sequence[Any]) -> bool:
-    """Return whether the second of each pair is what the loss compares outputs with.
+    """Return True if the second tensor of each batch is what the loss compares outputs with.
 
-    It is, if the loss changes with it, and it enters no layer that has parameters: an embedding of labels, or a second
-    view of a sample, would.
+    That is so if the loss changes with it, and no layer with parameters takes it, as a layer would take labels to embed
+    or a second view of a sample.
     """
     if not pairs_in(batches):
         return False
     targets = torch.cat([batch[1] for batch in batches])
     others = with_targets(batches, targets[:1].expand_as(targets).clone())
     taken: list[bool] = []
-    with apart(recipe, batches), _noting_inputs(recipe.module, [batch[1] for batch in batches], taken):
+    with restoring(recipe, batches), _noting_inputs(recipe.module, [batch[1] for batch in batches], taken):
         right = losses_of(recipe, batches)
-    with apart(recipe, batches):
+    with restoring(recipe, batches):
         return not taken and losses_of(recipe, others) != right
 
 
 OF_CLASSES = frozenset({"cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"})
-"""The losses whose targets are classes."""
+"""Functions of `torch.nn.functional` whose targets are classes."""
 
 
 def are_classes(recipe: Recipe, batches: Sequence[Any]) -> bool:
-    """Return whether a loss of OF_CLASSES takes the second of each pair as its targets."""
+    """Return True if the step gives the second tensor of the first batch to one of the functions in OF_CLASSES."""
     if not pairs_in(batches):
         return False
-    with apart(recipe, batches), _Losses(batches[0][1]) as mode:
+    with restoring(recipe, batches), _ClassTargets(batches[0][1]) as mode:
         losses_of(recipe, batches[:1])
-    is_taken: bool = mode.is_taken
-    return is_taken
+    return bool(mode.is_taken)
 
 
-class _Losses(TorchFunctionMode):
-    """Notes whether a loss of OF_CLASSES takes a tensor.
-
-    Args:
-        target: the tensor.
-    """
+class _ClassTargets(TorchFunctionMode):
+    """Sets `is_taken` when a function in OF_CLASSES is called with the tensor `target`, or with a view of it."""
 
     def __init__(self, target: Tensor) -> None:
         super().__init__()
@@ -103,7 +102,7 @@ class _Losses(TorchFunctionMode):
         self._place = target.untyped_storage().data_ptr()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function."""
+        """Look at the arguments, then call the function."""
         if getattr(function, "__name__", "") in OF_CLASSES:
             given = [tensor for _, tensor in tensors_in([args, kwargs])]
             self.is_taken |= any(tensor.untyped_storage().data_ptr() == self._place for tensor in given)
@@ -112,7 +111,7 @@ class _Losses(TorchFunctionMode):
 
 @contextmanager
 def _noting_inputs(model: nn.Module, of: Sequence[Tensor], taken: list[bool]) -> Iterator[None]:
-    """Note each time when a layer with parameters of its own takes one of the tensors."""
+    """Append True to `taken` whenever a layer with parameters is called with one of the tensors, or a view of one."""
     places = {tensor.untyped_storage().data_ptr() for tensor in of}
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
