@@ -208,7 +208,7 @@ class FunctionalRoot(nn.Module):
 def test_a_gradient_lost_in_code_between_modules():
     event = only_event(Steps(nn.Sequential(nn.Linear(4, 4), FunctionalRoot())), batches(8, 8, 8))
     assert (event.module, event.during, event.step) == ("net.1", "backward", 1)
-    assert "behind 'net.1.first'" in event.evidence
+    assert "after 'net.1.first'" in event.evidence
 
 
 def test_a_gradient_lost_in_the_loss():

@@ -1,4 +1,8 @@
-"""Notices the first NaN or Inf of a training, runs that step again to find its source, and explains it."""
+"""Finds the first NaN or Inf of a training and the module that produced it.
+
+`black_box.py` is called at each point of a step. It notices a NaN or Inf (`detect.py`), runs the batch again to find
+the module (`search.py`) and the line of code (`operation.py`), and describes both in sentences (`explain.py`).
+"""
 
 from hookboard.first_nan.black_box import BlackBox
 

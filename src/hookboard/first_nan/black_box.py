@@ -1,4 +1,4 @@
-"""`BlackBox`: notices the first NaN or Inf in the step where it appears, and finds the module that produced it."""
+"""`BlackBox`: checks every batch for a NaN or Inf, and finds the module that produced the first one."""
 
 import functools
 import math
@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec
 import torch
 from torch import Tensor, nn
 
-from hookboard.first_nan.detect import LateFlag, Noted, Sentinels, nonfinite_gradients
+from hookboard.first_nan.detect import CheckedValue, LateFlag, Sentinels, nonfinite_gradients
 from hookboard.first_nan.explain import backward_event, forward_event, parameter_event, unlocated_event, with_operation
 from hookboard.first_nan.operation import Operation, OperationSearch
 from hookboard.first_nan.search import Search
@@ -25,12 +25,12 @@ MAX_EVENTS = 3
 """Maximum number of events that are explained in one fit."""
 
 MAX_SEARCHES = 10
-"""Maximum number of batches that are run again in one fit. Under a GradScaler some of them turn out to be fine."""
+"""Maximum number of batches that are run again in one fit. Under a GradScaler some of them have no fault."""
 
 CHECK_EVERY_N_BATCHES = 100
-"""At the first batch and every this many batches, the parameters are listed again, since a model may change, and it is
-noted which random generators the step draws from. Only their states are saved from then on, because reading a state is
-slow.
+"""At the first batch and every this many batches, the parameters are listed again, since a model may change, and all
+random generators are compared before and after the batch. In between, only the states of those that a batch has drawn
+from are saved, because reading a state is slow.
 """
 
 
@@ -39,16 +39,16 @@ ALWAYS_SAVED = {"torch", "CUDA"}
 model is on the CPU.
 """
 
-_KEPT = ("events", "count", "_searches", "_is_bad", "_stepped")
+_SAVED = ("events", "count", "_searches", "_is_bad", "_stepped")
 
 P = ParamSpec("P")
 
 StepAgain = Callable[[Any, int, RandomState, int], AbstractContextManager[Callable[[], Tensor]]]
-"""Takes a batch, its index, the random state before it and the number of its backward pass."""
+"""The type of `Loop.step_again`: batch, its index, the random state before it, the number of the backward pass."""
 
 
 def _shielded(method: Callable[Concatenate["BlackBox", P], None]) -> Callable[Concatenate["BlackBox", P], None]:
-    """Make a method that would raise give a warning and switch the black box off instead."""
+    """Wrap a method so that an error gives a warning and switches the black box off instead of being raised."""
 
     @functools.wraps(method)
     def shielded(box: "BlackBox", /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -70,15 +70,15 @@ class BlackBox:
     each backward pass; `before_optimizer_step`; `end_batch`. None of them raises: if one fails, it gives a warning and
     the black box is switched off.
 
-    To find the module, the batch is run again after the backward pass, before the weights change. This leaves no trace,
-    see `undisturbed`. Only the first of several bad batches in a row is searched, and at most MAX_EVENTS such series;
-    other bad batches are counted.
+    To find the module, the batch is run again after the backward pass, before the weights change. Everything that this
+    changes is restored, see `undisturbed`. Of several bad batches in a row only the first is run again, and there are
+    at most MAX_EVENTS such events; other bad batches are counted.
 
     Args:
         model: the model.
-        step_again: see `Loop.step_again`.
+        step_again: runs the training step once more, see `Loop.step_again`.
         exact: True: the host checks every step, which makes it wait for the device, and finds the module. False: the
-            device records the step, and the host reads that later without waiting; the module stays unknown.
+            device checks, and the host learns the step later without waiting; the module stays unknown.
         is_scaled: True if there is a GradScaler. Gradients are then not checked, because they overflow now and then.
         world_size: the number of processes.
     """
@@ -114,13 +114,13 @@ class BlackBox:
         self._flag = LateFlag()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold so that a resumed fit can continue; see `load_state_dict`."""
-        return {**{name: getattr(self, name) for name in _KEPT}, "flag": self._flag.state_dict()}
+        """Return the events and counts so far, and the state of the check on the device, for a checkpoint."""
+        return {**{name: getattr(self, name) for name in _SAVED}, "flag": self._flag.state_dict()}
 
     def load_state_dict(self, parts: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, so that an ongoing event does not count as a new one."""
-        vars(self).update({name: parts[name] for name in _KEPT})
-        self._say(self._flag.load_state_dict(parts["flag"]))
+        vars(self).update({name: parts[name] for name in _SAVED})
+        self._add_late_event(self._flag.load_state_dict(parts["flag"]))
 
     @_shielded
     def begin_batch(self, batch: Any, batch_idx: int, step: int) -> None:
@@ -138,55 +138,57 @@ class BlackBox:
             self._sentinels = Sentinels(self._model)
         self._batches += 1
         if not self.is_exact:
-            self._read_flag()
+            self._add_late_event(self._flag.read())
         elif self._may_search:
             self._batch, self._versions = batch, _versions_in(batch)
             self._random = RandomState(GENERATORS.keys() if self._is_checked else self._drawn)
 
     @_shielded
     def before_backward(self, loss: Tensor, value: float | None = None) -> None:
-        """Call before each backward pass. Takes the loss, on which `after_backward` acts.
+        """Call before each backward pass. Notes the loss; `after_backward` checks it.
 
-        If not `exact`, the device checks it. If `exact`, and anomaly detection would make the backward pass raise, the
-        batch is searched at once.
+        If not `exact`, the device checks it now. If `exact` and torch's anomaly detection is on, which would make the
+        backward pass raise, the batch of a bad loss is run again at once.
 
         Args:
             loss: what the backward pass starts from.
-            value: the same as a number, if the host knows it already.
+            value: the loss as a number, if the host knows it already; it may be without the scale.
         """
         self._backwards += 1
         if self.is_exact:
             self._loss = _value_of(loss) if value is None else value
             if torch.is_anomaly_enabled() and not math.isfinite(self._loss):  # then backward raises
-                self._happened(self._search_forward)
+                self._add_event(self._search_forward)
         elif not (self._is_scaled and loss.dtype is torch.float16):  # it overflows when it is scaled
-            self._flag.note(loss, Noted(*self._here, is_backward=False))
+            self._flag.check(loss, CheckedValue(*self._here, is_backward=False))
 
     @_shielded
     def after_backward(self) -> None:
         """Call after each backward pass. Checks loss and gradients.
 
-        If something is not finite, the batch is run again to find the module; if not `exact`, it is only noted.
+        If `exact` and one of them is not finite, the batch is run again to find the module. If not `exact`, the device
+        checks the gradients.
         """
         if self.is_exact and not math.isfinite(self._loss):
-            self._happened(self._search_forward)
+            self._add_event(self._search_forward)
         else:
-            self._look_at_gradients()
+            self._check_gradients()
 
     @_shielded
     def before_optimizer_step(self) -> None:
         """Call before the optimizer changes weights; under a GradScaler, before it may skip the step.
 
-        Checks the gradients if no backward pass was announced, because the user has called backward.
+        Checks the gradients if `after_backward` was not called in this batch, because the user calls
+        `loss.backward()`.
         """
-        if not self._backwards:  # the user has called backward
-            self._look_at_gradients()
+        if not self._backwards:
+            self._check_gradients()
         self._stepped = (*self._here, self._loss)
 
     def end_batch(self) -> None:
         """Drop the batch and the random state that were kept to run it again.
 
-        On checked batches, first note which generators the batch drew from: only those are kept from then on.
+        Every CHECK_EVERY_N_BATCHES batches, also note which random generators the batch drew from.
         """
         random, self._batch, self._random = self._random, None, None
         if self._is_checked and random is not None:
@@ -196,21 +198,24 @@ class BlackBox:
     def _note_drawn(self, since: RandomState) -> None:
         self._drawn |= since.moved()
 
-    def _look_at_gradients(self) -> None:
+    def _check_gradients(self) -> None:
         if self._is_scaled:
             return
         values = self._sentinels.values()
         if values is None:
             return
         if not self.is_exact:
-            self._flag.note(values, Noted(*self._here, is_backward=True))
-        elif not math.isfinite(float(values.sum(dtype=torch.float32))):  # of finite values it may overflow, rarely
+            self._flag.check(values, CheckedValue(*self._here, is_backward=True))
+        elif not math.isfinite(float(values.sum(dtype=torch.float32))):  # the sum of finite values rarely overflows
             spoiled = nonfinite_gradients(self._model)
             if spoiled:
-                self._happened(lambda: self._search_backward(spoiled))
+                self._add_event(lambda: self._search_backward(spoiled))
 
-    def _happened(self, search: Callable[[], Nonfinite | None]) -> None:
-        """Count a bad batch, and explain it with `search` if the batch before it was fine."""
+    def _add_event(self, search: Callable[[], Nonfinite | None]) -> None:
+        """Count a bad batch; if the batch before it was not bad, call `search` and keep the event that it returns.
+
+        If `search` returns None, the batch has no fault and does not count.
+        """
         if self._is_bad:
             return
         self._is_bad = True
@@ -228,9 +233,10 @@ class BlackBox:
         return len(self.events) < MAX_EVENTS and self._searches < MAX_SEARCHES
 
     def _search_forward(self) -> Nonfinite | None:
+        """Run the batch again and describe where its loss became NaN or Inf; None if only the scale was too large."""
         search = Search(self._model, self._batch)
         try:
-            with self._again() as run, search.watching():
+            with self._repetition() as run, search.recording():
                 loss = run()
                 is_again, fault = not bool(torch.isfinite(loss).all()), search.forward_fault()
         except Exception as error:
@@ -250,24 +256,29 @@ class BlackBox:
         return event if fault.kind == "batch" else with_operation(event, self._operation())
 
     def _operation(self) -> Operation | None:
-        """Return the call that made the NaN or Inf of the loss, from one more repetition; None if it is not found.
+        """Run the batch a third time and return the function call that made the NaN or Inf; None if it is not found.
 
-        The repetition before is left alone: some layers take another way while functions are followed.
+        `Search` and `OperationSearch` cannot share a run: some layers run other code under a torch function mode.
         """
         try:
             search = OperationSearch()
-            with self._again() as run:
+            with self._repetition() as run:
                 with search:
                     loss = run()
-                return search.of(loss)
+                return search.origin_of(loss)
         except Exception:  # the module is known all the same
             return None
 
     def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
+        """Run the batch again, with its backward pass, and describe where the first bad gradient came from.
+
+        Args:
+            spoiled: the parameters with a bad gradient, and the modules that own them.
+        """
         search, names = Search(self._model, self._batch, with_gradients=True), list(spoiled)
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         try:
-            with self._again() as run, search.watching():
+            with self._repetition() as run, search.recording():
                 gradients = torch.autograd.grad(run(), trained, allow_unused=True)
                 is_again = not all(bool(torch.isfinite(stored(g)).all()) for g in gradients if g is not None)
                 fault = search.backward_fault(set(spoiled.values()))
@@ -285,7 +296,13 @@ class BlackBox:
         return backward_event(fault, *self._here, names)
 
     @contextmanager
-    def _again(self) -> Iterator[Callable[[], Tensor]]:
+    def _repetition(self) -> Iterator[Callable[[], Tensor]]:
+        """Yield a function that runs the step again and returns its loss.
+
+        Raises:
+            CannotRunAgainError: it cannot be run; or, from the function, it has drawn from a generator whose state was
+                not saved.
+        """
         if self._random is None:
             raise CannotRunAgainError("the batch was not kept")
         if not self._backwards:
@@ -305,24 +322,23 @@ class BlackBox:
 
             yield again
 
-    def _read_flag(self) -> None:
-        self._say(self._flag.read())
-
-    def _say(self, noted: Noted | None) -> None:
-        if noted is not None:
+    def _add_late_event(self, bad: CheckedValue | None) -> None:
+        if bad is not None:
             self.count += 1
             why = "on this device it is checked a step later; nonfinite='exact' finds the module in the step itself"
-            self.events.append(unlocated_event(noted.is_backward, noted.step, noted.batch_idx, why))
+            self.events.append(unlocated_event(bad.is_backward, bad.step, bad.batch_idx, why))
 
 
 def _value_of(loss: Tensor) -> float:
+    """Return the loss as a number: of several elements the sum, of complex ones the absolute value."""
     loss = loss.detach().abs() if loss.is_complex() else loss.detach()
     return float(loss if loss.numel() == 1 else loss.to(measuring_device(loss.device)).sum(dtype=torch.float64))
 
 
 def _versions_in(batch: Any) -> list[int]:
+    """Return torch's version number of each tensor in a batch, which every in-place change increases."""
     given = batch if type(batch) in (tuple, list) else [batch]
-    # Nearly every batch is a few plain tensors, and it is looked at in every step.
+    # This runs in every step, and nearly every batch is a few plain tensors.
     tensors = given if all(type(part) is Tensor for part in given) else [tensor for _, tensor in tensors_in(batch)]
     return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors]
 

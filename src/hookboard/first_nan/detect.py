@@ -1,4 +1,4 @@
-"""Notices a NaN or Inf: `Sentinels` reads a few gradients, `LateFlag` keeps on the device what came first."""
+"""Notices a NaN or Inf: `Sentinels` reads a few gradients; `LateFlag` records on the device which value was first."""
 
 import itertools
 from collections import deque
@@ -19,8 +19,8 @@ from hookboard.selection import named_submodules
 
 
 @dataclass(frozen=True)
-class Noted:
-    """The step that a value on the device belongs to.
+class CheckedValue:
+    """Which batch a value belongs to that the device checks.
 
     Args:
         step: the optimizer step.
@@ -34,28 +34,28 @@ class Noted:
 
 
 NEVER = 2**31
-"""The value of the flag while everything has been finite."""
+"""The value of the flag while every value has been finite."""
 
 
 class LateFlag:
-    """Records on the device which value was the first that was not finite, and reads that without waiting.
+    """Records on the device which of the checked values was the first with a NaN or Inf.
 
-    After each step the device starts copying the number of that value to the host, which reads it once the copy has
-    arrived: one step later, or more if the host runs far ahead of the device.
+    Values are numbered in the order of `check`. `read` never waits for the device: it starts a copy of the first bad
+    number to the host and returns it at a later call, when the copy has arrived.
     """
 
     def __init__(self) -> None:
         self._first: Tensor | None = None
         self._numbers = itertools.count()
-        self._notes: deque[tuple[int, Noted]] = deque(maxlen=4096)
+        self._checked: deque[tuple[int, CheckedValue]] = deque(maxlen=4096)
         self._copy: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
         self._is_said = False
 
-    def note(self, value: Tensor, noted: Noted) -> None:
-        """Add a value of a step: a tensor of any shape, which counts as bad if any element is NaN or infinite."""
+    def check(self, value: Tensor, source: CheckedValue) -> None:
+        """Have the device check a tensor of any shape: it is bad if any element is NaN or infinite."""
         number = next(self._numbers)
-        self._notes.append((number, noted))
+        self._checked.append((number, source))
         with torch.no_grad():
             value = value.detach()
             if self._first is None:
@@ -63,8 +63,8 @@ class LateFlag:
             bad = torch.where(torch.isfinite(value).all(), NEVER, number).to(self._first.device)
             self._first = torch.minimum(self._first, bad)
 
-    def read(self) -> Noted | None:
-        """Return the step of the first bad value as soon as the host knows it, and only once; otherwise None."""
+    def read(self) -> CheckedValue | None:
+        """Return the first bad value, once, at the first call at which its number is on the host; otherwise None."""
         if self._first is None or self._is_said:
             return None
         found = self._read_copy()
@@ -73,18 +73,18 @@ class LateFlag:
         if found is None or found == NEVER:
             return None
         self._is_said = True
-        return next((noted for number, noted in self._notes if number == found), None)
+        return next((source for number, source in self._checked if number == found), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold so that a resumed fit can continue; see `load_state_dict`."""
-        notes = [(number, noted.step, noted.batch_idx, noted.is_backward) for number, noted in self._notes]
+        """Return the number of the first bad value, whether `read` has returned it, and the checked values."""
+        notes = [(number, one.step, one.batch_idx, one.is_backward) for number, one in self._checked]
         return {"first": self._first, "is_said": self._is_said, "notes": np.array(notes, np.int64).reshape(-1, 4)}
 
-    def load_state_dict(self, parts: Mapping[str, Any]) -> Noted | None:
+    def load_state_dict(self, parts: Mapping[str, Any]) -> CheckedValue | None:
         """Restore what `state_dict` returned; return the first bad value unless `read` has reported it."""
         found = [note for note in parts["notes"].tolist() if note[0] == parts["first"] and not parts["is_said"]]
         self._is_said = parts["is_said"] or bool(found)
-        return Noted(found[0][1], found[0][2], bool(found[0][3])) if found else None
+        return CheckedValue(found[0][1], found[0][2], bool(found[0][3])) if found else None
 
     def _read_copy(self) -> int | None:
         if self._copy is None or (self._arrived is not None and not self._arrived.query()):
@@ -103,27 +103,27 @@ class LateFlag:
 
 
 MAX_WHOLE_ELEMENTS = 4096
-"""Parameters with at most this many elements are read completely."""
+"""Maximum number of elements of a parameter whose gradient is read completely."""
 
 MAX_FIRST_MODULE_ELEMENTS = 65_536
-"""Parameters of the first module are read completely up to this many elements."""
+"""The same for parameters of the first module, and for sparse gradients."""
 
 MAX_SENTINELS = 64
-"""Maximum number of small gradients that are read, and also of large ones of which a column is read."""
+"""Maximum number of small gradients that are read; likewise of large ones of which one column is read."""
 
 MIN_SMALL_PARAMETERS = 8
 """With fewer small parameters than this, one column of each larger parameter is read too."""
 
 
 class Sentinels:
-    """Chooses a few small gradients, and tells from them whether any gradient of the model is not finite.
+    """Chooses a few small gradients that show whether any gradient of the model has a NaN or Inf.
 
-    A NaN spreads on its way back through the model: every earlier module receives it. So it is enough to read the
-    smallest parameter of each module, such as a bias or the weight of a norm, and all parameters of the first module.
-    If there are few small parameters, one column of the large ones is read too: it has one element per unit.
+    The backward pass carries a NaN on to every earlier module. So it is enough to read the gradient of the smallest
+    parameter of each module, such as a bias or the weight of a norm, and of all parameters of the first module. If
+    there are few small parameters, the first column of the large ones is read too: it has one element per unit.
 
-    A sparse gradient, such as an embedding's, is always read, because nothing may come after it; of a large one, again
-    only the first column.
+    A sparse gradient, such as an embedding's, is always read, because the backward pass may end there; of a large one,
+    again only the first column.
 
     Args:
         model: the model.
@@ -154,7 +154,7 @@ class Sentinels:
         return whole, columns
 
     def values(self) -> Tensor | None:
-        """Return all elements that are read, in one tensor, real numbers of shape (n,); None if there is no gradient.
+        """Return all elements that are read in one real tensor of shape (n,); None if none of them has a gradient.
 
         It does not wait for the device.
         """
@@ -182,9 +182,9 @@ def _is_sparse(module: nn.Module, parameter: Parameter) -> bool:
 
 
 def _gradients_of(parameters: list[Parameter]) -> list[Tensor]:
-    """Return the dense gradients, as far as this rank holds them."""
+    """Return the dense gradients of the parameters that have one; of a sharded one, the part on this rank."""
     gradients = [gradient for gradient in map(_GRADIENT, parameters) if gradient is not None]
-    # Of each step: what the interpreter does by itself for all of them takes a fraction of the time.
+    # This runs in every step: `map` and `set` take a fraction of the time of a loop in Python.
     if set(map(type, gradients)) <= {Tensor} and set(map(_LAYOUT, gradients)) <= {torch.strided}:
         return gradients
     return [_as_plain(gradient) for gradient in gradients if gradient.layout is torch.strided]
@@ -194,13 +194,13 @@ _GRADIENT, _LAYOUT = attrgetter("grad"), attrgetter("layout")
 
 
 def _as_plain(gradient: Tensor) -> Tensor:
-    """Return the real numbers of a gradient that this rank holds."""
+    """Return the part of a gradient on this rank; a complex one as real numbers."""
     held = local(gradient)
     return torch.view_as_real(held) if held.is_complex() else held
 
 
 def nonfinite_gradients(model: nn.Module) -> dict[str, str]:
-    """Return every parameter whose gradient is not finite: its dotted name, mapped to its module's."""
+    """Return the dotted name of each parameter whose gradient has a NaN or Inf, mapped to the name of its module."""
     found = {}
     for owner, module in {"": model, **dict(named_submodules(model))}.items():
         for name, parameter in module.named_parameters(recurse=False):

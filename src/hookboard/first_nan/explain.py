@@ -1,4 +1,4 @@
-"""Turns what a search has found into a `Nonfinite` event, in plain sentences."""
+"""Describes a `Fault` as a `Nonfinite` event, in sentences for the user."""
 
 import math
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from hookboard.messages import listed
 from hookboard.nested import tensors_in
 
 GROWN_ABOVE = 1e6
-"""If a value was larger than this, the cause is growth that overflowed, not an operation in the code."""
+"""Above this, a value before the NaN or Inf shows that values grew until they overflowed."""
 
 MAX_NAMED_ROWS = 5
 """Maximum number of batch rows that are named."""
 
-_CODE = "look for a division by 0, the logarithm or the root of 0, or an overflow there; add an epsilon or clamp"
+_CHECK_CODE = "look for a division by 0, the logarithm or the root of 0, or an overflow there; add an epsilon or clamp"
 
 
 def forward_event(
@@ -35,7 +35,7 @@ def forward_event(
     """Describe a loss that is not finite because of a module, of code between modules, or of the batch.
 
     Args:
-        fault: what the search found.
+        fault: where the NaN or Inf comes from.
         step: the optimizer step.
         batch_idx: the index of the batch.
         loss: the loss.
@@ -45,38 +45,38 @@ def forward_event(
     """
     if fault.kind == "batch":
         return _batch_event(fault, step, batch_idx, loss, rows_in(batch), was_changed)
-    went_in = _said(fault.went_in)
+    given = _described(fault.before)
     if fault.is_in_step and not fault.near:
         evidence = (
-            f"The loss of step {step}, batch {batch_idx}, is {loss}, and every module gave finite values ({went_in}): "
+            f"The loss of step {step}, batch {batch_idx}, is {loss}, and every module gave finite values ({given}): "
             "it was computed outside of any module, in training_step."
         )
     else:
         evidence = (
-            f"{_place(fault, 'before')} gave {_said(fault.came_out)} in the forward pass of step {step}, batch "
-            f"{batch_idx}; the input was finite ({went_in})."
+            f"{_subject(fault, 'before')} gave {_described(fault.after)} in the forward pass of step {step}, batch "
+            f"{batch_idx}; the input was finite ({given})."
         )
-    largest = max([last_loss, *(values.largest for values in fault.went_in)])
+    largest = max([last_loss, *(values.largest for values in fault.before)])
     if largest > GROWN_ABOVE:
         advice = f"Values had grown to {largest:.3g} before: lower the learning rate, warm it up, or clip gradients."
     else:
-        advice = f"In {_where(fault)} {_CODE}."
-    return Nonfinite(fault.name, "forward", step, batch_idx, went_in, evidence, advice)
+        advice = f"In {_code_of(fault)} {_CHECK_CODE}."
+    return Nonfinite(fault.name, "forward", step, batch_idx, given, evidence, advice)
 
 
 def with_operation(event: Nonfinite, operation: Operation | None) -> Nonfinite:
-    """Add the call that made the NaN or Inf to an event of the forward pass; None adds nothing."""
+    """Return the event of the forward pass with the function call that made the NaN or Inf; unchanged for None."""
     if operation is None:
         return event
     why = f": {operation.why}" if operation.why else ""
     evidence = f"{event.evidence} The first value that is not finite came from {operation.where}{why}."
-    # Values that have grown before are a cause of their own.
-    is_known = operation.why and event.advice.endswith(f"{_CODE}.")
+    # If values had grown, the learning rate is the cause, and its advice stays.
+    is_known = operation.why and event.advice.endswith(f"{_CHECK_CODE}.")
     return replace(event, evidence=evidence, advice=operation.advice if is_known else event.advice)
 
 
 def rows_in(batch: Any) -> str:
-    """Names the rows of a batch that hold NaN or Inf; "" if there are none or they cannot be told.
+    """Name the rows of a batch that hold a NaN or Inf; "" if there are none.
 
     >>> rows_in([torch.zeros(2), torch.tensor([[0.0], [float("nan")]])])
     ' in row 1 of tensor 1'
@@ -94,8 +94,9 @@ def rows_in(batch: Any) -> str:
 
 
 def _batch_event(fault: Fault, step: int, batch_idx: int, loss: float, rows: str, was_changed: bool) -> Nonfinite:
-    held = _said(fault.came_out) + rows
-    met = "the loss takes it directly" if fault.is_in_step else f"{_named(fault.name)} is the first that takes it"
+    """Describe a NaN or Inf in the batch; `rows` is what `rows_in` returns."""
+    held = _described(fault.after) + rows
+    met = "the loss takes it directly" if fault.is_in_step else f"{_quoted(fault.name)} is the first that takes it"
     evidence = f"The batch {batch_idx} of step {step} holds {held}; {met}, and the loss is {loss}."
     if was_changed:
         evidence += " training_step changes the batch in place: before, it may have been finite."
@@ -105,30 +106,30 @@ def _batch_event(fault: Fault, step: int, batch_idx: int, loss: float, rows: str
 
 def backward_event(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[str]) -> Nonfinite:
     """Describe gradients that are not finite although the loss is; `spoiled` lists the parameters concerned."""
-    where, went_in = _place(fault, "behind"), _said(fault.went_in)
-    arrived = f"; what arrived at its output was finite ({went_in})" if went_in else ""
-    gave = _said(fault.came_out) if fault.came_out else "gradients that are not finite"
+    subject, given = _subject(fault, "after"), _described(fault.before)
+    arrived = f"; what arrived at its output was finite ({given})" if given else ""
+    gave = _described(fault.after) if fault.after else "gradients that are not finite"
     evidence = (
-        f"{where} passed back {gave} in the backward pass of step {step}, batch {batch_idx}, although the loss is "
+        f"{subject} passed back {gave} in the backward pass of step {step}, batch {batch_idx}, although the loss is "
         f"finite{arrived}; {len(spoiled)} parameters have gradients that are not finite."
     )
     advice = (
-        f"In {_where(fault)} look for an operation whose derivative is infinite, such as the root or norm of 0, or "
+        f"In {_code_of(fault)} look for an operation whose derivative is infinite, such as the root or norm of 0, or "
         "for a NaN that torch.where hides; clamp before it."
     )
-    return Nonfinite(fault.name, "backward", step, batch_idx, went_in, evidence, advice)
+    return Nonfinite(fault.name, "backward", step, batch_idx, given, evidence, advice)
 
 
 def parameter_event(fault: Fault, step: int, batch_idx: int, stepped: tuple[int, int, float] | None) -> Nonfinite:
     """Describe weights that were not finite before the forward pass.
 
     Args:
-        fault: what the search found.
+        fault: which parameter it is.
         step: the step in which it was found.
         batch_idx: the index of its batch.
         stepped: step, batch index and loss of the last optimizer step; None before the first.
     """
-    values = _said(fault.came_out)
+    values = _described(fault.after)
     if stepped is None:
         evidence = f"The parameter {fault.near!r} holds {values} before the first optimizer step of this fit."
         advice = "Look at the initialization, and at the checkpoint that was loaded."
@@ -169,28 +170,32 @@ def unlocated_event(
     return Nonfinite(module, during, step, batch_idx, "", evidence, advice, is_located=False)
 
 
-def _named(name: str) -> str:
+def _quoted(name: str) -> str:
+    """Return the name of a module in quotes, or MODEL for the model."""
     return MODEL if name in ("", MODEL) else repr(name)
 
 
-def _where(fault: Fault) -> str:
-    return "training_step" if fault.is_in_step else f"the forward of {_named(fault.name)}"
+def _code_of(fault: Fault) -> str:
+    """Return which function the faulty code is in, as a noun phrase."""
+    return "training_step" if fault.is_in_step else f"the forward of {_quoted(fault.name)}"
 
 
-def _place(fault: Fault, side: str) -> str:
-    """Return the subject of a sentence.
+def _subject(fault: Fault, side: str) -> str:
+    """Return the subject of a sentence: the module, or the code that stands before or after the module `near`.
 
-    `side` ("before", "behind") is where the code is relative to the module `near`.
+    Args:
+        fault: the fault.
+        side: `before` or `after`.
     """
     if fault.kind == "module":
-        return _named(fault.name)[:1].upper() + _named(fault.name)[1:]
-    near = f", {side} {_named(fault.near)}" if fault.near else ""
+        return _quoted(fault.name)[:1].upper() + _quoted(fault.name)[1:]
+    near = f", {side} {_quoted(fault.near)}" if fault.near else ""
     outside = "Code outside of any module, in training_step" if fault.is_in_step else ""
-    return f"{outside or f'Code in the forward of {_named(fault.name)}, outside of the modules in it'}{near},"
+    return f"{outside or f'Code in the forward of {_quoted(fault.name)}, outside of the modules in it'}{near},"
 
 
-def _said(group: Sequence[ValueSummary]) -> str:
-    """Describe one or several tensors: "3 NaN in 128 values", or "96 values up to 2.5"."""
+def _described(group: Sequence[ValueSummary]) -> str:
+    """Describe the values of all these tensors: "3 NaN in 128 values", "96 values up to 2.5", or "" for no tensor."""
     if not group:
         return ""
     nan, inf, count = (sum(getattr(values, name) for values in group) for name in ("nan", "inf", "count"))

@@ -1,4 +1,4 @@
-"""`OperationSearch`: finds the call of a function of torch that made the NaN or Inf of a loss, with its line."""
+"""`OperationSearch`: finds the torch function call that produced the NaN or Inf of a loss, with file and line."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ _ATTENTIONS = frozenset({"scaled_dot_product_attention", "multi_head_attention_f
 
 @dataclass(frozen=True)
 class Operation:
-    """A call that made a NaN or Inf.
+    """A function call whose output has a NaN or Inf although its inputs had none.
 
     Args:
         name: of the function, such as `softmax`.
@@ -43,26 +43,26 @@ class Operation:
 
 
 class OperationSearch(TorchFunctionMode):
-    """Inside its context, traces each NaN and Inf back to the call that made it.
+    """A context that records for each NaN or Inf tensor which torch function call produced it.
 
-    A call whose output is not finite is to blame, unless one of its inputs was not finite either; but a softmax or an
-    attention is to blame for the NaN that it makes of a mask's -Inf. It waits for the device at each call.
+    That is the call whose output has a NaN or Inf although no input has one. A softmax or attention may get -Inf from a
+    mask: it is the origin of a NaN in its output unless an input has a NaN. Each call waits for the device.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # Tensors that are not finite, by id, with whether they hold NaN; they are kept so that no other gets the id.
+        # By id: a tensor that is not finite (kept, so that no other gets its id), whether it has a NaN, its origin.
         self._bad: dict[int, tuple[Tensor, bool, Operation]] = {}
 
-    def of(self, loss: Tensor) -> Operation | None:
-        """Return the call that made the NaN or Inf of a loss; None if it came from outside, or is not known."""
+    def origin_of(self, loss: Tensor) -> Operation | None:
+        """Return the call that produced the NaN or Inf of a loss; None if no recorded call did, or it is finite."""
         found = self._bad.get(id(loss))
         return None if found is None else found[2]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call the function, and note whether its output is finite."""
+        """Call the function, and record the origin of each output that is not finite."""
         kwargs = kwargs or {}
         given = [tensor for _, tensor in tensors_in((args, kwargs))]
         taken = [self._bad[id(tensor)] for tensor in given if id(tensor) in self._bad]
@@ -75,7 +75,7 @@ class OperationSearch(TorchFunctionMode):
             if not (isinstance(tensor, Tensor) and tensor.is_floating_point()) or _is_finite(tensor):
                 continue
             has_nan = bool(torch.isnan(tensor.detach()).any())
-            # A softmax is given -Inf on purpose, by a mask; other calls hand on what they got.
+            # Masks give -Inf to a softmax on purpose; other functions pass on the NaN or Inf that they get.
             takes_masks = name in _SOFTMAXES | _ATTENTIONS
             origin = next((operation for _, was_nan, operation in taken if was_nan or not takes_masks), None)
             self._bad[id(tensor)] = tensor, has_nan, origin or _operation(name, before, args, kwargs)
@@ -95,10 +95,10 @@ def _operation(name: str, given: Sequence[Tensor], args: Sequence[Any], kwargs: 
 
 
 def _cause(name: str, given: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what is wrong with the inputs of a call, and what to change; "" and "" if neither is known."""
+    """Return what is wrong with the inputs of a call, as a clause, and what to change; two "" if it is not known."""
     first = given[0].detach() if given else torch.empty(0)
     if name in _SOFTMAXES | _ATTENTIONS:
-        return _of_masked_rows(_masked_rows(name, first, args, kwargs))
+        return _cause_of_masked_rows(_masked_rows(name, first, args, kwargs))
     if name in _DIVISIONS:
         divisor = first if len(given) < 2 or name == "reciprocal" else given[1].detach()
         zeros = 1 if len(given) < 2 and name != "reciprocal" else int((divisor == 0).sum())
@@ -116,10 +116,11 @@ def _cause(name: str, given: Sequence[Tensor], args: Sequence[Any], kwargs: Mapp
 
 
 def _counted(count: int, what: str, value: str) -> str:
+    """Return a clause such as "2 of its 8 inputs are 0 or less"; "" for a count of 0."""
     return f"{count} {what} {'is' if count == 1 else 'are'} {value}" if count else ""
 
 
-def _of_masked_rows(count: int) -> tuple[str, str]:
+def _cause_of_masked_rows(count: int) -> tuple[str, str]:
     if not count:
         return "", ""
     rows = "1 row is" if count == 1 else f"{count} rows are"
@@ -127,7 +128,7 @@ def _of_masked_rows(count: int) -> tuple[str, str]:
 
 
 def _masked_rows(name: str, first: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Return how many rows are masked throughout: -Inf along the axis of a softmax, or in the mask of an attention."""
+    """Return the number of rows that are -Inf along the axis of a softmax, or hidden by the mask of an attention."""
     if name in _SOFTMAXES:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
         return int((first == -torch.inf).all(dim if isinstance(dim, int | tuple) else -1).sum())
@@ -141,5 +142,6 @@ def _masked_rows(name: str, first: Tensor, args: Sequence[Any], kwargs: Mapping[
 
 
 def _line() -> str:
+    """Return file and line of the innermost frame of the user's code, such as "model.py:31"; "" if there is none."""
     frame = user_frame(inspect.currentframe())
     return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -1,4 +1,4 @@
-"""Finds the module that produces the first NaN or Inf in a call of a model, in the forward or the backward pass."""
+"""`Search`: records the module calls of one run, and finds the one that produced the first NaN or Inf."""
 
 import threading
 from collections.abc import Collection, Iterator
@@ -24,14 +24,14 @@ _PLAN = plan("nan_count")
 
 @dataclass(frozen=True, slots=True)
 class ValueSummary:
-    """Counts of the NaN and infinite values in one tensor, and its largest finite value.
+    """How many values of a tensor are NaN or infinite, and its largest finite one.
 
     Args:
         count: number of elements.
         nan: number of NaN.
         inf: number of infinite elements, of both signs.
         largest: largest absolute finite value; 0 if there is none.
-        is_mask: True if the tensor looks like an attention mask: -Inf only, and no gradient.
+        is_mask: True if the tensor looks like an attention mask: it has -Inf, no NaN or +Inf, and needs no gradient.
     """
 
     count: int
@@ -47,7 +47,11 @@ class ValueSummary:
 
 
 def summarized(tensor: Tensor) -> ValueSummary:
-    """Summarize a tensor's values; wait for the device. A tensor that cannot be read counts as empty."""
+    """Return the summary of a tensor, which waits for the device; all 0 for a tensor that cannot be read.
+
+    >>> summarized(torch.tensor([1.0, -3.0, torch.nan]))
+    ValueSummary(count=3, nan=1, inf=0, largest=3.0, is_mask=False)
+    """
     try:
         row = measure(local(tensor.detach()), _PLAN)
     except (TypeError, RuntimeError):
@@ -74,10 +78,10 @@ class CallNode:
         parent: the call that made this one; None for the step.
         inputs: summaries of its floating-point inputs.
         outputs: summaries of its floating-point outputs.
-        arrived: gradients that arrived at its outputs, as (order of arrival, summary).
-        passed: gradients that it passed back to its inputs, likewise.
+        output_grads: gradients with respect to its outputs, as (order of arrival, summary).
+        input_grads: gradients with respect to its inputs, likewise.
         children: the calls that it made itself.
-        taken: ids of the inputs that are not finite.
+        bad_inputs: `id` of each input that is not finite.
         is_clean: True if all inputs are finite, apart from masks.
         edges: the autograd edges of its inputs; empty without gradients.
         since: autograd's sequence number when the call began.
@@ -88,10 +92,10 @@ class CallNode:
     parent: "CallNode | None" = None
     inputs: list[ValueSummary] = field(default_factory=list)
     outputs: list[ValueSummary] = field(default_factory=list)
-    arrived: list[tuple[int, ValueSummary]] = field(default_factory=list)
-    passed: list[tuple[int, ValueSummary]] = field(default_factory=list)
+    output_grads: list[tuple[int, ValueSummary]] = field(default_factory=list)
+    input_grads: list[tuple[int, ValueSummary]] = field(default_factory=list)
     children: list["CallNode"] = field(default_factory=list)
-    taken: set[int] = field(default_factory=set)
+    bad_inputs: set[int] = field(default_factory=set)
     is_clean: bool = True
     edges: Edges = field(default_factory=dict)
     since: int = 0
@@ -102,14 +106,14 @@ class CallNode:
 
     @property
     def first_bad_gradient(self) -> int | None:
-        """Order of arrival of the first gradient in this call that is not finite; None if all are finite."""
-        own = [number for number, values in [*self.arrived, *self.passed] if not values.is_finite]
+        """The order of arrival of the first bad gradient in this call and the calls inside; None if all are finite."""
+        own = [number for number, values in [*self.output_grads, *self.input_grads] if not values.is_finite]
         inside = [number for child in self.children if (number := child.first_bad_gradient) is not None]
         return min([*own, *inside], default=None)
 
 
 MODEL = "the model itself"
-"""Stands for the model's own name, which is empty."""
+"""Names the model in messages, because its own dotted name is empty."""
 
 
 @dataclass(frozen=True)
@@ -118,66 +122,24 @@ class Fault:
 
     Args:
         kind: `module`: the module produces them. `between`: code in the module's forward does, outside the modules that
-            it calls. `batch`: they are in the batch, and this module takes them first. `parameter`: a parameter of the
-            module holds them.
+            it calls. `batch`: they are in the batch, and this module is the first that gets them. `parameter`: a
+            parameter of the module holds them.
         name: the module's dotted name.
-        near: for `between`: the module that takes them first (MODEL: the model itself), or, in the backward pass, the
+        near: for `between`: the module that gets them first (MODEL: the model itself), or, in the backward pass, the
             one whose gradient is bad first. For `parameter`: the parameter's dotted name.
         is_in_step: True if the code is in `training_step`, outside all modules.
-        went_in: summaries of the inputs (for the loss: of the last module's outputs); backward: of the gradients that
-            arrived at the outputs.
-        came_out: summaries of the outputs; backward: of the gradients passed on. For `batch` and `parameter`: of the
-            bad tensors.
+        before: summaries of the inputs (for the loss: of the last module's outputs); backward: of the gradients with
+            respect to the outputs.
+        after: summaries of the outputs; backward: of the bad gradients with respect to the inputs. For `batch` and
+            `parameter`: of the bad tensors.
     """
 
     kind: FaultKind
     name: str
     near: str = ""
     is_in_step: bool = False
-    went_in: tuple[ValueSummary, ...] = ()
-    came_out: tuple[ValueSummary, ...] = ()
-
-
-def backward_fault(step: CallNode, spoiled: Collection[str]) -> Fault:
-    """Find where the first non-finite gradient of a backward pass comes from.
-
-    It is the innermost call that received only finite gradients at its outputs and contains a bad one. If no gradient
-    of an activation is bad, it is the last called module whose own parameters got a bad gradient.
-
-    Args:
-        step: the root of the call tree.
-        spoiled: names of the modules whose own parameters got a non-finite gradient.
-    """
-    if step.first_bad_gradient is None:
-        last = next((call for call in _latest_first(step) if call.name in spoiled), step)
-        return _fault_in(last, "module" if last is not step else "between", step)
-    call = step
-    while True:
-        inside = [(number, c) for c in call.children if (number := _first_of_its_own(c)) is not None]
-        if not inside:
-            return _fault_in(call, "between" if call.children or call is step else "module", step)
-        call = min(inside, key=lambda pair: pair[0])[1]
-
-
-def _first_of_its_own(call: CallNode) -> int | None:
-    """Return the order of the first bad gradient in a call that received only finite ones; otherwise None."""
-    if not call.arrived or not all(values.is_finite for _, values in call.arrived):
-        return None
-    return call.first_bad_gradient
-
-
-def _fault_in(call: CallNode, kind: FaultKind, step: CallNode) -> Fault:
-    bad = [(number, child) for child in call.children if (number := child.first_bad_gradient) is not None]
-    near = min(bad, key=lambda pair: pair[0])[1].name if bad else ""
-    arrived, passed = (tuple(values for _, values in group) for group in (call.arrived, call.passed))
-    return Fault(kind, call.name, near, call is step, arrived, tuple(v for v in passed if not v.is_finite))
-
-
-def _latest_first(call: CallNode) -> list[CallNode]:
-    found = [call]
-    for child in call.children:
-        found = [*_latest_first(child), *found]
-    return found
+    before: tuple[ValueSummary, ...] = ()
+    after: tuple[ValueSummary, ...] = ()
 
 
 @dataclass(eq=False)
@@ -187,26 +149,26 @@ class _Suspect:
     Args:
         kind: as in `Fault`.
         call: the call that produced them.
-        gives: ids of the bad tensors.
-        taker: the first call that takes them, if they come from the batch or from code between modules.
-        came_out: summaries of the bad tensors.
-        is_healed: True once a later module has turned them into finite values, as softmax does with -Inf.
+        bad: `id` of each bad tensor, and of each tensor that was computed from one by a module.
+        first_user: the first call that gets them, if they come from the batch or from code between modules.
+        values: summaries of the bad tensors.
+        is_healed: True while a later module has turned them into finite values, as softmax does with -Inf.
     """
 
     kind: FaultKind
     call: CallNode
-    gives: set[int]
-    taker: CallNode | None = None
-    came_out: tuple[ValueSummary, ...] = ()
+    bad: set[int]
+    first_user: CallNode | None = None
+    values: tuple[ValueSummary, ...] = ()
     is_healed: bool = False
 
 
 class Search:
-    """Records all module calls of a run inside `watching`, and tells where non-finite values began.
+    """Records all module calls of a run inside `recording`, and returns where its first NaN or Inf came from.
 
     Args:
         model: the model.
-        batch: the batch that it is run on again.
+        batch: the batch that the step is run on.
         with_gradients: True to record the backward pass too.
     """
 
@@ -221,17 +183,16 @@ class Search:
         self._switch = Switch()
         self._thread = threading.get_ident()
         self._number = 0
-        self.step.inputs = self._look_at(floats := floats_in(batch))
-        bad = self._bad(floats, self.step.inputs)
+        self.step.inputs, bad = self._inspect(floats_in(batch))
         if bad:
             values = tuple(v for v in self.step.inputs if not v.is_finite)
-            self._suspects.append(_Suspect("batch", self.step, bad, came_out=values))
+            self._suspects.append(_Suspect("batch", self.step, bad, values=values))
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Record the calls of all modules inside the context."""
         with ExitStack() as hooks:
-            hooks.callback(self._settle)
+            hooks.callback(self._end)
             self._switch.on = True
             hidden = unhooked(fused_layers(self.step.module))
             for name, module in self._modules.items():
@@ -247,25 +208,25 @@ class Search:
                     hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True))
             yield
 
-    def _is_searching(self) -> bool:
-        """Return True during the repeated forward pass. Modules called in other threads are ignored."""
+    def _is_recording(self) -> bool:
+        """Return True in the repeated forward pass; False in its backward pass, and for calls of other threads."""
         return is_own_call() and not in_backward() and threading.get_ident() == self._thread
 
-    def _settle(self) -> None:
+    def _end(self) -> None:
         for gradients in self._gradients:
             gradients.settle()
         self._switch.on = False
         self._kept.clear()
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._is_searching():
+        if not self._is_recording():
             return
         inputs = list(tensors_in(named_inputs(args, kwargs)))
         floats = [tensor for _, tensor in inputs if tensor.is_floating_point() or tensor.is_complex()]
-        call = CallNode(name, module, self._running[-1], self._look_at(floats))
+        summaries, bad = self._inspect(floats)
+        call = CallNode(name, module, self._running[-1], summaries, bad_inputs=bad)
         if self._with_gradients:
             call.edges, call.since = edges_of(inputs), sequence_number()
-        call.taken = self._bad(floats, call.inputs)
         masks_aside = [v for v in call.inputs if not (v.is_mask and len(call.inputs) > 1)]
         call.is_clean = all(values.is_finite for values in masks_aside)
         self._running[-1].children.append(call)
@@ -274,93 +235,97 @@ class Search:
         self._running.append(call)
 
     def _trace_back(self, call: CallNode) -> None:
-        """Find the suspect whose bad values this call takes, or add one."""
+        """Find the suspects whose bad values this call gets; if there are none, add the code before it as one."""
         for suspect in self._suspects:
-            if suspect.gives & call.taken:
+            if suspect.bad & call.bad_inputs:
                 suspect.is_healed = False
-        alive = self._alive()
-        for suspect in alive:
-            # A container hands what it takes on to a module inside it: that one is meant.
-            is_first = suspect.kind == "batch" and suspect.taker is None
-            if is_first or (suspect.taker is not None and call.parent is suspect.taker):
-                suspect.taker = call
-        if not alive:
+        active = self._active()
+        for suspect in active:
+            # A container passes its inputs on to a module inside it, which is then the first user.
+            is_first = suspect.kind == "batch" and suspect.first_user is None
+            if is_first or (suspect.first_user is not None and call.parent is suspect.first_user):
+                suspect.first_user = call
+        if not active:
             assert call.parent is not None
-            bad = tuple(values for values in call.inputs if not values.is_finite)
-            self._suspects.append(_Suspect("between", call.parent, set(call.taken), taker=call, came_out=bad))
+            values = tuple(values for values in call.inputs if not values.is_finite)
+            self._suspects.append(_Suspect("between", call.parent, set(call.bad_inputs), call, values))
 
     def _leave(self, hooks: ExitStack, module: nn.Module, args: object, kwargs: object, output: object) -> None:
-        if not self._is_searching():
+        if not self._is_recording():
             return
         if not any(call.module is module for call in self._running[1:]):
             return
         while (call := self._running.pop()).module is not module:
-            pass  # it was left by an error
+            pass  # an error ended it, and no forward hook was called
         floats = floats_in(output)
-        call.outputs = self._look_at(floats)
-        self._judge(call, self._bad(floats, call.outputs))
+        call.outputs, bad = self._inspect(floats)
+        self._update_suspects(call, bad)
         if self._with_gradients:
             self._watch_gradients(call, [tensor for tensor in floats if tensor.requires_grad], hooks)
 
-    def _judge(self, call: CallNode, bad: set[int]) -> None:
+    def _update_suspects(self, call: CallNode, bad: set[int]) -> None:
+        """Heal or extend the suspects after a call, or add the call as one; `bad`: `id` of each bad output."""
         if not bad:
             for suspect in self._suspects:
                 is_inside = suspect.kind != "batch" and suspect.call.is_inside(call)
-                suspect.is_healed |= bool(call.outputs) and (is_inside or bool(suspect.gives & call.taken))
+                suspect.is_healed |= bool(call.outputs) and (is_inside or bool(suspect.bad & call.bad_inputs))
             return
         for suspect in self._suspects:
-            if suspect.gives & call.taken:
-                suspect.gives |= bad
-        explained = any(suspect.kind != "batch" and suspect.call.is_inside(call) for suspect in self._alive())
+            if suspect.bad & call.bad_inputs:
+                suspect.bad |= bad
+        explained = any(suspect.kind != "batch" and suspect.call.is_inside(call) for suspect in self._active())
         if call.is_clean and not explained:
             kind: FaultKind = "between" if call.children else "module"
-            self._suspects.append(_Suspect(kind, call, bad, came_out=tuple(call.outputs)))
+            self._suspects.append(_Suspect(kind, call, bad, values=tuple(call.outputs)))
 
-    def _alive(self) -> list[_Suspect]:
+    def _active(self) -> list[_Suspect]:
         return [suspect for suspect in self._suspects if not suspect.is_healed]
 
-    def _look_at(self, tensors: list[Tensor]) -> list[ValueSummary]:
-        return [summarized(tensor) for tensor in tensors]
-
-    def _bad(self, tensors: list[Tensor], values: list[ValueSummary]) -> set[int]:
-        bad = [tensor for tensor, value in zip(tensors, values, strict=True) if not value.is_finite]
+    def _inspect(self, tensors: list[Tensor]) -> tuple[list[ValueSummary], set[int]]:
+        """Return the summary of each tensor, and the `id` of those that are not finite, which are kept alive."""
+        summaries = [summarized(tensor) for tensor in tensors]
+        bad = [tensor for tensor, summary in zip(tensors, summaries, strict=True) if not summary.is_finite]
         self._kept.extend(bad)
-        return {id(tensor) for tensor in bad}
+        return summaries, {id(tensor) for tensor in bad}
 
     def _watch_gradients(self, call: CallNode, outputs: list[Tensor], hooks: ExitStack) -> None:
-        def arrives(at: list[tuple[int, ValueSummary]], grad: Tensor) -> None:
+        def add(to: list[tuple[int, ValueSummary]], grad: Tensor) -> None:
             self._number += 1
-            at.append((self._number, summarized(grad)))
+            to.append((self._number, summarized(grad)))
 
         for tensor in outputs:
-            handle = watch_output(tensor, partial(arrives, call.arrived), self._switch)
+            handle = watch_output(tensor, partial(add, call.output_grads), self._switch)
             if handle is not None:
                 hooks.callback(handle.remove)
-        observers = {path: partial(arrives, call.passed) for path in call.edges}
+        observers = {path: partial(add, call.input_grads) for path in call.edges}
         self._gradients.append(InputGradients(call.edges, outputs, call.since, observers, self._switch))
         call.edges = {}
 
     def forward_fault(self) -> Fault:
-        """Return where the non-finite values of the loss come from. Call it after the forward pass."""
-        alive = self._alive()
-        batch = next((s for s in alive if s.kind == "batch"), None)
-        others = [suspect for suspect in alive if suspect is not batch]
-        if batch is not None and (batch.taker is not None or not others):
-            name = "" if batch.taker is None else batch.taker.name
-            return Fault("batch", name, is_in_step=batch.taker is None, came_out=batch.came_out)
+        """Return where the NaN or Inf of the loss comes from. Call it after the forward pass."""
+        active = self._active()
+        batch = next((s for s in active if s.kind == "batch"), None)
+        others = [suspect for suspect in active if suspect is not batch]
+        if batch is not None and (batch.first_user is not None or not others):
+            name = "" if batch.first_user is None else batch.first_user.name
+            return Fault("batch", name, is_in_step=batch.first_user is None, after=batch.values)
         first = others[0] if others else _Suspect("between", self.step, set())
-        call, came_out = first.call, first.came_out
-        spoiled = self._spoiled(call.name)
-        if spoiled is not None:
-            return spoiled
-        is_loss = call is self.step and first.taker is None
+        call = first.call
+        in_parameter = self._fault_in_parameter(call.name)
+        if in_parameter is not None:
+            return in_parameter
+        is_loss = call is self.step and first.first_user is None
         last = call.children[-1].outputs if is_loss and call.children else call.inputs
-        went_in = tuple(values for values in last if not values.is_mask)
-        near = "" if first.taker is None else first.taker.name or MODEL
-        return Fault(first.kind, call.name, near, call is self.step, went_in, came_out)
+        before = tuple(values for values in last if not values.is_mask)
+        near = "" if first.first_user is None else first.first_user.name or MODEL
+        return Fault(first.kind, call.name, near, call is self.step, before, first.values)
 
-    def _spoiled(self, within: str) -> Fault | None:
-        """Return the first parameter that is not finite: in the module `within`, else in any that has gradients."""
+    def _fault_in_parameter(self, within: str) -> Fault | None:
+        """Return the first parameter with a NaN or Inf, or None.
+
+        Args:
+            within: the module whose parameters come first; of other modules, only parameters with a gradient count.
+        """
         found: list[Fault] = []
         for name, module in self._modules.items():
             is_within = not within or name == within or name.startswith(f"{within}.")
@@ -369,18 +334,53 @@ class Search:
                     values = summarized(parameter)
                     if not values.is_finite and not values.is_mask:
                         owner = name.partition(f".{PARAMETRIZATIONS}")[0]
-                        fault = Fault("parameter", owner, f"{name}.{own}".lstrip("."), came_out=(values,))
+                        fault = Fault("parameter", owner, f"{name}.{own}".lstrip("."), after=(values,))
                         if is_within:
                             return fault
                         found.append(fault)
         return found[0] if found else None
 
     def backward_fault(self, spoiled: Collection[str]) -> Fault:
-        """Return where non-finite gradients come from. Call it after the backward pass.
+        """Return where the first bad gradient comes from. Call it after the backward pass.
+
+        It is the innermost call that received only finite gradients at its outputs and contains a bad one. If no
+        gradient of an activation is bad, it is the last called module whose own parameters got a bad gradient.
 
         Args:
-            spoiled: names of the modules whose own parameters got a non-finite gradient.
+            spoiled: names of the modules whose own parameters got a bad gradient.
         """
         for gradients in self._gradients:
             gradients.show_pending()
-        return backward_fault(self.step, spoiled)
+        if self.step.first_bad_gradient is None:
+            last = next((call for call in _latest_first(self.step) if call.name in spoiled), self.step)
+            return _fault_in(last, "module" if last is not self.step else "between", self.step)
+        call = self.step
+        while True:
+            inside = [(number, c) for c in call.children if (number := _first_own_bad_gradient(c)) is not None]
+            if not inside:
+                return _fault_in(call, "between" if call.children or call is self.step else "module", self.step)
+            call = min(inside, key=lambda pair: pair[0])[1]
+
+
+def _first_own_bad_gradient(call: CallNode) -> int | None:
+    """Return `first_bad_gradient` of a call that received only finite gradients at its outputs; otherwise None."""
+    if not call.output_grads or not all(values.is_finite for _, values in call.output_grads):
+        return None
+    return call.first_bad_gradient
+
+
+def _fault_in(call: CallNode, kind: FaultKind, step: CallNode) -> Fault:
+    """Return the fault of the backward pass for this call; `step` is the root of the call tree."""
+    bad = [(number, child) for child in call.children if (number := child.first_bad_gradient) is not None]
+    near = min(bad, key=lambda pair: pair[0])[1].name if bad else ""
+    before = tuple(values for _, values in call.output_grads)
+    after = tuple(values for _, values in call.input_grads if not values.is_finite)
+    return Fault(kind, call.name, near, call is step, before, after)
+
+
+def _latest_first(call: CallNode) -> list[CallNode]:
+    """Return a call and all calls inside it, the one that began last first."""
+    found = [call]
+    for child in call.children:
+        found = [*_latest_first(child), *found]
+    return found
