@@ -5,11 +5,14 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, TypeVar
 
-Hook = TypeVar("Hook", bound=Callable[..., Any])
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Clock:
-    """Adds up the time that the host spends in the hooks of one callback: those of Lightning, modules and tensors."""
+    """Adds up the time that the host spends in the hooks of one callback: those of Lightning, modules and tensors.
+
+    Whoever finds `began` set must not count: a hook that calls another one counts its time already.
+    """
 
     def __init__(self) -> None:
         self.spent = 0.0
@@ -17,27 +20,21 @@ class Clock:
         self.began: float | None = None
         """When the running hook began; None if none is running."""
 
-    def until(self, now: float) -> float:
-        """Return the seconds spent until now, including those in the running hook."""
-        return self.spent + (0.0 if self.began is None else now - self.began)
 
-
-def timed(hook: Hook, by: Clock | None = None) -> Hook:
-    """Have a clock time a function; left out, the `clock` of its object times a method.
-
-    Where one calls another, nothing is counted twice.
-    """
+def timed(hook: Method) -> Method:
+    """Decorate a method so that the `clock` of its object counts the time that it takes."""
 
     @functools.wraps(hook)
     def within(*args: Any, **named: Any) -> Any:
-        clock: Clock | None = by or args[0].clock
-        if clock is None or clock.began is not None:
+        clock: Clock = args[0].clock
+        if clock.began is not None:
             return hook(*args, **named)
-        clock.began = began = perf_counter()
+        clock.began = perf_counter()
         try:
             return hook(*args, **named)
         finally:
-            clock.began = None
-            clock.spent += perf_counter() - began
+            if clock.began is not None:
+                clock.spent += perf_counter() - clock.began
+                clock.began = None
 
     return within  # type: ignore[return-value]  # it takes what the hook takes

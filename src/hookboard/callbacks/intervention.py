@@ -144,7 +144,7 @@ class Intervention(HookboardCallback[_EditState]):
             self._is_told = True
             state.loggers.write(Entry(loop.logged_step, texts={state.tag: self._description(state)}))
 
-    def _end_batch(self, loop: Loop, state: _EditState) -> None:
+    def _end_batch(self, loop: Loop, state: _EditState, has_stepped: bool) -> None:
         if not state.is_checked:
             state.is_checked = True
             assert state.edits is not None

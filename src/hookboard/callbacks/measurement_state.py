@@ -60,11 +60,6 @@ class MeasurementState(StageState):
         vars(self).update({name: parts[name] for name in _KEPT})
         self.news.load_state_dict(parts["news"])
 
-    def stop_showing(self) -> None:
-        """Stop the hooks at the end of a batch."""
-        self.taps.active = False
-        if self.stage == "train":
-            self.taps.settle()
 
     def observe(self, on: bool) -> None:
         """Switch the hooks on or off: off while other callbacks run in the middle of a batch."""

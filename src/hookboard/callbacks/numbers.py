@@ -14,7 +14,7 @@ from hookboard.callbacks.measurement_state import MeasurementState, MissingSites
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.checks import check_share, check_steps, check_switches, chosen, wrong
 from hookboard.hooks import Taps, forget_graphs
-from hookboard.loops import HookboardCallback, Loop, StageState, is_due_now, names_in
+from hookboard.loops import HookboardCallback, Loop, StageState, names_in
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, plan
 from hookboard.messages import inform
 from hookboard.parameters import Weight, are_still, weights_of
@@ -137,6 +137,7 @@ class SiteLogger(HookboardCallback[V]):
             scaler = loop.scaler
             state.loss_scale = LossScale(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
             state.sees_backward = state.loss_scale is not None
+        state.sees_steps = state.sees_backward or any(ROLES[role].of_parameter for role in state.roles)
 
     def _recorder(self, loop: Loop, state: StageState) -> Recorder:
         """Make the recorder of one stage."""
@@ -163,11 +164,8 @@ class SiteLogger(HookboardCallback[V]):
         state.recorder.slots.forget_shapes()
         state.news.look_again()
 
-    def _wants(self, loop: Loop, state: V, batch_idx: int, dataloader_idx: int) -> bool:
-        return state.stage != "train" or is_due_now(state, loop.logged_step)
-
     def _begin_batch(self, loop: Loop, state: V, batch: Any) -> None:
-        state.until_batch_end.callback(state.stop_showing)
+        state.until_batch_end.callback(state.taps.end_step)
         state.taps.active = True
 
     def _before_backward(self, state: V) -> None:
@@ -192,8 +190,8 @@ class SiteLogger(HookboardCallback[V]):
         if "parameter_update" in state.roles:
             state.before.keep(state.recorder, optimizer, state.weights, self._part)
 
-    def _end_batch(self, loop: Loop, state: V) -> None:
-        if state.stage == "train" and not loop.is_accumulating:
+    def _end_batch(self, loop: Loop, state: V, has_stepped: bool) -> None:
+        if state.stage == "train" and has_stepped:
             if state.weights:
                 self._do(state, "after the optimizer step", self._measure_after_step, loop, state)
                 state.before.clear()

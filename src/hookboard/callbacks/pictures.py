@@ -153,9 +153,9 @@ class PictureLogger(HookboardCallback[PictureState]):
             state.until_batch_end.enter_context(run_eagerly())
         state.taken = self._take(loop.model, batch, state)
 
-    def _end_batch(self, loop: Loop, state: PictureState) -> None:
+    def _end_batch(self, loop: Loop, state: PictureState, has_stepped: bool) -> None:
         """Make and write the pictures; in training, of the last batch before the optimizer step."""
-        if state.stage == "train" and loop.is_accumulating:
+        if not has_stepped:
             return
         draw, step = self._pictures(loop, state), loop.logged_step
         state.is_first, state.taken = False, None

@@ -3,13 +3,14 @@
 import functools
 import threading
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
-from hookboard.clock import Clock, timed
+from hookboard.clock import Clock
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import GraphEnd
 from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
@@ -20,17 +21,17 @@ from hookboard.sites import ROLES, Role, Site
 from hookboard.torch_private import backward_number, in_backward, sequence_number
 
 UNKNOWN = -1
-"""The number of a call that cannot be told from others."""
+"""The number of a recomputed call if the module was called several times before: it may repeat any of them."""
 
 
 class OpenCall(NamedTuple):
-    """A call that has begun.
+    """A call of the module that has not returned yet.
 
     Args:
-        arguments: identifies it: `id` of the tuple of its arguments.
-        number: of the call, from 0 for each module.
-        edges: where the gradients of its inputs go.
-        since: autograd's number when it began.
+        arguments: identifies the call: the `id` of the tuple of its positional arguments.
+        number: counts the calls of the module, from 0.
+        edges: the autograd edges to its inputs, on which their gradients arrive.
+        since: autograd's sequence number when the call began.
     """
 
     arguments: int
@@ -39,26 +40,32 @@ class OpenCall(NamedTuple):
     since: int
 
 
-class Calls:
-    """The running calls of one module, for each thread by itself, the innermost last.
+class CallStack(threading.local):
+    """The calls of one module that are running in this thread, the innermost last."""
 
-    Calls are numbered in the order in which they begin. A recomputation under checkpointing gets the number of the
-    call it repeats, or UNKNOWN if there were several.
+    def __init__(self) -> None:
+        self.calls: list[OpenCall] = []
+
+
+class CallCounter:
+    """Counts a module's calls, and keeps those that are running, separately for each thread.
+
+    A recomputation under checkpointing gets the number of the call it repeats, or UNKNOWN if there were several.
     """
 
     def __init__(self) -> None:
-        self._made = 0
+        self._count = 0
         self._lock = threading.Lock()
-        self._here = _Running()
+        self._here = CallStack()
 
     def enter(self, arguments: int, edges: Edges) -> None:
         """Note that a call begins."""
         with self._lock:
             if in_backward():
-                number = 0 if self._made == 1 else UNKNOWN
+                number = 0 if self._count == 1 else UNKNOWN
             else:
-                number = self._made
-                self._made += 1
+                number = self._count
+                self._count += 1
         self._here.calls.append(OpenCall(arguments, number, edges, sequence_number()))
 
     @property
@@ -74,7 +81,7 @@ class Calls:
     def returned(self, arguments: int) -> OpenCall:
         """Return the call with these arguments, and drop the calls still open inside it, which have failed."""
         calls = self._here.calls
-        if any(call.arguments == arguments for call in calls):  # else another hook has changed them on the way
+        if any(call.arguments == arguments for call in calls):  # otherwise another hook has replaced the arguments
             while calls[-1].arguments != arguments:
                 calls.pop()
         return calls[-1]
@@ -84,19 +91,21 @@ class Calls:
         self._here.calls.pop()
 
     def forget(self) -> None:
-        """Forget calls that have not ended, in all threads."""
-        self._here = _Running()
-
-
-class _Running(threading.local):
-    """The calls that are running in a thread."""
-
-    def __init__(self) -> None:
-        self.calls: list[OpenCall] = []
+        """Forget the calls that have not ended, in all threads."""
+        self._here = CallStack()
 
 
 class ModuleTap:
-    """Shows the tensors of one module's calls to observers; its hooks call it. It keeps no tensor after the call."""
+    """Shows the tensors of one module's calls to observers; `Hook` calls it. It keeps no tensor after the call.
+
+    Args:
+        name: the module's dotted name.
+        roles: see `Taps`.
+        open_site: see `Taps`.
+        switch: gradients and the tensors of compiled graphs are shown only while it is on.
+        each_call: see `Taps`.
+        clock: see `Taps`.
+    """
 
     def __init__(
         self,
@@ -108,81 +117,101 @@ class ModuleTap:
         clock: Clock | None = None,
     ) -> None:
         self.name = name
-        self.clock = clock
         self.roles = frozenset(roles)
         self.called = False
+        """Whether a call has been seen."""
         self.causes: dict[str, str] = {}
+        """By role, why a tensor could not be shown."""
+        self.graph_end: GraphEnd | None = None
+        """Shows the tensors of compiled graphs; None if they are not shown."""
+        self.is_unsettled = False
+        """Whether `settle` has something to do."""
+        self._clock = clock
         self._is_off = False
         self._open_site = open_site
         self._switch = switch
-        self.graph_end: GraphEnd | None = None
         self._observers: dict[tuple[str, str], Callable[..., object]] = {}
         self._each_call = each_call
-        self._calls = Calls() if each_call or "grad_input" in roles else None
+        self._calls = CallCounter() if each_call or "grad_input" in roles else None
         self._input_gradients: list[InputGradients] = []
-        self._until_settled = ExitStack()
+        self._leaf_hooks: list[RemovableHandle] = []
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    @timed
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Show the inputs before a call, because an in-place module will change them."""
         # Between two graphs torch.compile would compile this function, and all that it calls.
-        if self._is_off or own_calls:
-            return
-        try:
-            inputs = list(tensors_in(named_inputs(args, kwargs)))
-            if self._calls is not None:
-                self._calls.enter(id(args), edges_of(inputs) if "grad_input" in self.roles else {})
-            if "input" in self.roles:
-                self._show_all("input", inputs)
-                if not inputs:
-                    self.causes["input"] = "the module was called with no tensor"
-            if "grad_input" in self.roles and not any(tensor.requires_grad for _, tensor in inputs):
-                self.causes["grad_input"] = _why_no_gradient_of("input", [tensor for _, tensor in inputs])
-        except Exception as error:
-            self._give_up(error)
+        self._shielded(self._show_inputs, args, kwargs)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    @timed
     def leave(self, args: tuple[Any, ...], output: object) -> None:
         """Show the outputs after a call, and watch the gradients that will arrive."""
-        if self._is_off or own_calls or (self._calls is not None and not self._calls.are_running):
-            return
-        try:
-            self.called = True
-            call = self._calls.returned(id(args)) if self._calls is not None else None
-            outputs = [("", output)] if isinstance(output, Tensor) else list(tensors_in(output))
-            if not outputs:
-                nothing = f"the module returned {type(output).__name__}, in which there is no tensor"
-                self.causes |= dict.fromkeys(self.roles & {"output", "grad_output"}, nothing)
-            if "output" in self.roles:
-                self._show_all("output", outputs)
-            if "grad_output" in self.roles:
-                for path, tensor in outputs:
-                    self._watch_gradient(path, tensor)
-            if self._calls is not None and call is not None:
-                if "grad_input" in self.roles:
-                    self._watch_input_gradients(call, [tensor for _, tensor in outputs])
-                self._calls.leave()
-        except Exception as error:
-            self._give_up(error)
+        self._shielded(self._show_outputs, args, output)
 
-    @timed
     def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
         """Take a tensor that a running graph shows; see `graphs.Receiver`."""
-        if not self._switch.on or self._is_off:
+        if self._switch.on:
+            self._shielded(self._show_from_graph, role, path, tensor, cause)
+
+    def _shielded(self, show: Callable[..., object], *given: Any) -> None:
+        """Call a function and count its time. An error gives a warning, and nothing is shown from then on."""
+        if self._is_off or own_calls:
             return
+        clock = self._clock
+        if clock is not None and clock.began is not None:  # this time is already counted
+            clock = None
+        if clock is not None:
+            clock.began = perf_counter()
         try:
-            self.called = True
-            if tensor is None:
-                if cause:
-                    self.causes[role] = cause
-            elif role in ("grad_input", "grad_output"):
-                self._observer(role, path)(tensor)
-            else:
-                self._show_all(role, [(path, tensor)])
+            show(*given)
         except Exception as error:
-            self._give_up(error)
+            self.causes.update(dict.fromkeys(self.roles, f"could not be read: {error}"))
+            self._is_off = True
+            warn_switched_off(f"module {self.name!r}", error)
+        finally:
+            if clock is not None and clock.began is not None:
+                clock.spent += perf_counter() - clock.began
+                clock.began = None
+
+    def _show_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = list(tensors_in(named_inputs(args, kwargs)))
+        if self._calls is not None:
+            self.is_unsettled = True
+            self._calls.enter(id(args), edges_of(inputs) if "grad_input" in self.roles else {})
+        if "input" in self.roles:
+            self._show_all("input", inputs)
+            if not inputs:
+                self.causes["input"] = "the module was called with no tensor"
+        if "grad_input" in self.roles and not any(tensor.requires_grad for _, tensor in inputs):
+            self.causes["grad_input"] = _why_no_gradient_of("input", [tensor for _, tensor in inputs])
+
+    def _show_outputs(self, args: tuple[Any, ...], output: object) -> None:
+        if self._calls is not None and not self._calls.are_running:
+            return
+        self.called = True
+        call = self._calls.returned(id(args)) if self._calls is not None else None
+        outputs = [("", output)] if isinstance(output, Tensor) else list(tensors_in(output))
+        if not outputs:
+            nothing = f"the module returned {type(output).__name__}, in which there is no tensor"
+            self.causes |= dict.fromkeys(self.roles & {"output", "grad_output"}, nothing)
+        if "output" in self.roles:
+            self._show_all("output", outputs)
+        if "grad_output" in self.roles:
+            for path, tensor in outputs:
+                self._watch_gradient(path, tensor)
+        if self._calls is not None and call is not None:
+            if "grad_input" in self.roles:
+                self._watch_input_gradients(call, [tensor for _, tensor in outputs])
+            self._calls.leave()
+
+    def _show_from_graph(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
+        self.called = True
+        if tensor is None:
+            if cause:
+                self.causes[role] = cause
+        elif role in ("grad_input", "grad_output"):
+            self._observer(role, path)(tensor)
+        else:
+            self._show_all(role, [(path, tensor)])
 
     def show_pending(self) -> None:
         """See `Taps.show_pending`."""
@@ -191,15 +220,18 @@ class ModuleTap:
 
     def settle(self) -> None:
         """See `Taps.settle`."""
+        self.is_unsettled = False
         for gradients in self._input_gradients:
             gradients.settle()
         self._input_gradients.clear()
-        self._until_settled.close()
+        for handle in self._leaf_hooks:
+            handle.remove()
+        self._leaf_hooks.clear()
         if self._calls is not None:
             self._calls.forget()
 
     def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]]) -> None:
-        if backward_number() == -1:  # else a checkpoint computes again what has been shown before
+        if backward_number() == -1:  # otherwise a checkpoint recomputes what has been shown before
             for path, tensor in tensors:
                 self._observer(role, path)(tensor)
 
@@ -210,31 +242,29 @@ class ModuleTap:
         on_unclear = functools.partial(self.causes.__setitem__, "grad_output")
         handle = watch_output(tensor, self._observer("grad_output", path), self._switch, on_unclear)
         if handle is not None:
-            self._until_settled.callback(handle.remove)
+            self.is_unsettled = True
+            self._leaf_hooks.append(handle)
 
     def _watch_input_gradients(self, call: OpenCall, outputs: list[Tensor]) -> None:
         observers = {path: self._observer("grad_input", path) for path in call.edges}
         on_unclear = functools.partial(self.causes.__setitem__, "grad_input")
         gradients = InputGradients(call.edges, outputs, call.since, observers, self._switch, on_unclear)
+        self.is_unsettled = True
         self._input_gradients.append(gradients)
         if call.edges and len(gradients.unreached) == len(call.edges):
             self.causes["grad_input"] = "the output does not depend on the input, or other threads compute it"
 
     def _observer(self, role: Role, path: str) -> Observer:
+        """Return the observer of a site; with `each_call`, it passes on the number of the running call."""
         observer = self._observers.get((role, path))
         if observer is None:
             observer = self._open_site(Site(self.name, role, path))
-            if self.clock is not None and ROLES[role].is_gradient:  # autograd calls it, not one of the methods here
-                observer = timed(observer, self.clock)
+            if self._clock is not None and ROLES[role].is_gradient:  # autograd calls it, outside of the methods here
+                observer = functools.partial(self._shielded, observer)
             self._observers[role, path] = observer
         if not self._each_call or self._calls is None:
             return observer
         return functools.partial(observer, self._calls.number)
-
-    def _give_up(self, error: Exception) -> None:
-        self.causes.update(dict.fromkeys(self.roles, f"could not be read: {error}"))
-        self._is_off = True
-        warn_switched_off(f"module {self.name!r}", error)
 
 
 def _why_no_gradient_of(what: str, tensors: list[Tensor]) -> str:

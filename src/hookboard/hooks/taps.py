@@ -1,4 +1,4 @@
-"""Taps: hooks on modules that show each tensor to an observer. Those of one module are a `Hook`, which taps share."""
+"""`Taps`: hooks on modules that show each tensor to an observer. Several taps share the `Hook` of a module."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -24,11 +24,11 @@ from hookboard.torch_private import (
 )
 
 READS_BEFORE_EDITS, EDITS_VALUES, READS, EDITS_GRADIENTS = range(4)
-"""Where a hook stands: its owner says so by an attribute `place_among_hooks`; all others read what was edited."""
+"""The place of a hook among those of its module: the attribute `place_among_hooks` of its owner, `READS` without it."""
 
 
 def sort_hooks(hooks: dict[int, Callable[..., Any]]) -> None:
-    """Sort the hooks of a module.
+    """Sort the hooks of a module in place.
 
     First come hooks that read tensors before any edit, then edits of values in the order in which they were attached,
     then all other hooks, and last the edits of gradients in reverse order, because backward runs in reverse.
@@ -45,30 +45,35 @@ def sort_hooks(hooks: dict[int, Callable[..., Any]]) -> None:
 
 
 class Hook:
-    """The hooks of one module. Every tap on it that is active sees its calls; if none is, a call costs one look."""
+    """The forward hook and pre-hook of one module: they show each call to all active taps of the module.
+
+    If no tap is active, a call costs the check of an empty tuple.
+
+    Args:
+        before: whether there is a pre-hook too.
+    """
 
     __slots__ = ("_detour", "_handles", "before", "taps", "users")
 
     def __init__(self, before: bool = False) -> None:
         self.before = before
-        """Whether calls are seen before they run, too."""
         self.taps: tuple[ModuleTap, ...] = ()
-        """Those that are active."""
+        """The active taps."""
         self.users = 0
-        """How many hold it."""
+        """How many `Taps` have called `hold` and not yet `release`."""
         self._handles: dict[str, RemovableHandle] = {}
-        """By the name of the method."""
+        """By the name of the method that is hooked."""
         self._detour: Detour | None = None
-        """In place of hooks, while it must not be one."""
+        """Calls `enter` and `leave` where torch must find no hook on the module."""
 
     def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
-        # A copied or unpickled model has the hook, but none of the life behind it.
+        # A copied or unpickled model has the hook, but no taps.
         return Hook, ()
 
-    # Where one thread hooks a module or takes the hook off, another that is calling it may leave the last argument out.
+    # If another thread calls the module while it is hooked or unhooked, torch may leave the last argument out.
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Act as forward pre-hook: return None, which leaves the inputs; inside a graph, other inputs."""
+        """Forward pre-hook: returns None, which keeps the inputs; while compiling, may return replacements."""
         if not self.taps or not self.before or kwargs is None:
             return None
         if not torch.compiler.is_compiling():
@@ -84,7 +89,7 @@ class Hook:
         return replaced
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object = None) -> Any:
-        """Act as forward hook: return None, which leaves the output; inside a graph, another output."""
+        """Forward hook: returns None, which keeps the output; while compiling, may return a replacement."""
         if not self.taps:
             return None
         if not torch.compiler.is_compiling():
@@ -100,12 +105,12 @@ class Hook:
         return replaced
 
     def hold(self, module: nn.Module, numbers: dict[str, int], *, is_hidden: bool = False) -> None:
-        """Hook the module behind all others that read, unless somebody holds it already.
+        """Count one more user; at the first, hook the module, after all other hooks that read.
 
         Args:
             module: the module.
-            numbers: of the hooks, by the name of the method. Graphs of older torch are bound to the numbers of hooks:
-                equal modules share a graph if theirs are equal.
+            numbers: the id of each handle, by the name of the hooked method; filled here. In older versions of torch,
+                equal modules share a compiled graph only if the ids of their hooks are equal.
             is_hidden: whether torch must find no hook on the module, see `fused.py`.
         """
         self.users += 1
@@ -122,8 +127,8 @@ class Hook:
         sort_hooks(forward_hooks_of(module))
         sort_hooks(forward_pre_hooks_of(module))
 
-    def let_go(self) -> None:
-        """Remove it, unless somebody else holds it."""
+    def release(self) -> None:
+        """Count one user less; after the last, remove the hooks."""
         self.users -= 1
         if not self.users:
             if self._detour is not None:
@@ -134,11 +139,11 @@ class Hook:
 
 
 def hook_of(module: nn.Module, before: bool, *, is_hidden: bool = False) -> Hook:
-    """Return the hook of other taps, if no hook has come behind it that may change what it would see; else a new one.
+    """Return the module's `Hook`, if it has one and no later hook may change what it sees; otherwise a new one.
 
     Args:
         module: the module.
-        before: whether calls are to be seen before they run, too.
+        before: whether it must have a pre-hook too.
         is_hidden: whether torch must find no hook on the module.
     """
     if is_hidden:
@@ -171,9 +176,9 @@ class Taps:
         in_graphs: whether graphs of torch.compile show their tensors too, if they are compiled while the taps are on.
         each_call: whether observers get the number of the module's call (counted from 0) as an argument before the
             tensor.
-        model: what the modules are a part of. Layers in it that torch runs as one fused operation stay so: of modules
-            that are not called then nothing is shown. None: hooks make torch call each module.
-        clock: counts the time in the hooks of modules, of every tap that is active.
+        model: contains the modules. Layers in it that torch runs as one fused operation stay fused: modules inside
+            them that are not called show nothing. None: hooks make torch call each module.
+        clock: counts the time that the hooks take.
     """
 
     def __init__(
@@ -195,25 +200,25 @@ class Taps:
         self._modules = dict(modules)
         self._before = each_call or bool({"input", "grad_input"} & set(roles))
         self._hooks: dict[str, Hook] = {}
-        """Those that are on a module, by its name."""
+        """The attached hooks, by the module's name."""
         self._roles = tuple(roles)
         self._old_gradients = {state for module in modules.values() for state in _gradients_of(module)}
         self._model = model
         self._layers: list[list[nn.Module]] = []
         self._fused: list[str] = []
-        """The names of modules on which a hook, an idle one too, would change the run."""
+        """The names of modules on which even an idle hook would change the run."""
         self._find_fused()
 
     def attach(self) -> None:
-        """Hook every module, after the hooks that are already there. Until `detach` an idle hook costs one look."""
-        self._put_on(name for name in self._modules if name not in self._fused)
+        """Hook every module, after the hooks that are already there; nothing is shown before `active` is set."""
+        self._hook(name for name in self._modules if name not in self._fused)
 
     def _find_fused(self) -> None:
         self._layers = [] if self._model is None else fused_layers(self._model)
         fused = {id(module) for layer in self._layers for module in layer}
         self._fused = [name for name, module in self._modules.items() if id(module) in fused]
 
-    def _put_on(self, names: Iterable[str], hidden: Collection[int] = ()) -> None:
+    def _hook(self, names: Iterable[str], hidden: Collection[int] = ()) -> None:
         numbers: dict[str, int] = {}
         for name in names:
             module = self._modules[name]
@@ -222,22 +227,21 @@ class Taps:
                 hook = self._hooks[name] = hook_of(module, self._before, is_hidden=is_hidden)
                 hook.hold(module, numbers, is_hidden=is_hidden)
 
-    def _take_off(self, names: Iterable[str]) -> None:
+    def _unhook(self, names: Iterable[str]) -> None:
         for name in names:
             if name in self._hooks:
-                self._hooks.pop(name).let_go()
+                self._hooks.pop(name).release()
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
-        self.active = False
         try:
-            self.settle()
+            self.end_step()
         finally:
-            self._take_off(list(self._hooks))
+            self._unhook(list(self._hooks))
 
     @property
     def active(self) -> bool:
-        """Whether tensors are shown to observers. If not, a call costs one look at a tuple."""
+        """Whether tensors are shown to observers. If not, a call of a module costs the check of an empty tuple."""
         return self._switch.on
 
     @active.setter
@@ -247,31 +251,37 @@ class Taps:
         if on and self._fused:
             hooked_later = self._fused
             self._find_fused()  # some may have been compiled since
-            self._put_on(hooked_later, unhooked(self._layers))
+            self._hook(hooked_later, unhooked(self._layers))
         self._switch.on = on
         for name, hook in self._hooks.items():
             active = dict.fromkeys(hook.taps)  # in order; a call that is running goes on with the old ones
             active.pop(self._taps[name], None)
             hook.taps = (*active, self._taps[name]) if on else tuple(active)
-        if not on:
-            self._take_off(self._fused)
+        if self._fused and not on:
+            self._unhook(self._fused)
 
     def show_pending(self) -> None:
-        """Show gradients of inputs that are held back because a part of them may still come."""
+        """Show the gradients of inputs that have arrived in part; another backward pass adds nothing to them."""
         for tap in self._taps.values():
             tap.show_pending()
 
     def settle(self) -> None:
-        """Finish the step: show what is still held back, and release everything that belongs to the step."""
+        """Show the gradients that have arrived in part, and release all that belongs to the step."""
         for tap in self._taps.values():
-            tap.settle()
+            if tap.is_unsettled:
+                tap.settle()
+
+    def end_step(self) -> None:
+        """Stop showing tensors, then `settle`."""
+        self.active = False
+        self.settle()
 
     def expected(self) -> Iterator[tuple[str, Role]]:
-        """Every pair of module name and role; of each at least one tensor should be seen in a step."""
+        """Yield each pair of module name and role; at least one tensor of each should be shown in a step."""
         return ((name, role) for name in self._taps for role in self._roles)
 
     def why_silent(self, name: str, role: Role) -> str:
-        """Return the most likely reason why no tensor of this role of the module was seen."""
+        """Return the most likely reason why no tensor of this role of the module was shown."""
         module, tap = self._modules[name], self._taps[name]
         if isinstance(module, torch.jit.ScriptModule):
             return "hooks never fire in a TorchScript module"
@@ -300,6 +310,6 @@ def _why_not_called(module: nn.Module, old_gradients: Collection[object], is_in_
 
 
 def _gradients_of(module: nn.Module) -> list[tuple[int, int]]:
-    """Return what tells whether a gradient has come to the module's own parameters since."""
+    """Return the id and version of each gradient of the module's own parameters: a new gradient changes one of them."""
     gradients = [parameter.grad for parameter in module.parameters(recurse=False)]
     return [(id(gradient), version_of(gradient)) for gradient in gradients if gradient is not None]

@@ -61,7 +61,7 @@ class OverheadShare:
         now = perf_counter()
         spent = 0.0
         for clock in clocks:
-            spent += clock.until(now)
+            spent += clock.spent + (0.0 if clock.began is None else now - clock.began)
         if self._last is not None and is_first:
             return None
         last, self._last = self._last, (now, spent)

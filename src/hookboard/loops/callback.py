@@ -5,7 +5,7 @@
             on_<stage>_batch_start                         _wants; if it does, _begin_batch
                 on_before_backward, on_after_backward      _before_backward, _after_backward
                 on_before_optimizer_step                   _before_optimizer_step
-            on_<stage>_batch_end                           _end_batch
+            on_<stage>_batch_end                           until_batch_end is closed; _end_batch
         on_<loop>_end, on_train_end                        _end_evaluation, _end_training
     teardown or on_exception                               everything left is undone
     on_save_checkpoint, whenever that is                   StageState.state_dict
@@ -270,7 +270,7 @@ class HookboardCallback(CallbackMethods[W]):
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "before the optimizer step", self._see_step, loop, state, optimizer)
-        if state is not None and state.is_due:
+        if state is not None and state.is_due and state.sees_steps:
             self._do(state, "before the optimizer step", self._before_optimizer_step, loop, state, optimizer)
 
     @property
@@ -294,23 +294,31 @@ class HookboardCallback(CallbackMethods[W]):
             self._do(state, "at the end of a batch", self._see_batch_end, loop, state)
         if state.is_due and stage in self._live:
             state.is_due = False
-            if not self.changes_tensors:
-                self._do(state, "at the end of a batch", state.until_batch_end.close)
-            if stage in self._live:
-                self._do(state, "at the end of a batch", self._end_batch, loop, state)
+            self._do(state, "at the end of a batch", self._close_batch, loop, state)
 
-    @timed
+    def _close_batch(self, loop: Loop, state: W) -> None:
+        has_stepped = state.stage != "train" or not loop.is_accumulating
+        if not self.changes_tensors:
+            state.is_open = False
+            state.until_batch_end.close()
+        self._end_batch(loop, state, has_stepped)
+
     def leave_batch(self) -> None:
         """Run what the worker has handed over, then stop watching the batch before and remove its hooks.
 
         Hooks that change tensors are always removed here. `_end_batch` is not called.
         """
-        self._worker.catch_up()
+        if self._worker.tasks:
+            self._catch_up()
         for state in list(self._live.values()):
             state.is_due = False
             if state.is_open:
                 state.is_open = False
                 self._do(state, "at the end of a batch", state.until_batch_end.close)
+
+    @timed
+    def _catch_up(self) -> None:
+        self._worker.catch_up()
 
     @timed
     def end_epoch(self, loop: Loop) -> None:

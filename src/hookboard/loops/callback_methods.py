@@ -8,6 +8,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookboard.loops.budget import is_due_now
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection, StageState
 from hookboard.messages import inform, rank_zero_warn
@@ -129,9 +130,9 @@ class CallbackMethods(Callback, ABC, Generic[W]):
     def _begin_evaluation(self, loop: Loop, state: W) -> None:
         """Called before the first batch of an evaluation."""
 
-    @abstractmethod
     def _wants(self, loop: Loop, state: W, batch_idx: int, dataloader_idx: int) -> bool:
-        """Return whether this batch is watched."""
+        """Return whether this batch is watched. Here: in training, if its step is due; in evaluations always."""
+        return state.stage != "train" or is_due_now(state, loop.logged_step)
 
     @abstractmethod
     def _begin_batch(self, loop: Loop, state: W, batch: Any) -> None:
@@ -144,7 +145,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """Called after each backward pass of a watched training batch, if the stage has `sees_backward`."""
 
     def _before_optimizer_step(self, loop: Loop, state: W, optimizer: Optimizer) -> None:
-        """Called before a step of this optimizer, in a batch that is watched."""
+        """Called before a step of this optimizer, in a watched training batch, if the stage has `sees_steps`."""
 
     def _see_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int) -> None:
         """Called before each training batch, due or not, if `sees_every_step`."""
@@ -167,8 +168,15 @@ class CallbackMethods(Callback, ABC, Generic[W]):
     def _see_batch_end(self, loop: Loop, state: W) -> None:
         """Called after each training batch, if `sees_every_step`, before `_end_batch`; and where an epoch ends."""
 
-    def _end_batch(self, loop: Loop, state: W) -> None:
-        """Called after a batch that was watched; in training the optimizer has stepped, unless it accumulates."""
+    def _end_batch(self, loop: Loop, state: W, has_stepped: bool) -> None:
+        """Called after a batch that was watched.
+
+        Args:
+            loop: the loop.
+            state: the state of the stage.
+            has_stepped: whether the optimizers have stepped; False for a batch whose gradients are only accumulated,
+                always True in evaluations.
+        """
 
     def _end_evaluation(self, loop: Loop, state: W) -> None:
         """Called after the last batch of an evaluation."""

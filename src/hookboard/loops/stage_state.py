@@ -56,7 +56,8 @@ class StageState:
         last_due: the last step that was due; None before.
         wanted: the factor that the slowest rank wants from the next due step on; None before it is known.
         has_fault: whether a fault of ours has ended it.
-        sees_backward: whether the callback does something before and after the backward pass of watched batches.
+        sees_backward: whether `_before_backward` and `_after_backward` are called in watched batches.
+        sees_steps: whether `_before_optimizer_step` is called in watched batches.
         until_end: undoes, when the stage ends, what was done for it.
         until_batch_end: undoes, when a watched batch has ended, what was done for it.
     """
@@ -75,6 +76,7 @@ class StageState:
     wanted: int | None = None
     has_fault: bool = False
     sees_backward: bool = False
+    sees_steps: bool = False
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)
 

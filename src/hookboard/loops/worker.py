@@ -63,7 +63,8 @@ class Worker:
         self._in_thread = in_thread
         self._patience = patience
         self._jobs: deque[tuple[Job, OnFault]] = deque()
-        self._tasks: deque[Callable[[], None]] = deque()
+        self.tasks: deque[Callable[[], None]] = deque()
+        """What finished jobs have handed over to the training thread."""
         self._changed = threading.Condition()
         self._is_closing = False
         self._thread: threading.Thread | None = None
@@ -96,8 +97,8 @@ class Worker:
 
     def catch_up(self) -> None:
         """Do what finished jobs have handed over, without waiting."""
-        while self._tasks and not self._is_here:
-            self._tasks.popleft()()
+        while self.tasks and not self._is_here:
+            self.tasks.popleft()()
 
     def wait(self) -> None:
         """Wait until all jobs are done. In a job it does nothing."""
@@ -111,7 +112,7 @@ class Worker:
         elif not self._patience.wait_for(self._changed, is_so):
             (_, on_fault), *_ = self._jobs
             lost = TimeoutError(f"nothing has come of it for {self._patience.seconds:.0f} seconds")
-            self._tasks.append(functools.partial(on_fault, lost))
+            self.tasks.append(functools.partial(on_fault, lost))
             self._jobs, self._thread = deque(), None  # the thread ends with its job, whenever that is
 
     def settle(self) -> None:
@@ -152,7 +153,7 @@ class Worker:
             with self._changed:
                 if jobs is not self._jobs:  # they were given up
                     return
-                self._tasks.extend(tasks)
+                self.tasks.extend(tasks)
                 jobs.popleft()
                 self._changed.notify_all()
             del job, on_fault, tasks  # they hold what belongs to a step
