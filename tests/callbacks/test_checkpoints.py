@@ -340,7 +340,7 @@ def test_a_stretched_cadence_goes_on(tmp_path, said):
     assert list(scalars(tmp_path / "second")["activation_std/net.0"]) == [9]
 
 
-LAYOUT = "298c4faadca1037e"
+LAYOUT = "350d7b437e752f4c"
 
 
 def names_in(tree):

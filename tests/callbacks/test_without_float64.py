@@ -59,7 +59,7 @@ def measured(role, *tensors, statistics=("mean", "std", "l2"), **options):
     recorder, site = Recorder(plan(statistics), MPS, **options), Site("net", role)
     for tensor in tensors:
         recorder.open(site)(on_mps(tensor))
-    return recorder.flush(torch.zeros(1))[0][site]
+    return recorder.send(torch.zeros(1))()[site]
 
 
 def test_the_pretended_device_has_no_float64_and_is_no_host():
@@ -88,7 +88,7 @@ def test_gradients_are_divided_by_a_scale_on_the_device():
     recorder, site = Recorder(plan("mean"), MPS), Site("net", "grad_output")
     recorder.scale = on_mps(torch.tensor(4.0))
     recorder.open(site)(on_mps(torch.tensor([8.0, 16.0])))
-    assert recorder.flush()[0][site].statistics["mean"] == 3
+    assert recorder.flush()[site].statistics["mean"] == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -96,7 +96,7 @@ def test_the_update_of_a_weight_is_measured(dtype):
     before, after = torch.ones(4, dtype=dtype), torch.full((4,), 1.5, dtype=dtype)
     recorder, site = Recorder(plan("l2"), MPS), Site("weight", "parameter_update")
     recorder.observe_all([(site, on_mps(nn.Parameter(after)), on_mps(before))])
-    assert recorder.flush()[0][site].statistics["l2"] == pytest.approx(1)
+    assert recorder.flush()[site].statistics["l2"] == pytest.approx(1)
 
 
 def test_the_loss_is_read():
@@ -105,7 +105,7 @@ def test_the_loss_is_read():
     meter.add(1, 1, on_mps(torch.tensor(2.5)))
     losses = meter.take()
     recorder = Recorder(plan("mean"), MPS)
-    assert [loss.value for loss in losses.read(recorder.send(along=losses.waiting)()[2])] == [1.5, 2.5]
+    assert [loss.value for loss in losses.read(recorder.send(along=losses.waiting)().along)] == [1.5, 2.5]
 
 
 @pytest.mark.parametrize(("value", "is_finite"), [(3e38, True), (math.inf, False), (math.nan, False)])
@@ -136,7 +136,7 @@ def test_the_second_moment_of_an_optimizer_is_read():
         state["exp_avg_sq"] = on_mps(state["exp_avg_sq"])
         parameter.grad = on_mps(parameter.grad)
     measure_surprise(recorder, optimizer, weights_of({"": layer}))
-    readings = recorder.flush()[0]
+    readings = recorder.flush()
     assert [reading.moments.rms for reading in readings.values()] == pytest.approx([1, 1], rel=1e-4)
 
 

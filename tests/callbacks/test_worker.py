@@ -134,11 +134,10 @@ def test_an_interrupt_while_training_waits_loses_nothing(monkeypatch):
 
 def test_readings_after_a_step_are_those_of_that_step(tmp_path, monkeypatch):
     callback, seen = ActivationLogger("net.0", every_n_steps=1), []
-    finish = ActivationLogger._finish
 
     def slowly(self, readings):
         time.sleep(0.01)
-        return finish(self, readings)
+        return readings
 
     monkeypatch.setattr(ActivationLogger, "_finish", slowly)
 

@@ -25,7 +25,7 @@ def arrays_of(tensors):
     recorder = Recorder(plan(["rms", "zero_fraction"]), torch.device("cpu"), channels=lambda site, tensor: 1)
     for (name, role), tensor in tensors.items():
         recorder.open(Site(name, role))(tensor)
-    look = Look(0, 0, {reading.site: reading for reading in recorder.flush()[0].values()})
+    look = Look(0, 0, {reading.site: reading for reading in recorder.flush().values()})
     return LookArrays(look, LayerArrays(LAYERS))
 
 

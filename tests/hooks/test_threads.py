@@ -61,7 +61,7 @@ def readings():
 
     in_threads(passes)
     taps.settle()
-    found = recorder.flush()[0].values()
+    found = recorder.flush().values()
     taps.detach()
     return {(reading.site.name, reading.site.role): reading for reading in found}, [x for xs in inputs for x in xs]
 

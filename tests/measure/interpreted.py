@@ -208,7 +208,7 @@ def test_many_sites_of_a_recorder_are_merged_at_the_flush(small_tiles, monkeypat
             observe(tensor)
             observe(tensor[:20])
     assert len(names) <= 2 * 6
-    readings = {reading.site.path: reading for reading in mine.flush()[0].values()}
+    readings = {reading.site.path: reading for reading in mine.flush().values()}
     for name, tensor in tensors.items():
         parts = [tensor, tensor[:20]]
         assert_true(readings[name].statistics, parts)
@@ -223,7 +223,7 @@ def test_a_gradient_of_a_recorder_is_unscaled_by_the_kernel(monkeypatch):
     names = launches(monkeypatch)
     mine.open(Site("a", "grad_output"))(gradient)
     assert names == ["rows_of"]
-    (reading,) = mine.flush()[0].values()
+    (reading,) = mine.flush().values()
     assert_true(reading.statistics, [gradient.double() / 1024])
 
 

@@ -56,7 +56,7 @@ def test_blocks_of_a_sparse_tensor_hold_what_the_dense_one_has():
 def measured_update(after, before):
     site, recorder = Site("a", "parameter_update"), Recorder(plan(list(FORMULAS)), torch.device("cpu"))
     recorder.observe_all([(site, after, before)])
-    (reading,) = recorder.flush()[0].values()
+    (reading,) = recorder.flush().values()
     return dict(zip(FIELDS, reading.moments, strict=True))
 
 

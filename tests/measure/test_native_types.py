@@ -212,5 +212,5 @@ def test_an_update_whose_squares_are_beyond_float64_is_measured_truly():
     huge, minus = normal(70, dtype=torch.float64) * 1e300, normal(70, mean=1.0, dtype=torch.float64) * 1e300
     recorder = Recorder(plan(["mean", "std", "max"]), torch.device("cpu"))
     recorder.observe_all([(Site("a", "parameter_update"), huge, minus)])
-    (reading,) = recorder.flush()[0].values()
+    (reading,) = recorder.flush().values()
     assert_true(reading.statistics, [huge - minus])

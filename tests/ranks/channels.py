@@ -64,7 +64,7 @@ def run(rank: int, folder: str) -> None:
         for site, tensors in step.items():
             for tensor in tensors:
                 recorder.open(site)(tensor)
-        read.append({reading.site: reading for reading in recorder.flush()[0].values()})
+        read.append({reading.site: reading for reading in recorder.flush().values()})
     torch.save(read, Path(folder) / str(rank))
     dist.destroy_process_group()
 

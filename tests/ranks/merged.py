@@ -53,7 +53,7 @@ def recorder(ranks: Ranks | None) -> Recorder:
 def flushed(mine: Recorder, tensors: dict[Site, Tensor]) -> dict:
     for site, tensor in tensors.items():
         mine.open(site)(tensor)
-    return {reading.site: reading for reading in mine.flush()[0].values()}
+    return {reading.site: reading for reading in mine.flush().values()}
 
 
 class Counted:

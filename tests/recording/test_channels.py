@@ -24,7 +24,7 @@ def recorder(*statistics, **options):
 def read(mine, *tensors, site=A):
     for tensor in tensors:
         mine.open(site)(tensor)
-    (reading,) = mine.flush()[0].values()
+    (reading,) = mine.flush().values()
     return reading
 
 
@@ -46,7 +46,7 @@ def test_more_calls_than_are_kept_merge_on_the_way():
         mine.open(A)(part)
         assert sum(len(each) == 3 for each in mine.rows.kept) <= MOST_CALLS
     assert max(map(len, mine.channel_rows._calls.values())) < MOST_CALLS
-    (reading,) = mine.flush()[0].values()
+    (reading,) = mine.flush().values()
     assert_channels(reading, parts)
 
 
@@ -106,7 +106,7 @@ def test_sites_keep_their_own_channels():
     mine.open(B)(normal(3, 5))
     mine.open(Site("plain", "output"))(normal(3))
     mine.open(A)(normal(3, 4))
-    readings = {reading.site: reading for reading in mine.flush()[0].values()}
+    readings = {reading.site: reading for reading in mine.flush().values()}
     assert_channels(readings[A], [normal(3, 4)])
     assert_channels(readings[B], [normal(3, 5)])
 
@@ -118,7 +118,7 @@ def test_a_fault_in_choosing_the_dimension_switches_the_site_off():
     mine = recorder(channels=choose)
     with pytest.warns(match="planted"):
         mine.open(A)(normal(3, 4))
-    assert mine.flush() == ({}, [])
+    assert mine.flush() == {}
 
 
 def test_the_scale_of_gradients_is_divided_out_of_channels():
@@ -161,7 +161,7 @@ def test_a_histogram_is_chosen_for_each_site_by_its_first_tensor():
     for _ in range(2):
         mine.open(A)(normal(10).half())
         mine.open(B)(normal(10))
-        readings = {reading.site: reading for reading in mine.flush()[0].values()}
+        readings = {reading.site: reading for reading in mine.flush().values()}
         assert readings[A].histogram.counts.sum() == 10
         assert readings[B].histogram is None
         assert math.isfinite(readings[B].moments.mean)

@@ -21,7 +21,7 @@ def test_all_tensors_of_a_site_make_one_reading():
     for part in parts:
         mine.open(A)(part)
     mine.open(B)(normal(10))
-    readings = {reading.site: reading for reading in mine.flush()[0].values()}
+    readings = {reading.site: reading for reading in mine.flush().values()}
     assert_true(readings[A].statistics, parts)
     assert_true(readings[B].statistics, [normal(10)])
 
@@ -30,9 +30,9 @@ def test_a_flush_forgets_what_it_returned():
     mine = recorder(histogram=True)
     mine.open(A)(normal(10))
     mine.flush()
-    assert mine.flush() == ({}, [])
+    assert mine.flush() == {}
     mine.open(A)(normal(20))
-    (reading,) = mine.flush()[0].values()
+    (reading,) = mine.flush().values()
     assert_true(reading.statistics, [normal(20)])
     assert reading.histogram.counts.sum() == 20
 
@@ -44,8 +44,8 @@ def test_bins_of_a_step_that_is_read_late_are_not_those_of_the_next():
     mine.open(A)(normal(20))
     second = mine.send()
     mine.open(A)(normal(40))
-    (reading,), (next_one,) = (sent()[0].values() for sent in (first, second))
-    (last,) = mine.flush()[0].values()
+    (reading,), (next_one,) = (sent().values() for sent in (first, second))
+    (last,) = mine.flush().values()
     assert [each.histogram.counts.sum() for each in (reading, next_one, last)] == [10, 20, 40]
 
 
@@ -54,7 +54,7 @@ def test_more_calls_than_the_buffer_was_made_for_are_kept():
     parts = list(normal(1000, 3))
     for part in parts:
         mine.open(A)(part)
-    (reading,) = mine.flush()[0].values()
+    (reading,) = mine.flush().values()
     assert_true(reading.statistics, parts)
 
 
@@ -69,8 +69,8 @@ def test_a_new_site_does_not_look_through_the_rows_of_the_others(monkeypatch):
 
 def test_numbers_that_come_along_are_those_that_were_given():
     given = torch.tensor([0.1, float("nan"), -3e38], dtype=torch.float64)
-    readings, _, along = recorder().send(along=given)()
-    assert str(along) == str(given.tolist())
+    readings = recorder().send(along=given)()
+    assert str(readings.along) == str(given.tolist())
     assert readings == {}
 
 
@@ -80,7 +80,7 @@ def test_a_statistic_of_ones_own_stands_beside_the_built_in_ones():
     parts = [normal(10), normal(1000)]
     for part in parts:
         mine.open(A)(part)
-    (reading,) = mine.flush()[0].values()
+    (reading,) = mine.flush().values()
     whole = torch.cat(parts)
     assert reading.statistics.keys() == {"max", "near_zero"}
     assert abs(reading.statistics["near_zero"] - (whole.abs() < 0.5).double().mean().item()) < 1e-12
@@ -89,7 +89,7 @@ def test_a_statistic_of_ones_own_stands_beside_the_built_in_ones():
 def test_columns_that_were_not_asked_for_are_not_a_number():
     mine = recorder("max")
     mine.open(A)(normal(10))
-    (reading,) = mine.flush()[0].values()
+    (reading,) = mine.flush().values()
     assert reading.moments.mean != reading.moments.mean
     assert reading.moments.count == 10
 
@@ -104,7 +104,7 @@ def test_a_graph_is_neither_built_nor_kept():
 def test_an_empty_tensor_gives_an_empty_reading():
     mine = recorder()
     mine.open(A)(torch.empty(0, 3))
-    (reading,) = mine.flush()[0].values()
+    (reading,) = mine.flush().values()
     assert reading.is_empty
 
 
@@ -128,7 +128,7 @@ def test_ranks_agree_on_the_sites_only_where_one_is_new():
     for sites in ([A], [A], [A, B], [B], []):
         for site in sites:
             mine.open(site)(normal(10))
-        assert [reading.site for reading in mine.flush()[0].values()] == sites
+        assert [reading.site for reading in mine.flush().values()] == sites
         agreements.append(ranks.agreements)
     assert agreements == [1, 1, 2, 2, 2]
 
@@ -138,7 +138,7 @@ def test_a_default_device_of_the_user_does_not_reach_the_rows():
     with torch.device("meta"):
         mine = recorder()
         mine.open(A)(values)
-        (reading,) = mine.flush()[0].values()
+        (reading,) = mine.flush().values()
     assert_true(reading.statistics, [values])
 
 
@@ -153,7 +153,7 @@ def test_tensors_that_are_given_together_are_measured_like_single_ones():
     mine.observe_all((site, tensor, None) for site, tensor in given.items())
     for site, tensor in given.items():
         single.open(site)(tensor)
-    for reading, other in zip(mine.flush()[0].values(), single.flush()[0].values(), strict=True):
+    for reading, other in zip(mine.flush().values(), single.flush().values(), strict=True):
         assert reading.site == other.site
         assert_true(reading.statistics, [given[reading.site]])
 
@@ -162,7 +162,7 @@ def test_a_difference_is_taken_in_float32_at_least():
     mine = recorder()
     after, before = (normal(50, mean=mean, dtype=torch.bfloat16) for mean in (1.0, 1.5))
     mine.observe_all([(A, after, before), (B, after.float(), before.float())])
-    for reading in mine.flush()[0].values():
+    for reading in mine.flush().values():
         assert_true(reading.statistics, [after.float() - before.float()])
 
 
@@ -172,6 +172,6 @@ def test_a_site_that_fails_leaves_those_that_are_given_with_it():
     with pytest.warns(UserWarning, match="output of 'b'"):
         mine.observe_all([(A, good, None), (B, bad, None)])
     mine.observe_all([(B, bad, None)])
-    readings = {reading.site: reading for reading in mine.flush()[0].values()}
+    readings = {reading.site: reading for reading in mine.flush().values()}
     assert_true(readings[A].statistics, [good])
     assert B not in readings

@@ -42,8 +42,8 @@ def flushed(recorder, give):
         thread.start()
     found = []
     while any(thread.is_alive() for thread in threads):
-        found.append(list(recorder.flush()[0].values()))
-    found.append(list(recorder.flush()[0].values()))
+        found.append(list(recorder.flush().values()))
+    found.append(list(recorder.flush().values()))
     assert not errors
     return list(itertools.chain.from_iterable(found))
 

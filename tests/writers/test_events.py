@@ -11,7 +11,7 @@ from torch import nn
 from hookboard.measure import plan
 from hookboard.recording import Recorder
 from hookboard.sites import Site
-from hookboard.writers import Entry, entry_of
+from hookboard.writers import Entry
 from hookboard.writers.tensorboard import write_to_tensorboard
 from hookboard.writers.tensorboard_private import quick_writer_of
 
@@ -32,7 +32,7 @@ def recorded(tensors, statistics="mean std", **options):
     for _ in range(2):
         for site, tensor in tensors.items():
             recorder.open(site)(tensor)
-        yield recorder.flush()[0]
+        yield recorder.flush()
 
 
 @pytest.mark.parametrize("step", [0, 1, 300, 2**40, -1])
@@ -80,7 +80,8 @@ def test_a_histogram_is_the_one_that_protobuf_makes(tensorboard, monkeypatch):
 
 def test_numbers_pictures_and_records_are_one_event(tensorboard, monkeypatch):
     site = Site("net.0", "output")
-    entry = entry_of(next(recorded({site: normal(9)}, histogram=True)), 7)
+    readings = next(recorded({site: normal(9)}, histogram=True))
+    entry = Entry(7, readings.scalars(), readings.drawn())
     entry.records["hookboard/health"] = [b"one"]
     event = given_to(tensorboard, entry, monkeypatch)
     tags = ["activation_mean/net.0", "activation_std/net.0", "activations/net.0", "hookboard/health"]
@@ -89,43 +90,35 @@ def test_numbers_pictures_and_records_are_one_event(tensorboard, monkeypatch):
 
 
 def test_tags_are_made_once_as_long_as_the_sites_stay_the_same():
-    others = iter([{}, {"hookboard/overhead": 0.5}])
-    first, second = (entry_of(each, 0, next(others)) for each in recorded({Site("a", "output"): normal(4)}))
-    assert all(one is other for one, other in zip(first.scalars, second.scalars, strict=False))
+    first, second = (each.scalars() for each in recorded({Site("a", "output"): normal(4)}))
+    assert all(one is other for one, other in zip(first, second, strict=True))
 
 
-def test_what_stands_beside_the_statistics_is_written_too(tensorboard, tmp_path):
+def test_the_scalars_of_an_entry_are_read_back_from_the_file(tensorboard, tmp_path):
     (first, _) = recorded({Site("a", "output"): torch.tensor([1.0, 3.0])}, "mean")
-    write_to_tensorboard(tensorboard, entry_of(first, 3, {"hookboard/overhead": 0.5}))
+    write_to_tensorboard(tensorboard, Entry(3, first.scalars() | {"hookboard/overhead": 0.5}))
     events = written(tensorboard, tmp_path)
     found = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
     assert found == {"activation_mean/a": 2.0, "hookboard/overhead": 0.5}
 
 
-def test_scalars_hold_the_statistics_and_what_stands_beside_them():
-    (first, _) = recorded({Site("a", "output"): torch.tensor([1.0, 3.0])}, "mean")
-    scalars = entry_of(first, 3, {"hookboard/overhead": 0.5}).scalars
-    assert scalars == {"activation_mean/a": 2.0, "hookboard/overhead": 0.5}
-
-
 def test_a_statistic_that_only_some_sites_have_is_left_out_at_the_others():
     sites = {Site("a", "output"): normal(4), Site("b", "output"): torch.arange(4)}
-    scalars = entry_of(next(recorded(sites, "headroom mean")), 0).scalars
+    scalars = next(recorded(sites, "headroom mean")).scalars()
     assert list(scalars) == ["activation_headroom/a", "activation_mean/a", "activation_mean/b"]
     assert scalars["activation_mean/b"] == 1.5
 
 
 def test_of_two_sites_with_one_tag_the_last_one_has_it():
     sites = {Site("a", "output", "b"): torch.zeros(1), Site("a/b", "output"): torch.ones(1)}
-    assert dict(entry_of(next(recorded(sites, "mean")), 0).scalars) == {"activation_mean/a/b": 1.0}
+    assert next(recorded(sites, "mean")).scalars() == {"activation_mean/a/b": 1.0}
 
 
-def test_a_table_and_its_readings_give_the_same_entry():
+def test_a_table_and_its_readings_give_the_same_tags():
     recorder = Recorder(plan(["mean", "rms"]), torch.device("cpu"), histogram=True)
     for index, layer in enumerate([nn.Linear(3, 3), nn.Linear(4, 4)]):
         recorder.open(Site(f"net.{index}", "parameter"))(layer.weight)
-    table = recorder.flush()[0]
+    table = recorder.flush()
     each = type(table).of(table.values())
-    one, other = entry_of(table, 0), entry_of(each, 0)
-    assert dict(one.scalars) == other.scalars
-    assert one.histograms == other.histograms
+    assert table.scalars() == each.scalars()
+    assert table.drawn() == each.drawn()

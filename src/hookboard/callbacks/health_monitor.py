@@ -354,16 +354,15 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.note_gaps()
         judged = None if training is None else training.evaluation(step)
         if state.stage == "train":
-            facts, scalars = state.news.facts(loop.model, state.selection), self._overhead(loop, state)
+            facts = state.news.facts
+            facts = state.news.collect(loop.model, state.selection) if facts is None else facts
+            scalars = self._overhead(loop, state)
             judged = state.look(step, facts, losses, ranks, scalars)
-            if loop.is_rank_zero:
-                state.loggers.prepare()
 
         def take() -> None:
-            found, _, along = sent()
-            readings = found.filled()
+            readings = sent().filled()
             self._readings = readings.values()
-            verdicts = None if judged is None else judged(readings, along)
+            verdicts = None if judged is None else judged(readings)
             self._verdicts = self._verdicts if verdicts is None else verdicts
             if ranks is not None and state is training and self.stop_on is not None:
                 state.is_asked_to_end = ranks.is_any(state.guilty(self.stop_on, self._verdicts) is not None)

@@ -436,10 +436,10 @@ class HealthState(MeasurementState):
 
     def look(
         self, step: int, facts: Facts, losses: Losses, ranks: Ranks | None, scalars: Mapping[str, float]
-    ) -> Callable[[Readings, Sequence[float]], tuple[Verdict, ...] | None]:
+    ) -> Callable[[Readings], tuple[Verdict, ...] | None]:
         """Return a function that takes a look, has it judged and reports the result; any thread may call it.
 
-        Its arguments are the readings that are not empty, and the losses that came with them. It returns the verdicts,
+        Its argument is the readings that are not empty, along with which the losses came. It returns the verdicts,
         worst first; None where this rank does not judge. If there are several ranks, each must call it.
 
         Args:
@@ -457,8 +457,8 @@ class HealthState(MeasurementState):
         held_back = dict(self.held_back)
         why_silent, findings, said = self.why_silent or {}, [*(self.findings or ()), *self.trial.found], self.trial.said
 
-        def take(readings: Readings, along: Sequence[float]) -> tuple[Verdict, ...] | None:
-            seen, told = losses.read(along), events
+        def take(readings: Readings) -> tuple[Verdict, ...] | None:
+            seen, told = losses.read(readings.along), events
             if ranks is not None:
                 seen, told = mean_over_ranks(ranks, seen), firsts_over_ranks(ranks, told)
             overflowed = is_scaled and bool(readings.overflowed.any())
@@ -482,9 +482,9 @@ class HealthState(MeasurementState):
 
         return take
 
-    def evaluation(self, step: int) -> Callable[[Readings, Sequence[float]], tuple[Verdict, ...] | None]:
+    def evaluation(self, step: int) -> Callable[[Readings], tuple[Verdict, ...] | None]:
         """Return such a function for the readings of an evaluation loop during the training."""
-        return lambda readings, _: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings)))
+        return lambda readings: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings)))
 
     def _judged(self, see: Callable[[Judge, Reporter], None]) -> tuple[Verdict, ...] | None:
         if self.judge is None or self.reporter is None:

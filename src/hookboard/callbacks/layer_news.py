@@ -1,4 +1,4 @@
-"""`LayerNews`: the record of the watched layers for the tab in TensorBoard, where it is new or has changed."""
+"""`LayerNews`: the record of the watched layers for the tab in TensorBoard, whenever it is new or has changed."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -12,19 +12,20 @@ from hookboard.loops import Selection
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import weights_of
 from hookboard.record import LAYERS, LayerFacts, LayersRecord
-from hookboard.recording import Readings, Recorder
+from hookboard.recording import Places, Recorder
 from hookboard.selection import named_submodules
 from hookboard.sites import Role
 
 _OF_CALLS: tuple[Role, ...] = ("output", "grad_output", "input", "grad_input")
-"""The roles whose sites come in the order in which modules run. Of gradients too: their sites are opened where hooks
-are put on outputs, in the forward pass. An input comes before those of the modules inside, so that it tells less."""
+"""The roles whose sites are opened in the order in which modules run, the most telling first. Sites of gradients too,
+in the forward pass, when a hook is put on the output. A module comes after the modules inside it; by its inputs, before
+them."""
 
 
 class LayerNews:
-    """Makes the record of the watched layers when it is first known, and when it changes. Its methods do not raise.
+    """Makes the record of the watched layers at the first step, and again when it changes. Its methods do not raise.
 
-    The stages of a callback share it.
+    All stages of a callback share it.
 
     Args:
         callback: the name of the callback's class.
@@ -32,12 +33,14 @@ class LayerNews:
 
     def __init__(self, callback: str) -> None:
         self._callback = callback
-        self._facts: Facts | None = None
+        self.facts: Facts | None = None
+        """What `collect` returned last; None if it must be called again, because modules or parameters have changed."""
+        self.seen: tuple[Places | None, Facts | None] = (None, None)
+        """The places and facts of the last call of `record`: with the same ones it has nothing to tell."""
         self._of: tuple[object, Facts | None] = (None, None)
         self._earlier: dict[str, LayerFacts] = {}
         self._last: list[bytes] = []
         self._is_off = False
-        self._places: object = None
         self._met: frozenset[str] = frozenset()
         self._ran: list[str] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -51,43 +54,36 @@ class LayerNews:
         """Restore the parts of a checkpoint. The record is written again: the fit may have a new folder."""
         self._earlier, self._met, self._ran, self._shapes = (parts[name] for name in ("facts", "met", "ran", "shapes"))
 
-    def look_again(self) -> None:
-        """Have the record made anew after the next step, because modules or their parameters have changed."""
-        self._facts = None
+    def collect(self, model: nn.Module, selection: Selection) -> "Facts":
+        """Read from the model what the other methods need, and keep it in `facts`.
 
-    def facts(self, model: nn.Module, selection: Selection) -> "Facts":
-        """Collect what the other methods need from the model. Call in the training thread; they may run in any thread.
+        It must be called in the training thread; the other methods may be called in any thread.
 
         Args:
             model: the whole model.
             selection: what is watched.
         """
-        if self._facts is None:
-            self._facts = Facts()
-            try:
-                self._facts = facts_of_layers(model, {**selection.modules, **selection.owners})
-            except Exception as error:
-                self._switch_off(error)
-        return self._facts
+        self.facts = Facts()
+        try:
+            self.facts = facts_of_layers(model, {**selection.modules, **selection.owners})
+        except Exception as error:
+            self._switch_off(error)
+        return self.facts
 
-    def after_step(
-        self, readings: Readings, facts: "Facts", recorder: Recorder, every_n_steps: int
-    ) -> dict[str, list[bytes]]:
+    def record(self, places: Places, facts: "Facts", recorder: Recorder, every_n_steps: int) -> dict[str, list[bytes]]:
         """Return the record by its tag if it has changed; otherwise an empty dict.
 
         Modules stand in the order in which they first ran. Those that have not run yet, and those of which only
         parameters are watched, stand where the model defines them.
 
         Args:
-            readings: those of the step or loop.
-            facts: what `facts` returned at the time of the step.
-            recorder: the one that has measured the step.
+            places: the sites that were measured in the step or loop.
+            facts: what `collect` returned before the step.
+            recorder: measured the step.
             every_n_steps: how many optimizer steps lie between two due steps.
         """
-        places = readings.places
-        if places is not self._places:
-            self._places, names = places, {site.name for site in places.sites}
-            self._met = self._met if names <= self._met else self._met | names
+        self.seen, names = (places, facts), {site.name for site in places.sites}
+        self._met = self._met if names <= self._met else self._met | names
 
         def order() -> list[str]:
             defined = list(facts)
@@ -106,14 +102,14 @@ class LayerNews:
         recorder: Recorder,
         every_n_steps: int,
     ) -> dict[str, list[bytes]]:
-        """Return the same as `after_step`, for a caller that knows the order of the modules itself.
+        """Return the record by its tag if it has changed; otherwise an empty dict.
 
         Args:
-            sign: stands for the order. If it and `facts` are the same objects as in the last call, nothing has changed,
-                and `order` is not called.
+            sign: stands for the order of the modules. If it and `facts` are the same objects as in the last call,
+                nothing has changed, and `order` is not called.
             order: returns the names of the modules in order.
-            facts: what `facts` returned at the time of the step.
-            recorder: the one that has measured the step.
+            facts: what `collect` returned before the step.
+            recorder: measured the step.
             every_n_steps: how many optimizer steps lie between two due steps.
         """
         if self._is_off or (sign is self._of[0] and facts is self._of[1]):
@@ -122,7 +118,7 @@ class LayerNews:
             self._shapes = self._shapes if self._of[1] is None and facts == self._earlier else {}
         self._of = (sign, facts)
         try:
-            # The gradient of an output has its shape.
+            # The gradient of an output has the shape of the output.
             self._shapes = {**recorder.slots.shapes("grad_output"), **recorder.slots.shapes("output"), **self._shapes}
             layers = tuple(replace(facts[name], output=self._shapes.get(name)) for name in order())
             strings = LayersRecord(self._callback, every_n_steps, layers).strings()
@@ -140,15 +136,15 @@ class LayerNews:
 
 
 class Facts(dict[str, LayerFacts]):
-    """What is known of each module, by name and in the order of the model, except for the shape of its output."""
+    """The types and parameter shapes of each module, by name and in the order of the model."""
 
 
 def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts:
-    """Collect what is known of each module.
+    """Return the types and parameter shapes of each watched module, in the order of the model.
 
     Args:
         model: the whole model.
-        modules: those that are watched, by name.
+        modules: the watched modules by name.
     """
     owned: dict[int, dict[str, tuple[int, ...]]] = {}
     for name, weight in weights_of(modules).items():

@@ -1,7 +1,7 @@
-"""Gradients under a GradScaler: the scale that they carry, and the optimizers whose gradients overflowed."""
+"""Gradients under a GradScaler: the scale to divide them by, and the optimizers whose gradients overflowed."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,16 +15,16 @@ from hookboard.loops import Loop
 from hookboard.messages import rank_zero_warn
 from hookboard.parameters import Weight
 from hookboard.ranks import local
-from hookboard.recording import Readings, Recorder, Sent
+from hookboard.recording import Readings, Recorder
 from hookboard.selection import named_submodules
 from hookboard.sites import ROLES, Site
 from hookboard.torch_private import has_unscaled, scale_of
 
 
 class LossScale:
-    """The scale during one fit, and the overflows in one step.
+    """Reads the scale of a GradScaler, and notes which optimizers overflow in a step.
 
-    An optimizer has overflowed if one of its gradients is not finite before its step; the scaler then skips the step.
+    An optimizer overflows if one of its gradients is not finite before its step; the scaler then skips the step.
 
     Args:
         scaler: the GradScaler of the Trainer.
@@ -40,7 +40,7 @@ class LossScale:
         self._lacks_backward = False
 
     def before_backward(self) -> Tensor | None:
-        """Note that Lightning's backward pass begins; returns the scale that it carries, shape ()."""
+        """Note that Lightning's backward pass begins; returns the scale of its loss, shape ()."""
         self._has_backward = True
         return self.in_force()
 
@@ -73,35 +73,35 @@ class LossScale:
         weights: Mapping[str, Weight],
         shared: Tensor | None = None,
         along: Tensor | None = None,
-    ) -> Sent:
-        """Have the recorder send what it has measured.
+    ) -> Callable[[], Readings]:
+        """Call `Recorder.send`, and blank the gradients of the optimizers that overflowed.
 
         Args:
             recorder: has measured the gradients.
             loop: has the model and all optimizers.
             weights: the watched weights by name.
-            shared: shape (k,), further flags for `Recorder.send`, after those of its own.
+            shared: shape (k,), further flags for `Recorder.send`, the last ones that it sends.
             along: see `Recorder.send`.
 
         Returns:
-            What the recorder has sent; readings of gradients that overflowed keep only their counts.
+            What `Recorder.send` returns, but gradients that overflowed keep only their counts.
         """
         holders = Holders.of(loop.model, loop.optimizers, weights)
         own = self._flags(loop.optimizers, loop.device)
         sent = recorder.send(own if shared is None else torch.cat([own.double(), shared.to(own.device)]), along)
 
-        def arrived() -> tuple[Readings, list[float], list[float]]:
-            readings, flags, numbers = sent()
-            *raised, is_unknown = flags[: len(own)]
+        def arrived() -> Readings:
+            readings = sent()
+            *overflows, is_unknown = readings.flags[: len(own)]
             if is_unknown:
                 readings = self._without_unknown(readings)
-            guilty = {number for number, flag in enumerate(raised) if flag}
-            return marked(readings, guilty, holders) if guilty else readings, flags, numbers
+            guilty = {number for number, flag in enumerate(overflows) if flag}
+            return marked(readings, guilty, holders) if guilty else readings
 
         return arrived
 
     def _without_unknown(self, readings: Readings) -> Readings:
-        """Blank the gradients of which nothing tells whether they carry the scale; one warning says so."""
+        """Blank the gradients of outputs and inputs, which may carry the scale or not; warn the first time."""
         unknown = np.array([_is_of_call(site) for site in readings], bool)
         if len(readings.where(unknown).filled()) and not self._unknown_is_said:
             self._unknown_is_said = True
@@ -113,10 +113,10 @@ class LossScale:
         return readings.blanked(unknown)
 
     def _flags(self, optimizers: Sequence[Optimizer], device: torch.device) -> Tensor:
-        """Return the overflows since the last call, shape (optimizers + 1,), bool, on `device`.
+        """Return which optimizers have overflowed since the last call, shape (optimizers + 1,), bool, on `device`.
 
-        Whether each optimizer has overflowed; and whether one has stepped before any backward pass of Lightning. Then
-        gradients come from a backward pass of the user's, and nothing tells whether its loss was scaled.
+        The last element: whether one has stepped before any backward pass of Lightning. Then the user has called
+        `backward`, and it is unknown whether that loss was scaled.
         """
         noted, self._overflowed = self._overflowed, {}
         unknown, self._has_backward, self._lacks_backward = self._lacks_backward, False, False
@@ -127,7 +127,7 @@ class LossScale:
 
 @dataclass(frozen=True)
 class Holders:
-    """Which parameters each optimizer and module holds, by id, at one time: both may change afterwards.
+    """Lookup tables from optimizers and modules to their parameters, taken at one step: both may change afterwards.
 
     Args:
         held: the ids of the parameters of each optimizer.
@@ -150,7 +150,7 @@ class Holders:
         )
 
     def of_site(self, site: Site) -> set[int]:
-        """Return the numbers of the optimizers that a site belongs to: which hold the parameter, or one of the module.
+        """Return the numbers of the optimizers that hold the parameter of a site, or a parameter of its module.
 
         A module without parameters belongs to the optimizers of the module around it; if no module around it has any
         parameter, to all optimizers.
@@ -179,6 +179,6 @@ def marked(readings: Readings, guilty: Set[int], holders: Holders) -> Readings:
 
 
 def _is_of_call(site: Site) -> bool:
-    """Return whether its gradients come with a call of a module, not with a parameter."""
+    """Return whether the site is a gradient of a module's input or output, not of a parameter."""
     traits = ROLES[site.role]
     return traits.is_gradient and not traits.of_parameter

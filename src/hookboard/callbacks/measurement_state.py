@@ -60,7 +60,6 @@ class MeasurementState(StageState):
         vars(self).update({name: parts[name] for name in _KEPT})
         self.news.load_state_dict(parts["news"])
 
-
     def observe(self, on: bool) -> None:
         """Switch the hooks on or off: off while other callbacks run in the middle of a batch."""
         self.taps.active = on

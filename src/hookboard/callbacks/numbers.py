@@ -1,7 +1,8 @@
 """The base of callbacks that log numbers: it measures the due steps, writes the readings, and names what is missing."""
 
+import functools
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 import torch
@@ -18,10 +19,10 @@ from hookboard.loops import HookboardCallback, Loop, StageState, names_in
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, plan
 from hookboard.messages import inform
 from hookboard.parameters import Weight, are_still, weights_of
-from hookboard.recording import Reading, Readings, Recorder, Sent
+from hookboard.recording import Reading, Readings, Recorder
 from hookboard.selection import check_selection
 from hookboard.sites import ROLES, Role, Site, Stage
-from hookboard.writers import entry_of
+from hookboard.writers import Entry
 
 V = TypeVar("V", bound=MeasurementState)
 
@@ -39,6 +40,9 @@ class SiteLogger(HookboardCallback[V]):
 
     _part: Part | None = None
     """Returns the part of a weight, or of its gradient, that is measured; None for all of it."""
+
+    _finish: Callable[[Readings], Readings] | None = None
+    """Computes what needs the readings of several sites, such as ratios; None if there is nothing to compute."""
 
     def __init__(
         self,
@@ -105,10 +109,6 @@ class SiteLogger(HookboardCallback[V]):
         """Return the weights of these modules that are measured."""
         return weights_of(owners)
 
-    def _finish(self, found: Readings) -> Readings:
-        """Compute what needs the readings of several sites, such as ratios; returns the readings to log."""
-        return found
-
     # Its life.
 
     def _reset(self) -> None:
@@ -148,6 +148,7 @@ class SiteLogger(HookboardCallback[V]):
             stage=state.stage,
             histogram=self.histogram,
             **facts_of(loop.model, resolved),
+            finish=self._finish,
             ranks=self._ranks,
         )
 
@@ -162,7 +163,7 @@ class SiteLogger(HookboardCallback[V]):
         state.weights = self._weights(state.selection.owners)
         state.before.forget()
         state.recorder.slots.forget_shapes()
-        state.news.look_again()
+        state.news.facts = None
 
     def _begin_batch(self, loop: Loop, state: V, batch: Any) -> None:
         state.until_batch_end.callback(state.taps.end_step)
@@ -225,11 +226,13 @@ class SiteLogger(HookboardCallback[V]):
             return
         changed = state.follow_weights(self._weights(state.selection.owners))
         if changed:
-            state.news.look_again()
+            state.news.facts = None
         self._say_changed(state, changed, model)
 
-    def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Sent:
-        """Send what was measured in the step or loop, see `Recorder.send`."""
+    def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Callable[[], Readings]:
+        """Prepare the loggers, and send what was measured in the step or loop; see `Recorder.send`."""
+        if loop.is_rank_zero:
+            state.loggers.prepare()
         wanted = shared = None
         if self._budget is not None and state.stage == "train" and self._may_stretch(state):
             wanted = self._budget.wanted(state.every_n_steps, state.stretch)
@@ -239,37 +242,31 @@ class SiteLogger(HookboardCallback[V]):
             sent = state.recorder.send(shared, along)
         else:
             sent = state.loss_scale.send(state.recorder, loop, state.weights, shared, along)
-        if wanted is not None and shared is None:
+        if shared is not None:
+            return functools.partial(_note_wanted, sent, state)
+        if wanted is not None:
             self._stretch(state, wanted)
-
-        if shared is None:
-            return sent
-
-        def arrived() -> tuple[Readings, list[float], list[float]]:
-            readings, flags, numbers = sent()
-            state.wanted = int(flags[-1])
-            return readings, flags, numbers
-
-        return arrived
+        return sent
 
     def _log(self, loop: Loop, state: V) -> None:
-        model, step, writes = loop.model, loop.logged_step, loop.is_rank_zero
+        """Send what was measured in the step or loop, and have the worker write it when it has arrived."""
+        model, step, writes, news = loop.model, loop.logged_step, loop.is_rank_zero, state.news
+        facts = news.collect(model, state.selection) if news.facts is None else news.facts
+        gaps = None
+        if not state.gaps_are_named:
+            state.gaps_are_named = True
+            gaps = MissingSites.of(self._name, state, self._expected(state), names_in(model))
         sent = self._at(f"{state.stage} {step}", self._send(loop, state))
-        facts = state.news.facts(model, state.selection)
-        say_gaps, state.gaps_are_named = not state.gaps_are_named, True
-        gaps = MissingSites.of(self._name, state, self._expected(state), names_in(model)) if say_gaps else None
         overhead = self._overhead(loop, state)
-        if writes:
-            state.loggers.prepare()
 
         def write() -> None:
-            found, _, _ = sent()
-            readings = self._finish(found)
+            readings = sent()
             filled = readings.filled()
             self._readings = filled.values()
             if writes:
-                entry = entry_of(filled, step, overhead)
-                entry.records.update(state.news.after_step(found, facts, state.recorder, state.every_n_steps))
+                entry = Entry(step, filled.scalars() | overhead, filled.drawn())
+                if news.seen != (readings.places, facts):
+                    entry.records.update(news.record(readings.places, facts, state.recorder, state.every_n_steps))
                 state.loggers.write(entry)
             if gaps is not None:
                 gaps.say(state, step, list(readings.values()), self._names, self._why_not_there)
@@ -289,3 +286,10 @@ class SiteLogger(HookboardCallback[V]):
                 yield from (site.scalar_tag(statistic, state.stage) for statistic in self._names(role))
                 if self.histogram and not ROLES[role].moments_only:
                     yield site.histogram_tag(state.stage)
+
+
+def _note_wanted(sent: Callable[[], Readings], state: StageState) -> Readings:
+    """Return the readings, and note the factor by which the slowest rank must stretch its cadence."""
+    readings = sent()
+    state.wanted = int(readings.flags[-1])
+    return readings

@@ -161,7 +161,8 @@ class ParameterLogger(SiteLogger[MeasurementState]):
             columns.is_there[is_update] = False
             values = _values_of_updates(found)
             columns = columns.joined({name: values[name] for name in self._asked(UPDATES)}, is_update)
-        return found.with_statistics(columns).where(found.places.is_of("parameter") | is_update)
+        found = dataclasses.replace(found, statistics=columns)
+        return found.where(found.places.is_of("parameter") | is_update)
 
 
 def _values_of_updates(found: Readings) -> dict[str, np.ndarray]:

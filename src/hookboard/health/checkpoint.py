@@ -74,7 +74,7 @@ def _parts_of_run(run: Run) -> dict[str, Any]:
     for name in ("first", "evaluation", "first_nonfinite"):
         look = parts[name]
         if look is not None and not any(look is other for other in run.looks):
-            parts[name] = replace(look, readings=look.table.without_channels())
+            parts[name] = replace(look, readings=replace(look.table, channels=[None] * len(look.table)))
     return {name: parts[name] for name in _ORDER}
 
 

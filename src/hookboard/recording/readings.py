@@ -1,8 +1,8 @@
-"""`Reading`: the result for one site after a step; `Readings`: those of one flush, as a table of rows."""
+"""`Reading`: the result for one site after a step; `Readings`: all results of one flush, as a table."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,10 @@ class Reading:
 
 
 class Places:
-    """Which row belongs to which site. Flushes with the same sites share it.
+    """The sites of a table in the order of its rows, and lookups of their rows. Flushes with the same sites share it.
 
     Args:
-        sites: of each row.
+        sites: the site of each row.
     """
 
     def __init__(self, sites: Sequence[Site]) -> None:
@@ -76,7 +76,10 @@ class Places:
             self._first.setdefault(site.role, {}).setdefault(site.name, row)
             self._of_role.setdefault(site.role, []).append(site)
         self._asked: dict[tuple[Role, tuple[str, ...]], np.ndarray] = {}
-        self._kept: dict[str, tuple[Hashable, Any]] = {}
+        self.tags: tuple[Hashable, list[str], np.ndarray] = None, [], np.empty(0, np.intp)
+        """The last result of `Readings.scalars`: what it depended on, the tags, and the place of each value."""
+        self.subset: tuple[list[int], Places] | None = None
+        """The rows that `Readings.where` has selected last, and their places."""
 
     def row(self, site: Site) -> int | None:
         """Return the row of a site; None if there is none."""
@@ -91,73 +94,51 @@ class Places:
         return self._of_role.get(role, [])
 
     def is_of(self, role: Role) -> np.ndarray:
-        """Tell which rows are of a role, shape (sites,), bool."""
+        """Return which rows have this role, shape (sites,), bool."""
         return np.array([site.role == role for site in self.sites], bool)
 
     def rows(self, role: Role, names: tuple[str, ...]) -> np.ndarray:
-        """Return the rows of these modules or parameters, of several tensors the first; -1 where there is none."""
+        """Return the row of each named module or parameter, of several tensors the first; -1 where there is none."""
         found = self._asked.get((role, names))
         if found is None:
             first = self.first(role)
             found = self._asked[role, names] = np.array([first.get(name, -1) for name in names], dtype=np.intp)
         return found
 
-    def once(self, what: str, state: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what `make` gives, which is called again only if `state` has changed since the last call.
 
-        Args:
-            what: the name under which the result is kept.
-            state: all that the result depends on, beside the sites.
-            make: makes it.
-        """
-        kept = self._kept.get(what)
-        if kept is None or kept[0] != state:
-            kept = self._kept[what] = state, make()
-        return kept[1]
-
-
+@dataclass(eq=False)
 class Readings(Mapping[Site, Reading]):
     """The readings of one flush by site, in the order in which the sites were measured first.
 
-    Most are only read as columns: making an object of each would cost more than all else in a flush.
+    It is a table, because most readings are only read as columns: an object for each would cost more than all else in
+    a flush.
 
     Args:
-        places: which row belongs to which site.
-        rows: shape (sites, WIDTH or more), float64; columns after the moments are dropped.
+        places: the site of each row.
+        rows: the moments of each site, shape (sites, WIDTH), float64: the columns of `hookboard.measure.FIELDS`.
         channels: the rows of the channels of each site, see `Reading.channels`.
-        dtypes: of the tensors of each site, see `Reading.dtype`.
+        dtypes: the dtype of the tensors of each site, see `Reading.dtype`.
         widths: how many channels each site has, see `Reading.width`.
-        statistics: of all sites.
-        histograms: of each site; None where there is none.
-        stage: of all readings.
-        overflowed: see `Reading.overflowed`, shape (sites,), bool. Left out: none has.
+        statistics: the statistics of all sites.
+        histograms: the histogram of each site; None where there is none.
+        stage: the stage of all readings.
+        overflowed: see `Reading.overflowed`, shape (sites,), bool.
+        flags: the numbers that came with the flush: the largest that any rank reported of each.
+        along: further numbers that came with the flush, of this rank.
     """
 
-    def __init__(
-        self,
-        places: Places,
-        rows: np.ndarray,
-        channels: Sequence[np.ndarray | None],
-        dtypes: Sequence[torch.dtype | None],
-        widths: Sequence[int],
-        statistics: StatisticColumns,
-        histograms: Sequence[Histogram | None],
-        stage: Stage = "train",
-        overflowed: np.ndarray | None = None,
-    ) -> None:
-        self.places = places
-        self.rows = rows[:, :WIDTH]
-        """The moments of each site, shape (sites, columns of `hookboard.measure.FIELDS`), float64."""
-        self.channels = channels
-        self.dtypes = dtypes
-        self.widths = widths
-        self.statistics = statistics
-        self.histograms = histograms
-        self.stage: Stage = stage
-        self.overflowed = np.zeros(len(rows), bool) if overflowed is None else overflowed
-        self.is_finite = np.asarray((self.rows[:, _NONFINITE] == 0).all(axis=1))
-        """Whether all values of a site are finite, shape (sites,)."""
-        self._made: dict[int, Reading] = {}
+    places: Places
+    rows: np.ndarray
+    channels: Sequence[np.ndarray | None]
+    dtypes: Sequence[torch.dtype | None]
+    widths: Sequence[int]
+    statistics: StatisticColumns
+    histograms: Sequence[Histogram | None]
+    stage: Stage
+    overflowed: np.ndarray
+    flags: Sequence[float] = ()
+    along: Sequence[float] = ()
+    _made: dict[int, Reading] = field(default_factory=dict, init=False)
 
     @staticmethod
     def of(readings: Iterable[Reading]) -> "Readings":
@@ -194,16 +175,28 @@ class Readings(Mapping[Site, Reading]):
             )
         return reading
 
-    def with_statistics(self, statistics: StatisticColumns) -> "Readings":
-        """Return the same readings with other statistics."""
-        return self._with(statistics, self.histograms, self.overflowed)
+    def scalars(self) -> dict[str, float]:
+        """Return the statistics of all sites by tag. Two sites may share a tag: then the last one has it."""
+        names, values, is_there = self.statistics
+        state = self.stage, names, is_there.tobytes()
+        if self.places.tags[0] != state:
+            tags = [tag for site in self.places.sites for tag in site.scalar_tags(names, self.stage)]
+            picked = {tags[place]: place for place in np.flatnonzero(is_there).tolist()}
+            self.places.tags = state, [*picked], np.array([*picked.values()], dtype=np.intp)
+        _, tags, picked_places = self.places.tags
+        return dict(zip(tags, values.ravel()[picked_places].tolist(), strict=True))
+
+    def drawn(self) -> dict[str, Reading]:
+        """Return the readings that have a histogram, by its tag."""
+        sites = enumerate(self.places.sites)
+        return {site.histogram_tag(self.stage): self.at(row) for row, site in sites if self.histograms[row] is not None}
 
     def blanked(self, rows: np.ndarray, *, overflowed: bool = False) -> "Readings":
         """Return the same readings, in some rows with NaN for all statistics except counts, and without a histogram.
 
         Args:
             rows: where, shape (sites,), bool.
-            overflowed: whether these overflowed; then they have a `nonfinite_count` too.
+            overflowed: whether to mark them as overflowed; then they have a `nonfinite_count` too.
         """
         columns = self.statistics
         if overflowed:
@@ -212,47 +205,43 @@ class Readings(Mapping[Site, Reading]):
         for place, name in enumerate(columns.names):
             if not name.endswith("_count"):
                 columns.values[rows, place] = math.nan
-        drawn = [None if is_blank else each for each, is_blank in zip(self.histograms, rows.tolist(), strict=True)]
-        return self._with(columns, drawn, self.overflowed | rows if overflowed else self.overflowed)
-
-    def without_channels(self) -> "Readings":
-        """Return the same readings without the rows of their channels."""
-        nothing: list[np.ndarray | None] = [None] * len(self)
-        parts = self.rows, nothing, self.dtypes, self.widths, self.statistics, self.histograms
-        return Readings(self.places, *parts, self.stage, self.overflowed)
+        kept = [None if is_blank else each for each, is_blank in zip(self.histograms, rows.tolist(), strict=True)]
+        marked = self.overflowed | rows if overflowed else self.overflowed
+        return replace(self, statistics=columns, histograms=kept, overflowed=marked)
 
     def where(self, is_kept: np.ndarray) -> "Readings":
         """Return the readings of some of the sites: those where `is_kept`, shape (sites,), is true."""
         if is_kept.all():
             return self
         kept = np.flatnonzero(is_kept).tolist()
-        sites, channels, dtypes, widths = self.places.sites, self.channels, self.dtypes, self.widths
-        return Readings(
-            self.places.once("where", tuple(kept), lambda: Places([sites[row] for row in kept])),
-            self.rows[kept],
-            [channels[row] for row in kept],
-            [dtypes[row] for row in kept],
-            [widths[row] for row in kept],
-            self.statistics.where(is_kept),
-            [self.histograms[row] for row in kept],
-            self.stage,
-            self.overflowed[kept],
+        subset = self.places.subset
+        if subset is None or subset[0] != kept:
+            subset = self.places.subset = kept, Places([self.places.sites[row] for row in kept])
+        return replace(
+            self,
+            places=subset[1],
+            rows=self.rows[kept],
+            channels=[self.channels[row] for row in kept],
+            dtypes=[self.dtypes[row] for row in kept],
+            widths=[self.widths[row] for row in kept],
+            statistics=self.statistics.where(is_kept),
+            histograms=[self.histograms[row] for row in kept],
+            overflowed=self.overflowed[kept],
         )
+
+    @property
+    def is_finite(self) -> np.ndarray:
+        """Whether all values of a site are finite, shape (sites,), bool."""
+        return np.asarray((self.rows[:, _NONFINITE] == 0).all(axis=1))
 
     @property
     def is_filled(self) -> np.ndarray:
         """Whether the tensors of a site had an element, shape (sites,), bool."""
-        return np.asarray((self.rows[:, _COUNT] > 0) | ~self.is_finite)
+        return np.asarray((self.rows[:, _COUNT] > 0) | (self.rows[:, _NONFINITE] != 0).any(axis=1))
 
     def filled(self) -> "Readings":
-        """Return the readings that are not empty."""
+        """Return the readings of sites whose tensors had an element."""
         return self.where(self.is_filled)
-
-    def _with(
-        self, statistics: StatisticColumns, histograms: Sequence[Histogram | None], overflowed: np.ndarray
-    ) -> "Readings":
-        parts = self.rows, self.channels, self.dtypes, self.widths
-        return Readings(self.places, *parts, statistics, histograms, self.stage, overflowed)
 
     def __getitem__(self, site: Site) -> Reading:
         row = self.places.row(site)
@@ -274,7 +263,7 @@ class Readings(Mapping[Site, Reading]):
 
 
 def _parts(readings: Readings) -> dict[str, Any]:
-    """Return all parts of some readings, but only the histograms of outputs: nobody asks for others later."""
+    """Return what a checkpoint holds of readings. Of the histograms only those of outputs: no others are read later."""
     sites, columns = readings.places.sites, readings.statistics
     there = [rows for rows in readings.channels if rows is not None]
     drawn = enumerate(readings.histograms)
@@ -292,6 +281,7 @@ def _parts(readings: Readings) -> dict[str, Any]:
 
 
 def _made(parts: dict[str, Any]) -> Readings:
+    """Return the readings that `_parts` has taken apart."""
     places, drawn = parts["places"], parts["histograms"]
     columns = StatisticColumns(parts["names"], parts["values"], parts["is_there"])
     channels = _split(parts["channel_rows"], parts["channels"])
@@ -300,12 +290,14 @@ def _made(parts: dict[str, Any]) -> Readings:
     if not len(parts["rows"]) == len(channels) == len(dtypes) == len(widths) == len(places.sites) == len(columns[1]):
         raise ValueError("the readings of a look are not those of its sites")
     histograms = [drawn.get(row) for row in range(len(places.sites))]
-    return Readings(places, parts["rows"], channels, dtypes, widths, columns, histograms, parts["stage"])
+    overflowed = np.zeros(len(widths), bool)  # only those of the running look are asked for
+    return Readings(places, parts["rows"], channels, dtypes, widths, columns, histograms, parts["stage"], overflowed)
 
 
 def _split(rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray | None]:
+    """Split the rows of all channels by site; a size of -1 gives None."""
     ends = np.cumsum(np.maximum(sizes, 0)).tolist()
-    # What is kept of one site does not keep all others.
+    # Copies: to keep the rows of one site must not keep those of all others in memory.
     return [None if size < 0 else rows[end - size : end].copy() for size, end in zip(sizes.tolist(), ends, strict=True)]
 
 
@@ -319,4 +311,4 @@ FORMS: Codecs = {
     Histogram: dataclass_codec(Histogram),
     Readings: Codec(_parts, _made),
 }
-"""Of `Readings` and what belongs to them."""
+"""How `hookboard.plain` packs `Readings` and their parts."""

@@ -15,6 +15,7 @@ from hookboard.layouts import shape_of
 from hookboard.measure import (
     FIELDS,
     REQUESTABLE,
+    WIDTH,
     ChannelRows,
     Form,
     Histogram,
@@ -43,10 +44,6 @@ from hookboard.sites import Role, Site, Stage
 
 _NO_LOCK = nullcontext()
 
-Sent = Callable[[], tuple[Readings, list[float], list[float]]]
-"""What is on its way to the host, in one copy: the readings of every site of which a tensor was measured; of each
-flag the largest over the ranks; the numbers that came along, of this rank. It is to be called once, in any thread,
-which then waits for the device, and for other ranks that merge what they measured."""
 
 _MIN, _MAX = FIELDS.index("min"), FIELDS.index("max")
 
@@ -63,7 +60,10 @@ class Recorder:
         histogram: whether to count histograms too; or a function that says so for a site when its first tensor comes.
         channels: is asked for each tensor which of its dimensions holds the channels, whose rows are then measured too;
             None for none. Left out: no channels.
-        ends: tells from which values on a site is at an end of its range; None for a site without ends, or for all.
+        ends: returns the lowest and the highest value that a site can have; None for a site without such ends. Left
+            out: no site has ends.
+        finish: computes what needs the readings of several sites, such as ratios; returns the readings that `send`
+            gives. Left out: they are given as they are.
         ranks: the processes that merge what they measured; every rank must then take what each flush sends. None if
             nothing is merged.
     """
@@ -77,6 +77,7 @@ class Recorder:
         histogram: bool | Callable[[Site, Tensor], bool] = False,
         channels: Callable[[Site, Tensor], int | None] | None = None,
         ends: Callable[[Site], tuple[float, float] | None] | None = None,
+        finish: Callable[[Readings], Readings] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.stage: Stage = stage
@@ -100,6 +101,7 @@ class Recorder:
         """What comes along with the row of a tensor without channels."""
         self.rows.on_channels = None if channels is None else self._take_channels
         self._ends = ends
+        self._finish = finish
         self._rank = 0 if ranks is None else ranks.rank
         self._is_alone = self.rows.device.type == "cpu" and ranks is None
         self._exchange = None if ranks is None else Exchange(ranks, plan.more)
@@ -135,34 +137,33 @@ class Recorder:
         """Return whether measuring this role of this module or parameter has failed, on any rank."""
         return any((site.name, site.role) == (name, role) for site in self._off)
 
-    def flush(self, flags: Tensor | None = None) -> tuple[Readings, list[float]]:
-        """Return what `send` gives, on the host."""
-        readings, raised, _ = self.send(flags)()
-        return readings, raised
+    def flush(self) -> Readings:
+        """Return what was measured since the last flush, and forget it. Waits for the device."""
+        return self.send()()
 
-    def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Sent:
-        """Take what was measured since the last flush, forget it, and start its way to the host.
+    def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Callable[[], Readings]:
+        """Take what was measured since the last flush, forget it, and start its one copy to the host.
 
         Args:
-            flags: shape (k,), numbers of at least 0 that the caller wants to share with the other ranks.
-            along: shape (n,), numbers that the caller wants on the host, with the same copy.
+            flags: shape (k,), numbers of at least 0: `Readings.flags` then has the largest of each over all ranks.
+            along: shape (n,), numbers that go to the host with the same copy, to `Readings.along`.
 
         Returns:
-            What waits for the device, and merges over ranks; nothing here has. Another thread may call it while this
-            one measures on: what is sent first must be taken first. If the ranks merge, it raises a `RanksLostError`
-            when one of them no longer takes part.
+            A function that waits for the device and for the other ranks, and returns the readings. It must be called
+            once; another thread may do so while this one measures on. What was sent first must be fetched first. It
+            raises a `RanksLostError` if a rank that merges no longer takes part.
         """
         mine, measured = self._take(_NONE if flags is None else flags, _NONE if along is None else along)
         on_host, lent = mine.to_host(), mine.bins if self._is_alone and self._has_bins else ()
 
-        def arrived() -> tuple[Readings, list[float], list[float]]:
+        def arrived() -> Readings:
             packet = on_host()
             if self._exchange is not None:
                 packet = self._exchange.merged(packet)
             readings = self._readings(packet, measured)
             if lent:
                 self.slots.give_back(lent)
-            return readings, packet.flags.tolist(), packet.along.tolist()
+            return readings if self._finish is None else self._finish(readings)
 
         return arrived
 
@@ -345,9 +346,19 @@ class Recorder:
             for part in channels:
                 if part is not None:
                     part[:, column] = math.nan
-        columns = self._plan.table(rows, bins, channels, dtypes)
-        drawn = self._histograms(rows, bins) if self._histogram else len(read) * [None]
-        return Readings(self._places, rows, channels, dtypes, widths, columns, drawn, self.stage)
+        return Readings(
+            self._places,
+            rows[:, :WIDTH],
+            channels,
+            dtypes,
+            widths,
+            self._plan.table(rows, bins, channels, dtypes),
+            self._histograms(rows, bins) if self._histogram else len(read) * [None],
+            self.stage,
+            np.zeros(len(read), bool),
+            packet.flags.tolist(),
+            packet.along.tolist(),
+        )
 
     def _histograms(self, rows: np.ndarray, bins: Sequence[np.ndarray | None]) -> list[Histogram | None]:
         drawn: list[Histogram | None] = [None] * len(bins)

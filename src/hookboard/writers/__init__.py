@@ -7,7 +7,7 @@ function that takes the logger and an entry, and registers itself (`registry.py`
 from importlib import import_module
 from pkgutil import iter_modules
 
-from hookboard.writers.entry import Entry, Layout, entry_of
+from hookboard.writers.entry import Entry, Layout
 from hookboard.writers.loggers import Loggers
 from hookboard.writers.table import Table, escaped, markdown
 
@@ -16,7 +16,6 @@ __all__ = [
     "Layout",
     "Loggers",
     "Table",
-    "entry_of",
     "escaped",
     "markdown",
 ]
