@@ -12,7 +12,7 @@ from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor
 from hookboard.auditing import read_first_step
-from hookboard.auditing.program import Step
+from hookboard.auditing.program import StepTrace
 from hookboard.auditing.reading import ALL_RULES
 from hookboard.flow import Flow
 from hookboard.health import RULES, STEP
@@ -117,7 +117,7 @@ def test_the_weights_are_those_of_a_training_without_the_monitor(tmp_path):
     assert all(torch.equal(value, watched[name]) for name, value in bare.items())
 
 
-@pytest.mark.parametrize("place", [(Step, "_place"), ("hookboard.auditing.reading", "findings_of")])
+@pytest.mark.parametrize("place", [(StepTrace, "_place"), ("hookboard.auditing.reading", "findings_of")])
 def test_a_fault_of_ours_is_one_warning_and_the_fit_goes_on(tmp_path, monkeypatch, place):
     def broken(*args):
         raise ZeroDivisionError("ours")

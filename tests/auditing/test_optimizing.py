@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from toys import batches, fit, trainer
 
 from hookboard import HealthMonitor
-from hookboard.auditing.optimizing import _frozen, rates_of
+from hookboard.auditing.optimizing import _frozen, scheduled_rates
 
 pytestmark = [
     pytest.mark.trains,
@@ -142,7 +142,7 @@ def test_the_rates_that_are_read_are_those_that_the_schedule_gives_and_it_stays_
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = SOUND[name](model, optimizer)
     before = copy.deepcopy(scheduler.state_dict()), copy.deepcopy(optimizer.param_groups)
-    read = list(rates_of(scheduler, 9, [model]))
+    read = list(scheduled_rates(scheduler, 9, [model]))
     after = scheduler.state_dict(), optimizer.param_groups
     assert str(before) == str(after)
     made = []

@@ -1,4 +1,4 @@
-"""Reads one training step, from the batch to the loss, and says what in it cannot work."""
+"""Traces one training step, from the batch to the loss, and finds faults in its code."""
 
 from hookboard.auditing.audit import audit
 from hookboard.auditing.first_step import read_first_step

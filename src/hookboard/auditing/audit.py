@@ -1,4 +1,4 @@
-"""`audit`: reads one training step of a model, without a Trainer."""
+"""`audit`: finds faults in the code of a training step, without a Trainer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,21 +12,21 @@ from hookboard.replay import call_training_step, loss_in, undisturbed
 
 
 def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = None) -> tuple[Finding, ...]:
-    """Read one training step: the loss, what it is given, and where gradients are cut.
+    """Find faults in the code of a training step: in its loss, its targets, its masks, and where gradients are cut.
 
-    The step is run once, without its backward pass. Weights, gradients, buffers, attributes and the random state are
-    put back afterwards.
+    The step runs once, without its backward pass. Afterwards weights, gradients, buffers, attributes and the random
+    state are restored.
 
     Args:
         model: the model.
-        batch: what the step takes.
-        step: a function from the batch to the loss. Left out: the `training_step` of a LightningModule.
+        batch: the argument of `step`, on the model's device.
+        step: computes the loss of a batch. Left out: the `training_step` of a LightningModule.
 
     Returns:
-        What was found, alarms first; nothing where nothing is wrong.
+        The findings, alarms first; empty if none.
 
     Raises:
-        TypeError: `step` is left out and the model is no LightningModule, or the loss is no tensor.
+        TypeError: `step` is left out and the model is not a LightningModule, or the loss is not a tensor.
 
     Example:
         >>> import torch
@@ -45,13 +45,14 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
                 loss = run(batch)
                 if not isinstance(loss, Tensor):
                     raise TypeError(f"the step gave a loss of type {type(loss).__name__}; it must be a tensor")
-                reader.take(loss)
+                reader.take_loss(loss)
             return tuple(reader.findings())
         finally:
             reader.forget()
 
 
 def _step_of(model: nn.Module) -> Callable[[Any], Any]:
+    """Return a function from a batch to the loss in what the model's `training_step` returns."""
     if not isinstance(model, LightningModule):
         raise TypeError(
             f"model is a {type(model).__name__}, which has no training_step: give step=, a function from the batch to "

@@ -1,4 +1,4 @@
-"""Reads the first training step of a fit before its turn, in a run of our own that leaves no trace."""
+"""Finds faults in the first training step of a fit: runs it once before its turn, and restores everything."""
 
 from typing import Any
 
@@ -18,7 +18,9 @@ from hookboard.torch_private import CollectiveError
 def read_first_step(
     trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
 ) -> tuple[list[Finding], Flow]:
-    """Read the step that is about to run, and its optimizers; where that cannot be, one line says why.
+    """Find faults in the step that is about to run, and in its optimizers and schedulers.
+
+    If the step or the schedule cannot be run without a trace, or our code fails, one line says so.
 
     Args:
         trainer: the Trainer.
@@ -27,9 +29,16 @@ def read_first_step(
         batch_idx: its index.
 
     Returns:
-        What is wrong with it, alarms first, and which layer's output flows into which; nothing if it was not read.
+        The findings, and which layer's output flows into which; empty if the step was not traced.
     """
-    found, reached, flow = _found_in_step(trainer, pl_module, batch, batch_idx)
+    found: list[Finding] = []
+    reached, flow = None, Flow()
+    try:
+        found, reached, flow = _traced(trainer, pl_module, batch, batch_idx)
+    except (CannotRunAgainError, CollectiveError) as why:
+        inform(f"the training step was not read: {why}.")
+    except Exception as error:
+        warn(f"the training step was not read: {type(error).__name__}: {error}")
     try:
         found += findings_of_optimizers(trainer, pl_module, reached)
     except CannotRunAgainError as why:
@@ -39,32 +48,26 @@ def read_first_step(
     return found, flow
 
 
-def _found_in_step(
-    trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-) -> tuple[list[Finding], set[str] | None, Flow]:
-    """Return what is wrong, the parameters that a gradient reaches (None if the step was not read), and the flow."""
-    try:
-        return _read(trainer, pl_module, batch, batch_idx)
-    except (CannotRunAgainError, CollectiveError) as why:
-        inform(f"the training step was not read: {why}.")
-    except Exception as error:
-        warn(f"the training step was not read: {type(error).__name__}: {error}")
-    return [], None, Flow()
-
-
-def _read(
+def _traced(
     trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
 ) -> tuple[list[Finding], set[str], Flow]:
-    _check_strategy(trainer)
+    """Run the step, and return the findings, the names of the parameters that a gradient reaches, and the flow.
+
+    Raises:
+        CannotRunAgainError: the step cannot be run by this process alone, or not without a trace.
+    """
+    strategy = trainer.strategy
+    if isinstance(strategy, DeepSpeedStrategy) or not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
+        raise CannotRunAgainError(f"{type(strategy).__name__} splits the model, and one process cannot run it alone")
     is_manual = not pl_module.automatic_optimization
     with undisturbed(pl_module, batch, trainer=trainer, is_whole_step=True, is_strict=True):
         reader = Reader(pl_module, batch, at_backward=None if is_manual else _at_own_backward)
         try:
             try:
                 with reader.reading():
-                    run_step(trainer, pl_module, batch, batch_idx, reader.take)
+                    run_step(trainer, pl_module, batch, batch_idx, reader.take_loss)
             except Exception:
-                # No backward pass is made, so code after it that reads gradients fails. What came before is read.
+                # Under manual optimization code that uses gradients fails here, as there was no backward pass.
                 if not (is_manual and reader.losses):
                     raise
             return reader.findings(), reader.reached, reader.flow()
@@ -73,10 +76,5 @@ def _read(
 
 
 def _at_own_backward(loss: Tensor) -> None:
+    """Raise, in place of a `backward()` that `training_step` calls under automatic optimization."""
     raise CannotRunAgainError("it calls backward() itself")
-
-
-def _check_strategy(trainer: Trainer) -> None:
-    strategy = trainer.strategy
-    if isinstance(strategy, DeepSpeedStrategy) or not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
-        raise CannotRunAgainError(f"{type(strategy).__name__} splits the model, and one process cannot run it alone")

@@ -1,4 +1,4 @@
-"""Whether the outputs of a language model depend on the very tokens that they are to predict."""
+"""Finds language models whose outputs depend on the tokens that they are to predict."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -7,28 +7,28 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.auditing.program import Op
-from hookboard.auditing.rules import Done, Finding, LossCall, losses_of
+from hookboard.auditing.rules import Finding, LossCall, TracedStep, losses_of
 
 NEXT_SHARE = 0.9
-"""If more of the targets are the tokens of the next position, the model predicts them (a choice)."""
+"""If a larger share of the targets are the tokens at the next position, the model predicts these (a choice)."""
 
-FEWEST_POSITIONS = 4
+MIN_POSITIONS = 4
 """Shorter sequences are not judged (a choice)."""
 
-REACHES = 1e-6
-"""A position counts as seen if its gradient is more than this share of the largest one (a choice): finite masks, such
-as -10000, leave a little less than that."""
+MIN_GRADIENT_SHARE = 1e-6
+"""An output depends on a position whose gradient is more than this share of the largest one (a choice): finite masks,
+such as -10000, leave a little less than that."""
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Embedded(NamedTuple):
-    """A call of an embedding.
+    """A call of an embedding with tokens of the batch.
 
     Args:
         op: the call.
         tokens: shape (samples, positions).
-        vectors: what it gave, shape (samples, positions, features).
+        vectors: its result, shape (samples, positions, features).
     """
 
     op: Op
@@ -37,17 +37,17 @@ class Embedded(NamedTuple):
 
 
 def note_embedding(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Embedded | None:
-    """Note a call of an embedding of sequences from the batch."""
+    """Return the call if its tokens have the shape (samples, positions) and come from the batch; otherwise None."""
     tokens, ids = given.get("input"), op.arguments.get("input")
     if tokens is None or ids is None or tokens.dim() != 2 or ids.origin.path is None or not results[0].requires_grad:
         return None
     return Embedded(op, tokens, results[0])
 
 
-def future_leak(done: Done) -> Iterator[Finding]:
-    """Find outputs that depend on later tokens, where the next token is the target."""
+def future_leak(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if the targets are the next tokens, and an output depends on tokens after its own position."""
     if any(isinstance(module, _NORMS) and module.training for module in done.step.model.modules()):
-        return  # its statistics make all positions depend on each other, and give hardly anything away
+        return  # its statistics make all positions depend on each other, yet reveal next to nothing of the tokens
     calls = [call for call in losses_of(done) if call.op.name in ("cross_entropy", "nll_loss")]
     embedded = [op.seen for op in done.step.ops if isinstance(op.seen, Embedded)]
     for call in calls:
@@ -71,17 +71,20 @@ def future_leak(done: Done) -> Iterator[Finding]:
 
 
 def _position_to_test(call: LossCall, tokens: Tensor) -> tuple[int, int] | None:
-    """Return a sample and a position whose target is the next token; None if the targets are no next tokens."""
+    """Return the index of a sample and of a position to test; None if the targets are not the next tokens.
+
+    The target at that position is the next token, which differs from the token there; it is near the middle.
+    """
     samples, positions = tokens.shape
     wanted = call.wanted
     if wanted.is_floating_point() or wanted.numel() % samples or call.live is None:
         return None
     each = wanted.numel() // samples
-    if each not in (positions, positions - 1) or each < FEWEST_POSITIONS:
+    if each not in (positions, positions - 1) or each < MIN_POSITIONS:
         return None
     targets, now, following = wanted.reshape(samples, each)[:, :-1], tokens[:, : each - 1], tokens[:, 1:each]
     counts = (targets != call.op.arguments.get("ignore_index", -100)) & (now != following)
-    if counts.sum() < FEWEST_POSITIONS or (targets == following)[counts].double().mean() <= NEXT_SHARE:
+    if counts.sum() < MIN_POSITIONS or (targets == following)[counts].double().mean() <= NEXT_SHARE:
         return None
     places = (counts & (targets == following)).nonzero().tolist()
     sample, position = min(places, key=lambda place: abs(place[1] - each // 2))
@@ -89,7 +92,7 @@ def _position_to_test(call: LossCall, tokens: Tensor) -> tuple[int, int] | None:
 
 
 def _later_positions_seen(call: LossCall, embedded: Embedded, sample: int, position: int) -> int:
-    """Count the later positions with a gradient from the output at one position."""
+    """Return how many later positions the output at this position depends on, by its gradient."""
     assert call.live is not None
     samples, each = len(embedded.tokens), call.wanted.numel() // len(embedded.tokens)
     classes_last = call.live if call.live.dim() == 2 else call.live.movedim(1, -1)
@@ -99,9 +102,9 @@ def _later_positions_seen(call: LossCall, embedded: Embedded, sample: int, posit
         (gradient,) = torch.autograd.grad(
             (output * weights).sum(), embedded.vectors, retain_graph=True, allow_unused=True
         )
-    except RuntimeError:  # the graph is not there any more, or does not allow it
+    except RuntimeError:  # the graph was freed, or a tensor in it was changed in place
         return 0
     if gradient is None:
         return 0
     sizes = gradient[sample].detach().abs().amax(-1)
-    return int((sizes[position + 1 :] > REACHES * sizes.max()).sum())
+    return int((sizes[position + 1 :] > MIN_GRADIENT_SHARE * sizes.max()).sum())

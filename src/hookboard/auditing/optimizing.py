@@ -1,4 +1,4 @@
-"""What can be wrong with the optimizers and schedulers of a fit, read before its first step."""
+"""Finds faults in the optimizers and schedulers of a fit before its first step."""
 
 import copy
 import math
@@ -18,26 +18,26 @@ from hookboard.auditing.rules import Finding
 from hookboard.messages import listed
 from hookboard.replay import undisturbed
 
-MOST_RATES = 2000
-"""A schedule is read for at most so many of its steps, evenly spread over the fit (a choice)."""
+MAX_RATES = 2000
+"""At most about this many rates of a schedule are looked at, evenly spread over the fit (a choice)."""
 
 DEFAULT_EPOCHS = 1000
-"""What Lightning takes for `max_epochs` where nothing is given: such a fit is meant to be stopped by hand."""
+"""Lightning's default of `max_epochs`. Such a fit is meant to be stopped early, so its length is unknown."""
 
-MOST_SCHEDULED = 20_000
-"""A longer schedule is not read, because each of its steps has to be made (a choice: about half a second)."""
+MAX_SCHEDULED_STEPS = 20_000
+"""A longer schedule is not judged, because each of its steps has to be taken (a choice: about half a second)."""
 
 ZERO_RATE = 1e-6
-"""A learning rate below this share of its largest counts as 0 (a choice)."""
+"""A learning rate below this share of the largest one counts as 0 (a choice)."""
 
-MOSTLY = 0.5
-"""A rate that is 0 for a larger share of the steps is an alarm (a choice)."""
+ZERO_RATE_SHARE_ALARM = 0.5
+"""A schedule is an alarm if the rate is 0 in a larger share of its steps (a choice)."""
 
 
 def findings_of_optimizers(
     trainer: Trainer, pl_module: LightningModule, reached: Collection[str] | None
 ) -> Iterator[Finding]:
-    """Find what the optimizers do not hold, what is frozen, and rates that are 0 most of the time.
+    """Yield findings on parameters that no optimizer has, on frozen ones, and on rates that are 0 most of the time.
 
     Args:
         trainer: the Trainer.
@@ -45,14 +45,17 @@ def findings_of_optimizers(
         reached: the names of the parameters that a gradient reaches; None if that is not known.
 
     Raises:
-        CannotRunAgainError: to read a schedule its functions are called, and what they may change cannot be restored.
+        CannotRunAgainError: stepping a schedule calls functions of the user, and what they may change cannot be
+            restored.
     """
     parameters = {name: p for name, p in pl_module.named_parameters() if not is_lazy(p)}
     if reached is not None:
         yield from _not_in_optimizer(trainer, parameters, reached)
     yield from _frozen(parameters)
-    if trainer.lr_scheduler_configs and not trainer.global_step:  # of a fit that goes on, the rates of before are gone
-        with undisturbed(pl_module, trainer=trainer, is_whole_step=True, is_strict=True):  # functions of the user run
+    if trainer.lr_scheduler_configs and not trainer.global_step:  # in a resumed fit the earlier rates are unknown
+        with undisturbed(
+            pl_module, trainer=trainer, is_whole_step=True, is_strict=True
+        ):  # schedules call functions of the user
             found = list(_schedule(trainer, pl_module))
         yield from found
 
@@ -60,6 +63,7 @@ def findings_of_optimizers(
 def _not_in_optimizer(
     trainer: Trainer, parameters: Mapping[str, nn.Parameter], reached: Collection[str]
 ) -> Iterator[Finding]:
+    """Yield a finding if trainable parameters that a gradient reaches are in no optimizer."""
     held = {id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]}
     trained = {name: p for name, p in parameters.items() if p.requires_grad and name in reached}
     left_out = [name for name, p in trained.items() if id(p) not in held]
@@ -85,6 +89,7 @@ def _not_in_optimizer(
 
 
 def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
+    """Yield a note with the numbers of trained and frozen weights, if some but not all are frozen."""
     frozen = {name: p.numel() for name, p in parameters.items() if not p.requires_grad}
     count = sum(p.numel() for p in parameters.values())
     if frozen and sum(frozen.values()) < count:
@@ -98,8 +103,12 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
         )
 
 
-def _whole(parameters: Mapping[str, nn.Parameter], frozen: Collection[str]) -> list[str]:
-    """Return the fewest names of modules and parameters that cover what is frozen, and nothing else."""
+def _whole(parameters: Collection[str], frozen: Collection[str]) -> list[str]:
+    """Return the fewest names of modules and parameters that together cover the frozen parameters, and no others.
+
+    >>> _whole(["net.0.weight", "net.0.bias", "head.weight"], ["net.0.weight", "net.0.bias"])
+    ['net']
+    """
     all_of = Counter(path for name in parameters for path in _paths_to(name))
     frozen_of = Counter(path for name in frozen for path in _paths_to(name))
     wholes = (next(path for path in _paths_to(name) if all_of[path] == frozen_of[path]) for name in frozen)
@@ -107,7 +116,7 @@ def _whole(parameters: Mapping[str, nn.Parameter], frozen: Collection[str]) -> l
 
 
 def _paths_to(name: str) -> Iterator[str]:
-    """Yield the names of the modules around a parameter, from the outermost, and its own.
+    """Yield the names of the modules that contain a parameter, from the outermost, then the parameter's.
 
     >>> list(_paths_to("net.0.weight"))
     ['net', 'net.0', 'net.0.weight']
@@ -117,14 +126,15 @@ def _paths_to(name: str) -> Iterator[str]:
 
 
 def _schedule(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]:
+    """Yield an alarm for each schedule whose rate is 0 in most of its steps."""
     for config in trainer.lr_scheduler_configs:
         count = _steps_of(trainer, config)
         if count is None or isinstance(config.scheduler, ReduceLROnPlateau):
             continue
-        rates = list(rates_of(config.scheduler, count, keep=[pl_module, trainer]))
+        rates = list(scheduled_rates(config.scheduler, count, keep=[pl_module, trainer]))
         peak = max(rates)
         zero = sum(rate <= ZERO_RATE * peak for rate in rates) / len(rates)
-        if zero > MOSTLY and math.isfinite(peak):
+        if zero > ZERO_RATE_SHARE_ALARM and math.isfinite(peak):
             last = max(i for i, rate in enumerate(rates) if rate > ZERO_RATE * peak) if peak > 0 else 0
             end = round((last + 1) / len(rates) * count)
             unit = "steps" if config.interval == "step" else "epochs"
@@ -139,7 +149,7 @@ def _schedule(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]
 
 
 def _steps_of(trainer: Trainer, config: Any) -> int | None:
-    """Return how often a scheduler is stepped in the fit; None if that is not known, or cannot be read."""
+    """Return how often a scheduler steps in the fit; None if unknown, less than 2, or too often to try."""
     total: float
     if trainer.max_epochs == DEFAULT_EPOCHS and trainer.max_steps in (-1, None):
         return None
@@ -152,16 +162,18 @@ def _steps_of(trainer: Trainer, config: Any) -> int | None:
     if not math.isfinite(total) or total <= 1:
         return None
     count = int(total) // max(1, config.frequency)
-    return count if 1 < count <= MOST_SCHEDULED else None
+    return count if 1 < count <= MAX_SCHEDULED_STEPS else None
 
 
-def rates_of(scheduler: LRScheduler, count: int, keep: list[object]) -> Iterator[float]:
-    """Yield the largest learning rate of a scheduler's optimizer before each of its steps, some of many, from a copy.
+def scheduled_rates(scheduler: LRScheduler, count: int, keep: list[object]) -> Iterator[float]:
+    """Yield the learning rates that a scheduler will give, found by stepping a copy of it.
+
+    Of several parameter groups the largest rate is taken. If there are more than MAX_RATES, only every n-th is given.
 
     Args:
-        scheduler: stays as it is.
+        scheduler: it and its optimizer are not changed.
         count: how many steps.
-        keep: what is not copied, though functions of the scheduler may belong to it.
+        keep: objects that the copy shares with the original, such as the model to which a lambda of it refers.
     """
     options = [
         {name: value for name, value in group.items() if name != "params"} for group in scheduler.optimizer.param_groups
@@ -171,7 +183,7 @@ def rates_of(scheduler: LRScheduler, count: int, keep: list[object]) -> Iterator
         group.update(copy.deepcopy(given))
     memo = {id(scheduler.optimizer): stand_in, **{id(value): value for value in keep}}
     spare = copy.deepcopy(scheduler, memo)
-    every = max(1, count // MOST_RATES)
+    every = max(1, count // MAX_RATES)
 
     def rates() -> Iterator[float]:
         for _ in range(count):

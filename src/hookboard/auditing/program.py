@@ -1,9 +1,10 @@
-"""`Step`: what one training step calls, from the batch to the loss, with the file and line of each call."""
+"""`StepTrace`: records each function of torch that a training step calls, with its file and line."""
 
 import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from hookboard.replay import call_training_step
 from hookboard.user_code import is_of_library
 
 _CALLERS = (inspect.getfile(call_training_step), str(Path(__file__).with_name("audit.py")))
-"""What calls the step; the code that called this is of no interest."""
+"""The files that call the step: the search for the user's line in the stack ends there."""
 
 _RESHAPES = """
 view view_as reshape reshape_as squeeze unsqueeze flatten unflatten ravel transpose permute movedim contiguous clone
@@ -26,19 +27,19 @@ expand expand_as getitem select narrow index_select masked_select gather T mT fl
 cpu cuda requires_grad
 """
 RESHAPES = frozenset(_RESHAPES.split())
-"""Operations that change where a value stands, or its type, and not the value."""
+"""Operations that move, repeat, select or cast numbers, and leave them otherwise unchanged."""
 
 CUTS = frozenset({"detach", "data", "item", "tolist", "numpy", "argmax"})
-"""Operations that no gradient passes."""
+"""Operations whose result has no gradient with respect to their input."""
 
 
 class Place(NamedTuple):
-    """A line of the user's code, and the layer whose forward was running.
+    """A line of the user's code, and the layer that was running.
 
     Args:
-        module: the dotted name of the innermost layer; "" outside of all.
-        file: its path; "" where the call did not come from the user's code.
-        line: its number, from 1.
+        module: the dotted name of the innermost running layer; "" outside of all layers.
+        file: the path of the file; "" if no code of the user made the call.
+        line: the line number, from 1.
     """
 
     module: str
@@ -46,7 +47,7 @@ class Place(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        """Return it as a user finds it: `model.py:31 (in net.4)`."""
+        """Return the place as in `model.py:31 (in net.4)`, or "training_step" without a file."""
         line = f"{Path(self.file).name}:{self.line}" if self.file else "training_step"
         return f"{line} (in {self.module})" if self.module else line
 
@@ -56,12 +57,12 @@ class Op:
     """A call of a function of torch.
 
     Args:
-        name: of the function, such as `softmax`, without underscores.
-        arguments: what it was given, by the name of the parameter where the function has a signature, else by index.
-            A tensor stands there as its `Value`.
+        name: the name of the function without leading and trailing underscores, such as `softmax`.
+        arguments: the arguments, by parameter name if the function is written in Python, else by index ("0", "1", ...).
+            In place of a tensor stands its `Value`.
         place: where it was called.
         with_grad: whether autograd was recording.
-        seen: what its observer made of its tensors; None without one.
+        seen: what the observer of this function returned; None if it has none.
     """
 
     name: str
@@ -72,22 +73,22 @@ class Op:
 
     @property
     def inputs(self) -> "list[Value]":
-        """The values of the tensors it was given."""
+        """The values of all tensors among the arguments, also of those in lists."""
         return [value for given in self.arguments.values() for value in _values_in(given)]
 
 
 @dataclass(eq=False)
 class Value:
-    """A tensor in the step.
+    """What is known of a tensor in the step, without its numbers.
 
     Args:
-        op: the operation that gave it; None if it came from outside.
-        path: the path in the batch, where it came in with the batch.
-        parameter: the name of the parameter, where it is one.
+        op: the call that returned it; None if no call of the step did.
+        path: its path in the batch; None if it is not part of it.
+        parameter: its name, if it is a parameter of the model, else None.
         shape: its shape.
-        requires_grad: whether autograd followed it.
-        of_batch: whether it was computed from the batch, among others.
-        of_parameters: whether it was computed from a parameter, among others.
+        requires_grad: its `requires_grad`.
+        of_batch: whether it is part of the batch, or computed from such a tensor.
+        of_parameters: whether it is a parameter, or computed from one.
     """
 
     op: Op | None
@@ -100,7 +101,7 @@ class Value:
 
     @property
     def origin(self) -> "Value":
-        """The value that it has the numbers of, before views, reshapes and casts."""
+        """The value whose numbers it shows: the one before all views, reshapes and casts in `RESHAPES`."""
         value = self
         while value.op is not None and value.op.name in RESHAPES and value.op.inputs:
             value = value.op.inputs[0]
@@ -108,12 +109,12 @@ class Value:
 
     @property
     def made_by(self) -> str:
-        """The name of the operation that gave its numbers; "" where they came from outside."""
+        """The name of the function that computed its numbers; "" if no call of the step did."""
         op = self.origin.op
         return "" if op is None else op.name
 
     def ancestors(self) -> "Iterator[Value]":
-        """Yield it and every value it was computed from, each once."""
+        """Yield this value and every value that it was computed from, each once."""
         seen: set[int] = set()
         waiting = [self]
         while waiting:
@@ -127,17 +128,17 @@ class Value:
 
 
 Observer = Callable[[Op, Mapping[str, Tensor], Sequence[Tensor]], Any]
-"""From a call, the arguments that are tensors, and its results to what is kept of them."""
+"""Called after a function with the call, its arguments that are tensors, and its results; returns `Op.seen`."""
 
 
-class Step(TorchFunctionMode):
-    """Follows the code that runs inside its context.
+class StepTrace(TorchFunctionMode):
+    """Records each call of a function of torch that runs inside its context.
 
     Args:
-        model: whose step it is.
-        batch: what the step takes.
-        observers: for the names of functions, what looks at their tensors when they are called.
-        at_backward: is called with a loss in place of its `backward()`.
+        model: the model whose step runs.
+        batch: the batch that the step takes.
+        observers: function name to what is called with the tensors of each call of that function.
+        at_backward: called with the loss in place of `loss.backward()`.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Step(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call the function, and note the call if it takes a tensor or gives one."""
+        """Call the function, and record the call if it returns a tensor or is one of `CUTS`."""
         kwargs = kwargs or {}
         if func is Tensor.backward:
             return self._at_backward(args[0])
@@ -172,7 +173,7 @@ class Step(TorchFunctionMode):
         given = {name: argument for name, argument in arguments.items() if isinstance(argument, Tensor)}
         returned = func(*args, **kwargs)
         name = _name_of(func)
-        # What is changed in place, and not returned, has other numbers from here on.
+        # Item assignment returns nothing: its result is the tensor that it has changed in place.
         results = [args[0]] if name == "setitem" else list(_tensors_in(returned))
         if results or name in CUTS:
             op = Op(name, values, self._place(), torch.is_grad_enabled())
@@ -187,8 +188,8 @@ class Step(TorchFunctionMode):
     def flow(self) -> Flow:
         """Return which layer's output flows into which other one.
 
-        What comes from neither the batch nor an operation, such as the result of a compiled block, may come from any
-        layer before.
+        A tensor that comes from neither the batch, a parameter nor a recorded call, such as the result of a compiled
+        block, may come from any earlier layer.
         """
         above: dict[str, int] = {}
         bits: dict[str, int] = {}
@@ -208,20 +209,21 @@ class Step(TorchFunctionMode):
         return Flow(above)
 
     def forget(self) -> None:
-        """Drop all that was noted, and with it the tensors and their graphs."""
+        """Clear the record, which frees the tensors that observers kept, with their graphs."""
         for op in self.ops:
             op.seen = None  # which may hold the operation in turn
         self.ops.clear()
         self._values.clear()
 
-    def of(self, tensor: Tensor) -> Value:
-        """Return what is known of a tensor."""
+    def value_of(self, tensor: Tensor) -> Value:
+        """Return what is known of a tensor; an unknown one counts as new from here on."""
         known = self._values.get(id(tensor))
         if known is None or known[0]() is not tensor:
             return self._note(tensor, None)
         return known[1]
 
     def _note(self, tensor: Tensor, op: Op | None, path: str | None = None, parameter: str | None = None) -> Value:
+        """Record a tensor, and return its value."""
         inputs = [] if op is None else op.inputs
         of_batch = path is not None or any(value.of_batch for value in inputs)
         of_parameters = parameter is not None or any(value.of_parameters for value in inputs)
@@ -231,13 +233,15 @@ class Step(TorchFunctionMode):
         return value
 
     def _seen(self, argument: Any) -> Any:
+        """Return an argument with the value in place of each tensor, also in lists and tuples, which become lists."""
         if isinstance(argument, Tensor):
-            return self.of(argument)
+            return self.value_of(argument)
         if isinstance(argument, (tuple, list)):
             return [self._seen(part) for part in argument]
         return argument
 
     def _place(self) -> Place:
+        """Return the innermost line of the user's code in the stack, and the innermost layer of the model."""
         file, line, module = "", 0, ""
         own = inspect.currentframe()
         assert own is not None
@@ -255,6 +259,7 @@ class Step(TorchFunctionMode):
 
 
 def _name_of(func: Callable[..., Any]) -> str:
+    """Return a function's name without underscores at its ends; for an attribute's getter, the attribute's name."""
     name = getattr(func, "__name__", "")
     if name == "__get__":
         name = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -262,18 +267,17 @@ def _name_of(func: Callable[..., Any]) -> str:
 
 
 def _bound(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by name where the function is written in Python, otherwise by index."""
+    """Return the arguments by name if the function is written in Python, otherwise by index ("0", "1", ...)."""
     signature = _signature_of(func)
-    if signature is None:
-        return {**{str(index): argument for index, argument in enumerate(args)}, **kwargs}
-    try:
-        return signature.bind(*args, **kwargs).arguments
-    except TypeError:  # it is called in a way that its signature does not tell
-        return {**{str(index): argument for index, argument in enumerate(args)}, **kwargs}
+    with suppress(TypeError):  # the call does not match the signature
+        if signature is not None:
+            return signature.bind(*args, **kwargs).arguments
+    return {**{str(index): argument for index, argument in enumerate(args)}, **kwargs}
 
 
 @functools.cache
 def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of a function written in Python; None for others."""
     try:
         return inspect.signature(func) if inspect.isfunction(func) else None
     except ValueError:  # it wraps a function in C
@@ -281,6 +285,7 @@ def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _tensors_in(value: Any) -> "Iterator[Tensor]":
+    """Yield a tensor, or those in a list or tuple, nested ones too."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -289,6 +294,7 @@ def _tensors_in(value: Any) -> "Iterator[Tensor]":
 
 
 def _values_in(given: Any) -> "Iterator[Value]":
+    """Yield a value, or those in a list, nested ones too."""
     if isinstance(given, Value):
         yield given
     elif isinstance(given, list):

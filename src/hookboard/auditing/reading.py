@@ -1,4 +1,4 @@
-"""`Reader`: reads a step while it runs."""
+"""`Reader`: traces a step while it runs, and applies all rules to it."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -8,48 +8,48 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from hookboard.auditing.leak import future_leak, note_embedding
-from hookboard.auditing.program import Step, Value
-from hookboard.auditing.rules import OBSERVERS, RULES, Done, Finding, findings_of
+from hookboard.auditing.program import StepTrace, Value
+from hookboard.auditing.rules import OBSERVERS, RULES, Finding, TracedStep, findings_of
 from hookboard.auditing.scaling import loss_scale, unbounded_loss
 from hookboard.flow import Flow
 
 ALL_RULES = (*RULES, unbounded_loss, loss_scale, future_leak)
-"""The rules of a step."""
+"""The rules that judge the code of a step."""
 
 
 class Reader:
-    """Reads a step that runs in the context of `reading`, inside `undisturbed`.
+    """Traces a step and judges it: run the step inside `reading`, give its loss to `take_loss`, then ask `findings`.
 
     Args:
         model: the model.
-        batch: what the step takes.
-        at_backward: is called with a loss in place of its `backward()`. Left out: `take`.
+        batch: the batch that the step takes.
+        at_backward: called with the loss in place of `loss.backward()`. Left out: `take_loss`.
     """
 
     def __init__(self, model: nn.Module, batch: object, at_backward: Callable[[Tensor], None] | None = None) -> None:
-        self._step = Step(model, batch, {**OBSERVERS, "embedding": note_embedding}, at_backward or self.take)
+        self._step = StepTrace(model, batch, {**OBSERVERS, "embedding": note_embedding}, at_backward or self.take_loss)
         self._parameters = dict(model.named_parameters())
         self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
         self.losses: list[tuple[Value, bool, float]] = []
-        """Each loss that was taken, whether it is finite, and its number."""
+        """For each loss its value, whether it is finite, and its number."""
         self.reached: set[str] = set()
-        """The parameters that a gradient reaches from any of them."""
+        """The names of the parameters that a gradient reaches from any of the losses."""
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Follow what runs inside."""
+        """Record the functions of torch that are called inside the context."""
         with self._step:
             yield
 
-    def take(self, loss: Tensor) -> None:
-        """Take a loss from which a backward pass would start."""
+    def take_loss(self, loss: Tensor) -> None:
+        """Note a tensor as a loss of the step, from which a backward pass would start."""
         is_finite = bool(loss.detach().isfinite().all())
         number = float(loss.detach()) if loss.numel() == 1 and not loss.is_complex() else math.nan
-        self.losses.append((self._step.of(loss), is_finite, number))
+        self.losses.append((self._step.value_of(loss), is_finite, number))
         self.reached |= reached_from(loss, self._parameters)
 
     def forget(self) -> None:
-        """Drop all that was read, and with it the tensors and their graphs."""
+        """Clear the record, which frees the tensors of the step and their graphs."""
         self._step.forget()
         self.losses.clear()
 
@@ -58,20 +58,22 @@ class Reader:
         return self._step.flow()
 
     def findings(self) -> list[Finding]:
-        """Return what is wrong, alarms first."""
+        """Return the findings of all rules for each loss, alarms first; equal ones once."""
         without = self._trained - self.reached
         found = [
             finding
             for loss, is_finite, number in self.losses
-            for finding in findings_of(Done(self._step, loss, self._trained, without, is_finite, number), ALL_RULES)
+            for finding in findings_of(
+                TracedStep(self._step, loss, self._trained, without, is_finite, number), ALL_RULES
+            )
         ]
         return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
 
 
 def reached_from(loss: Tensor, parameters: dict[str, nn.Parameter]) -> set[str]:
-    """Return the names of the parameters that autograd's graph of the loss leads to.
+    """Return the names of the parameters in the autograd graph of the loss.
 
-    A function with a backward pass of its own may lead to any: then all are returned.
+    If a custom `autograd.Function` is in the graph, all names are returned, as what its backward pass does is unknown.
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
     reached = {names[id(loss)]} if id(loss) in names else set()

@@ -1,4 +1,4 @@
-"""What can be wrong with a step, read from its calls: facts, without a threshold."""
+"""Rules that find faults in a traced step, and the loss calls that they judge."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookboard.auditing.program import CUTS, Observer, Op, Step, Value
+from hookboard.auditing.program import CUTS, Observer, Op, StepTrace, Value
 from hookboard.health import SCALE_TARGETS, Severity, Symptom
-from hookboard.messages import warn_switched_off
+from hookboard.messages import listed, warn_switched_off
 
 PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
 LOG_PROBABILITIES = frozenset({"log_softmax", "logsigmoid"})
@@ -27,36 +27,35 @@ RANGES: dict[str, tuple[float, float]] = {
     "log_softmax": (-math.inf, 0),
     "logsigmoid": (-math.inf, 0),
 }
-"""What the outputs of a function can be."""
+"""The range of each function's outputs."""
 
 TAKES_LOGITS = frozenset({"cross_entropy", "binary_cross_entropy_with_logits", "multilabel_soft_margin_loss"})
 REGRESSION = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 BINARY = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
 LOSSES = TAKES_LOGITS | REGRESSION | BINARY | {"nll_loss", "kl_div"}
 ROUNDING = 1e-3
-"""Numbers may be out of a range by this much: interpolation and half precision round (a choice)."""
+"""How far numbers may be outside of a range: interpolation and half precision round (a choice)."""
 
 SUM_DEVIATION = 0.1
-"""Probabilities may sum to 1 within this much: half precision rounds (a choice)."""
+"""How far the sum of probabilities may be from 1: half precision rounds (a choice)."""
 
-UNSCALED = 10
-"""Targets of a regression with a larger standard deviation or mean are worth a note: most initializations give outputs
-of about 1 (a choice)."""
-
+UNSCALED_TARGETS = 10
+"""Targets of a regression with a larger mean or standard deviation are a note: most initializations give outputs of
+about 1 (a choice)."""
 
 ONE_CLASS_SAMPLES = 32
-"""So many samples of one class, of three or more, are an alarm (a choice): of a class that has three quarters of the
-samples, they are so in 1 of 10,000 batches."""
+"""If a batch has at least this many samples, of three or more classes, and all are of one class, that is an alarm (a
+choice). With a class that makes up three quarters of the data, it happens in 1 of 10,000 batches."""
 
 
 class Finding(NamedTuple):
-    """What a rule finds.
+    """A fault in the code, or what may be one.
 
     Args:
-        rule: its name.
-        severity: `alarm` where the code cannot do what it says; `note` where it may be meant.
+        rule: the name of the rule that found it.
+        severity: `alarm` if the code cannot work; `note` if it may be intended.
         module: the dotted name of the layer; "" for the whole model.
-        evidence: one sentence with the line and the numbers.
+        evidence: one sentence with the line of code and the numbers.
         advice: one sentence: what to change.
     """
 
@@ -68,24 +67,24 @@ class Finding(NamedTuple):
 
     @property
     def symptom(self) -> Symptom:
-        """The same as a symptom. An alarm follows from no other: it stands in the code."""
+        """The finding as a symptom. An alarm is a root: it follows from no other, as it is in the code."""
         is_alarm = self.severity == "alarm"
         return Symptom(self.module, self.evidence, self.advice, self.severity, is_root=is_alarm, is_hard=is_alarm)
 
 
-class Done(NamedTuple):
-    """A step that has run, forward and backward.
+class TracedStep(NamedTuple):
+    """A step that has run, up to one of its losses.
 
     Args:
-        step: the calls.
-        loss: the loss.
+        step: the recorded calls.
+        loss: the value of the loss.
         trained: the names of the trainable parameters.
-        without: those of them that no gradient reached.
-        is_finite: whether the loss is.
-        number: the loss; NaN where it is more than one number.
+        without: those of them that no gradient reaches from any loss of the step.
+        is_finite: whether the loss is finite.
+        number: the loss as a number; NaN if it has several elements.
     """
 
-    step: Step
+    step: StepTrace
     loss: Value
     trained: Collection[str]
     without: Collection[str]
@@ -94,16 +93,17 @@ class Done(NamedTuple):
 
 
 class LossCall(NamedTuple):
-    """A call of a loss function, or a difference that is made a loss by hand.
+    """A call that compares an output with a target: of a loss function, or a subtraction.
 
     Args:
         op: the call.
-        output: what the model gave.
-        target: what it is compared with.
-        values: the numbers of the output.
-        wanted: the numbers of the target.
-        counts_all: whether every number of the target counts: none is weighted, or left to a mask of later.
-        live: the output with its graph; None where that is not kept.
+        output: the value of the output.
+        target: the value of the target.
+        values: the output as a detached tensor.
+        wanted: the target as a tensor.
+        counts_all: whether every element of the target counts: False with weights or `reduction="none"`, after which a
+            mask may follow.
+        live: the output as a tensor with its autograd graph; None for a subtraction.
     """
 
     op: Op
@@ -116,6 +116,7 @@ class LossCall(NamedTuple):
 
 
 def _of_loss(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
+    """Return the call of a loss function that takes an `input` and a `target`; None for others."""
     if {"input", "target"} <= given.keys():
         output, target = op.arguments["input"], op.arguments["target"]
         counts_all = op.arguments.get("reduction") != "none" and "weight" not in given
@@ -126,7 +127,7 @@ def _of_loss(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> 
 
 
 def _of_difference(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
-    """Note the difference between something of the model and something of the batch."""
+    """Return a subtraction between a tensor that needs a gradient and one from the batch alone; None for others."""
     pairs = list(zip(op.inputs, given.values(), strict=False))
     if len(pairs) == 2:
         for (output, values), (target, wanted) in (pairs, pairs[::-1]):
@@ -135,10 +136,10 @@ def _of_difference(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor
     return None
 
 
-def losses_of(done: Done) -> Iterator[LossCall]:
-    """Yield the calls of loss functions, and the differences of which nothing but sums and powers make the loss.
+def losses_of(done: TracedStep) -> Iterator[LossCall]:
+    """Yield the calls of loss functions, and the subtractions from which only sums, powers and the like make the loss.
 
-    A call whose output needs no gradient is a metric, and is left out.
+    A call whose output needs no gradient is left out: it computes a metric.
     """
     reduced = {id(op) for op in _only_reduced(done.loss)}
     for op in done.step.ops:
@@ -152,9 +153,9 @@ _REDUCING |= {"mul", "rmul", "div", "truediv", "rtruediv"}
 
 
 def _only_reduced(loss: Value) -> Iterator[Op]:
-    """Yield the operations whose results reach the loss through nothing but the operations in `_REDUCING`.
+    """Yield the calls whose results reach the loss through nothing but the functions in `_REDUCING`.
 
-    One with several inputs, such as loss times mask, is followed further back only if its result is a single number.
+    A call with several inputs, such as loss times mask, is followed further back only if its result is one number.
     """
     waiting, seen = [loss], set[int]()
     while waiting:
@@ -167,8 +168,8 @@ def _only_reduced(loss: Value) -> Iterator[Op]:
                 waiting.extend(op.inputs)
 
 
-def loss_input(done: Done) -> Iterator[Finding]:
-    """Find a loss that takes logits and gets something else, or the other way round."""
+def loss_input(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a loss function whose input is not the logits or log-probabilities that it takes."""
     for call in losses_of(done):
         name, made_by, values = call.op.name, call.output.made_by, call.values
         if name in TAKES_LOGITS and made_by in RANGES.keys() - {"log_softmax", "softplus"}:
@@ -198,6 +199,7 @@ def loss_input(done: Done) -> Iterator[Finding]:
 
 
 def _of_logits(call: LossCall) -> Finding:
+    """Return the alarm for a loss that takes logits; for `cross_entropy` of probabilities with its least value."""
     made_by, classes = call.output.made_by, call.values.shape[1] if call.values.dim() > 1 else 1
     low, high = _limits_of(call.output) or (-math.inf, math.inf)
     bound = ""
@@ -219,8 +221,8 @@ def _of_logits(call: LossCall) -> Finding:
     )
 
 
-def _last_softmaxes(done: Done) -> Iterator[tuple[LossCall, Op, tuple[int, ...], int]]:
-    """Yield each softmax that gives a loss its input: the call of the loss, the softmax, its shape and dimension."""
+def _last_softmaxes(done: TracedStep) -> Iterator[tuple[LossCall, Op, tuple[int, ...], int]]:
+    """Yield each (log-)softmax whose output a loss takes: the loss call, the softmax, its shape and dimension."""
     calls = {id(call.output.origin.op): call for call in losses_of(done) if call.output.origin.op is not None}
     for key, call in calls.items():
         op = call.output.origin.op
@@ -235,8 +237,8 @@ def _last_softmaxes(done: Done) -> Iterator[tuple[LossCall, Op, tuple[int, ...],
         yield call, op, shape, dim
 
 
-def no_influence(done: Done) -> Iterator[Finding]:
-    """Find a softmax over a dimension of size 1, and a cross entropy of one class: the model cannot change them."""
+def no_influence(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a softmax over a dimension of size 1, and for a cross entropy of one class."""
     for call in losses_of(done):
         if call.op.name == "cross_entropy" and call.values.dim() > 1 and call.values.shape[1] == 1:
             yield Finding(
@@ -261,8 +263,8 @@ def no_influence(done: Done) -> Iterator[Finding]:
             )
 
 
-def batch_mixing(done: Done) -> Iterator[Finding]:
-    """Find a softmax over the samples of the batch."""
+def batch_mixing(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a softmax over the samples of the batch."""
     for call, op, shape, dim in _last_softmaxes(done):
         is_first = dim % len(shape) == 0 and len(shape) == 2 and shape[dim] > 1
         if is_first and call.target.shape == shape[:1] != shape[1:]:
@@ -275,8 +277,8 @@ def batch_mixing(done: Done) -> Iterator[Finding]:
             )
 
 
-def output_range(done: Done) -> Iterator[Finding]:
-    """Find targets that the last function of the model can never give."""
+def output_range(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for targets outside of the range of the model's last function."""
     yield from _sums_that_differ(done)
     for call in losses_of(done):
         limits = _limits_of(call.output) if call.counts_all else None
@@ -295,8 +297,8 @@ def output_range(done: Done) -> Iterator[Finding]:
             )
 
 
-def _sums_that_differ(done: Done) -> Iterator[Finding]:
-    """Find a softmax, whose outputs sum to 1, in front of targets of another sum, such as several labels at once."""
+def _sums_that_differ(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for a softmax, whose outputs sum to 1, with targets that do not, such as several labels."""
     for call, op, shape, dim in _last_softmaxes(done):
         is_compared = call.op.name in REGRESSION | {"binary_cross_entropy", "sub", "rsub"} and call.counts_all
         if op.name != "softmax" or not is_compared or shape[dim] < 2 or call.wanted.shape != shape:
@@ -315,8 +317,8 @@ def _sums_that_differ(done: Done) -> Iterator[Finding]:
             )
 
 
-def targets(done: Done) -> Iterator[Finding]:
-    """Find targets that the loss does not take for what they are: out of range, constant, or far from scaled."""
+def targets(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for targets that the loss does not accept, that are all equal, or that should be scaled."""
     for call in losses_of(done):
         wanted, place = call.wanted.detach(), call.op.place
         if call.op.name in BINARY and call.counts_all and wanted.numel():
@@ -344,7 +346,7 @@ def targets(done: Done) -> Iterator[Finding]:
                 )
         if call.op.name in REGRESSION | {"sub", "rsub"} and wanted.numel() > 1 and not wanted.is_complex():
             spread, mean = float(wanted.double().std()), float(wanted.double().mean())
-            if spread > UNSCALED or abs(mean) > UNSCALED:
+            if spread > UNSCALED_TARGETS or abs(mean) > UNSCALED_TARGETS:
                 yield Finding(
                     "targets",
                     "note",
@@ -357,7 +359,7 @@ def targets(done: Done) -> Iterator[Finding]:
 
 
 def _all_the_same(call: LossCall) -> Iterator[Finding]:
-    """Find targets that are all equal: an alarm for class numbers, one for each sample, of many samples."""
+    """Yield a finding if all targets are equal: an alarm if they are class numbers of ONE_CLASS_SAMPLES samples."""
     wanted, place = call.wanted.detach(), call.op.place
     is_soft = call.op.name == "cross_entropy" and wanted.is_floating_point()
     if (
@@ -379,8 +381,8 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
     )
 
 
-def loss_shape(done: Done) -> Iterator[Finding]:
-    """Find an output and a target of different shapes, which broadcast so that each meets every other."""
+def loss_shape(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if output and target broadcast so that each output is compared with every target."""
     for call in losses_of(done):
         if call.op.name not in REGRESSION | {"sub", "rsub"} or call.output.shape == call.target.shape:
             continue
@@ -399,14 +401,14 @@ def loss_shape(done: Done) -> Iterator[Finding]:
 
 
 def _is_column_and_row(one: Value, other: Value) -> bool:
-    """Return whether one has the shape (n, 1) and the other (n,), and no index or `unsqueeze` has just made it so."""
+    """Return True if one has the shape (n, 1) and the other (n,), and no index or `unsqueeze` has just made it so."""
     short, long = sorted((one, other), key=lambda value: len(value.shape))
     is_made = any(value.op is not None and value.op.name in ("getitem", "unsqueeze") for value in (short, long))
     return len(short.shape) == 1 and long.shape == (*short.shape, 1) and not is_made
 
 
-def cut(done: Done) -> Iterator[Finding]:
-    """Find operations that no gradient passes between trainable parameters and the loss."""
+def cut(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note for the call that cuts the gradient of the most trainable parameters."""
     reached: dict[int, tuple[Op, set[str]]] = {}
     if len(done.without) == len(done.trained):  # as with reentrant checkpoints, which hide their graph
         return
@@ -429,14 +431,14 @@ def cut(done: Done) -> Iterator[Finding]:
         "note",
         op.place.module,
         f"{how} at {op.place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable parameters: "
-        f"{_some(sorted(lost))}",
+        f"{listed(sorted(lost), 3)}",
         f"remove the {how}; where it is meant, as in a teacher, set requires_grad=False on what shall stay as it is",
     )
 
 
-def masked_row(done: Done) -> Iterator[Finding]:
-    """Find rows of attention that are masked throughout and therefore give NaN."""
-    found = [(op, *op.seen) for op in done.step.ops if op.seen and op.name in OF_ATTENTION]
+def masked_row(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if the loss is not finite and attention has rows that are fully masked, which give NaN."""
+    found = [(op, *op.seen) for op in done.step.ops if op.seen and op.name in ATTENTION]
     if found and not done.is_finite:
         op, masked, rows = found[0]
         others = f", and so are some in {len(found) - 1} calls after it" if len(found) > 1 else ""
@@ -449,11 +451,11 @@ def masked_row(done: Done) -> Iterator[Finding]:
         )
 
 
-OF_ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward", "softmax"})
+ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward", "softmax"})
 
 
 def _of_attention(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> tuple[int, int] | None:
-    """Count the rows that are masked throughout, and all rows; None where no row gives NaN."""
+    """Return how many rows are fully masked, and how many there are; None if the result has no NaN."""
     rows = _masked_rows(op, given)
     if rows is None or not bool(rows.any()) or not bool(results[0].isnan().any()):
         return None
@@ -461,7 +463,7 @@ def _of_attention(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]
 
 
 def _masked_rows(op: Op, given: Mapping[str, Tensor]) -> Tensor | None:
-    """Return which rows of an attention see nothing; None where it has no mask."""
+    """Return which rows of an attention are fully masked, a bool tensor; None without a mask."""
     if op.name == "softmax":
         dim, scores = op.arguments.get("dim", op.arguments.get("1")), next(iter(given.values()))
         return (scores.detach() == -math.inf).all(dim) if isinstance(dim, int) else None
@@ -475,21 +477,22 @@ def _masked_rows(op: Op, given: Mapping[str, Tensor]) -> Tensor | None:
 OBSERVERS: Mapping[str, Observer] = {
     **dict.fromkeys(LOSSES, _of_loss),
     **dict.fromkeys(("sub", "rsub"), _of_difference),
-    **dict.fromkeys(OF_ATTENTION, _of_attention),
+    **dict.fromkeys(ATTENTION, _of_attention),
 }
-"""What looks at the tensors of which function."""
+"""Function name to what is called with its tensors; see `StepTrace`."""
 
 
 _WITH_MODES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 
 
 def _has_a_mode(module: nn.Module) -> bool:
+    """Return True if a norm or dropout acts differently in training: it has running statistics, or p > 0."""
     is_norm = getattr(module, "track_running_stats", False) and getattr(module, "running_mean", None) is not None
     return is_norm or getattr(module, "p", 0) > 0
 
 
-def eval_mode(done: Done) -> Iterator[Finding]:
-    """Find norms and dropouts that are in evaluation mode while the model trains; a frozen part may well be."""
+def eval_mode(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note if norms or dropouts outside of frozen modules are in evaluation mode."""
     modules: dict[str, nn.Module] = {}
     frozen: list[str] = []
     for name, module in done.step.model.named_modules():
@@ -508,13 +511,13 @@ def eval_mode(done: Done) -> Iterator[Finding]:
             "note",
             "",
             f"{len(idle)} of {len(modules)} layers that behave differently in training ({', '.join(kinds)}) are in "
-            f"evaluation mode: {_some(idle)}",
+            f"evaluation mode: {listed(idle, 3)}",
             "call train() on them, unless they are to stay as they are",
         )
 
 
-StepRule = Callable[[Done], Iterator[Finding]]
-"""From a step to what is wrong with it."""
+StepRule = Callable[[TracedStep], Iterator[Finding]]
+"""Yields the faults of a step."""
 
 RULES: tuple[StepRule, ...] = (
     loss_input,
@@ -529,12 +532,12 @@ RULES: tuple[StepRule, ...] = (
 )
 
 
-def findings_of(done: Done, rules: Sequence[StepRule]) -> list[Finding]:
-    """Ask these rules; what two of them or two calls say alike is said once. A rule that fails gives a warning."""
+def findings_of(done: TracedStep, rules: Sequence[StepRule]) -> list[Finding]:
+    """Return the findings of the rules, equal ones once. A rule that raises gives a warning and no findings."""
     return list(dict.fromkeys(finding for rule in rules for finding in _asked(rule, done)))
 
 
-def _asked(rule: StepRule, done: Done) -> list[Finding]:
+def _asked(rule: StepRule, done: TracedStep) -> list[Finding]:
     try:
         return list(rule(done))
     except Exception as error:
@@ -543,7 +546,7 @@ def _asked(rule: StepRule, done: Done) -> list[Finding]:
 
 
 def _limits_of(value: Value) -> tuple[float, float] | None:
-    """Return what the function that made the value can give; None where it has no limits."""
+    """Return the range (low, high) of the function that computed the value; None if that is not in `RANGES`."""
     op = value.origin.op
     if op is None or op.name not in RANGES:
         return None
@@ -553,30 +556,31 @@ def _limits_of(value: Value) -> tuple[float, float] | None:
 
 
 def _origin(value: Value) -> str:
+    """Return the function that computed the value, and where, as in `softmax at model.py:7 (in net.2)`."""
     op = value.origin.op
     assert op is not None
     return f"{op.name} at {op.place}"
 
 
 def _module_of(value: Value) -> str:
+    """Return the name of the layer that computed the value; "" if none did."""
     return "" if value.origin.op is None else value.origin.op.place.module
 
 
 def _from(value: Value) -> str:
+    """Return ", and comes from ..." for a sentence on the value; "" if no call of the step computed it."""
     return f", and comes from {_origin(value)}" if value.origin.op is not None else ""
 
 
 def _range(tensor: Tensor) -> str:
+    """Return the smallest and largest element, as in `-1.5 to 3`."""
     low, high = float(tensor.detach().min()), float(tensor.detach().max())
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 
 
 def _interval(limits: tuple[float, float]) -> str:
+    """Return a range in words: `0 to 1`, `0 and more` or `at most 0`."""
     low, high = limits
     if math.isinf(high):
         return f"{low:g} and more"
     return f"at most {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,26 +1,27 @@
-"""What a step multiplies its loss by: less than nothing, or next to nothing."""
+"""Finds losses that are multiplied by a negative number, or by next to nothing."""
 
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from hookboard.auditing.program import RESHAPES, Op, Value
-from hookboard.auditing.rules import LOSSES, Done, Finding, LossCall
+from hookboard.auditing.rules import LOSSES, Finding, LossCall, TracedStep
 
-NEXT_TO_NOTHING = 1e-6
-"""A loss that is multiplied by less is an alarm (a choice): Adam adds 1e-8 to the root of its second moment."""
+TINY_FACTOR = 1e-6
+"""A loss that is multiplied by no more than this is an alarm (a choice): Adam adds 1e-8 to the root of its second
+moment."""
 
 SMALL_LOSS = 1e-3
-"""A loss that is multiplied by next to nothing is an alarm if it is smaller than this (a choice)."""
+"""A loss with a tiny factor is an alarm only if it is smaller than this (a choice)."""
 
 
 class Scaled(NamedTuple):
-    """What a loss is, but for a factor.
+    """A loss as the multiple of the mean of some tensor.
 
     Args:
-        op: the operation that gives it.
-        factor: what its mean is multiplied by on the way to the loss.
-        smallest: the operation with the smallest factor; None without one.
+        op: the call that returned the tensor.
+        factor: what its mean is multiplied by to give the loss.
+        smallest: the multiplication with the smallest factor on the way to the loss; None without one.
     """
 
     op: Op
@@ -28,8 +29,8 @@ class Scaled(NamedTuple):
     smallest: Op | None
 
 
-def unbounded_loss(done: Done) -> Iterator[Finding]:
-    """Find a loss that is minus an error, so that training makes the error larger."""
+def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if the loss is an error times a negative number, so that training makes the error larger."""
     scaled = _scaled(done.loss)
     if scaled is None or scaled.factor >= 0 or not _is_error(scaled.op):
         return
@@ -43,14 +44,14 @@ def unbounded_loss(done: Done) -> Iterator[Finding]:
     )
 
 
-def loss_scale(done: Done) -> Iterator[Finding]:
-    """Find a loss that is multiplied by next to nothing, or is exactly 0."""
+def loss_scale(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if the loss is multiplied by next to nothing, and a note if it is exactly 0."""
     if done.number == 0:
         yield Finding(
             "loss_scale", "note", "", "the loss of the first batch is exactly 0", "look at what it is made of"
         )
     scaled = _scaled(done.loss)
-    if scaled is None or scaled.smallest is None or not 0 < abs(scaled.factor) < NEXT_TO_NOTHING:
+    if scaled is None or scaled.smallest is None or not 0 < abs(scaled.factor) <= TINY_FACTOR:
         return
     if abs(done.number) < SMALL_LOSS:
         yield Finding(
@@ -63,7 +64,10 @@ def loss_scale(done: Done) -> Iterator[Finding]:
 
 
 def _scaled(loss: Value) -> Scaled | None:
-    """Follow a loss back through sums, means and factors, as long as it comes from a single tensor."""
+    """Follow a loss back through means, sums, reshapes and factors, up to the call whose mean it is a multiple of.
+
+    Returns None if that is no call of the step, but a tensor from elsewhere.
+    """
     value, factor, smallest, least = loss, 1.0, None, 1.0
     while value.op is not None:
         op = value.op
@@ -85,7 +89,7 @@ _MULTIPLYING = frozenset({"mul", "rmul", "div", "truediv"})
 
 
 def _factor_of(op: Op, value: Value) -> float | None:
-    """Return what an operation multiplies the mean of its input by; None where it does something else."""
+    """Return what a call multiplies the mean of its input by; None if it does anything else."""
     if len(op.inputs) != 1:
         return None
     if op.name in RESHAPES or op.name == "mean":
@@ -101,11 +105,12 @@ def _factor_of(op: Op, value: Value) -> float | None:
 
 
 def _is_number(given: Any) -> bool:
+    """Return True for an int or a float, but not for a bool."""
     return isinstance(given, int | float) and not isinstance(given, bool)
 
 
 def _is_error(op: Op) -> bool:
-    """Return whether an operation gives an error of the model that is at least 0, with a target from the batch."""
+    """Return True if a call computes an error that is never negative, between an output and a target of the batch."""
     if op.name in ("square", "abs") or (op.name == "pow" and 2 in op.arguments.values()):
         source = op.inputs[0].origin.op if op.inputs else None
         return source is not None and source.name in ("sub", "rsub") and _has_target(source)
@@ -113,5 +118,6 @@ def _is_error(op: Op) -> bool:
 
 
 def _has_target(op: Op) -> bool:
+    """Return True if a call compares an output that needs a gradient with a tensor of the batch."""
     call = op.seen
     return isinstance(call, LossCall) and call.output.requires_grad and call.target.origin.path is not None

@@ -1,4 +1,4 @@
-"""`StaleGradients`: notices an optimizer that steps with gradients to which those of the step before were added."""
+"""`StaleGradients`: detects an optimizer that steps although the gradients of its previous step were not cleared."""
 
 import inspect
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from hookboard.ranks import local
 from hookboard.torch_private import version_of
 from hookboard.user_code import is_of_library, user_frame
 
-SAMPLED = 8
-"""So many parameters of each optimizer are looked at (a choice): `zero_grad` clears all or none."""
+SAMPLED_PARAMETERS = 8
+"""About this many parameters of each optimizer are looked at (a choice): `zero_grad` clears all or none."""
 
 WATCHED_STEPS = 4
-"""So many steps of each optimizer are watched (a choice): the fault is there from the second one on."""
+"""How many steps of each optimizer are watched (a choice): the fault shows from the second one on."""
 
 
 @dataclass
 class _Watched:
-    """What is known of one optimizer.
+    """The state of the detection for one optimizer.
 
     Args:
-        steps: how often it has stepped.
-        backwards: how many backward passes there were since.
-        left: parameters whose gradient was not cleared since.
-        is_decided: whether it is no longer watched.
+        steps: how often the optimizer has stepped.
+        backwards: how many backward passes began since its last step.
+        left: sampled parameters whose gradient was not cleared since its last step.
+        is_decided: whether the optimizer is no longer watched.
     """
 
     steps: int = 0
@@ -41,13 +41,13 @@ class _Watched:
 
 
 class _Left(NamedTuple):
-    """A gradient that an optimizer has left.
+    """The gradient of a parameter as it was after an optimizer's step.
 
     Args:
-        parameter: has it.
-        identity: of the tensor, which is not held: that would keep its memory after `zero_grad`.
-        version: grows with each change in place.
-        is_any: shape (), whether it is not all 0; on the device, so that nobody waits for it.
+        parameter: the parameter.
+        identity: the `id` of the gradient. The tensor is not referenced, which would keep its memory after `zero_grad`.
+        version: its version counter, which grows with each change in place.
+        is_any: shape (), bool: whether it has an element other than 0. It stays on the device, to avoid waiting.
     """
 
     parameter: Tensor
@@ -57,17 +57,19 @@ class _Left(NamedTuple):
 
     @property
     def is_untouched(self) -> bool:
-        """Whether it is there as it was."""
+        """Whether the parameter still has this gradient, unchanged."""
         gradient = self.parameter.grad
         return gradient is not None and id(gradient) == self.identity and version_of(gradient) == self.version
 
 
 class StaleGradients:
-    """Call its methods at each training batch; it looks at a few gradients in the first steps only.
+    """Detects that nothing clears the gradients between two steps of an optimizer.
+
+    Its methods are to be called at each training batch. It samples a few gradients in the first WATCHED_STEPS steps.
 
     Args:
         model: the model.
-        optimizers: those of the Trainer.
+        optimizers: the optimizers of the Trainer.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -76,16 +78,16 @@ class StaleGradients:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is watched any more."""
+        """Whether no optimizer is watched any more."""
         return all(watched.is_decided for watched in self._watched.values())
 
     def before_backward(self) -> None:
-        """Call before each backward pass that Lightning makes."""
+        """Note that a backward pass begins, and drop the gradients that were cleared since the last step."""
         for watched in self._watched.values():
             watched.backwards += 1
             if not all(left.is_untouched for left in watched.left):
                 watched.left = []
-            # `grad.data.zero_()` clears it and leaves its version as it was.
+            # `grad.data.zero_()` clears a gradient without a change of its version.
             watched.left = [
                 left._replace(is_any=left.is_any & local(grad).any())
                 for left in watched.left
@@ -93,13 +95,13 @@ class StaleGradients:
             ]
 
     def after_backward(self) -> None:
-        """Call after it: it may have added to the gradients, which is no clearing."""
+        """Take the versions that the gradients have after a backward pass, which may have added to them."""
         for watched in self._watched.values():
             held = [(left, left.parameter.grad) for left in watched.left]
             watched.left = [left._replace(version=version_of(grad)) for left, grad in held if grad is not None]
 
     def before_step(self, optimizer: Optimizer) -> Finding | None:
-        """Call before an optimizer steps. Returns what is wrong, once for each optimizer."""
+        """Note that an optimizer is about to step. Returns an alarm if its gradients are stale, once for each."""
         watched = self._watched.get(id(optimizer))
         if watched is None or watched.is_decided:
             return None
@@ -109,13 +111,13 @@ class StaleGradients:
         return self._finding(optimizer) if is_stale else None
 
     def end_batch(self, optimizers: Sequence[Optimizer]) -> None:
-        """Call after each batch, with the optimizers of the Trainer."""
+        """Sample the gradients of the optimizers that have stepped in the batch that ends."""
         for optimizer in optimizers:
             watched = self._watched.get(id(optimizer))
             if watched is None or watched.is_decided or not watched.steps or watched.backwards or watched.left:
                 continue
             parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            some = parameters[:: max(1, len(parameters) // SAMPLED)]
+            some = parameters[:: max(1, len(parameters) // SAMPLED_PARAMETERS)]
             watched.left = [_Left(p, id(g), version_of(g), local(g).any()) for p in some if _is_plain(g := p.grad)]
 
     def _finding(self, optimizer: Optimizer) -> Finding:
@@ -132,11 +134,12 @@ class StaleGradients:
 
 
 def _is_plain(gradient: Tensor | None) -> TypeGuard[Tensor]:
+    """Return True for a dense tensor that is not nested."""
     return gradient is not None and gradient.layout is torch.strided and not gradient.is_nested
 
 
 def _place_of_step(model: nn.Module) -> Place:
-    """Return the user's line that makes the step, or else where the clearing of gradients is overridden."""
+    """Return the user's line that calls `step()`, or under automatic optimization their `optimizer_zero_grad`."""
     if isinstance(model, LightningModule) and model.automatic_optimization:
         function = type(model).optimizer_zero_grad
         path = inspect.getfile(function)
