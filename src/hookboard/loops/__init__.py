@@ -1,4 +1,8 @@
-"""Who calls a callback at which point of a run, and what stands between it and the run: shield, worker, budget."""
+"""The base class of all callbacks, and the loops that call it: of a Lightning Trainer, and of a loop without one.
+
+It also keeps errors away from training (`callback.py`), writes in a thread (`worker.py`), limits the time that a
+callback takes (`budget.py`), and saves its state in checkpoints (`saved.py`).
+"""
 
 from hookboard.loops.bare import watch
 from hookboard.loops.budget import is_due, is_due_now

@@ -1,4 +1,4 @@
-"""Which optimizer steps are due; how much time callbacks take, and the cadence that keeps one within a share of it."""
+"""Decides which optimizer steps are due, and measures and limits the time that callbacks take."""
 
 import math
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from hookboard.clock import Clock
 from hookboard.loops.stage_state import StageState
 
 OVERHEAD = "hookboard/overhead"
-"""The tag of the share of time that all callbacks took since the last look, or since the start of the fit."""
+"""The tag of the share of time that all callbacks took since the last value, or since the start of the fit."""
 
 
 def is_due(step: int, every_n_steps: int) -> bool:
@@ -24,10 +24,10 @@ def is_due(step: int, every_n_steps: int) -> bool:
 
 
 def is_due_now(state: StageState, step: int) -> bool:
-    """Return whether this optimizer step of the training is due, at a cadence that may be stretched.
+    """Return whether this optimizer step is due in a stage whose cadence may be stretched; note it if so.
 
-    A stretched cadence counts from the last due step: after a change, one of its multiples may come right after a
-    multiple of the cadence before.
+    At a stretched cadence, at least `every_n_steps * stretch` steps lie between two due steps. They are counted from
+    the last due step, because right after a change a multiple of the new cadence may follow it closely.
     """
     if not is_due(step, state.every_n_steps):
         return False
@@ -39,21 +39,21 @@ def is_due_now(state: StageState, step: int) -> bool:
 
 
 class OverheadShare:
-    """The share of time that several clocks have counted since the last look."""
+    """Measures the share of wall-clock time that several clocks have counted, from one call of `take` to the next."""
 
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
         self._step: int | None = None
 
     def begin(self, clocks: Iterable[Clock]) -> None:
-        """Begin the first share now; hooks that are running count in full."""
+        """Start the first interval now. What a running clock has counted so far belongs to this interval."""
         self._last = perf_counter(), sum(clock.spent for clock in clocks)
 
     def take(self, step: int, clocks: Iterable[Clock]) -> float | None:
-        """Return the share of the time since the last call that the clocks have counted; None if there is none to tell.
+        """Return the share of the time since the last call that the clocks have counted, between 0 and 1, or None.
 
-        The first call returns None, because what is done only once would dominate; the second covers all the time since
-        `begin`. A second call at the same step returns None and changes nothing.
+        The first call returns None, because work that is done only once would dominate; the second covers all the time
+        since `begin`. Another call at the same step returns None and changes nothing.
         """
         if step == self._step:
             return None
@@ -69,14 +69,14 @@ class OverheadShare:
 
 
 class Budget:
-    """Finds how far the cadence of a callback must stretch to keep it within a share of the training time.
+    """Computes by which factor the cadence of a callback must be stretched to keep it within a share of training time.
 
-    What it does in the steps between counts too, but leaves at least half of the share to the due steps. The first due
-    step does not count, nor what is before it: they warm up.
+    The time that the callback takes in steps that are not due counts too, but at least half of the share is left to
+    the due steps. The first due step and all steps before it are left out as a warm-up.
 
     Args:
         share: the largest share, above 0 and at most 1.
-        clock: of the callback.
+        clock: counts the seconds that the callback takes.
     """
 
     def __init__(self, share: float, clock: Clock) -> None:
@@ -86,30 +86,31 @@ class Budget:
         self._clock = clock
         self._began: tuple[float, float, int] | None = None
         self._time = self._idle = 0.0
-        """Seconds: of the training without the callback, and of the callback in steps that are not due."""
+        """Seconds that training took without the callback, and that the callback took in steps that are not due."""
         self._steps = self._idle_steps = 0.0
-        """How many steps there were, and how many of them not due."""
+        """The number of steps, and of those that are not due."""
         self._looks = 0
         self._own = 0.0
         self.look: float | None = None
-        """How many seconds a due step adds."""
+        """Seconds that the callback takes in a due step; None until the second due step has ended."""
 
     def begin_batch(self, step: int) -> None:
-        """Called before each training batch, and before it is known whether it is due.
+        """Call before each training batch. Adds the time since the last call to the step that it belongs to.
 
         Args:
-            step: the optimizer step that it belongs to.
+            step: the optimizer step that the batch belongs to.
         """
         self._close(step)
         self._began = perf_counter(), self._clock.spent, step
 
     def pause(self) -> None:
-        """Return what follows, until the next batch, is no training."""
+        """Leave out the time from now until the next `begin_batch`, such as a validation."""
         if self._began is not None:
             self._close(self._began[2] + 1)
         self._began = None
 
     def _close(self, step: int) -> None:
+        """Add the time since the last batch began; `step` is the optimizer step that comes next."""
         if self._began is None:
             return
         start, spent, begun = self._began
@@ -131,20 +132,21 @@ class Budget:
 
     @property
     def step(self) -> float:
-        """How many seconds an optimizer step takes without the callback; 0 if that is not known."""
+        """Seconds that an optimizer step takes without the callback; 0 if that is not known."""
         return self._time / self._steps if self._steps else 0.0
 
     @property
     def idle(self) -> float:
-        """How many seconds the callback takes in a step that is not due; 0 if there was none."""
+        """Seconds that the callback takes in a step that is not due; 0 if there was none."""
         return self._idle / self._idle_steps if self._idle_steps else 0.0
 
     def wanted(self, every_n_steps: int, now: int) -> int:
-        """Return the factor by which the cadence must stretch.
+        """Return the factor by which the cadence must be stretched, 1 or more; `now` if nothing is known yet.
 
         Args:
-            every_n_steps: the cadence without it.
-            now: the factor in force. It shrinks only to half of it or less, so that it does not go up and down.
+            every_n_steps: the cadence that is stretched.
+            now: the present factor. It is kept unless a larger one is needed or half of it is enough, so that the
+                cadence does not change all the time.
         """
         if self.look is None or not self.step:
             return now
@@ -152,6 +154,6 @@ class Budget:
         # (look + (n - 1) * idle) / (n * step + look + (n - 1) * idle) is the share with every n-th step due.
         left = max(room - self.idle * (1 - self.share), room / 2)
         needed = max(1, math.ceil((self.look - self.idle) * (1 - self.share) / (left * every_n_steps)))
-        self._time, self._steps = self._time / 2, self._steps / 2  # what was long ago counts less
+        self._time, self._steps = self._time / 2, self._steps / 2  # so that earlier times count less
         self._idle, self._idle_steps = self._idle / 2, self._idle_steps / 2
         return needed if needed > now or needed <= now / 2 else now

@@ -38,7 +38,7 @@ from hookboard.loops.callback_methods import (
     warn_of_equal_tags,
 )
 from hookboard.loops.loop import Loop
-from hookboard.loops.saved import KEY, arguments_of, entry_of, go_on, save
+from hookboard.loops.saved import KEY, arguments_of, checkpoint_entry, restore, save
 from hookboard.loops.stage_state import (
     Decision,
     Selection,
@@ -220,7 +220,7 @@ class HookboardCallback(CallbackMethods[W]):
             return
         try:
             must_be_there = self.remembers and bool(loop.logged_step)
-            go_on(loaded, self._name, self._arguments(), self._live, must_be_there)
+            restore(loaded, self._name, self._arguments(), self._live, must_be_there)
         except Exception as error:
             alert(f"{self._name} begins anew, without what was seen before the checkpoint: {error}.")
 
@@ -577,7 +577,7 @@ class HookboardCallback(CallbackMethods[W]):
         if not self._live or not loop.is_fitting:
             return self._kept
         self._worker.wait()
-        return entry_of(self._name, self._arguments(), self._live, loop.batch_to_repeat)
+        return checkpoint_entry(self._name, self._arguments(), self._live, loop.batch_to_repeat)
 
     def _arguments(self) -> dict[str, str]:
         """Return the arguments that decide what it knows of a run, as text, with the cadence that is in force."""

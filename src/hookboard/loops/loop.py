@@ -1,4 +1,4 @@
-"""`Loop`: everything that callbacks ask of what runs the model."""
+"""`Loop`: the interface through which callbacks read and control a run."""
 
 import math
 import weakref
@@ -19,103 +19,111 @@ from hookboard.replay import CannotRunAgainError, RandomState
 
 
 class Loop:
-    """What runs the model: it answers what callbacks ask, and calls them at each point of the run (`callback.py`).
+    """A run of a model: what callbacks can read of it, and how they take part in it.
 
-    `TrainerLoop` does this for a Trainer. Another loop has each attribute too; what has a value here is that of a loop
-    in one process that only trains.
+    A loop calls the methods of each `HookboardCallback` that has joined it, at the points that `callback.py` lists.
+    `TrainerLoop` is the loop of a Trainer, `BareLoop` of a loop written by the user. A subclass sets each attribute
+    without a value here; the values here are those of a loop that only trains, in one process.
     """
 
     model: nn.Module
-    """The model, whose names of modules are those in tags."""
+    """The model. Tags contain the names of its modules."""
     device: torch.device
     """The device of the model."""
     optimizers: Sequence[Optimizer]
+    """All optimizers of the run."""
     loggers: Sequence[Logger]
+    """The loggers to write to; empty if there is none."""
     callbacks: Sequence[Callback]
-    """All callbacks of the run, in their order."""
+    """All callbacks of the run, also those of others, in the order in which they are called."""
     scaler: GradScaler | None = None
-    """The GradScaler that scales the loss; None without one."""
+    """The GradScaler that scales the loss; None if the loss is not scaled."""
     largest_norm: float = math.inf
-    """The norm to which the loop clips the gradients; infinite if it does not."""
+    """The norm to which gradients are clipped before each optimizer step; infinite if they are not."""
     trainer: Trainer | None = None
-    """The Trainer, for experiments; None if there is none."""
+    """The Lightning Trainer; None if there is none. Only experiments read it."""
     train_dataloader: Any = None
-    """What gives the batches of the training."""
+    """The data loader of the training batches; None if it is not known."""
 
     logged_step: int
-    """The number that loggers write for the optimizer step that the current batch belongs to."""
+    """The number of the optimizer step that the current batch belongs to, counted from 0: the step axis of loggers."""
     is_accumulating: bool
-    """Whether that step is still to come when the current batch ends."""
+    """True if no optimizer step follows the current batch, because its gradients are added to those of the next."""
     stage: str
-    """The stage that runs now: one of `Stage`, or `sanity_check`."""
+    """The running stage: `train`, `validate`, `test`, `predict` or `sanity_check`."""
     is_running: bool
-    """Whether a run is going on."""
+    """True from the start of the run to its end."""
     is_fitting: bool = True
-    """Whether the run trains; False in an evaluation outside of a fit."""
+    """True in a training run, also in its validations; False in an evaluation outside of one."""
     batch_to_repeat: tuple[int, int] | None = None
-    """The optimizer step and the index of the running batch, if a run continued from now runs it again."""
+    """Optimizer step and index of the batch that a run resumed from a checkpoint of now runs again; None for none."""
 
     steps_left: float = math.inf
-    """How many optimizer steps are still to come."""
+    """The number of optimizer steps still to come; infinite if it is not known."""
     log_every_n_steps: int
-    """The default cadence; 0 for no logging."""
+    """The number of optimizer steps from one logged step to the next, for callbacks without a number of their own; 0
+    for no logging."""
     has_validation: bool = False
-    """Whether the fit validates too."""
+    """True if the training run has validations."""
     why_not: str | None = None
-    """Why nothing can be watched in this run; None if there is no reason."""
+    """Why callbacks cannot measure anything in this run, as a clause; None if they can."""
 
     is_rank_zero: bool = True
-    """Whether this process writes."""
+    """True in the process that writes to the loggers."""
     world_size: int = 1
     """The number of processes."""
     weights_kept_by: str | None = None
-    """What keeps parts of the weights on other ranks, such as `FSDPStrategy`; None if this rank can read all."""
+    """The name of the strategy that keeps parts of the weights on other ranks, such as `FSDPStrategy`; None if this
+    rank can read all of them."""
     is_model_parallel: bool = False
-    """Whether all ranks must call a module together, because its weights are sharded."""
+    """True if all ranks must call a module together, because its weights are sharded."""
 
     def in_precision(self) -> AbstractContextManager[object]:
-        """Return a context in which calls of the model have the precision of the run."""
+        """Return a context in which the model runs in the precision of the run, such as autocast."""
         return nullcontext()
 
     def on_device(self, batch: Any) -> Any:
-        """Return a batch of the data loader as the step gets it."""
+        """Return a batch of the data loader on the model's device, as `training_step` gets it."""
         return batch
 
     def step_again(
         self, batch: Any, batch_idx: int, state: RandomState, backward: int
     ) -> AbstractContextManager[Callable[[], Tensor]]:
-        """Prepare to run the training step on a batch once more, which leaves no trace.
+        """Return a context in which the training step can be run once more; what it changes is restored at the end.
 
         Args:
-            batch: as the step got it.
+            batch: the batch, as the step got it.
             batch_idx: its index.
             state: the random state before the step.
-            backward: under manual optimization, the backward pass to stop at, counted from 1.
+            backward: under manual optimization, the number of the backward pass at which it ends, counted from 1.
 
         Returns:
-            A context with a function that runs the step and returns its loss, without the backward pass.
+            A context that gives a function. The function runs the step and returns the loss, without a backward pass.
 
         Raises:
-            CannotRunAgainError: it could leave a trace, or could differ.
+            CannotRunAgainError: the step cannot be run once more; from here, on entering, or from the function.
         """
         raise CannotRunAgainError("there is no training_step to call again")
 
     def read_first_step(self, batch: Any, batch_idx: int) -> tuple[list[Finding], Flow]:
-        """See `hookboard.auditing.read_first_step`; nothing if there is no step that can be called before its turn."""
+        """Run the coming training step once and return what is wrong in it, and which layer's output flows into which.
+
+        Both are empty if the step cannot be run in advance. See `hookboard.auditing.read_first_step`.
+        """
         return [], Flow()
 
     def stop(self) -> None:
-        """End the run after the current batch."""
+        """Ask the run to end after the current batch."""
         raise NotImplementedError
 
     def join(self, callback: Callback) -> None:
-        """Call this callback of hookboard too, from now on."""
+        """Call this `HookboardCallback` at each point of the run from now on; no effect if it has joined already."""
         raise NotImplementedError
 
     def leave(self, callback: Callback) -> None:
-        """Call this callback of hookboard no longer."""
+        """Stop calling this `HookboardCallback`; no effect if it has not joined."""
         raise NotImplementedError
 
     def weakly(self) -> "Callable[[], Loop | None]":
-        """Return a function that gives this loop as long as it is there, and does not keep it there."""
+        """Return a weak reference: a function that returns this loop, or None once it has been garbage-collected."""
         return weakref.ref(self)

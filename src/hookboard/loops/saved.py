@@ -1,8 +1,8 @@
-"""What a callback puts into a checkpoint, and finds there in a fit that is continued.
+"""Saves the state of callbacks in a checkpoint, and restores it in a resumed fit.
 
-A checkpoint has a list under `KEY`, with one entry for each callback that has something to keep, in the order of the
-Trainer. Lightning's own place, `state_dict`, wants another `state_key` for each callback: two that are alike would end
-the Trainer, and one that is given other arguments would never see what there is.
+A checkpoint has a list under `KEY`, with one entry for each callback that has a state, in the order of the Trainer.
+Lightning's own hook, `Callback.state_dict`, needs a different `state_key` for each callback: it raises for two equal
+callbacks, and a callback with changed arguments could not tell that there is a state with others.
 """
 
 import inspect
@@ -19,28 +19,27 @@ from hookboard.record import LayerFacts
 KEY = "hookboard"
 
 VERSION = 3
-"""The format of an entry. A change of what is kept, or of what it means, takes another number."""
+"""The format of an entry. Increase it whenever what is saved, or its meaning, changes."""
 
-READ = frozenset({1, 2, VERSION})
-"""The formats that are read. In the first, every channel had a row, and no width was kept; the second has no
-experiments."""
+READABLE_VERSIONS = frozenset({1, 2, VERSION})
+"""The formats that can be restored. 1 has a row for every channel and no width, 2 has no experiments."""
 
 FORMS: Codecs = {**OF_HEALTH, LayerFacts: dataclass_codec(LayerFacts)}
 
-FREE = ("stop_on", "max_overhead", "nonfinite", "sync_dist")
-"""The arguments that may be others in a fit that is continued."""
+VARIABLE = ("stop_on", "max_overhead", "nonfinite", "sync_dist")
+"""The arguments that may differ in the resumed fit."""
 
 
-def entry_of(
+def checkpoint_entry(
     name: str, arguments: Mapping[str, str], states: Mapping[str, StageState], again: tuple[int, int] | None
 ) -> dict[str, Any] | None:
-    """Return what a callback puts into a checkpoint, not yet written; None if it has nothing to keep.
+    """Return the checkpoint entry of a callback, with tensors still on the device; None if no stage has a state.
 
     Args:
-        name: of the callback's class.
-        arguments: of the callback, see `arguments_of`.
-        states: of its stages.
-        again: see `StageState.state_dict`.
+        name: the name of the callback's class.
+        arguments: the callback's arguments, see `arguments_of`.
+        states: its state of each stage.
+        again: the batch that the resumed fit runs again, see `StageState.state_dict`.
     """
     parts = {stage: found for stage, state in states.items() if (found := state.state_dict(again))}
     if not parts:
@@ -49,37 +48,42 @@ def entry_of(
 
 
 def save(entry: Mapping[str, Any] | None, checkpoint: dict[str, Any]) -> None:
-    """Write an entry into a checkpoint, which waits for the device."""
+    """Append an entry to the list in a checkpoint, which waits for the device; None is not appended."""
     if entry is not None:
         checkpoint.setdefault(KEY, []).append({**entry, "parts": entry["parts"].written()})
 
 
 def arguments_of(callback: object, every_n_steps: int) -> dict[str, str]:
-    """Return the arguments that decide what a callback knows of a run, as text.
+    """Return the arguments that must be equal in the resumed fit, by name, as text.
 
     Args:
-        callback: has each argument of its class as an attribute.
-        every_n_steps: the cadence in force.
+        callback: a callback that has each argument of its constructor as an attribute.
+        every_n_steps: the cadence in use, which replaces the argument of that name.
+
+    Example:
+        >>> from hookboard import Checkup
+        >>> arguments_of(Checkup(seconds=5), 50)
+        {'seconds': '5', 'every_n_steps': '50'}
     """
     names = inspect.signature(type(callback)).parameters
-    kept = {name: _text_of(getattr(callback, name)) for name in names if name not in FREE and hasattr(callback, name)}
-    return kept | {"every_n_steps": str(every_n_steps)}
+    found = {name: _text_of(getattr(callback, name)) for name in names if hasattr(callback, name)}
+    return {name: text for name, text in found.items() if name not in VARIABLE} | {"every_n_steps": str(every_n_steps)}
 
 
-def go_on(
+def restore(
     loaded: Any, name: str, arguments: Mapping[str, str], states: Mapping[str, StageState], must_be_there: bool
 ) -> None:
-    """Restore the states of stages from the checkpoint of the fit that this one continues.
+    """Restore the states of a callback's stages from the checkpoint that the fit resumes from.
 
     Args:
-        loaded: what the checkpoint has under `KEY`.
-        name: of the callback's class.
-        arguments: of the callback, see `arguments_of`.
-        states: of its stages.
-        must_be_there: whether a checkpoint without an entry of this callback is an error.
+        loaded: the list that the checkpoint has under `KEY`; the entry that is used is removed from it.
+        name: the name of the callback's class.
+        arguments: the callback's arguments, see `arguments_of`.
+        states: its state of each stage, which is changed.
+        must_be_there: whether to raise if the checkpoint has no entry for this class.
 
     Raises:
-        ValueError: the entry is not of this callback, or cannot be read.
+        ValueError: the entries for this class have other arguments or an unknown version, or are damaged.
     """
     parts = taken_from(loaded, name, arguments)
     if parts is None and must_be_there:
@@ -90,24 +94,26 @@ def go_on(
 
 
 def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[str, Any] | None:
-    """Remove a callback's entry from the list and return its parts by stage; other entries are for callbacks like it.
+    """Remove the first entry with this class and these arguments from the list, and return its state dicts by stage.
+
+    Equal callbacks find the other entries there, each its own.
 
     Args:
-        entries: what the checkpoint has under `KEY`.
-        name: of the callback's class.
-        arguments: of the callback.
+        entries: the list that the checkpoint has under `KEY`.
+        name: the name of the callback's class.
+        arguments: the callback's arguments, see `arguments_of`.
 
     Returns:
-        None if there is nothing of its class.
+        The state dict of each stage; None if there is no entry for this class.
 
     Raises:
-        ValueError: there is something, and it is not of this callback, or cannot be read.
+        ValueError: the entries for this class have other arguments or an unknown version, or are damaged.
     """
     try:
         of_class = [entry for entry in entries if entry["callback"] == name]
         if not of_class:
             return None
-        if other := next((entry for entry in of_class if entry["version"] not in READ), None):
+        if other := next((entry for entry in of_class if entry["version"] not in READABLE_VERSIONS), None):
             raise ValueError(f"what it holds has version {other['version']!r}, and this hookboard reads {VERSION}")
         mine = next((entry for entry in of_class if entry["arguments"] == arguments), None)
         if mine is None:
@@ -120,6 +126,7 @@ def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[st
 
 
 def _text_of(value: Any) -> str:
+    """Return an argument as text that is equal in every process: for most objects the name of their class."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -130,6 +137,7 @@ def _text_of(value: Any) -> str:
 
 
 def _difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the differences as a clause, such as "window was 3 and is 5"."""
     return ", ".join(
         f"{name} was {before.get(name)} and is {now[name]}" for name in now if before.get(name) != now[name]
     )

@@ -1,8 +1,8 @@
-"""All that is asked of a Trainer (`TrainerLoop`), and the two callbacks by which it calls ours during a run.
+"""`TrainerLoop`: the `Loop` of a Lightning Trainer; and the two callbacks through which the Trainer calls ours.
 
-`FirstCallback` and `LastCallback` stand around all others. What other callbacks do is no part of a step: one that runs
-the model when a batch ends, or before it begins, must not be measured with it, wherever it stands in the list. So ours
-begin a batch after all others, and end it before them.
+`FirstCallback` stands before all other callbacks of the Trainer, `LastCallback` after them. What other callbacks do is
+not part of a step: if one runs the model before or after a batch, that must not be measured. So ours begin a batch
+after all others and end it before them, wherever they stand in the user's list.
 
 No other file uses private names of Lightning.
 """
@@ -20,7 +20,6 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
-from torch.optim import Optimizer
 
 from hookboard.auditing import Finding, read_first_step
 from hookboard.flow import Flow
@@ -32,13 +31,13 @@ ask_for_rank(lambda: getattr(rank_zero_only, "rank", 0) == 0)
 
 
 def _asked(of: str | Callable[[Any], object]) -> Any:
-    """Return a property: what stands at the end of this path of names, or what the function returns."""
+    """Make a read-only property: the value at a dotted path of attributes, or what a function of `self` returns."""
     return property(attrgetter(of) if isinstance(of, str) else of)
 
 
 @dataclass
 class TrainerLoop(Loop):
-    """The run of a Trainer. Two are equal if they are of the same Trainer; none keeps anything of its own."""
+    """The `Loop` of a Trainer. It only refers to the Trainer; two loops of one Trainer are equal."""
 
     trainer: Trainer
     model = _asked("trainer.lightning_module")
@@ -71,7 +70,7 @@ class TrainerLoop(Loop):
 
     @_asked
     def batch_to_repeat(self) -> tuple[int, int] | None:
-        # None if the batch has ended, even if callbacks have yet to hear of that.
+        # None once the batch has been processed, though its end hooks may still have to be called.
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
         return (self.logged_step, progress.ready - 1) if progress.processed < progress.ready else None
 
@@ -84,7 +83,7 @@ class TrainerLoop(Loop):
         return self.trainer.precision_plugin.forward_context()
 
     def on_device(self, batch: Any) -> Any:
-        # Converted, moved, and changed by the module's hooks for that.
+        # Converted to the precision, moved, and changed by the module's transfer hooks.
         batch = self.trainer.precision_plugin.convert_input(batch)
         batch = self.trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
         return self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
@@ -129,24 +128,24 @@ class TrainerLoop(Loop):
 
 
 IN_THE_MIDDLE = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
-"""The hooks of other callbacks that Lightning calls in the middle of a batch."""
+"""The hooks that Lightning calls in the middle of a training batch."""
 
 
 class Members(list[Any]):
-    """The callbacks of hookboard that take part in a run; their class is in `callback.py`, which imports this file."""
+    """The `HookboardCallback`s that take part in a run; untyped, because `callback.py` imports this file."""
 
     heard: frozenset[str] = frozenset()
-    """The hooks in the middle of a batch that other callbacks implement, while a batch is watched."""
+    """Those of `IN_THE_MIDDLE` that other callbacks implement; empty while no member measures the batch."""
 
     def begin_batch(self, loop: Loop, stage: str, *batch: Any) -> None:
-        """Have each member begin a batch; those that change tensors first, so that others find the changes made."""
+        """Have each member begin a batch; those that change tensors first, so that the others measure the change."""
         for changes_tensors in (True, False):
             for member in self:
                 if member.changes_tensors is changes_tensors:
                     member.begin_batch(loop, stage, *batch)
 
     def listen(self, loop: Loop) -> None:
-        """Find out which hooks in the middle of this batch other callbacks implement, if a member watches it."""
+        """Set `heard` for this batch."""
         self.heard = frozenset()
         for member in self:
             if member.is_observing:
@@ -160,33 +159,57 @@ class Members(list[Any]):
                 return
 
     def observe(self, on: bool) -> None:
-        """Switch the hooks of all members on or off: off while other callbacks run in the middle of a batch."""
+        """Switch the members' hooks on modules on or off: off while other callbacks run in the middle of a batch."""
         for member in self:
             member.observe(on)
 
 
-class FirstCallback(Callback):
-    """Stands before all other callbacks: a step ends, and so does the run, before any of them hears of it.
+def _for_each_member(method: str, *, then_off: str = "") -> Any:
+    """Make a hook of Lightning that calls this method of each member with the loop.
 
-    If a callback raises in `on_exception` or `teardown`, Lightning does not call those after it, and nothing else of
-    the run follows.
+    Args:
+        method: a method of `HookboardCallback`; "" for none.
+        then_off: the name of a hook in the middle of a batch. The method also gets the arguments of the hook; then the
+            members' hooks on modules are switched off if another callback implements this hook too.
+    """
+
+    def hook(self: "FirstCallback", trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
+        loop = TrainerLoop(trainer)
+        for member in list(self.members) if method else ():
+            getattr(member, method)(loop, *(args if then_off else ()), **(named if then_off else {}))
+        if then_off in self.members.heard:
+            self.members.observe(False)
+
+    return hook
+
+
+class FirstCallback(Callback):
+    """Stands before all other callbacks: a step ends, and so does the run, before any of them is called.
+
+    If a callback raises in `on_exception` or `teardown`, Lightning does not call those after it, so the members must be
+    called before.
 
     Args:
         members: the callbacks of hookboard that take part in the run.
-        last: stands after all other callbacks.
+        last: the callback that stands after all others.
     """
+
+    on_train_start = _for_each_member("begin_training")
+    on_before_backward = _for_each_member("before_backward", then_off="on_before_backward")
+    on_after_backward = _for_each_member("after_backward", then_off="on_after_backward")
+    on_before_optimizer_step = _for_each_member("before_optimizer_step", then_off="on_before_optimizer_step")
+    on_before_zero_grad = _for_each_member("", then_off="on_before_zero_grad")
+    on_train_epoch_end = _for_each_member("end_epoch")  # a batch that an early end left open gets no `_end_batch`
+    on_train_end = _for_each_member("end_training")
+    on_validation_end = on_test_end = on_predict_end = _for_each_member("end_evaluation")
+    on_exception = teardown = _for_each_member("end_run")
 
     def __init__(self, members: Members, last: "LastCallback") -> None:
         self.members = members
         self.last = last
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have each member begin the training."""
-        for member in self.members:
-            member.begin_training(TrainerLoop(trainer))
-
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stand first again, and `last` last, if callbacks have been added."""
+        """Move to the front again, and `last` to the end, if callbacks have been added."""
         self._stay_first(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
@@ -194,90 +217,31 @@ class FirstCallback(Callback):
         for member in self.members:
             member.leave_batch()
 
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Have each member read the loss, then switch their hooks off if other callbacks run here."""
-        loop = TrainerLoop(trainer)
-        for member in self.members:
-            member.before_backward(loop, loss)
-        if "on_before_backward" in self.members.heard:
-            self.members.observe(False)
-
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have each member read the gradients, then switch their hooks off if other callbacks run here."""
-        loop = TrainerLoop(trainer)
-        for member in self.members:
-            member.after_backward(loop)
-        if "on_after_backward" in self.members.heard:
-            self.members.observe(False)
-
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Have each member read what the optimizer is about to use, then switch their hooks off as above."""
-        loop = TrainerLoop(trainer)
-        for member in self.members:
-            member.before_optimizer_step(loop, optimizer)
-        if "on_before_optimizer_step" in self.members.heard:
-            self.members.observe(False)
-
-    def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Switch the hooks of all members off if other callbacks run here."""
-        if "on_before_zero_grad" in self.members.heard:
-            self.members.observe(False)
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Have each member end its training batch before other callbacks hear of the end."""
+        """Have each member end its training batch, before other callbacks are called."""
         loop = TrainerLoop(trainer)
         for member in self.members:
             member.end_batch(loop, "train")
         self._stay_first(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have each member end the epoch; a batch that an early end left open is dropped without `_end_batch`."""
-        for member in self.members:
-            member.end_epoch(TrainerLoop(trainer))
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have each member end the training."""
-        for member in self.members:
-            member.end_training(TrainerLoop(trainer))
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have each member clean up after the previous batch, and stand first again if callbacks have been added."""
-        for member in self.members:
-            member.leave_batch()
-        self._stay_first(trainer)
-
-    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Have each member clean up after the previous batch."""
-        for member in self.members:
-            member.leave_batch()
-
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Have each member end its batch of validation, test or prediction."""
+        """Have each member end its batch of an evaluation, before other callbacks are called."""
         loop = TrainerLoop(trainer)
         for member in self.members:
             member.end_batch(loop, loop.stage)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have each member end the evaluation."""
-        for member in self.members:
-            member.end_evaluation(TrainerLoop(trainer))
-
-    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
-    on_test_end = on_predict_end = on_validation_end
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Have each member undo what it did for the run, and leave the Trainer."""
-        for member in list(self.members):
-            member.on_exception(trainer, pl_module, exception)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Have each member undo what it did for the run, and leave the Trainer."""
-        for member in list(self.members):
-            member.teardown(trainer, pl_module, stage)
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Have each member clean up after the previous batch; move to the front if callbacks have been added."""
+        for member in self.members:
+            member.leave_batch()
+        self._stay_first(trainer)
 
     def _stay_first(self, trainer: Trainer) -> None:
-        """Move to the front, and `last` to the end, if callbacks were added. It takes effect from the next hook on."""
+        """Move to the front, and `last` to the end, if callbacks were added; it holds from Lightning's next hook on."""
         given = TrainerLoop(trainer).callbacks
         if given[0] is not self or given[-1] is not self.last:
             others = [each for each in given if each is not self and each is not self.last]
@@ -285,7 +249,7 @@ class FirstCallback(Callback):
 
 
 class LastCallback(Callback):
-    """Stands after all other callbacks: a step begins when each of them has been called.
+    """Stands after all other callbacks: a batch begins once each of them has been called.
 
     Args:
         members: the callbacks of hookboard that take part in the run.
@@ -297,20 +261,20 @@ class LastCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, *rest: Any
     ) -> None:
-        """Have each member begin the batch, and find out which other callbacks will run in the middle of it."""
+        """Have each member begin the batch, and find out which hooks other callbacks implement in the middle of it."""
         loop = TrainerLoop(trainer)
         self.members.begin_batch(loop, "train", batch, batch_idx, 0)
         self.members.listen(loop)
 
     def on_before_backward(self, *args: Any, **named: Any) -> None:
-        """Switch the hooks of all members on again, after other callbacks have run."""
+        """Switch the members' hooks on modules on again, after other callbacks have run."""
         if self.members.heard:
             self.members.observe(True)
 
     on_after_backward = on_before_optimizer_step = on_before_zero_grad = on_before_backward
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have each member begin an evaluation within a fit; outside of one, `HookboardCallback` does so itself."""
+        """Have each member begin an evaluation within a fit. Outside of a fit, the members do so themselves."""
         for member in self.members:
             member.begin_evaluation(TrainerLoop(trainer))
 
@@ -329,6 +293,7 @@ _SET_BY_LIGHTNING = ("log", "log_dict")
 
 
 def _largest_norm(trainer: Trainer) -> float:
+    """Return the norm to which the Trainer clips gradients; infinite if it does not clip by norm."""
     by_norm = trainer.gradient_clip_algorithm in (None, "norm")
     return float(trainer.gradient_clip_val) if trainer.gradient_clip_val and by_norm else math.inf
 
@@ -339,6 +304,6 @@ def without_trainer(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def let_go_of_model(callback: Callback) -> None:
-    """Remove what Lightning has set on a callback. Who holds the callback after the run would hold the model too."""
+    """Remove the attributes that Lightning has set on a callback: through them it would keep the model in memory."""
     for name in _SET_BY_LIGHTNING:
         vars(callback).pop(name, None)

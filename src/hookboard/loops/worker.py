@@ -1,4 +1,4 @@
-"""`Worker`: a thread of a callback's own, for what training need not wait for."""
+"""`Worker`: a thread that runs the jobs of one callback, so that training need not wait for them."""
 
 import functools
 import threading
@@ -10,26 +10,27 @@ import torch
 from hookboard.messages import handing_over
 
 MOST_WAITING = 4
-"""How many jobs may be open before training waits, for one of them at most."""
+"""Maximum number of unfinished jobs. With more, `Worker.do` waits until one has finished."""
 
 Job = Callable[[], None]
 OnFault = Callable[[BaseException], None]
 
 
 def has_own_thread(device: torch.device) -> bool:
-    """Return whether what follows a due step is done in a thread of its own, for a model on this device.
+    """Return True if jobs run in a thread for a model on this device, which is so for all devices but the CPU.
 
-    On the CPU it is not: there is no device to wait for, Python runs one thread at a time, and torch uses the other
-    cores.
+    On the CPU a thread gains nothing: there is no device to wait for, Python runs one thread at a time, and torch uses
+    the other cores.
     """
     return device.type != "cpu"
 
 
 class Patience:
-    """How long the training thread waits for what other processes must do, over all workers that share it.
+    """The time that the training thread waits for other processes, shared by the workers of all callbacks.
 
     Args:
-        seconds: how long it waits in vain, for all of them together. Then each of the others gets a second.
+        seconds: how long `wait_for` waits. Once it has waited in vain, each further call waits for at most a second,
+            until one succeeds.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -37,7 +38,7 @@ class Patience:
         self._left = seconds
 
     def wait_for(self, changed: threading.Condition, is_so: Callable[[], bool]) -> bool:
-        """Wait until `is_so` returns True, or the patience ends; returns what it returned last."""
+        """Wait on the condition until `is_so()` is True or the time is over; return the last value of `is_so()`."""
         if is_so():
             return True
         has_come = changed.wait_for(is_so, max(self._left, min(self.seconds, 1.0)))
@@ -46,16 +47,17 @@ class Patience:
 
 
 class Worker:
-    """Does jobs in the order in which they come. The thread starts with the first job and ends with `close`.
+    """Runs jobs one after another in a thread, which starts with the first job and ends with `close`.
 
-    What a job hands over (`hookboard.messages.hand_over`), such as a warning, and what becomes of an error, is done by
-    the training thread: in `do`, `catch_up`, `settle` or `close`; `wait` only waits. A copy of a worker is a new one.
+    A job can hand over tasks to the training thread, such as a warning, see `hookboard.messages.hand_over`. They run in
+    that thread at the next `do`, `catch_up`, `settle` or `close`, and so does `on_fault` after an error. A copied or
+    unpickled worker is a new one without jobs.
 
     Args:
-        name: of the thread.
-        in_thread: whether there is a thread. Otherwise each job is done at once, and its errors are the caller's.
-        patience: how long the training thread waits; None for ever. After that the open jobs are given up, with a
-            TimeoutError for the first of them: it may wait for another process that never comes.
+        name: the name of the thread.
+        in_thread: False for no thread: each job runs at once, and its errors are raised.
+        patience: how long the training thread waits; None for no limit. If that was in vain, all unfinished jobs are
+            dropped, and `on_fault` of the first gets a TimeoutError: it may wait for a process that has ended.
     """
 
     def __init__(self, name: str = "hookboard", in_thread: bool = False, patience: Patience | None = None) -> None:
@@ -64,7 +66,7 @@ class Worker:
         self._patience = patience
         self._jobs: deque[tuple[Job, OnFault]] = deque()
         self.tasks: deque[Callable[[], None]] = deque()
-        """What finished jobs have handed over to the training thread."""
+        """What finished jobs have handed over, for the training thread to run."""
         self._changed = threading.Condition()
         self._is_closing = False
         self._thread: threading.Thread | None = None
@@ -73,11 +75,11 @@ class Worker:
         return Worker, ()
 
     def do(self, job: Job, on_fault: OnFault) -> None:
-        """Do a job, or leave it to the thread; then training waits only if too many are open, for one of them.
+        """Give a job to the thread, or run it now if there is no thread; wait if more than MOST_WAITING are unfinished.
 
         Args:
-            job: is called without arguments.
-            on_fault: is called in the training thread with the error that a job has raised in the worker's.
+            job: a function without arguments.
+            on_fault: called in the training thread with the error that the job has raised in the worker's thread.
         """
         if not self._in_thread:
             job()
@@ -85,10 +87,10 @@ class Worker:
         if self._is_closing:  # an interrupt has cut `close` short
             self.close()
         with self._changed:
-            # First it is added, then waited: whoever is interrupted loses nothing.
+            # Added before waiting, so that an interrupt of the wait does not lose it.
             self._jobs.append((job, on_fault))
             if self._thread is None:
-                # A daemon, so that a run that nobody ends does not keep the process from ending.
+                # A daemon, because the process must be able to end without `close`.
                 self._thread = threading.Thread(target=self._work, args=[self._jobs], name=self._name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
@@ -96,12 +98,12 @@ class Worker:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Do what finished jobs have handed over, without waiting."""
+        """Run the tasks that finished jobs have handed over; does not wait. In a job it does nothing."""
         while self.tasks and not self._is_here:
             self.tasks.popleft()()
 
     def wait(self) -> None:
-        """Wait until all jobs are done. In a job it does nothing."""
+        """Wait until all jobs have finished, without running their tasks. In a job it does nothing."""
         if self._thread is not None and not self._is_here:
             with self._changed:
                 self._wait_until(lambda: not self._jobs)
@@ -116,12 +118,12 @@ class Worker:
             self._jobs, self._thread = deque(), None  # the thread ends with its job, whenever that is
 
     def settle(self) -> None:
-        """Wait until all jobs are done, or patience ends; then do what they handed over, which may raise."""
+        """Wait until all jobs have finished or `patience` ends, then run the tasks handed over, which may raise."""
         self.wait()
         self.catch_up()
 
     def close(self) -> None:
-        """Wait as `settle` does, then end the thread. The next job starts another."""
+        """Wait as `settle` does, end the thread, and run the tasks handed over. The next job starts another thread."""
         if self._patience is not None:
             self.wait()
         thread = self._thread
@@ -135,6 +137,7 @@ class Worker:
 
     @property
     def _is_here(self) -> bool:
+        """True if the caller runs in the worker's thread."""
         return threading.current_thread() is self._thread
 
     def _work(self, jobs: deque[tuple[Job, OnFault]]) -> None:
@@ -148,12 +151,12 @@ class Worker:
             with handing_over(tasks):
                 try:
                     job()
-                except BaseException as error:  # the training thread decides what becomes of it
+                except BaseException as error:  # `on_fault` handles it in the training thread
                     tasks.append(functools.partial(on_fault, error))
             with self._changed:
-                if jobs is not self._jobs:  # they were given up
+                if jobs is not self._jobs:  # they were dropped
                     return
                 self.tasks.extend(tasks)
                 jobs.popleft()
                 self._changed.notify_all()
-            del job, on_fault, tasks  # they hold what belongs to a step
+            del job, on_fault, tasks  # they hold tensors of a step
