@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from graphlib import TopologicalSorter
 from types import SimpleNamespace
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
@@ -20,6 +21,8 @@ from board.logs import asker
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what TensorBoard comes with
     from tensorboard.errors import NotFoundError
+
+    from hookboard.board.plugin import STATIC
 
 SERIES = "train/activation/std"
 
@@ -168,6 +171,15 @@ def test_many_requests_at_once_read_a_series_once(tmp_path):
             thread.join()
     assert len(reads) == 1
     assert [answer["values"] for _, answer in answers] == 8 * [[[1.0]]]
+
+
+def test_the_modules_of_the_page_import_each_other_in_one_direction():
+    imported = {
+        path.name: re.findall(r'^import .* from "\./(.*)";$', path.read_text(), re.MULTILINE)
+        for path in STATIC.glob("*.js")
+    }
+    order = list(TopologicalSorter(imported).static_order())  # raises CycleError for a circle
+    assert order[-1] == "index.js"
 
 
 @pytest.mark.spawns

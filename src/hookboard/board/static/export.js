@@ -1,7 +1,8 @@
 /** What can be taken along: numbers as CSV, plots as PNG. */
 
 import { forPlotly, named, several, shortened, titled } from "./dom.js";
-import { stepMarks, ticks, tracesOf } from "./map.js";
+import { stepMarks, tracesOf } from "./map.js";
+import { ticks } from "./scale.js";
 
 /** Give somebody a file. */
 function download(name, url) {

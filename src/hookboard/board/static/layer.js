@@ -2,8 +2,8 @@
 
 import { ask, decoded, pictureUrl } from "./data.js";
 import { counted, element, titled, written } from "./dom.js";
-import { rounded } from "./map.js";
-import { cardOf } from "./side.js";
+import { rounded } from "./scale.js";
+import { cardOf } from "./verdicts.js";
 
 const BINS = 48;
 const TAIL = 0.005; // so much of the values may lie beyond each end of the axis
@@ -17,7 +17,7 @@ const HISTOGRAM_HIGH = 150;
  * @param {Object} margin as plotly takes it.
  * @param {Object} context `colours`, and `steps`, the first and last one of the axis.
  */
-export function drawHistogram(place, given, width, margin, context) {
+function drawHistogram(place, given, width, margin, context) {
   const range = rangeOf(given);
   if (!range) {
     place.textContent = "Nothing was counted.";
@@ -45,7 +45,7 @@ export function drawHistogram(place, given, width, margin, context) {
 }
 
 /** The values between which all but the tails of every step lie; null if nothing was counted. */
-export function rangeOf({ left, right, counts }) {
+function rangeOf({ left, right, counts }) {
   let [low, high] = [Infinity, -Infinity];
   counts.forEach((count, i) => {
     const whole = count.reduce((sum, one) => sum + one, 0);

@@ -1,20 +1,10 @@
 /** From the server's answers to what a view draws: deviations, folded blocks, kinds, verdicts. */
 
 import { decoded } from "./data.js";
-import { distanceScale, valueScale } from "./map.js";
+import { distanceScale, isBroken, median, valueScale } from "./scale.js";
 import { namesIn } from "./state.js";
 
 const FEW = 3; // with fewer layers of a kind than this, all layers are the kind
-
-/** Whether there is a number that can be drawn. */
-export function isFinite(cell) {
-  return cell !== null && Number.isFinite(cell);
-}
-
-/** Whether something was measured and was not finite. */
-export function isBroken(cell) {
-  return cell !== null && !Number.isFinite(cell);
-}
 
 /**
  * The median of the kind of each row at each step.
@@ -22,7 +12,7 @@ export function isBroken(cell) {
  * @param {string[]} kinds of each row.
  * @returns {(number|null)[][]} the same shape; null where no row of the kind has a finite value.
  */
-export function medians(values, kinds) {
+function medians(values, kinds) {
   const count = new Map();
   for (const kind of kinds) count.set(kind, (count.get(kind) ?? 0) + 1);
   const group = kinds.map((kind) => (count.get(kind) < FEW ? "" : kind));
@@ -43,7 +33,7 @@ export function medians(values, kinds) {
  * @returns {(number|null)[][]} infinite where a ratio is to or of 0; NaN where the value was not finite; null where
  *   there is none, or nothing to compare it with.
  */
-export function distances(values, usual, isLog) {
+function distances(values, usual, isLog) {
   return values.map((row, i) => row.map((cell, j) => distance(cell, usual[i][j], isLog)));
 }
 
@@ -56,13 +46,13 @@ function distance(cell, usual, isLog) {
 }
 
 /** How bad a distance is: the farther the worse, what is not finite the worst, nothing is not bad. */
-export function badness(far) {
+function badness(far) {
   if (far === null) return -1;
   return Number.isNaN(far) ? Infinity : Math.min(Math.abs(far), 1e300);
 }
 
 /** Of some rows the one that is worst at a step; -1 if none has a value there. */
-export function worstAt(rows, far, column) {
+function worstAt(rows, far, column) {
   let worst = -1;
   let most = -1;
   for (const row of rows) {
@@ -95,29 +85,8 @@ export function standIn(rows, far, same) {
 }
 
 /** How bad a row is at its worst step. */
-export function worstOf(row) {
+function worstOf(row) {
   return row.reduce((most, far) => Math.max(most, badness(far)), -1);
-}
-
-/** The median of the finite ones; null without any. */
-export function median(cells) {
-  const finite = sorted(cells);
-  const half = finite.length >> 1;
-  if (!finite.length) return null;
-  return finite.length % 2 ? finite[half] : (finite[half - 1] + finite[half]) / 2;
-}
-
-/** The finite ones, the least first. */
-export function sorted(cells) {
-  return Float64Array.from(cells.filter(isFinite)).sort();
-}
-
-/** The value that a share of sorted ones does not exceed. */
-export function percentile(finite, share) {
-  const at = (finite.length - 1) * share;
-  const below = Math.floor(at);
-  const above = finite[Math.min(below + 1, finite.length - 1)];
-  return finite[below] + (above - finite[below]) * (at - below);
 }
 
 const MANY = 40; // so many rows are open at first
@@ -133,7 +102,7 @@ const MANY = 40; // so many rows are open at first
  */
 
 /** The tree of some rows. Blocks that hold nothing but one other block are one with it. */
-export function treeOf(rows) {
+function treeOf(rows) {
   const root = { name: "", label: "", row: -1, children: [], rows: [], below: new Map() };
   rows.forEach(({ name, index }) => {
     let node = root;
@@ -183,7 +152,7 @@ function joined(node) {
  * @param {string[]} sick names of layers with a verdict.
  * @returns {Set<string>} their names.
  */
-export function openAtFirst(tree, sick) {
+function openAtFirst(tree, sick) {
   const open = new Set();
   let level = tree;
   let shown = tree.length;
@@ -217,7 +186,7 @@ export function isBelow(name, block) {
  * @param {(a: Node, b: Node) => number} [order] sorts the children of a block.
  * @returns {{node: Node, depth: number, isBlock: boolean, isOpen: boolean}[]}
  */
-export function seen(tree, open, order) {
+function seen(tree, open, order) {
   const made = [];
   const walk = (nodes, depth) => {
     for (const node of order ? [...nodes].sort(order) : nodes) {
@@ -232,7 +201,7 @@ export function seen(tree, open, order) {
 }
 
 /** Names as people sort them: numbers in them as numbers. */
-export const natural = new Intl.Collator("en", { numeric: true }).compare;
+const natural = new Intl.Collator("en", { numeric: true }).compare;
 
 const SAME = 0.3; // what is about as bad: a factor of 2, or so much of a linear scale
 
@@ -242,7 +211,7 @@ const SAME = 0.3; // what is about as bad: a factor of 2, or so much of a linear
  * @param {Object} map the answer of `map`.
  * @param {string} how log, linear or deviation.
  */
-export function numbersOf(run, map, how) {
+function numbersOf(run, map, how) {
   const series = run.series.find(({ id }) => id === map.series);
   const isLog = how === "deviation" ? series.scale === "log" : how === "log";
   const values = map.values.map(decoded);
@@ -264,6 +233,19 @@ export function numbersOf(run, map, how) {
 /** Whether a statistic lies between 0 and 1 by its meaning. */
 function isShare(series) {
   return /(fraction|share)$/.test(series.id);
+}
+
+/** The other direction of a series: gradients for activations, and the reverse; null if there is none. */
+export function partnerOf(series, all) {
+  const swap = (id) =>
+    /(^|[/_])activation/.test(id) ? id.replace(/(^|[/_])activation/, "$1gradient") : id.replace(/(^|[/_])gradient/, "$1activation");
+  const other = swap(series.id);
+  return (other !== series.id && all.find(({ id }) => id === other)) || null;
+}
+
+/** Whether a series is one of the backward pass. */
+export function isBackward(series) {
+  return /gradient/.test(series.id);
 }
 
 /** What a row is compared with: rows of the same type and the same rest of the name (`weight`); else of like names. */
@@ -321,6 +303,8 @@ function rank(numbers, verdicts, row) {
 function compare([a, b], [c, d]) {
   return a - c || (b === d ? 0 : b - d);
 }
+
+export const SYMBOLS = { alarm: "▲", note: "●" };
 
 /** The first of `alarm` and `note` among some verdicts; "" without any. */
 export function gravest(verdicts) {

@@ -3,10 +3,10 @@
 import { ask, askAgain } from "./data.js";
 import { element, later, titled } from "./dom.js";
 import { coloursOf, makeTip } from "./map.js";
-import { columnOf, isBelow, numbersFor, rowsSeen } from "./model.js";
+import { columnOf, isBelow, numbersFor, partnerOf, rowsSeen } from "./model.js";
 import { makeSide } from "./side.js";
 import { addressOf, isSeen, nameAt, namesIn, readState, watchAddress, watchDarkness, watchReloads, writeState } from "./state.js";
-import { makeView, partnerOf } from "./view.js";
+import { makeView } from "./view.js";
 
 const PATTERNS =
   "Patterns over names, with spaces between them: * stays within one name, ** crosses dots, ! excludes, " +
@@ -17,7 +17,7 @@ const PATTERNS =
  * @param {(patch: Object) => void} update is called with what changes of the state.
  * @returns {Object} `root`, and `set`, which shows a state.
  */
-export function makeToolbar(update) {
+function makeToolbar(update) {
   const change = (key, more = {}) => (event) => update({ [key]: event.target.value, ...more });
   const select = (name, key, more) => element("select", { id: `hookboard-${name}`, on: { change: change(key, more) } });
   const run = select("run", "run", { against: "", from: "", to: "" });

@@ -7,7 +7,7 @@ const BOOTSTRAP = "experimental.bootstrap";
 const RELOADED = "experimental.DataReloaded";
 
 /** The window whose address people copy: TensorBoard's, if it lets us. */
-export function hostWindow() {
+function hostWindow() {
   try {
     if (window.parent !== window && window.parent.location.href) return window.parent;
   } catch {
@@ -62,7 +62,7 @@ const PREFIX = "p.hookboard.";
 const MODEL = ".";
 
 /** All that can be in the address, and what holds without it. Values are strings. */
-export const DEFAULTS = {
+const DEFAULTS = {
   run: "",
   series: "", // what is shown; "" is the server's choice
   how: "", // log, linear or deviation; "" is what suits the series

@@ -2,27 +2,15 @@
 
 import { button, element, titled } from "./dom.js";
 import { depthFigure, depthTable, mapFigure, mapTable, saveCsv, savePng } from "./export.js";
-import { cellOf, drawAxis, drawLegend, drawMap, drawMarks, heard, makeGrid, place, share, ticks, wordsOf } from "./map.js";
-import { columnOf, gravest, isBroken, isFinite, numbersFor, standIn } from "./model.js";
+import { cellOf, drawAxis, drawLegend, drawMap, drawMarks, heard, makeGrid, wordsOf } from "./map.js";
+import { columnOf, gravest, isBackward, numbersFor, standIn } from "./model.js";
+import { isBroken, isFinite, place, share, ticks } from "./scale.js";
 import { addressOf } from "./state.js";
 
 const GAP = 0.03; // between both halves, as a share of the width
 
-/** The other direction of a series: gradients for activations, and the reverse; null if there is none. */
-export function partnerOf(series, all) {
-  const swap = (id) =>
-    /(^|[/_])activation/.test(id) ? id.replace(/(^|[/_])activation/, "$1gradient") : id.replace(/(^|[/_])gradient/, "$1activation");
-  const other = swap(series.id);
-  return (other !== series.id && all.find(({ id }) => id === other)) || null;
-}
-
-/** Whether a series is one of the backward pass. */
-export function isBackward(series) {
-  return /gradient/.test(series.id);
-}
-
 /** The halves from left to right: the forward pass first. */
-export function halvesOf(numbers, other) {
+function halvesOf(numbers, other) {
   return other ? [numbers, other].sort((a, b) => isBackward(a.series) - isBackward(b.series)) : [numbers];
 }
 
@@ -32,7 +20,7 @@ export function halvesOf(numbers, other) {
  * @param {Object} picture `halves` (each with `numbers` and `column`), `rows`, `height` of a row.
  * @param {Object} colours of the theme.
  */
-export function drawDepth(grid, picture, colours) {
+function drawDepth(grid, picture, colours) {
   const { halves, rows, height } = picture;
   const layout = {
     width: grid.field.clientWidth, height: rows.length * height, margin: { l: 0, r: 0, t: 0, b: 0, pad: 0 },
@@ -49,7 +37,7 @@ export function drawDepth(grid, picture, colours) {
       range: [half.numbers.scale.low - room, half.numbers.scale.high + room], tickvals: at.map((tick) => tick.at),
     }; // prettier-ignore
     marks.push(...marksOf(at, half.numbers.scale, domain, room));
-    return tracesOf(half, rows, i, colours);
+    return halfTraces(half, rows, i, colours);
   });
   grid.plot.style.height = `${layout.height}px`;
   drawAxis(grid.axis, marks, "");
@@ -61,7 +49,7 @@ function axisName(name, i) {
 }
 
 /** Which part of the width a half takes. */
-export function domainOf(i, count) {
+function domainOf(i, count) {
   return count === 1 ? [0, 1] : [i ? 0.5 + GAP : 0, i ? 1 : 0.5 - GAP];
 }
 
@@ -71,7 +59,7 @@ function marksOf(at, scale, [left, right], room) {
 }
 
 /** The points of one half: values joined by a line, the median of each row's kind, and what has no place. */
-function tracesOf({ numbers, column, index }, rows, i, colours) {
+function halfTraces({ numbers, column, index }, rows, i, colours) {
   const { values, usual, scale, series } = numbers;
   // An open block without values of its own is a heading: the line goes on behind it. Elsewhere a gap is a gap.
   const cells = rows.flatMap((row, at) => {

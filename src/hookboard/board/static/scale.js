@@ -1,0 +1,116 @@
+/** Numbers on an axis: which are finite, their quantiles, the ends of a scale and its ticks. */
+
+import { written } from "./dom.js";
+
+/** Whether there is a number that can be drawn. */
+export function isFinite(cell) {
+  return cell !== null && Number.isFinite(cell);
+}
+
+/** Whether something was measured and was not finite. */
+export function isBroken(cell) {
+  return cell !== null && !Number.isFinite(cell);
+}
+
+/** The median of the finite ones; null without any. */
+export function median(cells) {
+  const finite = sorted(cells);
+  const half = finite.length >> 1;
+  if (!finite.length) return null;
+  return finite.length % 2 ? finite[half] : (finite[half - 1] + finite[half]) / 2;
+}
+
+/** The finite ones, the least first. */
+function sorted(cells) {
+  return Float64Array.from(cells.filter(isFinite)).sort();
+}
+
+/** The value that a share of sorted ones does not exceed. */
+function percentile(finite, share) {
+  const at = (finite.length - 1) * share;
+  const below = Math.floor(at);
+  const above = finite[Math.min(below + 1, finite.length - 1)];
+  return finite[below] + (above - finite[below]) * (at - below);
+}
+
+const MARGIN = 2; // decades beyond the bulk of the values, as in the pictures of HealthMonitor
+const FARTHEST = 3; // decades that a scale of ratios shows to each side
+
+/**
+ * A scale.
+ * @typedef {Object} Scale
+ * @property {number} low the least value that has a colour of its own, in the units of `place`.
+ * @property {number} high the greatest.
+ * @property {boolean} isLog whether the logarithm (base 10) of the value is drawn.
+ * @property {boolean} isAround whether it is one of distances, with "the same" in its middle.
+ * @property {[boolean, boolean]} isCut whether smaller, and whether greater values are drawn in the end's colour.
+ */
+
+/** The scale of a run for values: far outliers are cut off, and that is said. */
+export function valueScale(values, isLog, isShare) {
+  const all = values.flat();
+  if (isShare && !isLog) return { low: 0, high: 1, isLog, isAround: false, isCut: [false, false] };
+  const finite = sorted(isLog ? all.map((cell) => (cell > 0 ? Math.log10(cell) : null)) : all);
+  if (!finite.length) return { low: isLog ? -1 : 0, high: isLog ? 0 : 1, isLog, isAround: false, isCut: [false, false] };
+  const [least, greatest] = [finite[0], finite[finite.length - 1]];
+  const [bottom, top] = [percentile(finite, 0.05), percentile(finite, 0.95)];
+  const room = isLog ? Math.max(MARGIN, top - bottom) : 2 * (top - bottom) || greatest - least;
+  let [low, high] = [Math.max(least, bottom - room), Math.min(greatest, top + room)];
+  const isCut = [least < low, greatest > high];
+  const narrow = Math.max(0, (isLog ? 1 : Math.abs(high) * 1e-3 || 1) - (high - low)) / 2; // noise is not to fill it
+  low -= narrow;
+  high += narrow;
+  return { low, high, isLog, isAround: false, isCut };
+}
+
+/** The scale of a run for distances: the same to both sides. */
+export function distanceScale(far, isLog) {
+  const sizes = sorted(far.flat().map((cell) => (cell === null ? null : Math.abs(cell))));
+  const has = (test) => far.some((row) => row.some((cell) => cell !== null && test(cell)));
+  const most = sizes.length ? percentile(sizes, 0.995) : 0;
+  const end = isLog ? Math.min(Math.max(most, 1), FARTHEST) : most || sizes[sizes.length - 1] || 1;
+  return { low: -end, high: end, isLog, isAround: true, isCut: [has((cell) => cell < -end), has((cell) => cell > end)] };
+}
+
+/** Where a value stands on its scale: its logarithm, or itself. A distance is one already. */
+export function place(value, scale) {
+  return scale.isLog && !scale.isAround ? Math.log10(value) : value;
+}
+
+/** From 0 at the low end to 1 at the high one. */
+export function share(at, scale) {
+  return Math.min(Math.max((at - scale.low) / (scale.high - scale.low), 0), 1);
+}
+
+/**
+ * The ticks of a scale in plain numbers.
+ * @param {Scale} scale the scale.
+ * @param {number} most about how many.
+ * @returns {{at: number, text: string}[]} `at` in the units of `place`.
+ */
+export function ticks(scale, most = 6) {
+  if (!scale.isLog) {
+    const sign = (value) => (scale.isAround && value > 0 ? "+" : "");
+    return rounded(scale.low, scale.high, most).map((at) => ({ at, text: sign(at) + written(at) }));
+  }
+  const spread = scale.high - scale.low;
+  const step = Math.max(1, Math.ceil(spread / most));
+  const exponents = [];
+  for (let e = Math.ceil(scale.low); e <= scale.high; e++) if (e % step === 0) exponents.push(e);
+  if (spread < 2.5 && most > 3) {
+    for (let e = Math.floor(scale.low); e <= scale.high; e++) exponents.push(e + Math.log10(3));
+    exponents.sort((a, b) => a - b);
+  }
+  const text = (e) => written(10 ** e, 1) + (scale.isAround ? "×" : "");
+  return exponents.filter((e) => e >= scale.low && e <= scale.high).map((at) => ({ at, text: text(at) }));
+}
+
+/** Round numbers between two. */
+export function rounded(low, high, most) {
+  const raw = (high - low) / most || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.999);
+  const made = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) made.push(i * step);
+  return made;
+}

@@ -1,0 +1,109 @@
+/** The list of verdicts: a card for each cause, and below it what is alike and what follows from it. */
+
+import { element, several } from "./dom.js";
+import { SYMBOLS } from "./model.js";
+import { addressOf } from "./state.js";
+
+/**
+ * Draw the list.
+ * @param {HTMLElement} panel the place.
+ * @param {Object} run the answer of `run`.
+ * @param {string} chosen the layer of the cursor, as the address has it.
+ * @param {(verdict: Object) => void} go is called with the one that is clicked.
+ * @param {(layer: string) => void} open is called with the layer that is to be shown.
+ * @param {Set<string>} unfolded the lists that stay open when all is drawn again.
+ */
+export function drawVerdicts(panel, run, chosen, go, open, unfolded) {
+  if (!run.headline) {
+    panel.replaceChildren(...howToGetThem());
+    return;
+  }
+  const isChosen = ({ module }) => addressOf(module) === chosen;
+  const more = (verdict) => (isChosen(verdict) ? moreButton(verdict.module, open) : "");
+  const item = (verdict, isEffect) => {
+    const shown = itemOf(verdict, isEffect, isChosen(verdict), go);
+    shown.append(more(verdict));
+    return shown;
+  };
+  const cards = run.cards.map(({ alike, effects }) => {
+    const [first, ...others] = alike.map((place) => run.verdicts[place]);
+    const later = effects.flat().map((place) => run.verdicts[place]);
+    const card = cardOf(first, isChosen(first), go);
+    card.append(more(first));
+    const fold = (kind, text, verdicts) => {
+      if (!verdicts.length) return;
+      const items = verdicts.map((verdict) => item(verdict, kind === "effects"));
+      card.append(foldOf(`${kind} ${alike[0]}`, text, items, verdicts.some(isChosen), unfolded));
+    };
+    fold("alike", `The same in ${several(others.length, "more layer")}`, others);
+    const rules = [...new Set(later.map(({ rule }) => rule))].join(", ");
+    fold("effects", `${several(later.length, "verdict")} ${later.length === 1 ? "follows" : "follow"} from it: ${rules}`, later);
+    return card;
+  });
+  panel.replaceChildren(
+    element("p", { class: "headline", text: run.headline }),
+    cards.length ? element("ol", { class: "cards", "aria-label": "verdicts, worst first" }, cards) : "",
+  );
+}
+
+/**
+ * One verdict.
+ * @param {Object} verdict as the server sends it.
+ * @param {boolean} isChosen whether the cursor is on its layer.
+ * @param {((verdict: Object) => void)|null} go what a click does; null if it does nothing.
+ */
+export function cardOf(verdict, isChosen, go) {
+  const { severity, rule, module, evidence, advice } = verdict;
+  const parts = [
+    element("span", { class: "card-head" }, [
+      element("span", { class: `severity ${severity}`, text: `${SYMBOLS[severity] ?? "●"} ${severity}` }),
+      element("span", { class: "rule", text: rule }),
+    ]),
+    element("span", { class: "where", text: module || "the whole model" }),
+    element("span", { class: "when", text: whenOf(verdict) }),
+    element("span", { class: "evidence", text: evidence }),
+    advice ? element("span", { class: "advice" }, [element("b", { text: "Try: " }), advice]) : null,
+  ];
+  const options = { class: `card ${severity}${isChosen ? " chosen" : ""}`, "aria-current": isChosen ? "true" : null };
+  const inside = go
+    ? element("button", { ...options, type: "button", on: { click: () => go(verdict) } }, parts)
+    : element("div", options, parts);
+  return element("li", {}, [inside]);
+}
+
+/** A verdict in the list below its card, which has the rest of what is said. */
+function itemOf(verdict, isEffect, isChosen, go) {
+  const parts = [
+    isEffect ? element("span", { class: "rule", text: verdict.rule }) : null,
+    element("span", { class: "where", text: verdict.module || "the whole model" }),
+    element("span", { class: "when", text: whenOf(verdict) }),
+    element("span", { class: "evidence", text: verdict.evidence }),
+  ];
+  const options = { class: `item${isChosen ? " chosen" : ""}`, "aria-current": isChosen ? "true" : null };
+  return element("li", {}, [element("button", { ...options, type: "button", on: { click: () => go(verdict) } }, parts)]);
+}
+
+/** A list that is folded at first; the browser opens it by a click or by Enter. */
+function foldOf(key, text, items, isOpen, unfolded) {
+  const toggled = ({ target }) => (target.open ? unfolded.add(key) : unfolded.delete(key));
+  const parts = [element("summary", { text }), element("ol", {}, items)];
+  return element("details", { class: "fold-list", open: isOpen || unfolded.has(key), on: { toggle: toggled } }, parts);
+}
+
+function moreButton(layer, open) {
+  return element("button", { class: "more", type: "button", text: "Show this layer ›", on: { click: () => open(layer) } });
+}
+
+function whenOf({ since, until, batch_idx: batch }) {
+  const where = batch === null || batch === undefined ? "" : `, batch ${batch}`;
+  if (until === since) return `at step ${since}${where}`;
+  return until === null ? `since step ${since}, ongoing${where}` : `from step ${since} to ${until}${where}`;
+}
+
+function howToGetThem() {
+  return [
+    element("p", { text: "No verdicts for this run: HealthMonitor did not watch it." }),
+    element("p", { text: "With it, this list says which layer is sick, since when, why, and what to try:" }),
+    element("pre", { text: "from hookboard import HealthMonitor\n\nTrainer(callbacks=[HealthMonitor()])" }),
+  ];
+}
