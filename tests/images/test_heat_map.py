@@ -1,13 +1,17 @@
 import io
 import itertools
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import hookboard
 from hookboard.images.heat_map import (
     AXIS_HEIGHT,
+    COLOURS,
     FONT_SIZE,
     LABEL_HEIGHT,
     MAP_WIDTH,
@@ -15,6 +19,7 @@ from hookboard.images.heat_map import (
     MARKS,
     MISSING,
     NOT_FINITE,
+    NOT_FINITE_COLOUR,
     PALETTE,
     SHADES,
     ColourScale,
@@ -114,6 +119,14 @@ def test_no_value_and_what_is_not_finite_have_colours_of_their_own():
         assert np.abs(values - PALETTE[own].astype(int)).sum(axis=1).min() > 60
         legend = picture.pixels[-AXIS_HEIGHT:, : MAP_WIDTH // 4]
         assert (legend == own).sum() == 64, "a square of the legend"
+
+
+def test_the_colours_are_those_of_the_tab():
+    tab = (Path(hookboard.__file__).parent / "board" / "static" / "map.js").read_text()
+    values = re.search(r"^const VALUES = (.*?);", tab, re.DOTALL | re.MULTILINE)[1]
+    assert {float(at): code for at, code in re.findall(r'\[([\d.]+), "#(\w+)"\]', values)} == COLOURS
+    assert f'broken: "#{NOT_FINITE_COLOUR}"' in tab
+    assert PALETTE[[0, SHADES - 1, NOT_FINITE]].tobytes().hex() == f"472c7afde725{NOT_FINITE_COLOUR}"
 
 
 def test_a_single_value_that_is_not_finite_is_seen_among_more_columns_than_pixels():

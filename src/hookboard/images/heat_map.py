@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from hookboard.images.picture import HEAT, INK, LEVELS, NOT_FINITE, PAPER, Picture, Pixels
+from hookboard.images.picture import HEAT, INK, NOT_FINITE, PAPER, Picture, Pixels
 
 Mark = Literal["alarm", "note"]
 
@@ -23,12 +24,30 @@ MARKS: dict[Mark, int] = {"alarm": SHADES, "note": SHADES + 8}
 MISSING = SHADES + 16
 """The palette index of cells without a value."""
 
+COLOURS = {
+    0.0: "472c7a",
+    0.125: "3b518b",
+    0.25: "2c718e",
+    0.375: "21908d",
+    0.5: "27ad81",
+    0.65: "5cc863",
+    0.8: "aadc32",
+    1.0: "fde725",
+}
+"""Position on the scale to colour, as in the tab (`board/static/map.js`): viridis without its darkest end."""
+
+NOT_FINITE_COLOUR = "ff00b8"
+"""Magenta, as in the tab."""
+
 _RED, _AMBER, _PALE = (205, 20, 30), (190, 110, 0), (222, 226, 232)
 
 
 def _palette() -> Pixels:
     palette: Pixels = HEAT.copy()
-    palette[:SHADES] = HEAT[np.rint(np.linspace(0, LEVELS - 1, SHADES)).astype(int)]
+    channels = np.array([list(bytes.fromhex(code)) for code in COLOURS.values()]).T
+    shares = np.linspace(0, 1, SHADES)
+    palette[:SHADES] = np.rint([np.interp(shares, list(COLOURS), channel) for channel in channels]).T
+    palette[NOT_FINITE] = list(bytes.fromhex(NOT_FINITE_COLOUR))
     paler = np.linspace(0, 1, 8, endpoint=False)[:, None]
     for first, colour in ((MARKS["alarm"], _RED), (MARKS["note"], _AMBER)):
         palette[first : first + 8] = np.rint(np.array(colour) * (1 - paler) + 255 * paler)
@@ -239,24 +258,32 @@ def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int])
 
 
 def shortened(text: str, width: int, text_width: Callable[[str], float]) -> str:
-    """Leave out the middle of a text that is too long.
+    """Shorten a dotted name from its front.
+
+    Numbers and the last part are left out last, because they tell layers apart.
 
     Args:
-        text: a name.
+        text: the name.
         width: its maximum width in pixels.
         text_width: returns the width of a text in pixels.
 
-    >>> shortened("encoder.layers.7.linear1", 14, len)
-    'enco…7.linear1'
+    >>> shortened("net.encoder.layers.7.linear1", 20, len)
+    '…layers.7.linear1'
+    >>> shortened("net.layers.7.attention.linear1", 16, len)
+    '…7…linear1'
     """
-    if text_width(text) <= width:
-        return text
-    for kept in range(len(text) - 1, 1, -1):
-        head = kept // 3
-        short = f"{text[:head]}…{text[len(text) - kept + head :]}"
+    parts = text.split(".")
+    inner = range(len(parts) - 1)
+    left_out: set[int] = set()
+    short = text
+    for i in [*(i for i in inner if not parts[i].isdigit()), *(i for i in inner if parts[i].isdigit())]:
         if text_width(short) <= width:
             return short
-    return text[-1:]
+        left_out.add(i)
+        short = re.sub(r"[.…]*…[.…]*", "…", ".".join("…" if i in left_out else part for i, part in enumerate(parts)))
+    letters = short.removeprefix("…")
+    ends = (short, *(f"…{letters[cut:]}" for cut in range(1, len(letters) - 1)))
+    return next((end for end in ends if text_width(end) <= width), letters[-1:])
 
 
 def _blocks(names: Sequence[str], edges: Sequence[int], first: int, end: int, depth: int) -> list[Label]:
