@@ -5,7 +5,17 @@ import pytest
 from board import logs, runs
 from board.browser import Tab, path_of_chromium, require_entry_point, tensorboard
 from board.drawn_logs import write_drawn
-from board.sick_logs import STEPS, layers_of, sick_values, write_foreign, write_rooted, write_rowless, write_run
+from board.sick_logs import (
+    STEPS,
+    layers_of,
+    sick_values,
+    write_foreign,
+    write_long,
+    write_quiet,
+    write_rooted,
+    write_rowless,
+    write_run,
+)
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +56,8 @@ def page_logs(tmp_path_factory):
     write_run(folder / "young", has_record=False, steps=STEPS[:10])
     write_foreign(folder / "zoo", runs.NASTY)
     write_rooted(folder / "whole")
+    write_long(folder / "long")
+    write_quiet(folder / "unlike")
     write_rowless(folder / "without_rows")
     write_drawn(folder / "drawn", ["net.0", "net.1"])
     write_drawn(folder / "drawn_too", ["net.0"])

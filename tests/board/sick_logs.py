@@ -101,6 +101,35 @@ def write_foreign(folder, names):
     write(folder, [*events, record(STEPS[-1], HEALTH, health.strings())])
 
 
+QUIET = "attention.3"
+
+
+def write_quiet(folder):
+    """A run with a sick layer whose RMS is that of layers of another type, so that only its deviation shows it."""
+    kinds = {"attention": ("my.Attention", 0.1), "linear": ("my.Linear", 1.0)}
+    names = [f"{kind}.{i}" for kind in kinds for i in range(12)]
+    facts = tuple(LayerFacts(name, (kinds[name.partition(".")[0]][0],), None, {}) for name in names)
+    rms = [1.0 if name == QUIET else kinds[name.partition(".")[0]][1] for name in names]
+    health = HealthRecord(
+        2,
+        "1 alarm.",
+        ({**VERDICTS[0], "module": QUIET},),
+        tuple(names),
+        STEPS,
+        {"activation_rms": np.outer(rms, np.ones(len(STEPS)))},
+    )
+    events = [record(0, f"{LAYERS}/HealthMonitor", LayersRecord("HealthMonitor", 2, facts).strings())]
+    write(folder, [*events, record(STEPS[-1], HEALTH, health.strings())])
+
+
+LONG = [f"net.base_model.model.encoder.layer.{i}.attention.self.{part}.lora_A" for i in (1, 11) for part in ("q", "v")]
+
+
+def write_long(folder):
+    """A run whose layers have long names that begin and end alike."""
+    write(folder, [scalars(step, {f"activation_std/{name}": 1.0 for name in LONG}) for step in (0, 10)])
+
+
 def write_rooted(folder):
     """A run of a model that owns a parameter itself: as a layer, its name is empty."""
     steps = (0, 10, 20)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from board.sick_logs import PARTS, SICK, STEPS, layers_of, sick_values
+from board.sick_logs import LONG, PARTS, SICK, STEPS, layers_of, sick_values
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -90,6 +90,18 @@ def test_the_deviation_is_that_from_the_median_of_the_type(tab, values):
     np.testing.assert_allclose(numbers(tab.traces["values"]["z"])[-1], expected, atol=1e-6)
 
 
+def test_a_run_opens_on_the_deviation_if_only_that_shows_the_sick_layer(tab):
+    tab.show(run="unlike")
+    expect(tab.find("#hookboard-how-deviation")).to_be_checked()
+    expect(tab.find(".what")).to_have_text("as a multiple of the median of its kind")
+    tab.find("[for=hookboard-how-log]").click()
+    expect(tab.find("#hookboard-how-log")).to_be_checked()
+    tab.wait()
+    assert tab.state["how"] == "log"
+    tab.show(run="sick")
+    expect(tab.find("#hookboard-how-log")).to_be_checked()
+
+
 def test_two_runs_are_compared_by_the_names_of_their_rows(tab, values):
     tab.show(run="sick", against="twin", modules="encoder.layers.5.linear1")
     row = NAMES.index("encoder.layers.5.linear1")
@@ -112,6 +124,25 @@ def test_worst_first_brings_the_sick_layer_to_the_top(tab, run):
     tab.show(run=run, sort="worst")
     assert SICK in tab.rows[:3]
     assert all(name.startswith("encoder.layers.7.") for name in tab.rows[:3])
+
+
+def test_most_changed_puts_the_rows_first_that_were_farthest_from_their_first_value(tab):
+    tab.show(run="sick", sort="change")
+    assert {*tab.rows[-3:]} == {f"encoder.layers.7.{part}" for part in ("linear1", "dropout", "linear2")}  # constant
+    tab.show(run="sick", series="health/gradient_rms", sort="change")
+    assert tab.rows[0] == "encoder.layers.3.linear2"  # the only one that was not finite
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_in_a_list_names_lose_what_all_begin_with_and_keep_their_numbers(tab, width):
+    tab.page.set_viewport_size({"width": width, "height": 844})
+    tab.show(run="long", sort="worst")
+    labels = tab.find(".name .label").all_text_contents()
+    assert len(labels) == len({*labels}) == len(LONG)
+    for label, name in zip(labels, tab.rows, strict=True):
+        assert not label.startswith("net")
+        assert name.split(".")[5] in label.replace("…", ".").split(".")
+        assert label.endswith(name.partition("self")[2])
 
 
 def test_rows_can_be_sorted_by_name_with_numbers_as_numbers(tab):

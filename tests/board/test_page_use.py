@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from board.runs import NASTY
 from board.sick_logs import SICK, STEPS, layers_of, write_run
+from PIL import Image
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -50,11 +51,19 @@ def test_depth_layer_and_verdicts_can_be_saved_as_csv(tab, values):
     assert [(line["rule"], line["module"], line["since"]) for line in verdicts[:1]] == [("dead_units", SICK, "10")]
 
 
+def alarmed(png):
+    """The number of pixels in the colour of an alarm."""
+    return (np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) == (0xC5, 0x16, 0x2E)).all(axis=2).sum()
+
+
 @pytest.mark.parametrize("view", ["map", "depth", "layer"])
-def test_views_can_be_saved_as_pictures(tab, view):
-    tab.show(run="sick", **({"layer": SICK} if view == "layer" else {"view": view}))
+def test_views_can_be_saved_as_pictures_with_their_alarms(tab, view):
     side = ".side" if view == "layer" else ".view"
-    assert tab.download(f"{side} button:has-text('PNG')").startswith(b"\x89PNG")
+    shown = {"layer": SICK} if view == "layer" else {"view": view}
+    tab.show(run="sick", **shown)
+    assert alarmed(tab.download(f"{side} button:has-text('PNG')")) > 200
+    tab.show(run="old", **shown)
+    assert alarmed(tab.download(f"{side} button:has-text('PNG')")) == 0
 
 
 def test_all_of_it_is_reached_by_the_keyboard(tab):
@@ -74,6 +83,32 @@ def test_all_of_it_is_reached_by_the_keyboard(tab):
     press("Escape")
     expect(tab.find(".side h2")).to_have_text("2 verdicts")
     expect(tab.find(".grid")).to_be_focused()
+
+
+def test_back_returns_to_what_was_shown_before_and_forward_again(tab):
+    tab.show(run="sick")
+    tab.find("label:has-text('Depth')").click()
+    tab.wait()
+    tab.find(".name.alarm").click()
+    expect(tab.find(".side h2")).to_have_text(SICK)
+    tab.page.go_back()
+    expect(tab.find(".side h2")).to_have_text("2 verdicts")
+    assert tab.state["view"] == "depth"
+    tab.page.go_back()
+    expect(tab.find(".view h2")).to_have_text("activation RMS")
+    tab.page.go_forward()
+    expect(tab.find(".view h2")).to_have_text("How the signal travels")
+
+
+def test_back_does_not_repeat_the_moves_of_the_cursor(tab):
+    tab.show(run="sick", row=SICK)
+    tab.find("label:has-text('Depth')").click()
+    tab.wait()
+    tab.find(".grid").focus()
+    for _ in range(3):
+        tab.page.keyboard.press("ArrowDown")
+    tab.page.go_back()
+    expect(tab.find(".view h2")).to_have_text("activation RMS")
 
 
 def test_a_link_shows_a_fresh_browser_the_same(tab, chromium):

@@ -1,14 +1,14 @@
-/** Answers of the server, which are asked for once. */
+/** Requests to the server, whose answers are cached. */
 
-const MOST = 60; // answers that are kept
+const MAX_ANSWERS = 60; // that are cached
 const answers = new Map();
 
 /**
- * Ask the server.
- * @param {string} route the route, relative to the plugin's.
- * @param {Object<string, string|string[]|null>} parameters null is left out; a list is sent one by one.
+ * Request an answer from the server, or return the cached one.
+ * @param {string} route the path, relative to the plugin's.
+ * @param {Object<string, string|string[]|null>} parameters a null is left out; each item of a list is sent.
  * @returns {Promise<Object>}
- * @throws {Error} its message is the server's sentence.
+ * @throws {Error} with the server's message.
  */
 export function ask(route, parameters = {}) {
   const url = urlOf(route, parameters);
@@ -16,12 +16,12 @@ export function ask(route, parameters = {}) {
   if (known) return known;
   const answer = fetched(url);
   answers.set(url, answer);
-  if (answers.size > MOST) answers.delete(answers.keys().next().value);
+  if (answers.size > MAX_ANSWERS) answers.delete(answers.keys().next().value);
   answer.catch(() => answers.delete(url));
   return answer;
 }
 
-/** Ask the server again, and forget all answers if this one is another than before. Returns whether it is. */
+/** Request an answer again; if it differs from the cached one, clear the cache and return true. */
 export async function askAgain(route, parameters, isSame) {
   const url = urlOf(route, parameters);
   const before = await Promise.resolve(answers.get(url)).catch(() => undefined);
@@ -32,14 +32,13 @@ export async function askAgain(route, parameters, isSame) {
   return true;
 }
 
-/** The address of a picture. */
+/** Return the URL of a picture. */
 export function pictureUrl(key) {
   return urlOf("picture", { key });
 }
 
 /**
- * The cells of a map: a number that may be NaN or infinite, or null where there is no value.
- * JSON has no such numbers; the server sends them as words.
+ * Replace the strings "nan", "inf" and "-inf" by numbers: JSON has none for them. A null, for no value, stays.
  */
 export function decoded(cells) {
   return cells.map((cell) => (typeof cell === "string" ? WORDS[cell] : cell));

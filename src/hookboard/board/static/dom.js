@@ -1,11 +1,11 @@
-/** Elements and text. Names of layers are foreign text: nothing here takes HTML. */
+/** Makes elements and formats text. Names of layers are untrusted: nothing here takes HTML. */
 
 /**
- * Make an element.
- * @param {string} tag its tag; "svg" elements are not made here.
- * @param {Object} options `text` is its text, `on` its listeners by event, `style` its styles, `class` its classes;
- *   all others are attributes. An attribute that is false, null or undefined is left out.
- * @param {(Node|string|null)[]} children what it holds; strings become text.
+ * Make an HTML element.
+ * @param {string} tag its tag.
+ * @param {Object} options `text`, `on` (event to listener) and `style` (property to value); all others are attributes. An
+ *   attribute that is false, null or undefined is left out.
+ * @param {(Node|string|null)[]} children its children; strings become text, null is left out.
  * @returns {HTMLElement}
  */
 export function element(tag, options = {}, children = []) {
@@ -21,44 +21,62 @@ export function element(tag, options = {}, children = []) {
   return made;
 }
 
-/** A button; what it does is also said to those who only hear its text. */
+/** Make a button; screen readers also read `title`, unless it is the text. */
 export function button(text, title, click) {
   return element("button", { type: "button", text, title, "aria-label": title === text ? null : title, on: { click } });
 }
 
-/** The name of a row or a layer for people. */
+/** Return the name of a row or layer to display. */
 export function named(name) {
-  return name || "the model itself"; // which may have parameters of its own
+  return name || "the model itself"; // it may own parameters
 }
 
-/** Plotly reads some HTML (`<b>`, `<br>`, `<a href>`) and entities in its texts: this makes them plain text. */
+/** Escape a text for plotly, which interprets some HTML (`<b>`, `<br>`, `<a href>`) and entities. */
 export function forPlotly(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-/** Shorten a name in its middle: names of layers differ at both ends. */
-export function shortened(name, length) {
-  const letters = [...name]; // by characters: half an emoji is none
-  if (letters.length <= length) return name;
-  const end = Math.ceil((length - 1) * 0.6);
-  return `${letters.slice(0, length - 1 - end).join("")}…${letters.slice(-end).join("")}`;
+/**
+ * Shorten a dotted name from its front. Numbers and the last part are left out last: they tell layers apart.
+ * `shortened("net.encoder.layers.7.norm", (text) => text.length <= 14)` is "…layers.7.norm"; with 8 it is "…7.norm".
+ * @param {string} name the name.
+ * @param {(text: string) => boolean} fits whether a text is short enough.
+ * @returns {string}
+ */
+export function shortened(name, fits) {
+  const parts = name.split(".");
+  const isKept = parts.map(() => true);
+  const piece = (part, i) => (isKept[i] ? (i && isKept[i - 1] ? `.${part}` : part) : i && !isKept[i - 1] ? "" : "…");
+  const text = () => parts.map(piece).join("");
+  for (let i = 0; i < parts.length - 1 && !fits(text()); i++) isKept[i] = /^\d+$/.test(parts[i]);
+  for (let i = 0; i < parts.length - 1 && !fits(text()); i++) isKept[i] = false;
+  const letters = [...text()]; // code points, so that no emoji is cut in half
+  let left = letters.length;
+  const end = () => (left === letters.length ? letters.join("") : `…${letters.slice(-left).join("")}`);
+  while (left > 3 && !fits(end())) left--;
+  return end();
 }
 
-/** Shorten a name in its middle to a width in pixels, in the page's font of this size. */
+/** Shorten a name to a width in pixels, in the page's font of this size. */
 export function fitted(name, width, size = 12) {
   pen.font = `${size}px Roboto, "Helvetica Neue", Arial, sans-serif`;
-  let length = [...name].length;
-  let text = name;
-  while (length > 4 && pen.measureText(text).width > width) text = shortened(name, --length);
-  return text;
+  return shortened(name, (text) => pen.measureText(text).width <= width);
+}
+
+/** Return the parts that all dotted names begin with, with a dot at the end; "" if there are none, or only one name. */
+export function commonStart(names) {
+  const parts = names.map((name) => name.split(".").slice(0, -1));
+  let same = 0;
+  while (parts.length > 1 && parts.every((some) => some.length > same && some[same] === parts[0][same])) same++;
+  return same ? `${parts[0].slice(0, same).join(".")}.` : "";
 }
 
 const pen = document.createElement("canvas").getContext("2d");
 
 /**
- * A number as people write it: "0.0123", "12.5", "3.4e-7".
+ * Format a number: "0.0123", "12.5", "3.4e-7", "NaN", "+Inf".
  * @param {number} value any number.
- * @param {number} digits how many significant digits.
+ * @param {number} digits number of significant digits.
  * @returns {string}
  */
 export function written(value, digits = 3) {
@@ -70,22 +88,22 @@ export function written(value, digits = 3) {
   return text.replace("e+", "e").replace(/^-/, "−");
 }
 
-/** The label of a series, with the field's own capitals. */
+/** Capitalize the acronyms in a label: "activation RMS". */
 export function titled(label) {
   return label.replace(/\b(rms|l1|l2|nan|fp16)\b/g, (word) => ({ nan: "NaN" })[word] ?? word.toUpperCase());
 }
 
-/** A whole number with thin spaces between thousands. */
+/** Format a whole number with thin spaces between thousands. */
 export function counted(count) {
   return String(count).replace(/\B(?=(\d{3})+$)/g, "\u2009");
 }
 
-/** "1 layer", "3 layers". */
+/** Return a count with its noun: "1 layer", "3 layers". */
 export function several(count, noun) {
   return `${counted(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
-/** Call a function some time after the last of several calls. */
+/** Return a function that calls `action` once, `wait` milliseconds after its last call. */
 export function later(wait, action) {
   let timer = 0;
   return (...given) => {

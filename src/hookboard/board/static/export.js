@@ -1,10 +1,12 @@
-/** What can be taken along: numbers as CSV, plots as PNG. */
+/** Exports numbers as CSV and plots as PNG. */
 
 import { forPlotly, named, several, shortened, titled } from "./dom.js";
-import { stepMarks, tracesOf } from "./map.js";
+import { framesOf, stepMarks, tracesOf } from "./map.js";
+import { SYMBOLS, gravest } from "./model.js";
 import { ticks } from "./scale.js";
+import { whenOf } from "./verdicts.js";
 
-/** Give somebody a file. */
+/** Download a URL as a file. */
 function download(name, url) {
   const link = document.createElement("a");
   link.href = url;
@@ -13,9 +15,9 @@ function download(name, url) {
 }
 
 /**
- * Save a table.
- * @param {string} name of the file.
- * @param {(string|number|null)[][]} lines the first one has the names of the columns. No value is an empty field.
+ * Download a table as CSV.
+ * @param {string} name the file's name.
+ * @param {(string|number|null)[][]} lines the rows, headings first; null is an empty field.
  */
 export function saveCsv(name, lines) {
   const text = lines.map((line) => line.map(field).join(",")).join("\r\n");
@@ -30,57 +32,57 @@ function field(value) {
   return /[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value;
 }
 
-/** What `HealthMonitor`'s own record holds as infinity may have been NaN too. */
-function told(value, id) {
+/** Return "not finite" for an infinity of `HealthMonitor`'s record, which stands for NaN too. */
+function exported(value, id) {
   return id.startsWith("health/") && value === Infinity ? "not finite" : value;
 }
 
-/** All values behind the rows that are shown, folded ones too: a line for each layer and step. */
+/** Return a table of all layers that are shown, folded ones too: a line for each layer and step. */
 export function mapTable({ numbers, rows }, run, state) {
   const { steps, names, values, others } = numbers;
   const head = others ? ["layer", "step", run, state.against] : ["layer", "step", numbers.series.id];
   const indices = [...new Set(rows.flatMap((row) => row.rows))];
   const body = indices.flatMap((row) =>
-    steps.map((step, i) => [names[row], step, ...[values, others].filter(Boolean).map((all) => told(all[row][i], numbers.series.id))]),
+    steps.map((step, i) => [names[row], step, ...[values, others].filter(Boolean).map((all) => exported(all[row][i], numbers.series.id))]),
   );
   return [head, ...body];
 }
 
-/** The values of the depth view at its step. */
+/** Return a table of the depth view at its step. */
 export function depthTable({ halves, rows }) {
   const [first] = halves;
   const indices = [...new Set(rows.flatMap((row) => row.rows))];
   const body = indices.map((row) => {
     const name = first.numbers.names[row];
-    return [name, first.numbers.steps[first.column], ...halves.map((half) => told(half.valueOf(name), half.numbers.series.id))];
+    return [name, first.numbers.steps[first.column], ...halves.map((half) => exported(half.valueOf(name), half.numbers.series.id))];
   });
   return [["layer", "step", ...halves.map(({ numbers }) => numbers.series.id)], ...body];
 }
 
-/** The statistics of a layer. */
+/** Return a table of the statistics of a layer. */
 export function layerTable({ series }, decoded) {
   const body = series.flatMap((one) => {
     const columns = [one.values, one.low, one.median, one.high].map(decoded);
-    return one.steps.map((step, i) => [one.id, one.row, step, ...columns.map((column) => told(column[i], one.id))]);
+    return one.steps.map((step, i) => [one.id, one.row, step, ...columns.map((column) => exported(column[i], one.id))]);
   });
   return [["statistic", "row", "step", "value", "p10 of the kind", "median of the kind", "p90 of the kind"], ...body];
 }
 
-/** The verdicts. */
+/** Return a table of the verdicts. */
 export function verdictTable(verdicts) {
   const head = ["severity", "rule", "module", "since", "until", "batch_idx", "evidence", "advice"];
   return [head, ...verdicts.map((verdict) => head.map((name) => verdict[name] ?? null))];
 }
 
-/** Save a figure of plotly's as a picture. */
+/** Download a plotly figure as PNG. */
 export async function savePng(name, { data, layout }) {
   const { width, height } = layout;
   download(name, await window.Plotly.toImage({ data, layout }, { format: "png", width, height, scale: 2 }));
 }
 
-/** The heat map as one figure, with its names, axis and scale. */
+/** Return the heat map as one figure, with names, axis, colour bar and verdicts. */
 export function mapFigure({ numbers, rows, columns }, colours, title) {
-  const names = namesOf(rows);
+  const names = namesOf(rows, colours);
   const { scale, steps } = numbers;
   const marks = ticks(scale, 6);
   if (scale.isCut[0]) marks.push({ at: scale.low, text: "less" });
@@ -93,7 +95,10 @@ export function mapFigure({ numbers, rows, columns }, colours, title) {
   const zero = data.some(({ name }) => name === "zero") ? " · black: 0" : "";
   return { data, layout: {
     ...frame(colours, title), width: 1200, height: Math.max(rows.length * 18 + 110, 320),
-    margin: { l: 20 + 6.6 * Math.max(...names.map((name) => name.length), 10), r: 20, t: 56, b: 54 },
+    margin: { l: roomFor(names), r: 20, t: 56, b: 54 },
+    shapes: framesOf(rows, steps).map(({ at, severity, span: [first, last] }) => ({
+      type: "rect", x0: first - 0.5, x1: last + 0.5, y0: at - 0.5, y1: at + 0.5, line: { color: colours[severity], width: 2 },
+    })),
     xaxis: {
       range: [columns[0] - 0.5, columns[1] + 0.5], title: { text: `step${zero}${broken}` }, showgrid: false, zeroline: false,
       tickvals: below.map(({ column }) => column), ticktext: below.map(({ text }) => text),
@@ -102,13 +107,31 @@ export function mapFigure({ numbers, rows, columns }, colours, title) {
   } }; // prettier-ignore
 }
 
-/** The names of rows in full, as there are no names of blocks above them. */
-function namesOf(rows) {
+/** Return the full names of rows, because a picture has no tree; those with a verdict in its colour. */
+function namesOf(rows, colours) {
   const folded = (row) => (row.isBlock && !row.isOpen ? ` (worst of ${several(row.rows.length, "row")})` : "");
-  return rows.map((row) => forPlotly(`${shortened(named(row.name), 48)}${folded(row)}`));
+  return rows.map((row) => {
+    const severity = gravest(row.verdicts);
+    const text = forPlotly(`${shortened(named(row.name), isShort)}${folded(row)}`);
+    return severity ? coloured(`${SYMBOLS[severity]} ${text}`, colours[severity]) : text;
+  });
 }
 
-/** What all figures share. */
+function isShort(text) {
+  return text.length <= 60;
+}
+
+/** Colour a text for plotly. */
+function coloured(text, colour) {
+  return `<span style="color:${colour}">${text}</span>`;
+}
+
+/** Return the width of the margin for names, in pixels. */
+function roomFor(names) {
+  return 20 + 6.6 * Math.max(...names.map((name) => name.replace(/<[^>]*>/g, "").length), 10);
+}
+
+/** Return the part of the layout that all figures share. */
 function frame(colours, title) {
   return {
     title: { text: forPlotly(title), font: { size: 15 }, x: 0.01, xanchor: "left" }, showlegend: false,
@@ -117,12 +140,12 @@ function frame(colours, title) {
   }; // prettier-ignore
 }
 
-/** The depth view as one figure: what is drawn, with names and numbers on its axes. */
+/** Return the depth view as one figure, with names and numbers on its axes. */
 export function depthFigure(drawn, { halves, rows }, colours, title) {
-  const names = namesOf(rows);
+  const names = namesOf(rows, colours);
   const layout = {
     ...drawn.layout, ...frame(colours, title), width: 1200, height: rows.length * 18 + 110,
-    margin: { l: 20 + 6.6 * Math.max(...names.map((name) => name.length), 10), r: 20, t: 56, b: 54 },
+    margin: { l: roomFor(names), r: 20, t: 56, b: 54 },
     yaxis: { ...drawn.layout.yaxis, visible: true, tickvals: rows.map((_, i) => i), ticktext: names, gridcolor: colours.line, zeroline: false },
   }; // prettier-ignore
   halves.forEach(({ numbers }, i) => {
@@ -133,19 +156,25 @@ export function depthFigure(drawn, { halves, rows }, colours, title) {
   return { data: drawn.data, layout };
 }
 
-/** The statistics of a layer as one figure, one below the other. */
+/** Return the statistics of a layer as one figure, one chart below the other, with its verdicts in the title. */
 export function layerFigure(answer, tracesFor, axesFor, colours, title) {
   const count = answer.series.length || 1;
-  const layout = { ...frame(colours, title), width: 900, height: count * 150 + 90, margin: { l: 80, r: 20, t: 60, b: 40 }, annotations: [] };
+  const top = 60 + 18 * answer.verdicts.length;
+  const layout = { ...frame(colours, title), width: 900, height: count * 150 + 30 + top, margin: { l: 80, r: 20, t: top, b: 40 }, annotations: [] };
+  const said = answer.verdicts.map((verdict) => {
+    const { severity, rule } = verdict;
+    return coloured(forPlotly(`${SYMBOLS[severity]} ${severity}: ${rule} ${whenOf(verdict)}`), colours[severity]);
+  });
+  layout.title.text += said.map((text) => `<br><span style="font-size:12px">${text}</span>`).join("");
   const data = answer.series.flatMap((one, i) => {
     const name = i ? String(i + 1) : "";
-    const [top, bottom] = [1 - i / count, 1 - (i + 1) / count + 0.25 / count];
+    const [end, bottom] = [1 - (i + 0.12) / count, 1 - (i + 0.75) / count];
     const { x, y } = axesFor(one);
     layout[`xaxis${name}`] = { ...x, anchor: `y${name}` };
-    layout[`yaxis${name}`] = { ...y, anchor: `x${name}`, domain: [bottom, top - 0.12 / count] };
+    layout[`yaxis${name}`] = { ...y, anchor: `x${name}`, domain: [bottom, end] };
     layout.annotations.push({
-      text: forPlotly(`${titled(one.label)} · ${shortened(one.row, 60)}`), showarrow: false,
-      x: 0, xref: "paper", xanchor: "left", y: top - 0.12 / count, yref: "paper", yanchor: "bottom",
+      text: forPlotly(`${titled(one.label)} · ${shortened(one.row, isShort)}`), showarrow: false,
+      x: 0, xref: "paper", xanchor: "left", y: end, yref: "paper", yanchor: "bottom",
     }); // prettier-ignore
     return tracesFor(one).map((trace) => ({ ...trace, xaxis: `x${name}`, yaxis: `y${name}` }));
   });

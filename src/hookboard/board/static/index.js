@@ -1,8 +1,8 @@
-/** Where TensorBoard begins: it imports this file into an empty page and calls `render`. */
+/** The entry point: TensorBoard imports this file into an empty page and calls `render`. */
 
 import { startPage } from "./page.js";
 
-/** Fill the page. */
+/** Load style and plotly, then start the page. */
 export async function render() {
   document.title = "Hookboard";
   document.documentElement.lang = "en";
@@ -24,7 +24,7 @@ export async function render() {
   startPage(root);
 }
 
-/** Plotly is no module: it puts itself into the window. */
+/** Load a script that is no module: plotly sets `window.Plotly`. */
 function script(name) {
   return new Promise((done, failed) => {
     const tag = document.createElement("script");

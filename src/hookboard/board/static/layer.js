@@ -1,21 +1,22 @@
-/** One layer: its facts, its verdicts, its statistics and histograms over steps, its pictures. */
+/** Draws one layer: its type and shapes, verdicts, statistics and histograms over steps, and pictures. */
 
 import { ask, decoded, pictureUrl } from "./data.js";
 import { counted, element, titled, written } from "./dom.js";
+import { partnerOf } from "./model.js";
 import { rounded } from "./scale.js";
 import { cardOf } from "./verdicts.js";
 
 const BINS = 48;
-const TAIL = 0.005; // so much of the values may lie beyond each end of the axis
+const TAIL_SHARE = 0.005; // of the values, which may lie beyond each end of the axis
 const HISTOGRAM_HIGH = 150;
 
 /**
  * Draw a histogram over steps.
- * @param {HTMLElement} place where.
- * @param {Object} given the answer of `histogram`.
+ * @param {HTMLElement} place the element to draw into.
+ * @param {Object} given the server's answer to `histogram`.
  * @param {number} width in pixels.
  * @param {Object} margin as plotly takes it.
- * @param {Object} context `colours`, and `steps`, the first and last one of the axis.
+ * @param {Object} context `colours` and `steps`, the first and last step of the axis.
  */
 function drawHistogram(place, given, width, margin, context) {
   const range = rangeOf(given);
@@ -44,23 +45,23 @@ function drawHistogram(place, given, width, margin, context) {
   window.Plotly.newPlot(inside, [trace], layout, { displayModeBar: false });
 }
 
-/** The values between which all but the tails of every step lie; null if nothing was counted. */
+/** Return the range of values without the tails, over all steps; null if all counts are 0. */
 function rangeOf({ left, right, counts }) {
   let [low, high] = [Infinity, -Infinity];
   counts.forEach((count, i) => {
     const whole = count.reduce((sum, one) => sum + one, 0);
     let passed = 0;
     count.forEach((one, j) => {
-      if (one > 0 && passed + one > TAIL * whole) low = Math.min(low, left[i][j]);
+      if (one > 0 && passed + one > TAIL_SHARE * whole) low = Math.min(low, left[i][j]);
       passed += one;
-      if (one > 0 && passed - one < (1 - TAIL) * whole) high = Math.max(high, right[i][j]);
+      if (one > 0 && passed - one < (1 - TAIL_SHARE) * whole) high = Math.max(high, right[i][j]);
     });
   });
   if (low > high) return null;
   return low === high ? [low - 0.5, high + 0.5] : [low, high];
 }
 
-/** The shares of the values in bins of equal width; each given bin is spread evenly over those that it covers. */
+/** Return the shares of the values in bins of equal width; each given bin is spread evenly over those that it covers. */
 function gridOf({ left, right, counts }, [low, high]) {
   const size = (high - low) / BINS;
   const z = Array.from({ length: BINS }, () => new Array(counts.length).fill(0));
@@ -84,16 +85,20 @@ const MARGIN = { l: 54, r: 10, t: 6, b: 20 };
 const HIGH = 112;
 
 /**
- * Draw the panel.
- * @param {HTMLElement} panel the place.
- * @param {Object} answer of `layer`.
+ * Draw the panel of a layer.
+ * @param {HTMLElement} panel the element to draw into.
+ * @param {Object} answer the server's answer to `layer`.
  * @param {Object} context `run` (its name), `steps` (first and last of the map), `shown` (the id of the series that
- *   the map shows), `colours`, `like` (what the band is of), `now()` (the step of the cursor), `go(step)` for a click into a chart.
+ *   the map shows), `colours`, `like` (the layers that the band describes), `now()` (the step of the cursor), `go(step)` for a click into a chart.
  */
 export function drawLayer(panel, answer, context) {
   const { layer, series, histograms, pictures, verdicts } = answer;
   const width = Math.max(panel.clientWidth - 32, 200);
-  const ordered = [...series].sort((a, b) => (b.id === context.shown) - (a.id === context.shown));
+  const shown = series.find(({ id }) => id === context.shown);
+  const partner = shown && partnerOf(shown, series);
+  const place = ({ id }) => (id === shown?.id ? 0 : id === partner?.id ? 1 : 2);
+  const ordered = [...series].sort((a, b) => place(a) - place(b));
+  const lead = Math.max(ordered.filter((one) => place(one) < 2).length, 1); // charts above histograms and pictures
   const charts = ordered.map((one) => ({ one, place: element("div", { class: "chart" }) }));
   const tensors = histograms.map((one) => ({ one, place: element("div", { class: "chart" }) }));
   const heading = (text) => element("h3", { text });
@@ -102,19 +107,19 @@ export function drawLayer(panel, answer, context) {
     factsOf(layer),
     verdicts.length ? element("ol", { class: "cards" }, verdicts.map((verdict) => cardOf(verdict, false, null))) : "",
     charts.length ? keyOf(context.colours, context.like) : element("p", { text: "No statistics of this layer." }),
-    ...charts.slice(0, 1).map(chartOf),
+    ...charts.slice(0, lead).map(chartOf),
     ...(tensors.length ? [heading("Histograms over steps")] : []),
     ...tensors.map(({ one, place }) => figure(`${histogramLabel(one)}${restOf(one.row, layer)}`, place)),
     ...(pictures.length ? [heading("Pictures")] : []),
     ...pictures.map(pictureOf),
-    ...(charts.length > 1 ? [heading("More statistics over steps")] : []),
-    ...charts.slice(1).map(chartOf),
+    ...(charts.length > lead ? [heading("More statistics over steps")] : []),
+    ...charts.slice(lead).map(chartOf),
   );
   charts.forEach(({ one, place }) => whenSeen(place, () => drawSeries(place, one, width, context)));
   tensors.forEach(({ one, place }) => whenSeen(place, () => drawTensor(place, one, width, context)));
 }
 
-/** A layer may have dozens of charts: one is drawn when it comes into sight. */
+/** Draw a chart when it scrolls into view: a layer may have dozens. */
 function whenSeen(place, act) {
   place.style.minHeight = `${HIGH}px`;
   const watch = new IntersectionObserver(
@@ -134,7 +139,7 @@ function drawTensor(place, one, width, context) {
     .catch((error) => (place.textContent = error.message));
 }
 
-/** A chart with its name and, of a statistic, its value at the cursor's step. */
+/** Make a figure with a caption and, for a statistic, its value at the cursor's step. */
 function figure(text, place, valueOf) {
   const now = element("span", { class: "now" });
   if (valueOf) now.hookboard = (step) => (now.textContent = valueOf(step));
@@ -182,12 +187,12 @@ function keyOf(colours, like) {
   ]);
 }
 
-/** The traces of a statistic of a layer, for the page and for exports. */
+/** Return the traces of a statistic of a layer, for the page and for exports. */
 export function seriesTraces(one, colours) {
   const [values, low, middle, high] = [one.values, one.low, one.median, one.high].map(decoded);
   const isLog = isLogarithmic(one);
   const drawn = (cells) => cells.map((cell) => (cell === null || !Number.isFinite(cell) || (isLog && cell <= 0) ? null : cell));
-  // A band that reaches down to 0 goes on to the end of a logarithmic axis, and below.
+  // On a logarithmic axis, a band down to 0 extends below the end of the axis.
   const edge = (cells) => (isLog ? cells.map((cell) => (cell !== null && cell <= 0 ? Number.MIN_VALUE : cell)) : drawn(cells));
   const base = { x: one.steps, type: "scatter", mode: "lines", hoverinfo: "skip" };
   const broken = one.steps.filter((_, i) => values[i] !== null && !Number.isFinite(values[i]));
@@ -217,7 +222,7 @@ function isLogarithmic(one) {
   return one.scale === "log" && decoded(one.values).some((value) => value > 0);
 }
 
-/** The axes of a statistic of a layer. */
+/** Return the axes of a statistic of a layer. */
 export function seriesAxes(one, [first, last], colours) {
   const isLog = isLogarithmic(one);
   const axis = { gridcolor: colours.line, linecolor: colours.line, zeroline: false, tickfont: { size: 11 }, fixedrange: true };
@@ -258,7 +263,7 @@ function drawSeries(place, one, width, context) {
   });
 }
 
-/** A line at the step of the cursor; `range` and `width` are those of its chart. */
+/** Make a line at the step of the cursor, for a chart with this range of steps and width in pixels. */
 function nowLine(step, range, width) {
   const line = element("div", { class: "now-line" });
   line.hookboard = (at) => {
@@ -269,19 +274,19 @@ function nowLine(step, range, width) {
   return line;
 }
 
-/** Show a step in all charts and pictures of the panel. */
+/** Move the cursor to a step in all charts and pictures of the panel. */
 export function pointLayer(panel, step) {
   for (const one of panel.querySelectorAll(".now-line, .now, figure.picture")) one.hookboard?.(step);
 }
 
-/** The value of a statistic at a step. */
+/** Return the value of a statistic at a step, as text; "" if there is none. */
 function valueAt(one, step) {
   const at = one.steps.indexOf(step);
   const value = at < 0 ? null : decoded([one.values[at]])[0];
   return value === null ? "" : `${written(value, 4)} at step ${step}`;
 }
 
-/** A picture at the last step that is not after the cursor's. */
+/** Make a figure that shows the last picture up to the cursor's step. */
 function pictureOf({ label, steps, keys }) {
   const image = element("img", { alt: label, loading: "lazy" });
   const caption = element("figcaption", {}, [element("span", { text: label }), element("span", { class: "now" })]);

@@ -1,11 +1,11 @@
-/** The heat map: colours, scale, the grid of rows and cells that both views share, marks, and the tip at the mouse. */
+/** Draws the heat map: colours, the grid of rows that both views share, legend, marks of verdicts, and the tooltip. */
 
 import { element, fitted, named, several, titled, written } from "./dom.js";
 import { SYMBOLS, gravest } from "./model.js";
 import { isBroken, place, rounded, share, ticks } from "./scale.js";
 import { addressOf } from "./state.js";
 
-/** Viridis without its darkest end, which is kept for 0. */
+/** Viridis without its darkest end, because 0 is black. `images/heat_map.py` has the same colours. */
 const VALUES = [
   [0, "#472c7a"], [0.125, "#3b518b"], [0.25, "#2c718e"], [0.375, "#21908d"], [0.5, "#27ad81"],
   [0.65, "#5cc863"], [0.8, "#aadc32"], [1, "#fde725"],
@@ -16,7 +16,7 @@ const AROUND = {
   dark: [[0, "#7cc0ff"], [0.25, "#2f6db3"], [0.45, "#3b4652"], [0.5, "#414141"], [0.55, "#50453b"], [0.75, "#c46f1e"], [1, "#ffc68a"]],
 }; // prettier-ignore
 
-/** The colours of a theme, for plots; those of the page are in style.css. */
+/** Return the colours of plots in a theme; those of the page are in style.css. */
 export function coloursOf(isDark) {
   const theme = isDark ? "dark" : "light";
   return {
@@ -38,20 +38,20 @@ export function coloursOf(isDark) {
   };
 }
 
-/** The colours of a scale as a CSS gradient from left to right. */
+/** Return a colour scale as a CSS gradient from left to right. */
 function gradient(colours) {
   return `linear-gradient(to right, ${colours.map(([at, colour]) => `${colour} ${at * 100}%`).join(", ")})`;
 }
 
-/** How many rows and columns a key moves the cursor. */
+/** Key to the number of rows and columns by which it moves the cursor. */
 const MOVES = {
   ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
   PageUp: [-10, 0], PageDown: [10, 0], Home: [0, -Infinity], End: [0, Infinity],
 }; // prettier-ignore
 
 /**
- * Make the grid.
- * @param {Object} handlers `toggle(row)`, `choose(row)` (its layer is to open), `move(rows, columns)`, `enter()`.
+ * Make the grid of names and cells.
+ * @param {Object} handlers `toggle(row)`, `choose(row)` (to open its layer), `move(rows, columns)`, `enter()`.
  * @returns {Object} its parts: `root`, `names`, `plot` (for plotly), `over` (for marks), `axis`, and `draw`.
  */
 export function makeGrid(handlers) {
@@ -70,15 +70,15 @@ export function makeGrid(handlers) {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     if (by) handlers.move(...by);
     else if (event.key === "Enter" || event.key === " ") handlers.enter();
-    else return; // Escape is the page's
+    else return; // the page handles Escape
     event.preventDefault();
   }
 
   /**
-   * Write the names.
+   * Draw the names of the rows.
    * @param {Object[]} given the rows of `rowsSeen`.
    * @param {number} height of a row, in pixels.
-   * @param {string} label what the grid shows, for those who hear it.
+   * @param {string} label what the grid shows, for screen readers.
    */
   function draw(given, height, label) {
     rows = given;
@@ -89,7 +89,7 @@ export function makeGrid(handlers) {
     names.replaceChildren(...rows.map((row, i) => nameOf(row, i, width, handlers)));
   }
 
-  /** Show the cursor on a row, and say what is there. */
+  /** Move the cursor to a row; screen readers read the text. */
   function point(at, text) {
     [...names.children].forEach((name, i) => name.classList.toggle("here", i === at));
     if (names.children[at]) root.setAttribute("aria-activedescendant", names.children[at].id);
@@ -97,7 +97,7 @@ export function makeGrid(handlers) {
     if (said.textContent !== text) said.textContent = text;
   }
 
-  /** Bring a row into sight. */
+  /** Scroll a row into view. */
   function reveal(at) {
     names.children[at]?.scrollIntoView({ block: "nearest" });
   }
@@ -108,7 +108,7 @@ export function makeGrid(handlers) {
 function nameOf(row, i, width, handlers) {
   const severity = gravest(row.verdicts);
   const type = row.isBlock ? (row.isOpen ? "" : several(row.rows.length, "row")) : (row.layer?.type ?? "");
-  const isNarrow = width < 240; // then there is no room for types
+  const isNarrow = width < 240; // too narrow for types
   const room = width - row.depth * 12 - (severity ? 60 : 38) - (isNarrow || !type ? 0 : Math.min(type.length * 6 + 10, 100));
   const rules = row.verdicts.map(({ severity: how, rule }) => `${how}: ${rule}`).join(", ");
   const count = row.isBlock ? several(row.rows.length, "row") : "";
@@ -133,15 +133,15 @@ function nameOf(row, i, width, handlers) {
 }
 
 /**
- * Write the ticks of an axis below the field.
- * @param {HTMLElement} axis the place.
+ * Draw the ticks of the axis below the cells.
+ * @param {HTMLElement} axis the element to draw into.
  * @param {{share: number, text: string}[]} marks `share` from 0 at the left to 1.
  * @param {string} title what the axis shows.
  */
 export function drawAxis(axis, marks, title) {
   axis.replaceChildren(
     ...marks.map(({ share, text }) => {
-      const place = share > 0.97 ? "tick end" : "tick"; // the last one stays within the axis
+      const place = share > 0.97 ? "tick end" : "tick"; // keeps the last one within the axis
       return element("span", { class: place, text, style: { left: `${share * 100}%` } });
     }),
     element("span", { class: "title", text: title }),
@@ -167,7 +167,7 @@ export function drawMap(grid, picture, colours) {
   return window.Plotly.react(grid.plot, tracesOf(numbers, rows, colours), layout, { staticPlot: true });
 }
 
-/** The traces of a heat map: values, and apart from them zeros on a logarithmic scale and what is not finite. */
+/** Return the traces of a heat map: values, zeros (if the scale is logarithmic), and cells that are not finite. */
 export function tracesOf(numbers, rows, colours) {
   const { shown, scale, steps } = numbers;
   const cells = rows.map((row) => steps.map((_, column) => (row.at(column) < 0 ? null : shown[row.at(column)][column])));
@@ -193,7 +193,7 @@ export function tracesOf(numbers, rows, colours) {
   ]; // prettier-ignore
 }
 
-/** Where the steps stand that are written below the columns. */
+/** Return the labels of the axis of steps: column, position from 0 to 1, and text of each. */
 export function stepMarks(steps, [first, last], most) {
   const count = last - first + 1;
   const columns = new Set();
@@ -205,8 +205,8 @@ export function stepMarks(steps, [first, last], most) {
 }
 
 /**
- * Write the legend.
- * @param {HTMLElement} legend the place.
+ * Draw the legend.
+ * @param {HTMLElement} legend the element to draw into.
  * @param {Object} numbers of `numbersOf`.
  * @param {Object} colours of the theme.
  * @param {Object} words of `wordsOf`.
@@ -237,7 +237,7 @@ function isBrokenIn(scale) {
   return scale.isAround ? (cell) => cell !== null && Number.isNaN(cell) : isBroken;
 }
 
-/** Frame the steps of each verdict on its row, and show the cursor: a cell, or without a row its step in all rows. */
+/** Draw a frame around the steps of each verdict, and the cursor: a cell, or without a row its step in all rows. */
 export function drawMarks(grid, picture, verdicts, cursor) {
   const { numbers, rows, columns, height } = picture;
   const count = columns[1] - columns[0] + 1;
@@ -251,16 +251,19 @@ export function drawMarks(grid, picture, verdicts, cursor) {
       style: { top: `${at * height}px`, height: `${many * height}px`, left: `${left * 100}%`, width: `${width * 100}%` },
     });
   };
-  const frames = rows.flatMap((row, at) =>
-    spans(row.verdicts, numbers.steps).map(({ severity, span }) => frame(`frame ${severity}`, at, span)),
-  );
+  const frames = framesOf(rows, numbers.steps).map(({ at, severity, span }) => frame(`frame ${severity}`, at, span));
   const at = rows.findIndex((row) => addressOf(row.name) === cursor.row);
   const [top, many] = cursor.isOfAll ? [0, rows.length] : [at, 1];
   const cross = top < 0 ? [] : [frame("cursor", top, [cursor.column, cursor.column], many)];
   grid.over.replaceChildren(...[...frames, ...cross].filter(Boolean));
 }
 
-/** The columns of verdicts of one row, joined: the gravest over all their steps. */
+/** Return the frames of verdicts: `at` (index of the row), `span` (first and last column) and `severity`. */
+export function framesOf(rows, steps) {
+  return rows.flatMap((row, at) => spans(row.verdicts, steps).map((frame) => ({ at, ...frame })));
+}
+
+/** Return severity and columns of each of the gravest verdicts of one row. */
 function spans(verdicts, steps) {
   const severity = gravest(verdicts);
   const those = verdicts.filter((verdict) => verdict.severity === severity);
@@ -273,7 +276,9 @@ function spans(verdicts, steps) {
   });
 }
 
-/** What a map shows, in words. */
+const SORTED = new Map([["name", "by name"], ["worst", "worst first"], ["change", "most changed first"]]); // prettier-ignore
+
+/** Return the texts around a map: `title`, `what` is compared, `facts`, and the tooltip of the `scale`. */
 export function wordsOf(run, numbers, state, rows, hidden) {
   const { series, scale, steps } = numbers;
   const what = state.against
@@ -286,16 +291,16 @@ export function wordsOf(run, numbers, state, rows, hidden) {
   const folded = shown < numbers.names.length - hidden ? `, folded into ${several(shown, "line")}` : "";
   return {
     title: titled(series.label), what,
-    facts: `${several(numbers.names.length - hidden, "row")}${folded}; ${span}; ${state.sort === "worst" ? "worst first" : state.sort === "name" ? "by name" : order}`,
+    facts: `${several(numbers.names.length - hidden, "row")}${folded}; ${span}; ${SORTED.get(state.sort) ?? order}`,
     scale: scale.isCut.some(Boolean) ? "Values beyond the ends are drawn in the colour of the end." : "One scale for the whole run.",
   }; // prettier-ignore
 }
 
 /**
- * The lines on a cell.
+ * Return what the tooltip shows for a cell.
  * @param {Object} picture `numbers` and `rows`.
- * @param {number} at the place of the row among those that are seen.
- * @param {number} column the column.
+ * @param {number} at the index of the row in `rows`.
+ * @param {number} column its column.
  * @param {Object} state of the page.
  * @returns {{name: string, type: string, lines: string[], verdicts: Object[]}|null} null where there is no row.
  */
@@ -336,14 +341,14 @@ function valueLines(numbers, index, column, state) {
   return lines;
 }
 
-/** The same in one line, for those who hear it. */
+/** Return the content of a tooltip as one line, for screen readers. */
 export function heard(cell) {
   if (!cell) return "";
   const verdicts = cell.verdicts.map(({ severity, rule }) => `${severity}: ${rule}`);
   return [cell.name, cell.type, ...cell.lines, ...verdicts].filter(Boolean).join(", ");
 }
 
-/** The box beside the mouse. */
+/** Make the tooltip. */
 export function makeTip() {
   const box = element("div", { class: "tip", role: "tooltip", hidden: true });
 

@@ -1,13 +1,14 @@
-/** From the server's answers to what a view draws: deviations, folded blocks, kinds, verdicts. */
+/** Computes what a view draws from the server's answers: deviations, the tree of names, and the order of rows. */
 
 import { decoded } from "./data.js";
-import { distanceScale, isBroken, median, valueScale } from "./scale.js";
+import { commonStart } from "./dom.js";
+import { distanceScale, isBroken, isFinite, median, valueScale } from "./scale.js";
 import { namesIn } from "./state.js";
 
-const FEW = 3; // with fewer layers of a kind than this, all layers are the kind
+const MIN_KIND_ROWS = 3; // a kind with fewer rows is compared with all rows
 
 /**
- * The median of the kind of each row at each step.
+ * Compute the median over rows of the same kind, for each row and step.
  * @param {(number|null)[][]} values rows by steps.
  * @param {string[]} kinds of each row.
  * @returns {(number|null)[][]} the same shape; null where no row of the kind has a finite value.
@@ -15,7 +16,7 @@ const FEW = 3; // with fewer layers of a kind than this, all layers are the kind
 function medians(values, kinds) {
   const count = new Map();
   for (const kind of kinds) count.set(kind, (count.get(kind) ?? 0) + 1);
-  const group = kinds.map((kind) => (count.get(kind) < FEW ? "" : kind));
+  const group = kinds.map((kind) => (count.get(kind) < MIN_KIND_ROWS ? "" : kind));
   const columns = values[0]?.length ?? 0;
   const made = new Map();
   for (const name of new Set(group)) {
@@ -26,12 +27,12 @@ function medians(values, kinds) {
 }
 
 /**
- * How far each cell is from a usual value: the logarithm of their ratio (base 10), or their difference.
+ * Compute how far each cell is from a usual value: log10 of their ratio, or their difference.
  * @param {(number|null)[][]} values rows by steps.
  * @param {(number|null)[][]} usual the same shape.
- * @param {boolean} isLog whether ratios are meant.
- * @returns {(number|null)[][]} infinite where a ratio is to or of 0; NaN where the value was not finite; null where
- *   there is none, or nothing to compare it with.
+ * @param {boolean} isLog true for ratios.
+ * @returns {(number|null)[][]} infinite where one of the two is 0; NaN where the value was not finite; null where there
+ *   is none, or nothing to compare it with.
  */
 function distances(values, usual, isLog) {
   return values.map((row, i) => row.map((cell, j) => distance(cell, usual[i][j], isLog)));
@@ -42,16 +43,16 @@ function distance(cell, usual, isLog) {
   if (isBroken(cell) || isBroken(usual)) return NaN;
   if (!isLog) return cell - usual;
   if (cell === usual) return 0;
-  return Math.log10(Math.max(cell, 0)) - Math.log10(Math.max(usual, 0)) || 0; // -Infinity twice: neither is above 0
+  return Math.log10(Math.max(cell, 0)) - Math.log10(Math.max(usual, 0)) || 0; // both -Infinity: neither is above 0
 }
 
-/** How bad a distance is: the farther the worse, what is not finite the worst, nothing is not bad. */
+/** Return the size of a distance, for sorting: Infinity for NaN, -1 for null. */
 function badness(far) {
   if (far === null) return -1;
   return Number.isNaN(far) ? Infinity : Math.min(Math.abs(far), 1e300);
 }
 
-/** Of some rows the one that is worst at a step; -1 if none has a value there. */
+/** Return which of some rows is worst in a column; -1 if none has a value there. */
 function worstAt(rows, far, column) {
   let worst = -1;
   let most = -1;
@@ -63,12 +64,12 @@ function worstAt(rows, far, column) {
 }
 
 /**
- * The row that stands for a block at each step: the worst one. Among rows that are about as bad, noise would choose
- * another one at each step: then it is the one that is worst over all steps.
- * @param {number[]} rows of the block.
+ * Choose the row that a folded block shows in each column: the worst one. If the row that is worst over all steps is
+ * about as bad, choose that one, because noise would choose another row in each column.
+ * @param {number[]} rows the rows of the block.
  * @param {(number|null)[][]} far of all rows.
- * @param {number} same a difference in badness that is noise.
- * @returns {(column: number) => number} -1 where none of them has a value.
+ * @param {number} same the largest difference that may be noise.
+ * @returns {(column: number) => number} column to row; -1 where none has a value.
  */
 export function standIn(rows, far, same) {
   const sums = rows.map((row) => far[row].reduce((sum, one) => sum + Math.min(Math.max(badness(one), 0), 1e3), 0));
@@ -84,24 +85,24 @@ export function standIn(rows, far, same) {
   };
 }
 
-/** How bad a row is at its worst step. */
+/** Return the badness of a row at its worst step. */
 function worstOf(row) {
   return row.reduce((most, far) => Math.max(most, badness(far)), -1);
 }
 
-const MANY = 40; // so many rows are open at first
+const MAX_ROWS_AT_FIRST = 40;
 
 /**
  * A node of the tree.
  * @typedef {Object} Node
- * @property {string} name the dotted name from the root; of a row, the row's.
- * @property {string} label what is shown of it under its parent.
+ * @property {string} name its dotted name from the root.
+ * @property {string} label the part of it that is shown under its parent.
  * @property {number} row the index of its own row; -1 if it has none.
  * @property {Node[]} children
  * @property {number[]} rows the indices of its own row and all rows below.
  */
 
-/** The tree of some rows. Blocks that hold nothing but one other block are one with it. */
+/** Build the tree of dotted names. A block whose only child is another block is joined with it. */
 function treeOf(rows) {
   const root = { name: "", label: "", row: -1, children: [], rows: [], below: new Map() };
   rows.forEach(({ name, index }) => {
@@ -122,7 +123,7 @@ function treeOf(rows) {
   return root.children;
 }
 
-/** The dotted parts; what follows the first slash is the index of a tensor and stays with the last part. */
+/** Split a name at its dots; what follows the first slash is the index of a tensor and stays with the last part. */
 function partsOf(name) {
   const [module] = name.split("/", 1);
   const parts = module.split(".");
@@ -130,7 +131,7 @@ function partsOf(name) {
   return parts;
 }
 
-/** A number says nothing alone: "layers.7". */
+/** Return the label of a part; a number gets the part before it: "layers.7". */
 function labelOf(parent, part) {
   const above = parent.name.split(".").pop();
   return /^\d+($|\/)/.test(part) && above && !/^\d+$/.test(above) ? `${above}.${part}` : part;
@@ -147,7 +148,7 @@ function joined(node) {
 }
 
 /**
- * The blocks that are open at first: level by level as long as there are few rows, and those above a sick layer.
+ * Choose the blocks that are open at first: level by level while there are few rows, and those above a sick layer.
  * @param {Node[]} tree the tree.
  * @param {string[]} sick names of layers with a verdict.
  * @returns {Set<string>} their names.
@@ -160,7 +161,7 @@ function openAtFirst(tree, sick) {
     const blocks = level.filter((node) => node.children.length);
     const more = blocks.flatMap((node) => node.children);
     shown += more.length;
-    if (shown > MANY) break;
+    if (shown > MAX_ROWS_AT_FIRST) break;
     blocks.forEach((node) => open.add(node.name));
     level = more;
   }
@@ -174,13 +175,13 @@ function openAtFirst(tree, sick) {
   return open;
 }
 
-/** Whether a name lies below a block. */
+/** Return whether a name is inside a block. */
 export function isBelow(name, block) {
   return name.startsWith(`${block}.`) || name.startsWith(`${block}/`);
 }
 
 /**
- * The rows that are seen, from top to bottom.
+ * List the rows that are visible, from top to bottom.
  * @param {Node[]} tree the tree.
  * @param {Set<string>} open the names of open blocks.
  * @param {(a: Node, b: Node) => number} [order] sorts the children of a block.
@@ -200,15 +201,17 @@ function seen(tree, open, order) {
   return made;
 }
 
-/** Names as people sort them: numbers in them as numbers. */
+/** Compare names, with numbers in them as numbers. */
 const natural = new Intl.Collator("en", { numeric: true }).compare;
 
-const SAME = 0.3; // what is about as bad: a factor of 2, or so much of a linear scale
+const OUTSTANDING_SHARE = 0.05; // of the rows: those farthest from the median stand out
+
+const SAME = 0.3; // differences that may be noise: a factor of 2, or this share of a linear scale
 
 /**
- * The numbers of a map, and what follows from them: computed once for each answer and way to show it.
- * @param {Object} run the answer of `run`.
- * @param {Object} map the answer of `map`.
+ * Compute everything that a map shows, from the server's answers.
+ * @param {Object} run the answer to `run`.
+ * @param {Object} map the answer to `map`.
  * @param {string} how log, linear or deviation.
  */
 function numbersOf(run, map, how) {
@@ -230,12 +233,26 @@ function numbersOf(run, map, how) {
   return { series, steps: map.steps, names: map.rows, values, others, usual, kinds, owners, shown, far, same, scale, isLog };
 }
 
-/** Whether a statistic lies between 0 and 1 by its meaning. */
+/**
+ * Choose how a map is shown at first: as the deviation if the layer of the worst alarm stands out only there, among all
+ * rows at its worst step; otherwise on the series' own scale.
+ */
+export function firstHow(run, map, series) {
+  const alarm = run.verdicts.find(({ severity }) => severity === "alarm");
+  const { names, owners, values, far } = numbersFor(run, map, series.scale);
+  const row = alarm ? names.findIndex((name, i) => name === alarm.module || owners[i].name === alarm.module) : -1;
+  if (row < 0 || map.against_values) return series.scale;
+  const standsOut = (all) => all.filter((one) => worstOf(one) > worstOf(all[row])).length <= OUTSTANDING_SHARE * all.length;
+  const fromAll = distances(values, medians(values, names.map(() => "")), series.scale === "log"); // prettier-ignore
+  return !standsOut(fromAll) && standsOut(far) ? "deviation" : series.scale;
+}
+
+/** Return whether a statistic is a share, from 0 to 1. */
 function isShare(series) {
   return /(fraction|share)$/.test(series.id);
 }
 
-/** The other direction of a series: gradients for activations, and the reverse; null if there is none. */
+/** Return the same statistic of gradients for that of activations, and the reverse; null if there is none. */
 export function partnerOf(series, all) {
   const swap = (id) =>
     /(^|[/_])activation/.test(id) ? id.replace(/(^|[/_])activation/, "$1gradient") : id.replace(/(^|[/_])gradient/, "$1activation");
@@ -243,26 +260,26 @@ export function partnerOf(series, all) {
   return (other !== series.id && all.find(({ id }) => id === other)) || null;
 }
 
-/** Whether a series is one of the backward pass. */
+/** Return whether a series is about gradients. */
 export function isBackward(series) {
   return /gradient/.test(series.id);
 }
 
-/** What a row is compared with: rows of the same type and the same rest of the name (`weight`); else of like names. */
+/** Return the kind of a row: its layer's type with the rest of its name (`weight`); without a type, its name without numbers. */
 function kindOf(layer, name) {
   const rest = name.slice(layer.name.length);
   return layer.types.length ? `${layer.types[0]}${rest}` : name.replace(/\d+/g, "*");
 }
 
 /**
- * The rows that are seen.
+ * List the rows of the view.
  * @param {Object} numbers of `numbersOf`.
  * @param {Object[]} verdicts of the run.
  * @param {Object} state of the page.
- * @param {string[]|null} filter the layers that the filter leaves; null without one.
- * @param {string} sort order, name or worst.
+ * @param {string[]|null} filter the layers that match the filter; null without a filter.
+ * @param {string} sort order, name, worst or change.
  * @returns {Object[]} each with `name`, `label`, `depth`, `isBlock`, `isOpen`, `row` (-1 for a block without one),
- *   `at(column)` (the row that it shows there, -1 without), `rows` (all that it stands for), `layer`, `verdicts`.
+ *   `at(column)` (the row that it shows there, or -1), `rows` (all inside it), `layer`, `verdicts`.
  */
 export function rowsSeen(numbers, verdicts, state, filter, sort) {
   const left = filter && new Set(filter);
@@ -278,12 +295,15 @@ export function rowsSeen(numbers, verdicts, state, filter, sort) {
       at: isFolded ? standIn(node.rows, numbers.far, numbers.same) : () => node.row,
     }; // prettier-ignore
   };
-  if (sort === "worst") {
-    const bad = new Map(indices.map((row) => [row, rank(numbers, verdicts, row)]));
-    const order = [...indices].sort((a, b) => compare(bad.get(b), bad.get(a)));
+  if (sort === "worst" || sort === "change") {
+    const rankOf = sort === "worst" ? (row) => rank(numbers, verdicts, row) : (row) => [0, changeOf(numbers, row)];
+    const ranks = new Map(indices.map((row) => [row, rankOf(row)]));
+    const order = [...indices].sort((a, b) => compare(ranks.get(b), ranks.get(a)));
+    const start = commonStart(indices.map((row) => numbers.names[row]));
     return order.map((row) => {
       const name = numbers.names[row];
-      return dress({ node: { name, label: name, row, rows: [row] }, depth: 0, isBlock: false, isOpen: false });
+      const label = name.slice(start.length);
+      return dress({ node: { name, label, row, rows: [row] }, depth: 0, isBlock: false, isOpen: false });
     });
   }
   const tree = treeOf(indices.map((index) => ({ name: numbers.names[index], index })));
@@ -293,11 +313,19 @@ export function rowsSeen(numbers, verdicts, state, filter, sort) {
   return seen(tree, open, sort === "name" ? (a, b) => natural(a.name, b.name) : undefined).map(dress);
 }
 
-/** What `worst` sorts by: alarms, then notes, then how far the row is from its kind, or the other run, at its worst step. */
+/** Return the key for `worst`: alarms, then notes, then the largest distance from its kind, or from the other run. */
 function rank(numbers, verdicts, row) {
-  const said = verdicts.filter(({ module }) => module === numbers.owners[row].name);
-  const gravity = numbers.others ? 0 : said.some(({ severity }) => severity === "alarm") ? 2 : said.length ? 1 : 0;
+  const own = verdicts.filter(({ module }) => module === numbers.owners[row].name);
+  const gravity = numbers.others ? 0 : own.some(({ severity }) => severity === "alarm") ? 2 : own.length ? 1 : 0;
   return [gravity, worstOf(numbers.far[row])];
+}
+
+/** Return the key for `change`: the largest distance from the row's first value. */
+function changeOf({ series, shown, values, others }, row) {
+  const cells = others ? shown[row] : values[row];
+  const first = cells.find(isFinite) ?? null;
+  const isLog = !others && series.scale === "log";
+  return worstOf(cells.map((cell) => distance(cell, first, isLog)));
 }
 
 function compare([a, b], [c, d]) {
@@ -306,12 +334,12 @@ function compare([a, b], [c, d]) {
 
 export const SYMBOLS = { alarm: "▲", note: "●" };
 
-/** The first of `alarm` and `note` among some verdicts; "" without any. */
+/** Return the gravest severity among some verdicts; "" without any. */
 export function gravest(verdicts) {
   return ["alarm", "note"].find((severity) => verdicts.some((verdict) => verdict.severity === severity)) ?? "";
 }
 
-/** The column of a step, or of the last one before it; the last column for no step. */
+/** Return the column of a step, or of the last one before it; the last column for "". */
 export function columnOf(steps, step) {
   if (step === "") return steps.length - 1;
   const after = steps.findIndex((other) => other > Number(step));
@@ -320,7 +348,7 @@ export function columnOf(steps, step) {
 
 const computed = new WeakMap();
 
-/** What `numbersOf` gives. */
+/** Return `numbersOf`, computed once for each answer and scale. */
 export function numbersFor(run, map, how) {
   const known = computed.get(map) ?? {};
   known[how] ??= numbersOf(run, map, how);

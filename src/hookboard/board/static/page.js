@@ -1,12 +1,14 @@
-/** The page: its toolbar and other parts, and what happens when somebody uses them. */
+/** The page: makes its toolbar and other parts, and handles what the user does. */
 
 import { ask, askAgain } from "./data.js";
 import { element, later, titled } from "./dom.js";
 import { coloursOf, makeTip } from "./map.js";
-import { columnOf, isBelow, numbersFor, partnerOf, rowsSeen } from "./model.js";
+import { columnOf, firstHow, isBelow, numbersFor, partnerOf, rowsSeen } from "./model.js";
 import { makeSide } from "./side.js";
-import { addressOf, isSeen, nameAt, namesIn, readState, watchAddress, watchDarkness, watchReloads, writeState } from "./state.js";
+import { addressOf, isSeen, isUndoneByBack, nameAt, namesIn, readState, watchAddress, watchDarkness, watchReloads, writeState } from "./state.js";
 import { makeView } from "./view.js";
+
+const ORDERS = { order: "order", name: "name", worst: "worst first", change: "most changed" };
 
 const PATTERNS =
   "Patterns over names, with spaces between them: * stays within one name, ** crosses dots, ! excludes, " +
@@ -14,7 +16,7 @@ const PATTERNS =
 
 /**
  * Make the toolbar.
- * @param {(patch: Object) => void} update is called with what changes of the state.
+ * @param {(patch: Object) => void} update is called with the changed part of the state.
  * @returns {Object} `root`, and `set`, which shows a state.
  */
 function makeToolbar(update) {
@@ -26,7 +28,7 @@ function makeToolbar(update) {
   const sort = select("sort", "sort");
   const view = choice("view", { map: "Map", depth: "Depth" }, (value) => update({ view: value }));
   const how = choice("how", { log: "Log", linear: "Linear", deviation: "Deviation" }, (value) => update({ how: value }));
-  let pending = {}; // what was typed into both boxes and is not applied yet
+  let pending = {}; // typed into the boxes, not applied yet
   const apply = later(300, () => {
     const patch = pending;
     pending = {};
@@ -45,14 +47,16 @@ function makeToolbar(update) {
   const types = box("types", "types", "Linear  !LayerNorm", "Types of layers, with spaces between them; ! excludes");
   const typeNames = element("datalist", { id: "hookboard-type-names" });
   const error = element("p", { class: "filter-error", id: "hookboard-filter-error", role: "alert" });
-  sort.title = "worst first: layers with an alarm, then with a note, then those farthest from the median of their kind at any step; of two runs those that differ most";
-  fill(sort, [["order", "order"], ["name", "name"], ["worst", "worst first"]]); // prettier-ignore
+  sort.title =
+    "worst first: layers with an alarm, then with a note, then those farthest from the median of their type at any step; " +
+    "with two runs, those that differ most. most changed: those that were farthest from their first value.";
+  fill(sort, Object.entries(ORDERS));
   const root = element("header", { class: "toolbar", role: "toolbar", "aria-label": "what is shown" }, [
     view.root, field("Run", run), field("Show", what), group("Scale", how.root), field("Compare with", against),
     field("Sort by", sort), field("Layers", modules), field("Types", types), typeNames, error,
   ]); // prettier-ignore
 
-  /** Show a state: `runs`, `run` (its answer), `series` (the one that is shown), `state`, `how`, `errors` (a sentence for each field). */
+  /** Show a state: `runs`, `run` (its answer), `series` (that is shown), `state`, `how`, `errors` (a message for each field). */
   function set({ runs, run: answer, series, state, how: value, errors }) {
     fill(run, runs.map(({ name }) => [name, name]), answer.run);
     fillGroups(what, answer.series, series.id);
@@ -85,7 +89,7 @@ function group(text, control) {
   return element("div", { class: "control" }, [element("span", { text }), control]);
 }
 
-/** Fill a list with pairs of value and text, unless it has them. */
+/** Fill a select element with pairs of value and text, if they have changed. */
 function fill(list, pairs, value) {
   const key = JSON.stringify(pairs);
   if (list.hookboardKey !== key) {
@@ -95,7 +99,7 @@ function fill(list, pairs, value) {
   if (value !== undefined) list.value = value;
 }
 
-/** The series, those of one kind of tensor together. */
+/** Fill a select element with the series, grouped by kind of tensor. */
 function fillGroups(list, series, value) {
   const key = JSON.stringify(series.map(({ id }) => id));
   if (list.hookboardKey !== key) {
@@ -110,7 +114,7 @@ function fillGroups(list, series, value) {
   list.value = value;
 }
 
-/** One of a few, as buttons side by side. */
+/** Make radio buttons, side by side. */
 function choice(name, texts, chosen) {
   const inputs = Object.keys(texts).map((value) =>
     element("input", { type: "radio", name: `hookboard-${name}`, id: `hookboard-${name}-${value}`, value, on: { change: () => chosen(value) } }),
@@ -125,14 +129,14 @@ function choice(name, texts, chosen) {
 }
 
 const COLUMNS = 400;
-const MOST_COLUMNS = 2000; // of a part of the steps
-const INTERVAL = 30_000; // TensorBoard's own
+const ZOOMED_COLUMNS = 2000;
+const RELOAD_MS = 30_000; // as TensorBoard
 
 /** Build the page and keep it up to date. */
 export function startPage(root) {
   let state = readState();
   let colours = coloursOf(false);
-  let shown = null; // what the last answers gave
+  let shown = null; // from the last answers
   let turn = 0;
   const handlers = { update, go, toggle };
   const toolbar = makeToolbar(update);
@@ -158,15 +162,16 @@ export function startPage(root) {
     refresh();
   });
   watchReloads(follow);
-  setInterval(follow, INTERVAL);
+  setInterval(follow, RELOAD_MS);
   document.addEventListener("keydown", (event) => event.key === "Escape" && escape());
   new ResizeObserver(later(60, draw)).observe(view.root);
   refresh();
 
-  /** Change the state; what needs no new answer is drawn at once. Returns when it is drawn. */
+  /** Change the state and draw it; resolves when it is drawn. A move of the cursor needs no request. */
   function update(patch) {
+    const before = state;
     state = { ...state, ...patch };
-    writeState(state);
+    writeState(state, isUndoneByBack(before, state));
     const isLight = Object.keys(patch).every((key) => key === "row" || key === "step");
     if (!isLight || !shown) return refresh();
     point();
@@ -191,7 +196,7 @@ export function startPage(root) {
     }
   }
 
-  /** The band of a layer's kind takes the server longer than the layer itself: it is drawn when it comes. */
+  /** Request a layer with the band of its kind, and draw it again: the band takes the server longer than the rest. */
   async function addBand(mine) {
     if (!state.layer || !shown.layer || shown.layer.error) return;
     const layer = await ask("layer", { run: shown.run.run, layer: nameAt(state.layer) });
@@ -223,7 +228,7 @@ export function startPage(root) {
     side.point(shown, state, cursor);
   }
 
-  /** Say what there is to say of what is shown. */
+  /** Show the notices about what is shown. */
   function sayNotice() {
     say([shown.notice, ...(shown.run?.warnings ?? [])].filter(Boolean).join(" "));
   }
@@ -240,7 +245,7 @@ export function startPage(root) {
     update({ open: JSON.stringify(open), closed: JSON.stringify(closed), row: addressOf(row.name) });
   }
 
-  /** Go to the row and the first step of a verdict; without a row of its own, only to the step. */
+  /** Move the cursor to the row and the first step of a verdict; if it has no row, only to the step. */
   async function go({ module, since }) {
     const { steps, names, owners } = shown.numbers;
     const step = String(steps.find((one) => one >= since) ?? steps[steps.length - 1] ?? "");
@@ -249,11 +254,11 @@ export function startPage(root) {
     const seen = row === undefined ? { row: "" } : { row: addressOf(row), ...uncovered(row, module) };
     await update({ step, ...seen, ...(state.from === "" ? {} : { from: "", to: "" }) });
     view.reveal(shown.rows.findIndex(({ name }) => name === row));
-    // In one column the map is below the verdicts.
+    // On a narrow page the map is below the verdicts.
     if (view.root.offsetTop > window.innerHeight / 2) view.root.scrollIntoView({ behavior: "smooth" });
   }
 
-  /** What has to change for a row to be seen: no block above it is closed, no filter hides it. */
+  /** Return the change of state that makes a row visible: opens the blocks above it, clears the filter if it hides it. */
   function uncovered(row, module) {
     const above = shown.rows.filter((one) => one.isBlock && !one.isOpen && isBelow(row, one.name)).map(({ name }) => name);
     const patch = {};
@@ -275,23 +280,23 @@ export function startPage(root) {
     } else if (state.from !== "") update({ from: "", to: "" });
   }
 
-  /** Ask whether the run has grown, and draw it again if so. */
+  /** Check whether the run has grown, and draw it again if so. */
   async function follow() {
     if (!isSeen()) return;
     try {
       const isNew = await askAgain("runs", {}, (a, b) => JSON.stringify(a) === JSON.stringify(b));
       const hasGrown = () => shown?.run && askAgain("run", { run: shown.run.run }, (a, b) => a.token === b.token);
       if (isNew || (await hasGrown())) await refresh();
-      else if (shown) sayNotice(); // the server is there again
+      else if (shown) sayNotice(); // the server answers again
     } catch (error) {
       say(error.message);
     }
   }
 }
 
-/** All answers that a state needs. */
+/** Request everything that a state needs. */
 async function load(given) {
-  if (given.run) ask("run", { run: given.run }).catch(() => null); // most likely it is there: both are asked for at once
+  if (given.run) ask("run", { run: given.run }).catch(() => null); // most likely it exists: request both at once
   const { runs, hint } = await ask("runs");
   if (!runs.length) return { runs, notice: hint, run: null };
   const notes = [hint];
@@ -309,7 +314,7 @@ async function load(given) {
   }
   chosen.series = series.id;
   const against = state.view === "depth" ? "" : state.against; // that view is of one run
-  const columns = String(state.from === "" ? COLUMNS : MOST_COLUMNS);
+  const columns = String(state.from === "" ? COLUMNS : ZOOMED_COLUMNS);
   const asked = { run: run.run, series: series.id, columns };
   const partner = state.view === "depth" && partnerOf(series, run.series);
   const [map, selected, other, layer] = await Promise.all([
@@ -320,12 +325,13 @@ async function load(given) {
   ]);
   const unmatched = map.unmatched ?? [];
   if (unmatched.length) notes.push(`Only one of both runs has ${unmatched.length} of the rows; they are left out.`);
-  const how = (state.how === "deviation" && (against || state.view === "depth") ? "" : state.how) || series.scale;
+  const isAlone = !against && state.view === "map";
+  const how = (state.how === "deviation" && !isAlone ? "" : state.how) || (isAlone && series.is_default ? firstHow(run, map, series) : series.scale);
   const notice = notes.filter(Boolean).join(" ");
   return { runs, run, series, map, how, ...selected, partner: other, layer, notice, chosen };
 }
 
-/** The layers that both fields leave, null without a filter; and what is wrong with each field. */
+/** Return the layers that match both fields (null without a filter), and the error of each field. */
 async function filterOf({ run, modules, types }) {
   const [byPattern, byType] = await Promise.all([namesOf(run, "modules", modules), namesOf(run, "types", types)]);
   const errors = { modules: byPattern.error, types: byType.error };
@@ -335,7 +341,7 @@ async function filterOf({ run, modules, types }) {
   return { filter: byPattern.names.filter((name) => ofType.has(name)), errors };
 }
 
-/** The layers that one field leaves, null where it is empty. */
+/** Return the layers that match one field (null if it is empty), and its error. */
 async function namesOf(run, field, text) {
   if (!text) return { names: null, error: "" };
   try {

@@ -1,18 +1,18 @@
-/** Numbers on an axis: which are finite, their quantiles, the ends of a scale and its ticks. */
+/** Computes scales: finite values, quantiles, the ends of a scale and its ticks. */
 
 import { written } from "./dom.js";
 
-/** Whether there is a number that can be drawn. */
+/** Return whether a cell has a finite value. */
 export function isFinite(cell) {
   return cell !== null && Number.isFinite(cell);
 }
 
-/** Whether something was measured and was not finite. */
+/** Return whether a cell has a value that is not finite. */
 export function isBroken(cell) {
   return cell !== null && !Number.isFinite(cell);
 }
 
-/** The median of the finite ones; null without any. */
+/** Return the median of the finite cells; null without any. */
 export function median(cells) {
   const finite = sorted(cells);
   const half = finite.length >> 1;
@@ -20,12 +20,12 @@ export function median(cells) {
   return finite.length % 2 ? finite[half] : (finite[half - 1] + finite[half]) / 2;
 }
 
-/** The finite ones, the least first. */
+/** Return the finite cells in ascending order. */
 function sorted(cells) {
   return Float64Array.from(cells.filter(isFinite)).sort();
 }
 
-/** The value that a share of sorted ones does not exceed. */
+/** Return the quantile of sorted values, interpolated. */
 function percentile(finite, share) {
   const at = (finite.length - 1) * share;
   const below = Math.floor(at);
@@ -33,20 +33,20 @@ function percentile(finite, share) {
   return finite[below] + (above - finite[below]) * (at - below);
 }
 
-const MARGIN = 2; // decades beyond the bulk of the values, as in the pictures of HealthMonitor
-const FARTHEST = 3; // decades that a scale of ratios shows to each side
+const MAX_DECADES_BEYOND_BULK = 2; // as in the pictures of HealthMonitor
+const MAX_RATIO_DECADES = 3; // to each side
 
 /**
- * A scale.
+ * A colour scale or axis.
  * @typedef {Object} Scale
- * @property {number} low the least value that has a colour of its own, in the units of `place`.
- * @property {number} high the greatest.
- * @property {boolean} isLog whether the logarithm (base 10) of the value is drawn.
- * @property {boolean} isAround whether it is one of distances, with "the same" in its middle.
- * @property {[boolean, boolean]} isCut whether smaller, and whether greater values are drawn in the end's colour.
+ * @property {number} low the value at its lower end, in the units of `place`.
+ * @property {number} high the value at its upper end.
+ * @property {boolean} isLog whether it is logarithmic.
+ * @property {boolean} isAround whether it shows distances, with 0 in the middle.
+ * @property {[boolean, boolean]} isCut whether there are values beyond the lower and the upper end; they have the end's colour.
  */
 
-/** The scale of a run for values: far outliers are cut off, and that is said. */
+/** Return the scale for values; far outliers are cut off. */
 export function valueScale(values, isLog, isShare) {
   const all = values.flat();
   if (isShare && !isLog) return { low: 0, high: 1, isLog, isAround: false, isCut: [false, false] };
@@ -54,38 +54,38 @@ export function valueScale(values, isLog, isShare) {
   if (!finite.length) return { low: isLog ? -1 : 0, high: isLog ? 0 : 1, isLog, isAround: false, isCut: [false, false] };
   const [least, greatest] = [finite[0], finite[finite.length - 1]];
   const [bottom, top] = [percentile(finite, 0.05), percentile(finite, 0.95)];
-  const room = isLog ? Math.max(MARGIN, top - bottom) : 2 * (top - bottom) || greatest - least;
+  const room = isLog ? Math.max(MAX_DECADES_BEYOND_BULK, top - bottom) : 2 * (top - bottom) || greatest - least;
   let [low, high] = [Math.max(least, bottom - room), Math.min(greatest, top + room)];
   const isCut = [least < low, greatest > high];
-  const narrow = Math.max(0, (isLog ? 1 : Math.abs(high) * 1e-3 || 1) - (high - low)) / 2; // noise is not to fill it
+  const narrow = Math.max(0, (isLog ? 1 : Math.abs(high) * 1e-3 || 1) - (high - low)) / 2; // noise must not fill the scale
   low -= narrow;
   high += narrow;
   return { low, high, isLog, isAround: false, isCut };
 }
 
-/** The scale of a run for distances: the same to both sides. */
+/** Return the scale for distances, symmetric around 0. */
 export function distanceScale(far, isLog) {
   const sizes = sorted(far.flat().map((cell) => (cell === null ? null : Math.abs(cell))));
   const has = (test) => far.some((row) => row.some((cell) => cell !== null && test(cell)));
   const most = sizes.length ? percentile(sizes, 0.995) : 0;
-  const end = isLog ? Math.min(Math.max(most, 1), FARTHEST) : most || sizes[sizes.length - 1] || 1;
+  const end = isLog ? Math.min(Math.max(most, 1), MAX_RATIO_DECADES) : most || sizes[sizes.length - 1] || 1;
   return { low: -end, high: end, isLog, isAround: true, isCut: [has((cell) => cell < -end), has((cell) => cell > end)] };
 }
 
-/** Where a value stands on its scale: its logarithm, or itself. A distance is one already. */
+/** Return a value in the units of its scale: its logarithm, or itself. A distance is one already. */
 export function place(value, scale) {
   return scale.isLog && !scale.isAround ? Math.log10(value) : value;
 }
 
-/** From 0 at the low end to 1 at the high one. */
+/** Return the position on a scale, from 0 at the lower end to 1 at the upper end. */
 export function share(at, scale) {
   return Math.min(Math.max((at - scale.low) / (scale.high - scale.low), 0), 1);
 }
 
 /**
- * The ticks of a scale in plain numbers.
+ * Return the ticks of a scale.
  * @param {Scale} scale the scale.
- * @param {number} most about how many.
+ * @param {number} most their approximate number.
  * @returns {{at: number, text: string}[]} `at` in the units of `place`.
  */
 export function ticks(scale, most = 6) {
@@ -105,7 +105,7 @@ export function ticks(scale, most = 6) {
   return exponents.filter((e) => e >= scale.low && e <= scale.high).map((at) => ({ at, text: text(at) }));
 }
 
-/** Round numbers between two. */
+/** Return round numbers between two values. */
 export function rounded(low, high, most) {
   const raw = (high - low) / most || 1;
   const power = 10 ** Math.floor(Math.log10(raw));

@@ -1,4 +1,4 @@
-/** The part beside the view: the verdicts of a run, worst first, or the layer that is open. */
+/** The panel beside the view: the verdicts of a run, or the layer that is open. */
 
 import { decoded } from "./data.js";
 import { button, element, named, several } from "./dom.js";
@@ -7,9 +7,9 @@ import { drawLayer, pointLayer, seriesAxes, seriesTraces } from "./layer.js";
 import { addressOf, nameAt } from "./state.js";
 import { drawVerdicts } from "./verdicts.js";
 
-const FEW = 3; // with fewer layers of a type, the band is that of all layers
+const MIN_KIND_LAYERS = 3; // with fewer of a type, the band is that of all layers
 
-/** Make it. `handlers` are those of the page. */
+/** Make the panel; `handlers` are the page's. */
 export function makeSide(handlers) {
   const title = element("h2");
   const back = button("✕", "Close the layer (Escape)", () => handlers.update({ layer: "" }));
@@ -18,13 +18,13 @@ export function makeSide(handlers) {
   const panel = element("div", { class: "panel", tabindex: "0" });
   const head = element("div", { class: "head" }, [title, element("div", { class: "tools" }, [png, csv, back])]);
   const root = element("aside", { class: "side" }, [head, panel]);
-  let drawn = null; // what the panel shows, to draw it no more often than needed
+  let drawn = null; // what the panel shows, so that it is drawn only if that changes
   let listed = ""; // the row that the list of verdicts marks
-  let unfolded = new Set(); // the lists of verdicts that somebody opened
-  let listedRun = ""; // whose they are
+  let unfolded = new Set(); // the lists of verdicts that the user opened
+  let listedRun = ""; // the run of these lists
   let shown = null;
   let cursorStep = 0;
-  let wasDrawn = false; // a link that opens a layer scrolls nowhere
+  let wasDrawn = false; // a link that opens a layer does not scroll
   let colours = null;
 
   function draw(given, state, palette) {
@@ -53,13 +53,13 @@ export function makeSide(handlers) {
       drawn = { name: state.layer, layer, colours, width: panel.clientWidth, series: state.series };
       drawLayer(panel, layer, contextOf(state));
       if (isOther) panel.scrollTop = 0;
-      // In one column the layer opens below the map.
+      // On a narrow page the layer opens below the map.
       if (isOther && wasDrawn && root.offsetTop > window.innerHeight / 2) root.scrollIntoView({ behavior: "smooth" });
       wasDrawn = true;
     }
   }
 
-  /** Write the verdicts anew; the focus stays where it was. */
+  /** Draw the verdicts again; the focus stays where it was. */
   function listVerdicts(chosen) {
     if (listedRun !== shown.run.run) [listedRun, unfolded] = [shown.run.run, new Set()];
     const reached = () => [...panel.querySelectorAll("button.card, button.item, summary")];
@@ -79,7 +79,7 @@ export function makeSide(handlers) {
     const now = () => cursorStep;
     const { types = [] } = shown.layer.layer;
     const alike = shown.run.layers.filter((layer) => layer.types[0] === types[0]).length;
-    const like = types.length && alike >= FEW ? `all ${shown.layer.layer.type}` : "all layers"; // as the server does
+    const like = types.length && alike >= MIN_KIND_LAYERS ? `all ${shown.layer.layer.type}` : "all layers"; // as the server does
     return { run: shown.run.run, like, now, steps: [steps[0] ?? 0, steps[steps.length - 1] ?? 1], shown: state.series, colours, go };
   }
 

@@ -1,24 +1,24 @@
 /**
- * What the page shows, kept in the address: a link shows a colleague what you see. And the page around ours.
- * TensorBoard's address is `#hookboard&p.hookboard.<name>=<value>`; it keeps what it does not know.
+ * Keeps the state of the page in the address, so that a link shows what you see; and follows TensorBoard's page.
+ * The address is `#hookboard&p.hookboard.<name>=<value>`; TensorBoard keeps the parts that it does not know.
  */
 
 const BOOTSTRAP = "experimental.bootstrap";
 const RELOADED = "experimental.DataReloaded";
 
-/** The window whose address people copy: TensorBoard's, if it lets us. */
+/** Return the window whose address people copy: TensorBoard's, or ours if that is not accessible. */
 function hostWindow() {
   try {
     if (window.parent !== window && window.parent.location.href) return window.parent;
   } catch {
-    // A page of another origin shows us: its address is none of ours.
+    // The page around ours is of another origin.
   }
   return window;
 }
 
 /**
  * Follow TensorBoard's dark mode.
- * @param {(isDark: boolean) => void} changed is called at once, and with each change.
+ * @param {(isDark: boolean) => void} changed is called at once, and at each change.
  */
 export function watchDarkness(changed) {
   const host = hostWindow();
@@ -35,9 +35,9 @@ export function watchDarkness(changed) {
 }
 
 /**
- * Hear of TensorBoard's reloads: those of its button and those of its clock.
- * The messages are those of TensorBoard's own library for plugins, which it does not serve to us.
- * @param {() => void} reloaded is called after each.
+ * Call a function after each reload of TensorBoard, by its button or its timer.
+ * The messages are those of TensorBoard's library for plugins, which it does not serve to plugins like ours.
+ * @param {() => void} reloaded the function.
  */
 export function watchReloads(reloaded) {
   if (hostWindow() === window) return;
@@ -51,36 +51,44 @@ export function watchReloads(reloaded) {
   window.parent.postMessage(BOOTSTRAP, window.location.origin, [port2]);
 }
 
-/** Whether somebody can see the tab: TensorBoard keeps the page of a tab that is left, without a size. */
+/** Return whether the tab is visible: TensorBoard keeps the pages of other tabs, without a size. */
 export function isSeen() {
   return !document.hidden && document.documentElement.clientWidth > 0;
 }
 
 const PREFIX = "p.hookboard.";
 
-/** The name of the model itself is "", which is nothing in the address. No layer's name is a dot. */
+/** Stands for "", the name of the model itself, in the address. No layer's name is a dot. */
 const MODEL = ".";
 
-/** All that can be in the address, and what holds without it. Values are strings. */
+/** The changes that the browser's Back undoes: not moves of the cursor, folds and typed filters. */
+const UNDONE_BY_BACK = ["run", "series", "how", "against", "sort", "view", "layer", "from", "to"];
+
+/** Return whether a change of state gets an entry in the browser's history. */
+export function isUndoneByBack(before, after) {
+  return UNDONE_BY_BACK.some((key) => before[key] !== after[key]);
+}
+
+/** All that the address can hold, with the defaults. Values are strings. */
 const DEFAULTS = {
   run: "",
-  series: "", // what is shown; "" is the server's choice
-  how: "", // log, linear or deviation; "" is what suits the series
+  series: "", // "" is the server's choice
+  how: "", // log, linear or deviation; "" is the series' own scale
   against: "", // the other run
-  sort: "order", // order, name or worst
-  modules: "", // patterns, between spaces
+  sort: "order", // order, name, worst or change
+  modules: "", // patterns, separated by spaces
   types: "",
   view: "map", // map or depth
-  row: "", // where the cursor is: a row,
-  step: "", // and a step
+  row: "", // of the cursor
+  step: "", // of the cursor
   layer: "", // the layer that is open
-  from: "", // the steps that are shown
+  from: "", // the first and last step that are shown, after zooming
   to: "",
-  open: "[]", // blocks that somebody opened, as JSON
+  open: "[]", // blocks that the user opened, as JSON
   closed: "[]",
 };
 
-/** The state that the address says. */
+/** Read the state from the address. */
 export function readState() {
   const state = { ...DEFAULTS };
   for (const part of parts()) {
@@ -93,33 +101,39 @@ export function readState() {
   return state;
 }
 
-/** Write the state into the address, without a new entry in the history for each move of the cursor. */
-export function writeState(state) {
+/**
+ * Write the state into the address.
+ * @param {Object} state of the page.
+ * @param {boolean} isNew whether to add an entry to the browser's history, instead of replacing the current one.
+ */
+export function writeState(state, isNew = false) {
   const host = hostWindow();
   const others = parts().filter((part) => part && !decoded(part).startsWith(PREFIX));
   const own = Object.keys(DEFAULTS)
     .filter((key) => state[key] !== DEFAULTS[key])
     .map((key) => `${encodeURIComponent(PREFIX + key)}=${encodeURIComponent(state[key])}`);
   const hash = `#${[...others, ...own].join("&")}`;
-  if (hash !== host.location.hash) host.history.replaceState(host.history.state, "", hash);
+  if (hash === host.location.hash) return;
+  if (isNew) host.history.pushState(host.history.state, "", hash);
+  else host.history.replaceState(host.history.state, "", hash);
 }
 
-/** Call a function when somebody else changes the address: a link that is pasted, the button "back". */
+/** Call a function when the address changes from outside: a pasted link, the browser's Back. */
 export function watchAddress(changed) {
   hostWindow().addEventListener("hashchange", changed);
 }
 
-/** The name of a row or a layer as it stands in the address. */
+/** Encode the name of a row or layer for the address. */
 export function addressOf(name) {
   return name === "" ? MODEL : name;
 }
 
-/** The name that stands in the address. */
+/** Decode the name of a row or layer from the address. */
 export function nameAt(address) {
   return address === MODEL ? "" : address;
 }
 
-/** The names in a list of the address; none if somebody has garbled it. */
+/** Parse a list of names from the address; [] if it is malformed. */
 export function namesIn(list) {
   try {
     const names = JSON.parse(list);

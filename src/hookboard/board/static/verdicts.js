@@ -1,4 +1,4 @@
-/** The list of verdicts: a card for each cause, and below it what is alike and what follows from it. */
+/** Draws the list of verdicts: a card for each cause, with the same verdict on other layers and what follows from it. */
 
 import { element, several } from "./dom.js";
 import { SYMBOLS } from "./model.js";
@@ -6,12 +6,12 @@ import { addressOf } from "./state.js";
 
 /**
  * Draw the list.
- * @param {HTMLElement} panel the place.
- * @param {Object} run the answer of `run`.
- * @param {string} chosen the layer of the cursor, as the address has it.
- * @param {(verdict: Object) => void} go is called with the one that is clicked.
- * @param {(layer: string) => void} open is called with the layer that is to be shown.
- * @param {Set<string>} unfolded the lists that stay open when all is drawn again.
+ * @param {HTMLElement} panel the element to draw into.
+ * @param {Object} run the answer to `run`.
+ * @param {string} chosen the layer of the cursor, as in the address.
+ * @param {(verdict: Object) => void} go is called with the verdict that is clicked.
+ * @param {(layer: string) => void} open is called with the layer to show.
+ * @param {Set<string>} unfolded the keys of the lists that are open; kept up to date.
  */
 export function drawVerdicts(panel, run, chosen, go, open, unfolded) {
   if (!run.headline) {
@@ -47,10 +47,10 @@ export function drawVerdicts(panel, run, chosen, go, open, unfolded) {
 }
 
 /**
- * One verdict.
+ * Make the card of a verdict.
  * @param {Object} verdict as the server sends it.
  * @param {boolean} isChosen whether the cursor is on its layer.
- * @param {((verdict: Object) => void)|null} go what a click does; null if it does nothing.
+ * @param {((verdict: Object) => void)|null} go is called at a click; null for a card that cannot be clicked.
  */
 export function cardOf(verdict, isChosen, go) {
   const { severity, rule, module, evidence, advice } = verdict;
@@ -71,7 +71,7 @@ export function cardOf(verdict, isChosen, go) {
   return element("li", {}, [inside]);
 }
 
-/** A verdict in the list below its card, which has the rest of what is said. */
+/** Make the entry of a verdict in a list on a card. */
 function itemOf(verdict, isEffect, isChosen, go) {
   const parts = [
     isEffect ? element("span", { class: "rule", text: verdict.rule }) : null,
@@ -83,7 +83,7 @@ function itemOf(verdict, isEffect, isChosen, go) {
   return element("li", {}, [element("button", { ...options, type: "button", on: { click: () => go(verdict) } }, parts)]);
 }
 
-/** A list that is folded at first; the browser opens it by a click or by Enter. */
+/** Make a list that is folded at first. */
 function foldOf(key, text, items, isOpen, unfolded) {
   const toggled = ({ target }) => (target.open ? unfolded.add(key) : unfolded.delete(key));
   const parts = [element("summary", { text }), element("ol", {}, items)];
@@ -94,7 +94,8 @@ function moreButton(layer, open) {
   return element("button", { class: "more", type: "button", text: "Show this layer ›", on: { click: () => open(layer) } });
 }
 
-function whenOf({ since, until, batch_idx: batch }) {
+/** Return when a verdict held: "since step 10, ongoing". */
+export function whenOf({ since, until, batch_idx: batch }) {
   const where = batch === null || batch === undefined ? "" : `, batch ${batch}`;
   if (until === since) return `at step ${since}${where}`;
   return until === null ? `since step ${since}, ongoing${where}` : `from step ${since} to ${until}${where}`;

@@ -1,4 +1,4 @@
-/** The large part of the page: the map or the depth view, with its heading, legend and exports. */
+/** The main part of the page: the map or the depth view, with its heading, legend and exports. */
 
 import { button, element, titled } from "./dom.js";
 import { depthFigure, depthTable, mapFigure, mapTable, saveCsv, savePng } from "./export.js";
@@ -7,15 +7,15 @@ import { columnOf, gravest, isBackward, numbersFor, standIn } from "./model.js";
 import { isBroken, isFinite, place, share, ticks } from "./scale.js";
 import { addressOf } from "./state.js";
 
-const GAP = 0.03; // between both halves, as a share of the width
+const GAP = 0.03; // from each half to the middle, as a share of the width
 
-/** The halves from left to right: the forward pass first. */
+/** Return the halves from left to right: the forward pass first. */
 function halvesOf(numbers, other) {
   return other ? [numbers, other].sort((a, b) => isBackward(a.series) - isBackward(b.series)) : [numbers];
 }
 
 /**
- * Draw the view.
+ * Draw the depth view.
  * @param {Object} grid of `makeGrid`.
  * @param {Object} picture `halves` (each with `numbers` and `column`), `rows`, `height` of a row.
  * @param {Object} colours of the theme.
@@ -48,7 +48,7 @@ function axisName(name, i) {
   return i ? `${name}${i + 1}` : name;
 }
 
-/** Which part of the width a half takes. */
+/** Return the part of the width that a half takes, from 0 to 1. */
 function domainOf(i, count) {
   return count === 1 ? [0, 1] : [i ? 0.5 + GAP : 0, i ? 1 : 0.5 - GAP];
 }
@@ -58,10 +58,10 @@ function marksOf(at, scale, [left, right], room) {
   return at.map((tick) => ({ share: left + ((tick.at - scale.low + room) / whole) * (right - left), text: tick.text }));
 }
 
-/** The points of one half: values joined by a line, the median of each row's kind, and what has no place. */
+/** Return the traces of one half: values joined by a line, the median of each row's kind, and marks for 0, NaN and Inf. */
 function halfTraces({ numbers, column, index }, rows, i, colours) {
   const { values, usual, scale, series } = numbers;
-  // An open block without values of its own is a heading: the line goes on behind it. Elsewhere a gap is a gap.
+  // An open block without values is a heading: the line goes on after it. Any other missing value is a gap.
   const cells = rows.flatMap((row, at) => {
     const found = index(row);
     if (found < 0 && row.isOpen) return [];
@@ -101,10 +101,10 @@ function clamped(value, scale) {
   return scale.low + share(at, scale) * (scale.high - scale.low);
 }
 
-const HEIGHTS = [17, 26]; // of a row, in pixels
+const ROW_HEIGHTS = [17, 26]; // minimum and maximum, in pixels
 
 /**
- * Make the view.
+ * Make the map and the depth view.
  * @param {Object} handlers of the page.
  * @param {Object} tip of `makeTip`.
  */
@@ -134,13 +134,13 @@ export function makeView(handlers, tip) {
   let run = null;
   let from = null;
 
-  /** Draw all of it. */
+  /** Draw everything. */
   function draw(shown, given, palette) {
     [state, colours, run] = [given, palette, shown.run];
     const { numbers, rows, filter } = shown;
     const hidden = filter ? numbers.names.length - new Set(rows.flatMap((row) => row.rows)).size : 0;
     const room = Math.floor((grid.root.clientHeight - 36) / Math.max(rows.length, 1)); // 36: the axis
-    const height = Math.min(Math.max(room, HEIGHTS[0]), HEIGHTS[1]);
+    const height = Math.min(Math.max(room, ROW_HEIGHTS[0]), ROW_HEIGHTS[1]);
     picture = { numbers, rows, columns: columnsOf(numbers.steps, state), height };
     const isDepth = state.view === "depth";
     const words = wordsOf(run, numbers, { ...state, sort: isDepth ? "order" : state.sort }, rows, hidden);
@@ -173,7 +173,7 @@ export function makeView(handlers, tip) {
     drawDepth(grid, picture, colours);
   }
 
-  /** Show the cursor. */
+  /** Move the cursor. */
   function point(shown, given, cursor) {
     const moved = state?.step !== given.step;
     state = given;
@@ -204,7 +204,7 @@ export function makeView(handlers, tip) {
     tip.show(isDepth ? depthCell(x, at) : cellOf(picture, at, column, state), event.clientX, event.clientY);
   });
 
-  /** In the depth view, the cell of the half that the mouse is on. */
+  /** Return what the tooltip shows in the depth view, for the half under the mouse. */
   function depthCell(x, at) {
     const { halves, rows } = picture;
     const half = halves[x < grid.field.clientWidth / 2 ? 0 : halves.length - 1];
@@ -272,7 +272,7 @@ export function makeView(handlers, tip) {
   return { root, draw, point, reveal: grid.reveal, focus: () => grid.root.focus() };
 }
 
-/** The first and last column that are shown. */
+/** Return the first and last column that are shown. */
 function columnsOf(steps, { from, to }) {
   const last = steps.length - 1;
   if (from === "" || to === "") return [0, last];
@@ -280,7 +280,7 @@ function columnsOf(steps, { from, to }) {
   return first < 0 || end <= first ? [0, last] : [first, end];
 }
 
-/** One half of the depth view: where its column is, and which of its rows stands for a row that is seen. */
+/** Return one half of the depth view: `column` of the step, `index(row)` of the values that a visible row shows, `valueOf(name)`. */
 function halfOf(numbers, main, step) {
   const column = columnOf(numbers.steps, step);
   const place = new Map(numbers.names.map((name, i) => [name, i]));
