@@ -12,7 +12,6 @@ import hookboard
 from hookboard.images.heat_map import (
     AXIS_HEIGHT,
     COLOURS,
-    FONT_SIZE,
     LABEL_HEIGHT,
     MAP_WIDTH,
     MARK_WIDTH,
@@ -27,7 +26,7 @@ from hookboard.images.heat_map import (
     labels_of,
     log_scale,
 )
-from hookboard.images.picture import PAPER
+from hookboard.images.picture import FONT_SIZE, PAPER
 
 NAMES = ["embed", *(f"layers.{block}.{part}" for block in range(33) for part in "abcdef"), "head"]
 TIME_SERIES = 215

@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
-from hookboard.images.picture import HEAT, INK, NOT_FINITE, PAPER, Picture, Pixels
+from hookboard.images.picture import HEAT, INK, NOT_FINITE, PAPER, Picture, Pixels, font
 
 Mark = Literal["alarm", "note"]
 
@@ -124,8 +124,6 @@ def log_scale(values: np.ndarray) -> ColourScale:
     return ColourScale(10.0**low, 10.0**high, True, (has_zero or low > least, high < greatest))
 
 
-FONT_SIZE = 12
-
 TEXT_PADDING = 2
 """Pixels around a text, because letters may begin before its position."""
 
@@ -177,21 +175,16 @@ class Letters:
 @functools.lru_cache(maxsize=4096)
 def text_width(text: str) -> float:
     """Return the width of a text in pixels."""
-    return _font().getlength(text)
+    return font().getlength(text)
 
 
 @functools.lru_cache(maxsize=1024)
 def _written(text: str) -> Image.Image:
     """Draw a text by itself, with padding. Cached, because names of layers come again in each picture."""
-    _, _, right, bottom = _font().getbbox(text)
+    _, _, right, bottom = font().getbbox(text)
     image = Image.new("L", (round(right) + 2 * TEXT_PADDING, round(bottom) + 2 * TEXT_PADDING), 0)
-    ImageDraw.Draw(image).text((TEXT_PADDING, TEXT_PADDING), text, fill=255, font=_font())
+    ImageDraw.Draw(image).text((TEXT_PADDING, TEXT_PADDING), text, fill=255, font=font())
     return image
-
-
-@functools.cache
-def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(FONT_SIZE)
 
 
 LABEL_HEIGHT = 12

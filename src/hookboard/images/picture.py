@@ -225,16 +225,16 @@ def _text(caption: str, width: int) -> Pixels:
 @functools.lru_cache(maxsize=2048)
 def _word(word: str) -> Pixels:
     """Draw one word as palette indices, shape (LINE_HEIGHT, width). Cached, because captions differ in few words."""
-    font = _font()
-    strip = Image.new("L", (math.ceil(font.getlength(word)), LINE_HEIGHT), 255)
-    ImageDraw.Draw(strip).text((0, 0), word, fill=0, font=font)
+    strip = Image.new("L", (math.ceil(font().getlength(word)), LINE_HEIGHT), 255)
+    ImageDraw.Draw(strip).text((0, 0), word, fill=0, font=font())
     grey = np.asarray(strip, dtype=float) / 255
     drawn: Pixels = np.rint(INK + grey * (PAPER - INK)).astype(np.uint8)
     return drawn
 
 
 @functools.cache
-def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+def font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Return the font of captions and labels, at `FONT_SIZE`."""
     return ImageFont.load_default(FONT_SIZE)
 
 
