@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -219,6 +220,15 @@ def test_a_narrow_window_has_one_column_with_the_worst_verdict_first(tab):
     tab.find("button:has-text('Show this layer')").click()
     expect(tab.find(".side h2")).to_have_text(SICK)
     assert side.bounding_box()["y"] >= view.bounding_box()["y"] + view.bounding_box()["height"]
+
+
+def test_the_ticks_of_the_depth_view_do_not_overlap_in_a_narrow_window(tab):
+    tab.page.set_viewport_size({"width": 390, "height": 844})
+    tab.show(run="sick", view="depth")
+    boxes = [tick.bounding_box() for tick in tab.find(".axis .tick").all()]
+    assert len(boxes) >= 4
+    for left, right in itertools.pairwise(boxes):
+        assert left["x"] + left["width"] < right["x"]
 
 
 def test_a_verdict_leads_to_the_page_of_its_layer(tab):

@@ -150,8 +150,9 @@ export function depthFigure(drawn, { halves, rows }, colours, title) {
   }; // prettier-ignore
   halves.forEach(({ numbers }, i) => {
     const name = i ? `xaxis${i + 1}` : "xaxis";
-    const text = ticks(numbers.scale, 5).map((tick) => tick.text);
-    layout[name] = { ...layout[name], showticklabels: true, ticktext: text, title: { text: forPlotly(titled(numbers.series.label)) } };
+    const marks = ticks(numbers.scale, 5);
+    const [tickvals, ticktext] = [marks.map(({ at }) => at), marks.map(({ text }) => text)];
+    layout[name] = { ...layout[name], showticklabels: true, tickvals, ticktext, title: { text: forPlotly(titled(numbers.series.label)) } };
   });
   return { data: drawn.data, layout };
 }

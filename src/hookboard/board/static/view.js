@@ -27,10 +27,11 @@ function drawDepth(grid, picture, colours) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
     yaxis: { visible: false, range: [rows.length - 0.5, -0.5], fixedrange: true },
   }; // prettier-ignore
+  const isNarrow = layout.width < 400; // too narrow for five ticks in each half
   const marks = [];
   const data = halves.flatMap((half, i) => {
     const domain = domainOf(i, halves.length);
-    const at = ticks(half.numbers.scale, 5);
+    const at = ticks(half.numbers.scale, isNarrow ? 3 : 5);
     const room = 0.04 * (half.numbers.scale.high - half.numbers.scale.low);
     layout[axisName("xaxis", i)] = {
       domain, anchor: "y", fixedrange: true, showticklabels: false, ticks: "", zeroline: false, gridcolor: colours.line,
