@@ -7,8 +7,17 @@ from health.looks import layers, look, reading, row
 
 from hookboard.health import RULES, Judge, Page, Rule, Symptom, Verdict, closing, news
 from hookboard.health.folding import Card, cards_of, folded_verdicts
-from hookboard.health.page import marks_of, pictures, values_of
-from hookboard.health.report import CHARTED, TABLE_COLUMNS, TABLE_ROWS_MAX, caveat, headline, layout, table_of
+from hookboard.health.page import (
+    CHARTED,
+    TABLE_COLUMNS,
+    TABLE_ROWS_MAX,
+    layout,
+    marks_of,
+    pictures,
+    table_of,
+    values_of,
+)
+from hookboard.health.report import caveat, headline
 from hookboard.health.rules.experiments import TRIED
 from hookboard.health.rules.training_step import STEP
 from hookboard.images.heat_map import MARKS, MISSING, NOT_FINITE

@@ -1,19 +1,22 @@
 """`Page`: what is written about a run: a table, four heat maps, 16 scalars with charts, and records for the tab."""
 
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
 
-from hookboard.health.folding import cards_of
-from hookboard.health.report import CHARTED, caveat, headline, in_sentences, layout, scalars, seen_in, table_of
-from hookboard.health.rule import Verdict
+from hookboard.health.folding import cards_of, folded_verdicts
+from hookboard.health.report import caveat, coverage, headline, in_sentences, left_out
+from hookboard.health.robust import median, percentiles
+from hookboard.health.rule import Severity, Verdict
 from hookboard.health.run import Run
 from hookboard.health.run_table import QUANTITIES
 from hookboard.images import ColourScale, Mark, Picture, heat_map
 from hookboard.messages import warn_switched_off
 from hookboard.record import HEALTH, HealthRecord
-from hookboard.writers import Entry
+from hookboard.writers import Entry, Layout, Table, escaped, markdown
 
 VERDICT = "health/verdict"
 """The tag of the table."""
@@ -27,6 +30,17 @@ RECORD_GROWTH_FACTOR = 1.2
 and they cost less than pictures."""
 
 _UNITS = {"activation_rms": "RMS", "gradient_rms": "RMS", "update_ratio": "ratio", "dead_fraction": "share"}
+
+
+CHARTED = {
+    "activation_rms": "RMS of activations",
+    "gradient_rms": "RMS of gradients",
+    "update_ratio": "update-to-weight ratio",
+    "dead_fraction": "share of dead units",
+}
+"""Quantity -> its name in charts and heat maps."""
+
+PERCENTILES = {"p10": 10, "median": 50, "p90": 90}
 
 
 class Page:
@@ -80,6 +94,61 @@ class Page:
     def _draw(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
         self._drawn_at = run.seen
         entry.pictures.update(pictures(run, verdicts))
+
+
+def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Return four numbers for each quantity of the latest look, by tag: 16 whatever the number of layers.
+
+    A quantity that no layer has is left out.
+    """
+    found: dict[str, float] = {}
+    for quantity in CHARTED:
+        values = run.recent(quantity)[:, -1]
+        finite = sorted(values[np.isfinite(values)].tolist())
+        if finite:
+            for name, value in zip(PERCENTILES, percentiles(finite, PERCENTILES.values()), strict=True):
+                found[f"health/{quantity}/{name}"] = value
+            layer = worst(quantity, run, verdicts)
+            if layer is not None:
+                found[f"health/{quantity}/worst"] = layer[1]
+    return found
+
+
+def layout() -> Layout:
+    """Return the charts of TensorBoard's custom scalars: for each quantity the usual values, and the worst layer."""
+    usual = {
+        f"{words}: median, 10 to 90 % of layers": ["Margin", _tags(quantity, "median", "p10", "p90")]
+        for quantity, words in CHARTED.items()
+    }
+    worst = {
+        f"{words}: worst layer and median": ["Multiline", _tags(quantity, "worst", "median")]
+        for quantity, words in CHARTED.items()
+    }
+    return {"health: all layers": usual, "health: the worst layer": worst}
+
+
+def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, float] | None:
+    """Return name and value of the layer with the worst verdict; without one, of the layer farthest from the others.
+
+    Of dead units the greatest share. None if no layer has a finite value.
+    """
+    values = run.recent(quantity)[:, -1]
+    places = np.flatnonzero(np.isfinite(values))
+    if not len(places):
+        return None
+    sick = [run.place(verdict.module) for verdict in verdicts if verdict.until is None]
+    if quantity == "dead_fraction":
+        place = int(places[np.argmax(values[places])])
+    elif known := [place for place in sick if place in places]:
+        place = known[0]
+    else:  # the one farthest from the others on a logarithmic scale
+        logs = np.log10(np.maximum(values[places], np.finfo(np.float64).tiny))
+        place = int(places[np.argmax(np.abs(logs - median(logs)))])
+    return run.layers[place].name, float(values[place])
+
+
+def _tags(quantity: str, *names: str) -> list[str]:
+    return [f"health/{quantity}/{name}" for name in names]
 
 
 def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
@@ -143,6 +212,115 @@ def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> di
 
 def _keys(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, bool]]:
     return [key_of(verdict) for verdict in verdicts]
+
+
+TABLE_ROWS_MAX = 50
+"""Maximum number of verdicts in the table."""
+
+SYMBOLS: dict[Severity, str] = {"alarm": "▲", "note": "△"}
+"""Symbols that every browser can show; coloured ones are missing on many servers, and TensorBoard shows no other
+colours."""
+
+CELL_WIDTH = 56
+"""Maximum number of characters in a line of a cell. Without these line breaks TensorBoard makes the column of the
+longest text so wide that it breaks the words of all others."""
+
+NAME_WIDTH = 28
+"""Maximum number of characters in a line of a layer's name."""
+
+TABLE_COLUMNS = ("severity", "rule", "layer", "since", "until", "evidence", "advice", "look at")
+
+
+def seen_in(look_at: str) -> str:
+    """Return the quantity in whose map a verdict can be seen that this tag shows; "" if in none."""
+    # A layer is dead by the activation after it, which is another row; its own outputs show it better.
+    quantity = look_at.removeprefix("health/").replace("dead_fraction", "activation_rms")
+    return quantity if quantity in CHARTED else ""
+
+
+def table_of(
+    run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None
+) -> Table:
+    """Return all verdicts as a table, worst first.
+
+    Args:
+        run: what was looked at.
+        verdicts: worst first.
+        every_n_steps: how many steps lie between two looks.
+        look_at: rule to the tag of what shows its symptoms.
+    """
+    shown_by = look_at or {}
+    shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
+    rest = len(shown) - TABLE_ROWS_MAX
+    more = f"And {rest} more, further down this order. " if rest > 0 else ""
+    rows = tuple(_row(verdict, shown_by.get(verdict.rule, "")) for verdict in verdicts[:TABLE_ROWS_MAX])
+    if not verdicts:
+        rows = ((headline(run, verdicts), *[""] * (len(TABLE_COLUMNS) - 1)),)  # for loggers that take rows alone
+    cells = [_cells(verdict, shown_by.get(verdict.rule, "")) for verdict in shown[:TABLE_ROWS_MAX]]
+    in_markdown = markdown(["verdict", "layer", "steps", "what is seen, and what to try"], cells) if cells else ""
+    seen = f"{more}{coverage(run, every_n_steps)}{_worst_layers(run, verdicts)}"
+    last = " ".join(filter(None, [seen, escaped(left_out(run))]))
+    text = "\n\n".join(filter(None, [headline(run, verdicts), caveat(run, verdicts), in_markdown, last]))
+    return Table(TABLE_COLUMNS, rows, text)
+
+
+def _cells(verdict: Verdict, tag: str) -> tuple[str, ...]:
+    """Return a row in Markdown, with few columns: TensorBoard's cards are narrow."""
+    verdict = in_sentences(verdict)
+    symbol = f"{SYMBOLS[verdict.severity]} {verdict.severity}"
+    strong = f"**{symbol}**" if verdict.severity == "alarm" else symbol
+    steps = [f"{verdict.since} to", "now" if verdict.until is None else str(verdict.until)]
+    if verdict.until == verdict.since:
+        steps = [str(verdict.since)]
+    if verdict.batch_idx is not None:
+        steps.append(f"batch {verdict.batch_idx}")
+    said = [_broken(verdict.evidence), f"**Try:** {_broken(verdict.advice)}", f"**See:** {tag}" if tag else ""]
+    return (
+        f"{strong}<br>{escaped(verdict.rule)}",
+        "<br>".join(map(escaped, _name_in_lines(verdict.module or "the whole model"))),
+        "<br>".join(steps),
+        "<br>".join(filter(None, said)),
+    )
+
+
+def _broken(text: str) -> str:
+    return "<br>".join(map(escaped, textwrap.wrap(text, CELL_WIDTH, break_on_hyphens=False)))
+
+
+def _name_in_lines(name: str) -> list[str]:
+    """Split a dotted name into lines of at most 28 characters, at the dots."""
+    lines = [""]
+    for word in re.findall(r"[^.]*\.?", name):
+        if lines[-1] and len(lines[-1]) + len(word) > NAME_WIDTH:
+            lines.append("")
+        lines[-1] += word
+    return lines
+
+
+def _row(verdict: Verdict, tag: str) -> tuple[str, ...]:
+    verdict = in_sentences(verdict)
+    batch = "" if verdict.batch_idx is None else f", batch {verdict.batch_idx}"
+    return (
+        verdict.severity,
+        verdict.rule,
+        verdict.module or "the whole model",
+        f"{verdict.since}{batch}",
+        "now" if verdict.until is None else str(verdict.until),
+        verdict.evidence,
+        verdict.advice,
+        tag,
+    )
+
+
+def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
+    """Return a sentence, after a space, that names the worst layer of each chart at the latest look; "" if none."""
+    found = {quantity: worst(quantity, run, verdicts) for quantity in CHARTED} if run.seen else {}
+    named: dict[str, list[str]] = {}
+    for quantity, layer in found.items():
+        if layer is not None and not (quantity == "dead_fraction" and layer[1] == 0):
+            named.setdefault(layer[0], []).append(CHARTED[quantity])
+    parts = [f"{escaped(name)} ({', '.join(words)})" for name, words in named.items()]
+    return f" The worst layer of each chart at the last look: {'; '.join(parts)}." if parts else ""
 
 
 PROMPT_RECORDS_MAX = 32
