@@ -14,7 +14,7 @@ from torch import nn
 from toys import ALWAYS, Toy, batches, events, loader, scalars, trainer
 
 from hookboard import ActivationLogger, HealthMonitor, Intervention, KernelLogger, ParameterLogger, Rule, Scale, Symptom
-from hookboard.health.silence import Silence
+from hookboard.health.run_table import Silence
 from hookboard.loops import callback as base
 from hookboard.loops import saved
 from hookboard.loops.saved import KEY

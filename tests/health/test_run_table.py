@@ -17,7 +17,7 @@ def arrays_of(*readings):
 
 
 def test_a_layer_that_gave_nothing_has_counts_of_0_and_no_numbers():
-    rows = arrays_of(outputs("b", noise(8))).rows("output")
+    rows = arrays_of(outputs("b", noise(8))).rows["output"]
     assert rows.is_there.tolist() == [False, False, True]
     assert rows.count.tolist() == [0, 0, 800]
     assert rows.nonfinite.tolist() == [0, 0, 0]
@@ -26,16 +26,17 @@ def test_a_layer_that_gave_nothing_has_counts_of_0_and_no_numbers():
 
 def test_a_look_without_any_reading_has_no_numbers():
     arrays = arrays_of()
-    assert np.isnan(arrays.rows("output").rms).all()
-    assert arrays.rows("parameter").count.tolist() == [0, 0, 0, 0]
-    assert arrays.rows("output").units.each(np.add, arrays.rows("output").units.columns["mean"]).tolist() == []
+    assert np.isnan(arrays.rows["output"].rms).all()
+    assert arrays.rows["parameter"].count.tolist() == [0, 0, 0, 0]
+    assert arrays.outputs.rows.tolist() == []
 
 
 def test_channels_of_all_layers_are_reduced_layer_by_layer():
     wide, narrow = noise(8), noise(3, seed=1)
-    units = arrays_of(outputs("a", wide), outputs("b", narrow)).rows("output").units
+    units = arrays_of(outputs("a", wide), outputs("b", narrow)).outputs
     assert units.places.tolist() == [0, 2]
-    np.testing.assert_allclose(units.within, [sum(unit[2] ** 2 for unit in rows) for rows in (wide, narrow)])
+    sums = np.add.reduceat(units.squares, units.starts)
+    np.testing.assert_allclose(sums, [sum(unit[2] ** 2 for unit in rows) for rows in (wide, narrow)])
 
 
 def test_weights_that_were_0_before_the_first_step_are_known_though_they_have_moved():

@@ -12,7 +12,7 @@ from hookboard.health import FORMS
 from hookboard.health.rules.input_data import INPUT_SCALE
 from hookboard.health.rules.signal import COLLAPSED
 from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
-from hookboard.health.silence import Silence
+from hookboard.health.run_table import Silence
 from hookboard.measure import looked_at
 from hookboard.plain import Codec, packed, unpacked
 from hookboard.recording import Readings

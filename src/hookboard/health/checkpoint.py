@@ -13,8 +13,7 @@ from hookboard.health.losses import LossCurve, Spike
 from hookboard.health.rule import Symptom
 from hookboard.health.rules.numerics import Nonfinite
 from hookboard.health.run import RateJump, Run
-from hookboard.health.run_table import RunTable
-from hookboard.health.silence import Silence
+from hookboard.health.run_table import RunTable, Silence
 from hookboard.layers import Layer
 from hookboard.plain import Codec, Codecs, dataclass_codec, object_codec
 from hookboard.recording import FORMS as OF_READINGS

@@ -1,15 +1,15 @@
 """`Judge`: asks the rules after each look, and turns symptoms that last into verdicts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hookboard.health.causes import ORDER, explained
 from hookboard.health.look import Look
-from hookboard.health.rule import Rule, Symptom, Verdict, passed_on, symptoms_of
+from hookboard.health.rule import Rule, Symptom, Verdict, passed_on
 from hookboard.health.rules.experiments import TELLABLE
 from hookboard.health.run import Run
 from hookboard.layers import Layer
-from hookboard.messages import warn_switched_off
+from hookboard.messages import quoted, warn_switched_off
 
 Key = tuple[str, str]
 """The name of a rule, and of a module."""
@@ -258,7 +258,17 @@ class Judge:
             found.setdefault(name, []).append(symptom)
         for rule in list(rules):
             try:
-                symptoms = found.get(rule.name, []) if rule.judge is passed_on else symptoms_of(rule, self.run)
+                given = found.get(rule.name, []) if rule.judge is passed_on else rule.judge(self.run)
+                if not isinstance(given, Iterable):
+                    raise TypeError(
+                        f"it gave {quoted(given)}; it must yield or return hookboard.Symptom objects, or an empty list"
+                    )
+                symptoms = list(given)
+                for symptom in symptoms:
+                    if not isinstance(symptom, Symptom):
+                        raise TypeError(
+                            f"it yielded {quoted(symptom)}, a {type(symptom).__name__}; yield hookboard.Symptom objects"
+                        )
             except Exception as error:
                 self._rules.remove(rule)
                 warn_switched_off(f"the rule {rule.name!r} of HealthMonitor", error)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import operator
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -181,7 +182,8 @@ falls through 0 does so once, and noise may add two (a choice)."""
 
 def _changes_of_sign(losses: Sequence[Loss]) -> int:
     """Return how often one loss is below 0 and the next one is not, or the other way round."""
-    return sum((one.value < 0) != (two.value < 0) for one, two in itertools.pairwise(losses))
+    are_below = [loss.value < 0 for loss in losses]
+    return sum(map(operator.ne, are_below, are_below[1:]))
 
 
 AT_ZERO_SHARE = 1e-3

@@ -17,7 +17,7 @@ from hookboard.checks import (
 )
 from hookboard.dotted import object_at
 from hookboard.health.run import Run
-from hookboard.messages import quoted, unknown
+from hookboard.messages import unknown
 
 Severity = Literal["alarm", "note"]
 Severities = Literal["alarm", "note", "alarm or note"]
@@ -161,24 +161,6 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
 def passed_on(run: Run) -> tuple[()]:
     """Stand for a rule whose symptoms are found elsewhere: the judge takes those of its name from `Run.findings`."""
     return ()
-
-
-def symptoms_of(rule: Rule, run: Run) -> list[Symptom]:
-    """Ask a rule for its symptoms.
-
-    Raises:
-        TypeError: it gives something that is no `Symptom`.
-    """
-    given = rule.judge(run)
-    if not isinstance(given, Iterable):
-        raise TypeError(f"it gave {quoted(given)}; it must yield or return hookboard.Symptom objects, or an empty list")
-    symptoms = list(given)
-    for symptom in symptoms:
-        if not isinstance(symptom, Symptom):
-            raise TypeError(
-                f"it yielded {quoted(symptom)}, a {type(symptom).__name__}; yield hookboard.Symptom objects"
-            )
-    return symptoms
 
 
 def check_stop_on(given: str | Sequence[str], asked: Sequence[str], built_in: Mapping[str, Rule]) -> None:

@@ -13,8 +13,15 @@ from hookboard.health.comparison import Comparison, compared
 from hookboard.health.look import HeldBack, Look
 from hookboard.health.losses import LossCurve
 from hookboard.health.robust import median, median_of
-from hookboard.health.run_table import QUANTITIES, LayerArrays, LookArrays, RunTable, quantities_of
-from hookboard.health.silence import Silence, silent_in
+from hookboard.health.run_table import (
+    QUANTITIES,
+    LayerArrays,
+    LookArrays,
+    RunTable,
+    Silence,
+    quantities_of,
+    silent_in,
+)
 from hookboard.layers import Layer, order_with_late
 from hookboard.measure import FIELDS
 from hookboard.messages import unknown
@@ -254,10 +261,11 @@ class Run:
         if is_first:
             ran = [layer.name for layer in self.layers if layer.weights and look.of(layer.name, "output") is not None]
             self._answers = ran[-1] if ran else ""
-        last = look.of(self._answers, "output")
-        channels = None if last is None else last.channels
+        place = self.arrays.places.get(self._answers)
+        channels = None if place is None else self.latest.channels(place)
         is_classifier = channels is not None and len(channels) > 1
         if is_first:
+            last = look.of(self._answers, "output")
             known = is_classifier and channels is not None and may_follow_softmax(look, self._answers)
             self.losses.chance = math.log(last.width) if known and last is not None else None
             self.losses.reach = None if last is None else last.moments.max - last.moments.min
@@ -272,7 +280,8 @@ class Run:
             silence = self.silence.get(name)
             if silence is None or silence.width != width:
                 silence = self.silence[name] = Silence(len(samples), width)
-            silence.see(look.step, samples, is_silent)
+            if silence.is_any or is_silent is not None:  # otherwise no unit is silent, and none was
+                silence.see(look.step, samples, is_silent)
 
     def _put_in_order(self, look: Look) -> None:
         """Order the layers as they ran at the first look; those that never ran come last."""

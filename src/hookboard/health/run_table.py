@@ -8,6 +8,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy as np
 from hookboard.health.look import Look
 from hookboard.layers import Kind, Layer
 from hookboard.measure import FIELDS
-from hookboard.sites import ROLES, Role
+from hookboard.recording import Places, Readings
+from hookboard.sites import Role
 
 QUANTITIES: dict[str, str] = {
     "activation_rms": "The RMS of the layer's output.",
@@ -33,6 +35,12 @@ RECENT_LOOKS = 64
 
 COURSE_COLUMNS = 256
 """Maximum number of columns of `RunTable.course`, whatever the length of the run."""
+
+ROLES_OF_LAYERS: tuple[Role, ...] = ("output", "grad_output")
+"""The roles whose moments are arrays over the layers, see `LookArrays.rows`."""
+
+ROLES_OF_WEIGHTS: tuple[Role, ...] = ("parameter", "parameter_grad", "parameter_before", "parameter_update")
+"""The roles whose moments are arrays over the weights."""
 
 _ROW_OF = {quantity: row for row, quantity in enumerate(QUANTITIES)}
 
@@ -198,7 +206,27 @@ class LayerArrays:
         """True if a layer with a matrix has no weight that may be trained."""
         self.batch_norms: list[int] = np.flatnonzero([layer.is_batch_norm for layer in layers]).tolist()
         """The places of all batch norms."""
+        of_layers, of_weights = len(self.names), len(self.weights)
+        ends = np.cumsum([of_layers] * len(ROLES_OF_LAYERS) + [of_weights] * len(ROLES_OF_WEIGHTS)).tolist()
+        self.parts: dict[Role, slice] = dict(
+            zip((*ROLES_OF_LAYERS, *ROLES_OF_WEIGHTS), map(slice, [0, *ends], ends), strict=False)
+        )
+        """Where the rows of each role stand in `rows_in`."""
+        self.cells = (self.owner + of_layers * np.arange(len(ROLES_OF_WEIGHTS))[:, None]).ravel()
+        """The place of each weight's layer in an array (`ROLES_OF_WEIGHTS`, layers), shape (roles * weights,)."""
         self._of_kinds: dict[frozenset[Kind], np.ndarray] = {}
+        self._rows_in: tuple[Places, np.ndarray] | None = None
+
+    def rows_in(self, places: Places) -> np.ndarray:
+        """Return the rows of all layers and weights in readings with these places, role after role as in `parts`.
+
+        It is -1 for what was not measured.
+        """
+        if self._rows_in is None or self._rows_in[0] is not places:
+            of_layers = [places.rows(role, self.names) for role in ROLES_OF_LAYERS]
+            of_weights = [places.rows(role, self.weights) for role in ROLES_OF_WEIGHTS]
+            self._rows_in = places, np.concatenate([*of_layers, *of_weights])
+        return self._rows_in[1]
 
     def of_kind(self, kinds: frozenset[Kind]) -> np.ndarray:
         """Return which layers are of one of these kinds, shape (layers,), booleans."""
@@ -227,15 +255,38 @@ class LookArrays:
 
     def __init__(self, look: Look, layers: LayerArrays) -> None:
         self.look, self.layers = look, layers
-        self._rows: dict[Role, Rows] = {}
+        self._rows_in_look = layers.rows_in(look.table.places)
+        # What was not measured has the row -1, the last one.
+        block = np.vstack([look.table.rows, _UNMEASURED])[self._rows_in_look]
+        count, nonfinite = block[:, _COUNT], block[:, _NONFINITE].sum(axis=1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            rms = np.where(count > 0, np.hypot(block[:, _MEAN], block[:, _DEVIATION]), np.nan)
+        is_spoiled = (nonfinite > 0) & ((nonfinite > block[:, _NEGINF]) | (count == 0))
+        columns = self._rows_in_look >= 0, count, block[:, _MEAN], block[:, _DEVIATION], rms, nonfinite, is_spoiled
+        self.rows: dict[Role, Rows] = {}
+        """The moments of each of `ROLES_OF_LAYERS`, a row for each layer, and of `ROLES_OF_WEIGHTS`, for each weight.
+        """
+        for role, part in layers.parts.items():
+            self.rows[role] = Rows(*[column[part] for column in columns])
 
-    def rows(self, role: Role) -> "Rows":
-        """Return the rows of a role: one for each layer or, for the roles of parameters, for each weight."""
-        found = self._rows.get(role)
-        if found is None:
-            names = self.layers.weights if ROLES[role].of_parameter else self.layers.names
-            found = self._rows[role] = Rows(self.look, names, role)
-        return found
+    @functools.cached_property
+    def outputs(self) -> "Units":
+        """The channels of the outputs of all layers."""
+        return Units(self.look.table, self._rows_in_look[self.layers.parts["output"]])
+
+    @functools.cached_property
+    def weights(self) -> "Units":
+        """The units of all weights, after the step."""
+        return Units(self.look.table, self._rows_in_look[self.layers.parts["parameter"]])
+
+    def channels(self, layer: int) -> np.ndarray | None:
+        """Return the rows of the channels of one layer's output, see `Reading.channels`.
+
+        Args:
+            layer: the place of the layer.
+        """
+        row = self._rows_in_look[layer]
+        return None if row < 0 else self.look.table.channels[row]
 
     @functools.cached_property
     def began_at_zero(self) -> np.ndarray:
@@ -243,7 +294,7 @@ class LookArrays:
 
         Only weights with two or more dimensions count, or all of a layer that has none.
         """
-        table, before, after = self.layers, self.rows("parameter_before"), self.rows("parameter")
+        table, before, after = self.layers, self.rows["parameter_before"], self.rows["parameter"]
         is_matrix, layers = ~np.isnan(table.inputs), len(table.names)
         counts = is_matrix | (np.bincount(table.owner, is_matrix, layers) == 0)[table.owner]
         rms = np.where(before.is_there, before.rms, after.rms)
@@ -251,96 +302,66 @@ class LookArrays:
         return np.asarray((known > 0) & (others == 0))
 
 
+@dataclass(slots=True, eq=False)
 class Rows:
-    """The moments of one role at one look, a row for each module or weight.
+    """The moments of one role at one look, in arrays of shape (layers,) or (weights,).
+
+    Where nothing was measured, counts are 0 and all other numbers NaN.
 
     Args:
-        look: the look.
-        names: of the modules or weights.
-        role: the role.
-
-    All arrays have the shape (names,). Where nothing was measured, counts are 0 and all other numbers NaN.
+        is_there: True where something was measured.
+        count: number of finite values.
+        mean: their mean.
+        deviation: their standard deviation.
+        rms: their root mean square; NaN where there is none.
+        nonfinite: number of values that are NaN or infinite.
+        is_spoiled: True where there was NaN or +Inf, or nothing finite: -Inf alone may be a mask.
     """
 
-    def __init__(self, look: Look, names: tuple[str, ...], role: Role) -> None:
-        places = look.table.places.rows(role, names)
-        self.is_there = places >= 0
-        """True where something was measured."""
-        # Without any reading there is no row that could be taken.
-        rows = look.table.rows[places] if len(look.table.rows) else np.empty((len(names), len(FIELDS)))
-        if not self.is_there.all():
-            rows[~self.is_there] = _UNMEASURED
-        self.count, self.mean, self.deviation = rows[:, _COUNT], rows[:, _MEAN], rows[:, _DEVIATION]
-        self.nonfinite = np.asarray(rows[:, _NONFINITE].sum(axis=1))
-        """How many values are NaN or infinite."""
-        self._neginf, self._table, self._places = rows[:, _NEGINF], look.table, places
-
-    @functools.cached_property
-    def rms(self) -> np.ndarray:
-        """NaN where there is no value."""
-        return np.where(self.count > 0, np.hypot(self.mean, self.deviation), np.nan)
+    is_there: np.ndarray
+    count: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray
+    rms: np.ndarray
+    nonfinite: np.ndarray
+    is_spoiled: np.ndarray
 
     @property
-    def is_spoiled(self) -> np.ndarray:
-        """True where there was NaN or +Inf, or nothing finite: -Inf alone may be a mask."""
-        is_bad = self.nonfinite > 0
-        if is_bad.any():
-            is_bad &= (self.nonfinite > self._neginf) | (self.count == 0)
-        return is_bad
-
-    @functools.cached_property
-    def units(self) -> "Units":
-        """The rows of the channels of all of them, in one block."""
-        channels, widths = self._table.channels, self._table.widths
-        places = self._places.tolist()
-        return Units(
-            [None if place < 0 else channels[place] for place in places],
-            [0 if place < 0 else widths[place] for place in places],
-        )
-
-    @functools.cached_property
     def reaches(self) -> np.ndarray:
         """Of gradients: True where there is one that is not all 0."""
         # Of finite values with any other than 0 the mean or the deviation is not 0; both are 0 where there are none.
-        return (self.deviation > 0) | (np.abs(self.mean) > 0) | (self.nonfinite > 0)
+        return np.asarray((self.deviation > 0) | (np.abs(self.mean) > 0) | (self.nonfinite > 0))
 
 
 class Units:
     """The rows of all channels of many tensors, one tensor after the other.
 
+    `np.add.reduceat(values, units.starts)` gives the sum over the channels of each tensor.
+
     Args:
-        channels: those of each tensor; None where there are none.
-        widths: number of channels of each tensor, with or without a row.
+        table: the readings of the tensors.
+        rows: the row of each tensor in it; negative for a tensor that was not measured.
     """
 
-    def __init__(self, channels: Sequence[np.ndarray | None], widths: Sequence[int]) -> None:
-        parts = {place: part for place, part in enumerate(channels) if part is not None and len(part)}
-        self.places = np.array([*parts], dtype=np.intp)
+    def __init__(self, table: Readings, rows: np.ndarray) -> None:
+        channels = [None if row < 0 else table.channels[row] for row in rows.tolist()]
+        parts = [(place, part) for place, part in enumerate(channels) if part is not None and len(part)]
+        self.places = np.array([place for place, _ in parts], dtype=np.intp)
         """Which tensors have channels, shape (tensors with channels,)."""
-        self.counts = np.array([*map(len, parts.values())], dtype=np.intp)
-        """How many rows each has, shape (tensors with channels,)."""
-        self.widths = np.array(widths, dtype=np.intp)[self.places]
-        """How many channels each has, shape (tensors with channels,): of a wide tensor only every k-th has a row."""
+        self.counts = np.array([len(part) for _, part in parts], dtype=np.intp)
+        """Number of rows of each, shape (tensors with channels,)."""
+        self.widths = np.array([table.widths[row] for row in rows[self.places].tolist()], dtype=np.intp)
+        """Number of channels of each, shape (tensors with channels,): of a wide tensor only every k-th has a row."""
         self.starts = np.cumsum(self.counts) - self.counts
-        """Where each begins in `rows`, shape (tensors with channels,)."""
-        self.rows = np.concatenate([*parts.values()]) if parts else np.empty((0, len(FIELDS)))
+        """Index of the first row of each in `rows`, shape (tensors with channels,)."""
+        self.rows = np.concatenate([part for _, part in parts]) if parts else np.empty((0, len(FIELDS)))
         """Shape (channels of all tensors, columns of `hookboard.measure.FIELDS`)."""
         self.columns = dict(zip(FIELDS, self.rows.T, strict=True))
         """The columns of `rows` by name."""
-
-    def each(self, reduce: np.ufunc, values: np.ndarray, dtype: type | None = None) -> np.ndarray:
-        """Reduce values of all channels to one number for each tensor, shape (tensors with channels,)."""
-        return np.asarray(reduce.reduceat(values, self.starts, dtype=dtype))
-
-    @functools.cached_property
-    def has_values(self) -> np.ndarray:
+        self.has_values = np.asarray(self.columns["count"] > 0)
         """True for channels with a finite value, shape (channels of all tensors,)."""
-        return np.asarray(self.columns["count"] > 0)
-
-    @functools.cached_property
-    def is_zero(self) -> np.ndarray:
+        self.is_zero = np.asarray((self.columns["zeros"] == self.columns["count"]) & self.has_values)
         """True for channels whose finite values are all 0, and that have some, shape (channels of all tensors,)."""
-        return np.asarray((self.columns["zeros"] == self.columns["count"]) & self.has_values)
 
     @functools.cached_property
     def squares(self) -> np.ndarray:
@@ -348,84 +369,178 @@ class Units:
         with np.errstate(over="ignore"):
             return np.asarray(np.square(self.columns["deviation"]))
 
-    @functools.cached_property
-    def within(self) -> np.ndarray:
-        """The sum of `squares` of each tensor, shape (tensors with channels,)."""
-        return np.asarray(self.each(np.add, self.squares))
-
 
 def quantities_of(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
     """Reduce a look to all quantities of all layers.
 
     Returns:
         The values, shape (quantities, layers), in the order of `QUANTITIES`; NaN where there was nothing. And where the
-        tensor behind a value held NaN or +Inf, or nothing finite, same shape, booleans (-Inf alone may be a mask); it
-        is told of outputs, their gradients and updates, and False for weights and their gradients.
+        tensor of a value held NaN or +Inf, or nothing finite, same shape, booleans (-Inf alone may be a mask); this
+        covers outputs, their gradients and updates, and is False for weights and their gradients.
     """
-    output, gradient = look.rows("output"), look.rows("grad_output")
+    layers, rows = look.layers, look.rows
+    output, gradient = rows["output"], rows["grad_output"]
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        ratios, bad_updates = _updates(look)
-        values = {
-            "activation_rms": output.rms,
-            "gradient_rms": gradient.rms,
-            "weight_rms": _joint_rms(look, look.rows("parameter")),
-            "weight_gradient_rms": _joint_rms(look, look.rows("parameter_grad")),
-            "update_ratio": ratios,
-            "dead_fraction": _dead_fractions(output),
-            "sample_spread": _sample_spreads(output),
-        }
-    bad_outputs, never = output.is_spoiled, np.zeros_like(bad_updates)
-    spoiled = {
-        "activation_rms": bad_outputs,
-        "gradient_rms": gradient.is_spoiled,
-        "update_ratio": bad_updates,
-        "dead_fraction": bad_outputs,
-        "sample_spread": bad_outputs,
+        weight, weight_gradient, before, step = _rms_of_layers(look)
+        ratio = np.where(before != 0, step / before, np.where(step != 0, np.inf, np.nan))
+        dead_fraction, sample_spread = _shares_of_units(look)
+    is_spoiled = rows["parameter_before"].is_spoiled | rows["parameter_update"].is_spoiled
+    bad, bad_ratio = output.is_spoiled, np.bincount(layers.owner, is_spoiled, len(layers.names)) > 0
+    never = np.zeros_like(bad)
+    found = {
+        "activation_rms": (output.rms, bad),
+        "gradient_rms": (gradient.rms, gradient.is_spoiled),
+        "weight_rms": (weight, never),
+        "weight_gradient_rms": (weight_gradient, never),
+        "update_ratio": (ratio, bad_ratio),
+        "dead_fraction": (dead_fraction, bad),
+        "sample_spread": (sample_spread, bad),
     }
-    return np.array([values[name] for name in QUANTITIES]), np.array([spoiled.get(name, never) for name in QUANTITIES])
+    return np.array([found[name][0] for name in QUANTITIES]), np.array([found[name][1] for name in QUANTITIES])
 
 
-def _joint_rms(look: LookArrays, rows: Rows, counted: np.ndarray | None = None) -> np.ndarray:
-    """Return the RMS of all weights of each layer, shape (layers,).
+def _rms_of_layers(look: LookArrays) -> np.ndarray:
+    """Return the RMS over all weights of each layer, shape (`ROLES_OF_WEIGHTS`, layers); NaN where there is none.
 
-    Args:
-        look: the look.
-        rows: of each weight.
-        counted: which weights count, shape (weights,); left out, all.
+    That of the weights before the step leaves out those of which no update was measured.
     """
-    count = rows.count if counted is None else rows.count * counted
-    squares = np.where(count > 0, rows.rms * rows.rms * count, 0.0)
-    owner, layers = look.layers.owner, len(look.layers.names)
-    return np.sqrt(np.bincount(owner, squares, layers) / np.bincount(owner, count, layers))
+    layers, rows = look.layers, [look.rows[role] for role in ROLES_OF_WEIGHTS]
+    rms, count = np.array([each.rms for each in rows]), np.array([each.count for each in rows])
+    count[ROLES_OF_WEIGHTS.index("parameter_before")] *= look.rows["parameter_update"].is_there
+    squares = np.where(count > 0, rms * rms * count, 0.0)
+    cells = len(ROLES_OF_WEIGHTS) * len(layers.names)
+    sums = [np.bincount(layers.cells, part.ravel(), cells) for part in (squares, count)]
+    return np.sqrt(sums[0] / sums[1]).reshape(len(ROLES_OF_WEIGHTS), -1)
 
 
-def _updates(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
-    """Return the update ratio of each layer, and where it is spoiled."""
-    before, update = look.rows("parameter_before"), look.rows("parameter_update")
-    layers = look.layers
-    is_spoiled = np.bincount(layers.owner, before.is_spoiled | update.is_spoiled, len(layers.names)) > 0
-    whole, step = _joint_rms(look, before, update.is_there), _joint_rms(look, update)
-    ratios = np.where(whole != 0, step / whole, np.where(step != 0, np.inf, np.nan))
-    return ratios, is_spoiled
-
-
-def _dead_fractions(output: Rows) -> np.ndarray:
-    """Return the share of channels with nothing but zeros, among those with a finite value."""
-    units = output.units
+def _shares_of_units(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
+    """Return `dead_fraction` and `sample_spread` of each layer, shape (layers,) each; NaN where there is none."""
+    output, units = look.rows["output"], look.outputs
     dead = units.is_zero
     if output.nonfinite.any():
         is_finite = [units.columns[field] == 0 for field in ("nan", "posinf", "neginf")]
         dead = np.logical_and.reduce([dead, *is_finite])
-    shares = np.full(len(output.count), np.nan)
-    shares[units.places] = units.each(np.add, dead, np.intp) / units.each(np.add, units.has_values, np.intp)
-    return shares
+    fraction, spread = np.full(len(output.count), np.nan), np.full(len(output.count), np.nan)
+    counts = [np.add.reduceat(part, units.starts, dtype=np.intp) for part in (dead, units.has_values)]
+    fraction[units.places] = counts[0] / counts[1]
+    within = np.add.reduceat(units.squares, units.starts)
+    whole = within + np.add.reduceat(np.square(units.columns["mean"]), units.starts)
+    spread[units.places] = np.where((whole > 0) & (whole < np.inf), np.sqrt(within / whole), np.nan)
+    return fraction, spread
 
 
-def _sample_spreads(output: Rows) -> np.ndarray:
-    units = output.units
-    mean = units.columns["mean"]
-    within = units.within
-    whole = within + units.each(np.add, mean * mean)
-    spreads = np.full(len(output.count), np.nan)
-    spreads[units.places] = np.where((whole > 0) & (whole < np.inf), np.sqrt(within / whole), np.nan)
-    return spreads
+SILENT_AT_ZERO_KINDS: frozenset[Kind] = frozenset({"rectifier", "dropout"})
+"""Kinds of layers whose units are silent where they give exactly 0."""
+
+SILENT_BELOW_ZERO_KINDS: frozenset[Kind] = frozenset({"linear", "conv", "norm"})
+"""Kinds of layers whose units a rectifier after them would silence: units that give nothing above 0, and not only 0, as
+they do without any input."""
+
+USUAL_SILENCE_QUANTILE = 0.75
+"""Quantile of a layer's units whose longest earlier silence counts as usual there (a choice)."""
+
+
+class Silence:
+    """The silent units of one layer: those that no sample and place has activated since some step.
+
+    All arrays have the shape (units,).
+
+    Args:
+        units: how many are looked at.
+        width: how many the layer has. Left out: as many.
+    """
+
+    def __init__(self, units: int, width: int | None = None) -> None:
+        self.width = units if width is None else width
+        self.since = np.zeros(units)
+        """The optimizer step of the first look of the current silence."""
+        self.looks = np.zeros(units, dtype=np.int64)
+        """Number of looks it has lasted; 0 for an active unit."""
+        self.samples = np.zeros(units)
+        """Number of values (samples and places) it has lasted."""
+        self.ended = np.zeros(units, dtype=np.int64)
+        """The longest silence that has ended, in looks."""
+        self.is_any = False
+        """True if any unit is silent now."""
+
+    def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray | None) -> None:
+        """Add a look.
+
+        Args:
+            step: its optimizer step.
+            samples: how many values each unit gave, shape (units,). Where there are none, nothing is known.
+            is_silent: whether all of them were silent, shape (units,); None if no unit was, as in most layers at most
+                looks.
+        """
+        if is_silent is None:
+            is_silent = np.zeros(len(samples), dtype=bool)
+        if self.is_any:
+            back = ~is_silent & (samples > 0) & (self.looks > 0)
+            self.ended[back] = np.maximum(self.ended[back], self.looks[back])
+            self.looks[back], self.samples[back] = 0, 0
+        silent = is_silent & (samples > 0)
+        if silent.any():
+            self.since[silent & (self.looks == 0)] = step
+            self.looks += silent
+            self.samples += silent * samples
+        self.is_any = bool(self.looks.any())
+
+    def lasting(self, looks: int, samples: int) -> np.ndarray:
+        """Return which units have been silent for this many looks and values, shape (units,).
+
+        A unit that was silent before and came back, alone or with most of its layer, must be silent for more than
+        twice as long.
+        """
+        if not self.is_any and looks > 0:
+            return np.zeros(len(self.looks), dtype=bool)
+        lasts = (self.looks >= looks) & (self.samples >= samples)
+        if self.ended.any() and lasts.any():
+            usual = np.sort(self.ended)[int(USUAL_SILENCE_QUANTILE * len(self.ended))]
+            lasts &= self.looks > 2 * np.maximum(self.ended, usual)
+        return lasts
+
+
+def silent_in(look: LookArrays) -> list[tuple[str, int, np.ndarray, np.ndarray | None]]:
+    """Return of each layer whose units can be silent: name, width, values of each unit, and which units are silent.
+
+    Instead of the last there is None where no unit was silent. Layers are left out of which nothing can be told: where
+    an output is not finite, its units are neither silent nor active.
+    """
+    layers, units = look.layers, look.outputs
+    count, highest, is_zero = units.columns["count"], units.columns["max"], units.is_zero
+    is_exact = layers.of_kind(SILENT_AT_ZERO_KINDS)[units.places]
+    is_negative = layers.of_kind(SILENT_BELOW_ZERO_KINDS)[units.places]
+    some_zero = np.logical_or.reduceat(is_zero, units.starts)
+    some_negative = np.minimum.reduceat(highest, units.starts) <= 0
+    is_known = (is_exact | is_negative) & (look.rows["output"].nonfinite[units.places] == 0)
+    may_be = (is_exact & some_zero) | (is_negative & some_negative)
+    facts = (units.places, units.widths, units.starts, units.counts, is_exact, may_be)
+    found = []
+    for place, width, start, size, only_zero, some in zip(*[fact[is_known].tolist() for fact in facts], strict=True):
+        part = slice(start, start + size)
+        silent = None
+        if some:
+            silent = is_zero[part] if only_zero else (highest[part] <= 0) & ~is_zero[part]
+        found.append((layers.names[place], width, count[part], silent))
+    return found
+
+
+def onsets(began: np.ndarray, since: int) -> tuple[int, str]:
+    """Return the step at which most of the units fell silent (the first such step), and a clause that says since when.
+
+    Args:
+        began: the step since which each is silent, shape (units,).
+        since: the step since which enough of them are to be reported.
+
+    >>> onsets(np.array([10, 10, 10]), 10), onsets(np.array([0, 0, 10, 20, 30]), 20)
+    ((10, 'since step 10'), (0, 'since step 30, 4 of them by step 20, 2 since step 0'))
+    """
+    steps, counts = np.unique(began, return_counts=True)
+    onset, last, most = int(steps[counts.argmax()]), int(steps[-1]), int(counts.max())
+    by_then = int((began <= since).sum())
+    said = f"since step {last}"
+    if since < last:
+        said += f", {by_then} of them by step {since}"
+    if onset != last and (onset != since or most < by_then):
+        said += f", {most} since step {onset}"
+    return onset, said

@@ -74,8 +74,9 @@ def _input_scale(run: Run) -> Iterator[Symptom]:
         if reading is None or not (reading.moments.count or reading.moments.nonfinite):
             continue
         says = (_nonfinite, _same, _wild, _range, _constant) if _is_input(site) else (_nonfinite,)
-        found = next((said for say in says if (said := say(run, site, reading))), None)
-        if found is not None:
+        for say in says:
+            if (found := say(run, site, reading)) is None:
+                continue
             evidence, advice, severity, size = found
             which = f"tensor {site.index} of the batch: " if site.index else ""
             yield Symptom(site.name, f"{which}{evidence}{harm_of(run)}.", advice, severity, size=size)

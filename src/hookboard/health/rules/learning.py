@@ -311,9 +311,11 @@ def may_differ(run: Run, gap: Gap) -> bool:
 
 def _batches_alike(run: Run) -> Iterator[Symptom]:
     """Report batches whose samples are alike, as those sorted by class; batch norms use the statistics of each."""
-    norms = (run.layers[place] for place in run.arrays.batch_norms)
+    if not run.arrays.batch_norms or run.seen < LOOKS_BEFORE_BATCH_ALIKE or run.losses.is_mixed:
+        return
+    norms = [run.layers[place] for place in run.arrays.batch_norms]
     norm = next((layer for layer in norms if layer.trainable), None)
-    if norm is None or run.seen < LOOKS_BEFORE_BATCH_ALIKE or run.losses.is_mixed:
+    if norm is None:
         return
     last = next((layer for layer in reversed(run.layers) if layer.weights and run.now.of(layer.name, "output")), norm)
     rows = run.units(last.name, looks=len(run.looks))

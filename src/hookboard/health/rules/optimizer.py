@@ -47,7 +47,7 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
     all learning rates are 0 (the first step of a warm-up), weights after a layer that starts at 0 get none yet.
     """
     look = run.now
-    gradients = run.latest.rows("parameter_grad")
+    gradients = run.latest.rows["parameter_grad"]
     unreached = itertools.compress(run.arrays.weights, ~gradients.reaches)
     if look.overflowed or look.stepped.keys().isdisjoint(unreached):
         return
@@ -186,7 +186,7 @@ def not_updated(run: Run) -> Iterator[Symptom]:
         return
     yield from _in_no_optimizer(run, look)
     yield from _frozen_between(run, look)
-    updates = run.latest.rows("parameter_update")
+    updates = run.latest.rows["parameter_update"]
     if not (updates.rms == 0).any():
         return
     stepped = [layer for layer in run.layers if stepped_weights(look, layer)]
@@ -348,7 +348,7 @@ def clipping(run: Run) -> Iterator[Symptom]:
 
     An optimizer such as Adam makes steps of the same size all the same: there it is a note.
     """
-    largest = min((held.largest_norm for held in run.held_back.values()), default=math.inf)
+    largest = min([held.largest_norm for held in run.held_back.values()], default=math.inf)
     if not math.isfinite(largest) or len(run.looks) < run.window or run.now.overflowed:
         return
     norms = [gradient_norm(look, run) for look in run.looks]
@@ -380,7 +380,8 @@ def weight_decay(run: Run) -> Iterator[Symptom]:
     root of 2 times the decay's.
     """
     look, added, taken = run.now, [], []
-    if run.losses.is_at_zero or look.overflowed or not any(held.decay for held in run.held_back.values()):
+    largest = max([held.decay for held in run.held_back.values()], default=0.0)
+    if not largest or run.losses.is_at_zero or look.overflowed:
         return
     for layer in run.layers:
         name = next((name for name in layer.weights if len(layer.shapes.get(name, ())) > 1), "")

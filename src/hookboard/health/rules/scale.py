@@ -58,8 +58,8 @@ def normalization(run: Run) -> Iterator[Symptom]:
     if run.arrays.batch_norms:
         yield from _gains_lost(run)
         yield from _unnormalized(run)
-    dropouts = (_heavy_dropout(run, place) for place in np.flatnonzero(run.arrays.of_kind(DROPOUT_KINDS)).tolist())
-    heavy = [symptom for symptom in dropouts if symptom is not None]
+    dropouts = np.flatnonzero(run.arrays.of_kind(DROPOUT_KINDS)).tolist()
+    heavy = [symptom for place in dropouts if (symptom := _heavy_dropout(run, place)) is not None]
     if len(heavy) > 1:  # what one after the other leaves is their product
         heavy[0] = replace(heavy[0], severity="alarm", evidence=f"{heavy[0].evidence} So do {len(heavy) - 1} others.")
     yield from heavy[:1]
@@ -108,15 +108,13 @@ def _normalized(run: Run) -> np.ndarray:
 
     Channels that hardly vary are left out. Only the numbers of batch norms have a meaning.
     """
-    outputs, units, table = run.latest.rows("output"), run.latest.rows("output").units, run.arrays
+    outputs, units, table = run.latest.rows["output"], run.latest.outputs, run.arrays
     deviation = units.columns["deviation"]
-    least = CONSTANT_CHANNEL_SHARE * units.each(np.maximum, deviation)
+    least = CONSTANT_CHANNEL_SHARE * np.maximum.reduceat(deviation, units.starts)
     is_alive = deviation > np.repeat(least, units.counts)
-    alive, squares = units.counts, units.within
-    if not is_alive.all():
-        alive = units.each(np.add, is_alive, np.intp)
-        squares = units.each(np.add, np.where(is_alive, units.squares, 0.0))
-    before, after = run.latest.rows("parameter_before"), run.latest.rows("parameter")
+    alive = np.add.reduceat(is_alive, units.starts, dtype=np.intp)
+    squares = np.add.reduceat(np.where(is_alive, units.squares, 0.0), units.starts)
+    before, after = run.latest.rows["parameter_before"], run.latest.rows["parameter"]
     first = table.first_of_each(np.ones(len(table.weights), dtype=bool))
     gains = np.full(len(table.names), np.nan)
     gains[table.owner[first]] = np.where(before.is_there, before.rms, after.rms)[first]
@@ -333,7 +331,8 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
 
 def _recurrent(run: Run) -> Iterator[Symptom]:
     """Report recurrent layers whose feedback grows without bounds."""
-    for layer in (run.layers[place] for place in np.flatnonzero(run.arrays.of_kind(RECURRENT_KINDS))):
+    for place in np.flatnonzero(run.arrays.of_kind(RECURRENT_KINDS)).tolist():
+        layer = run.layers[place]
         names = [name for name in layer.weights if "weight_hh" in name]
         norm = max((_norm(run.now, layer, name, "parameter") for name in names), default=0.0)
         if norm < RECURRENT_NORM_MAX:

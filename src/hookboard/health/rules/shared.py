@@ -250,7 +250,7 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
 
 def _weight_gains(run: Run) -> np.ndarray:
     """Return the gain of the first weight of each layer that has one, see `weight_gain`; shape (layers,)."""
-    rms, table = run.latest.rows("parameter").rms, run.arrays
+    rms, table = run.latest.rows["parameter"].rms, run.arrays
     size = rms * np.sqrt(table.inputs)
     first = table.first_of_each((size > 0) & (rms < np.inf))
     gains = np.full(len(table.names), np.nan)

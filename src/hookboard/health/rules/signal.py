@@ -55,17 +55,20 @@ GATE_BIAS_MEAN_NOTE = -0.5
 
 
 def _saturated(run: Run) -> Iterator[Symptom]:
+    layers = [layer for layer in run.layers if layer.kind in ("bounded", "recurrent") or layer.type == "Softmax"]
+    if not layers:
+        return
     last = next((layer.name for layer in reversed(run.layers) if run.now.of(layer.name, "output")), "")
-    shares = {layer.name: _share(run, layer) for layer in run.layers if layer.kind == "bounded"}
+    shares = {layer.name: _share(run, layer) for layer in layers if layer.kind == "bounded"}
     known = {name: share for name, share in shares.items() if share is not None}
-    at_start = [_share_at(run.first, layer) for layer in run.layers if layer.name in known and layer.name != last]
+    at_start = [_share_at(run.first, layer) for layer in layers if layer.name in known and layer.name != last]
     hidden = [share for name, share in known.items() if name != last]
     is_chain = (
         len(hidden) >= CHAIN_LAYERS_MIN
         and min(np.median(hidden), np.median([s or 0.0 for s in at_start])) >= CHAIN_SATURATED_SHARE_ALARM
     )
     before = False
-    for layer in run.layers:
+    for layer in layers:
         share = known.get(layer.name)
         if share is None:
             continue
@@ -74,7 +77,7 @@ def _saturated(run: Run) -> Iterator[Symptom]:
             others = [other for name, other in known.items() if name != layer.name]
             yield _symptom(run, layer, share, others, "alarm" if is_chain else severity_of(run))
         before = is_sick
-    for layer in run.layers:
+    for layer in layers:
         if layer.kind == "recurrent":
             yield from _gates(run, layer)
         elif layer.type == "Softmax" and layer.name == last:
@@ -286,10 +289,9 @@ def _at_the_end(run: Run, layers: list[Layer], course: np.ndarray) -> Symptom:
 
 def _answer(run: Run) -> np.ndarray:
     """Return which layers give enough values to compare, of at least two channels."""
-    outputs = run.latest.rows("output")
-    channels = np.zeros(len(run.layers))
-    channels[outputs.units.places] = outputs.units.widths
-    return (channels >= 2) & (outputs.count >= VALUES_PER_UNIT_MIN * channels)
+    units, channels = run.latest.outputs, np.zeros(len(run.layers))
+    channels[units.places] = units.widths
+    return (channels >= 2) & (run.latest.rows["output"].count >= VALUES_PER_UNIT_MIN * channels)
 
 
 COLLAPSED = Rule(
@@ -353,7 +355,7 @@ def course_of(run: Run) -> Course | None:
     """
     if run.now.overflowed:
         return None
-    gradients = run.latest.rows("grad_output")
+    gradients = run.latest.rows["grad_output"]
     with np.errstate(over="ignore"):
         norms = gradients.rms * np.sqrt(gradients.count)
     places = np.flatnonzero((norms > 0) & (norms < np.inf) & (gradients.nonfinite == 0))
@@ -400,7 +402,7 @@ def _moves_nothing(run: Run, last: int) -> bool:
         run: the run.
         last: the place of the last of these layers.
     """
-    updates, gradients = run.latest.rows("parameter_update"), run.latest.rows("parameter_grad")
+    updates, gradients = run.latest.rows["parameter_update"], run.latest.rows["parameter_grad"]
     is_still = (updates.rms == 0) & gradients.reaches & (run.arrays.owner <= last)
     weights, stepped = itertools.compress(run.arrays.weights, is_still), run.now.stepped
     return any(stepped[name].rate for name in weights if name in stepped)

@@ -20,8 +20,7 @@ from hookboard.health.rules.shared import (
     weight_of,
 )
 from hookboard.health.run import Run
-from hookboard.health.run_table import Units
-from hookboard.health.silence import SILENT_AT_ZERO_KINDS, Silence, onsets
+from hookboard.health.run_table import SILENT_AT_ZERO_KINDS, Silence, Units, onsets
 from hookboard.layers import NORM_KINDS, Kind, Layer
 from hookboard.measure import FIELDS, every_of
 from hookboard.recording import Reading
@@ -176,8 +175,7 @@ and half of its own units are negative by chance. Rounding of float32 leaves 1e-
 
 
 def _dead_units(run: Run) -> Iterator[Symptom]:
-    silences = ((name, silence) for name, silence in run.silence.items() if silence.is_any)
-    silent = {name for name, silence in silences if _lasting(run, silence).any()}
+    silent = {name for name, silence in run.silence.items() if silence.is_any and _lasting(run, silence).any()}
     if not silent:
         return
     layers = [layer for layer in run.layers if layer.name in silent]
@@ -345,10 +343,9 @@ def _looks(run: Run) -> int:
 
 def _lasting(run: Run, silence: Silence) -> np.ndarray:
     """Return which units are dead, shape (units,). Where a whole layer is silent, fewer values are needed."""
-    dead, all_of_them = (
-        silence.lasting(_looks(run), SILENT_VALUES_MIN),
-        silence.lasting(_looks(run), SILENT_VALUES_MIN_WHOLE_LAYER),
-    )
+    looks = _looks(run)
+    dead = silence.lasting(looks, SILENT_VALUES_MIN)
+    all_of_them = silence.lasting(looks, SILENT_VALUES_MIN_WHOLE_LAYER)
     return all_of_them if len(all_of_them) >= LAYER_UNITS_MIN and all_of_them.all() else dead
 
 
@@ -414,11 +411,11 @@ def _symmetric_units(run: Run) -> Iterator[Symptom]:
 
 def _suspects(run: Run) -> list[int]:
     """Return the places of the layers to look at: their weights may have twins, or were constant at first."""
-    table, weights = run.arrays, run.latest.rows("parameter").units
+    table, weights = run.arrays, run.latest.weights
     is_judged = (table.is_trainable & ~table.of_kind(MAY_BE_EQUAL_KINDS)[table.owner])[weights.places]
     is_suspect = np.zeros(len(table.weights), dtype=bool)
     is_suspect[weights.places[_with_close_units(weights, is_judged)]] = True
-    before = run.initial.rows("parameter_before")
+    before = run.initial.rows["parameter_before"]
     is_constant = (before.deviation <= TWIN_WEIGHT_TOLERANCE * np.abs(before.mean)) & (before.mean != 0)
     is_suspect[weights.places] |= is_judged & is_constant[weights.places]
     return sorted(set(table.owner[is_suspect].tolist()))
@@ -434,7 +431,7 @@ def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
         is_judged: which weights are meant, shape (weights,).
     """
     low, high = weights.columns["min"], weights.columns["max"]
-    largest = weights.each(np.maximum, np.maximum(np.abs(low), np.abs(high)))
+    largest = np.maximum.reduceat(np.maximum(np.abs(low), np.abs(high)), weights.starts)
     owner = np.repeat(np.arange(len(largest)), weights.counts)
     found = np.flatnonzero((is_judged & np.isfinite(largest))[owner])
     largest = np.where(largest > 0, largest, 1.0)
