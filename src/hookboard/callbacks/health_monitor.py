@@ -191,8 +191,8 @@ class HealthMonitor(SiteLogger[HealthState]):
                     world_size=loop.world_size,
                 )
 
-    def _go_on(self, loop: Loop) -> None:
-        super()._go_on(loop)
+    def _restore(self, loop: Loop) -> None:
+        super()._restore(loop)
         state = self._live.get("train")
         if state is not None and state.judge is not None:
             self._verdicts = state.judge.verdicts

@@ -1,4 +1,4 @@
-"""When each callback does what, on one page.
+"""`HookboardCallback`: which method of a callback is called at which point of a run.
 
     on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _prepare and _attach for each stage
         on_train_start, on_<loop>_start                    _begin_training, load_state_dict; _begin_evaluation
@@ -7,15 +7,15 @@
                 on_before_optimizer_step                   _before_optimizer_step
             on_<stage>_batch_end                           until_batch_end is closed; _end_batch
         on_<loop>_end, on_train_end                        _end_evaluation, _end_training
-    teardown or on_exception                               everything left is undone
+    teardown or on_exception                               all hooks are removed
     on_save_checkpoint, whenever that is                   StageState.state_dict
 
-`FirstCallback` and `LastCallback` in `trainer.py` call what stands between the first line and the last two: no
-callback implements those hooks itself. A callback with `sees_every_step` is also asked at each training batch, due or
-not: _see_batch, _see_loss, _see_gradients, _see_step, _see_batch_end.
+The hooks on the left between the first line and the last two are those of `FirstCallback` and `LastCallback` in
+`trainer.py`: no callback implements them itself. If a callback has `sees_every_step`, these methods are also called at
+each training batch, due or not: _see_batch, _see_loss, _see_gradients, _see_step, _see_batch_end.
 
-A `StageState` is what a callback holds of one stage. Its two ExitStacks undo everything that the callback does: one
-when the batch has ended, one when the stage ends. An error in a callback ends its stage, not the run.
+A callback has a `StageState` for each stage. Its two ExitStacks remove hooks and undo other changes: one when the batch
+has ended, one when the stage ends. An error in a callback ends its stage, not the run.
 """
 
 import functools
@@ -42,7 +42,6 @@ from hookboard.loops.saved import KEY, arguments_of, checkpoint_entry, restore, 
 from hookboard.loops.stage_state import (
     Decision,
     Selection,
-    StageState,
     agreed,
     changes,
     is_same,
@@ -61,10 +60,10 @@ T = TypeVar("T")
 
 
 class _StateKey:
-    """The callback's key in checkpoints; an object has its own, so a class tells here that it is none."""
+    """The key of a callback in checkpoints; on a class that was given in place of an object, it raises an error."""
 
     def __get__(self, callback: object | None, kind: type) -> str:
-        if callback is None:  # no other error: what lists the members of a class goes on after this one
+        if callback is None:  # this error lets `dir` and `inspect.getmembers` go on
             raise AttributeError(
                 f"callbacks=[{kind.__name__}]: give an object, as in {kind.__name__}(), not its class."
             )
@@ -72,39 +71,40 @@ class _StateKey:
 
 
 class HookboardCallback(CallbackMethods[W]):
-    """Base of all callbacks: what they do at each point of a run."""
+    """Base of all callbacks. A loop calls its public methods; these call the methods that a subclass overrides."""
 
     state_key = _StateKey()
 
     def __init__(self) -> None:
         super().__init__()
         self._live: dict[str, W] = {}
+        """The state of each stage that is measured in the present run, by name of the stage."""
         self._worker = Worker()
         self.clock = Clock()
         self.share = OverheadShare()
         self._budget: Budget | None = None
         self._watched: Callable[[], Loop | None] | None = None
-        """Gives the loop that is watched, or was last, while it is there."""
+        """A weak reference to the loop that it has joined last; None before."""
         self._ranks: Ranks | None = None
-        """Those that merge what they measure, during a run; None if nothing is merged."""
+        """The ranks that merge what they measure, during a run; None if nothing is merged."""
         self.patience: Patience | None = None
-        """How long it waits for other ranks, shared with the other callbacks of the run."""
+        """The time that it waits for other ranks, shared with the other callbacks of the run; None without them."""
         self._kept: dict[str, Any] | None = None
-        """What the last fit knew when it ended."""
+        """The checkpoint entry from the end of the last fit, for a checkpoint that is written after it."""
         self._loaded: Any = None
-        """What the checkpoint of the fit holds that this one continues; None without it."""
+        """The entries of the checkpoint that the fit resumes from, until they are restored; None without one."""
         vars(self)["state_key"] = type(self).__qualname__  # Lightning asks for it before each hook
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the configuration, and nothing of a run: a copy watches nothing until a run of its own starts."""
+        """Return the attributes that are configuration; those of a run have their initial values in a copy."""
         self._worker.wait()
         nothing = dict.fromkeys(["_budget", "_watched", "_ranks", "patience", "_kept", "_loaded"])
         return without_trainer(self.__dict__) | nothing | {"_live": {}, "clock": Clock(), "share": OverheadShare()}
 
-    # The hooks that a Trainer calls; `FirstCallback` and `LastCallback` have the others.
+    # The hooks that a Trainer calls. `FirstCallback` and `LastCallback` have the others.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """When a fit starts, drop the checkpoint entry of the one before: it must not be saved again."""
+        """Drop the checkpoint entry of the last fit when another starts."""
         if TrainerLoop(trainer).is_fitting:
             self._kept = None
 
@@ -113,25 +113,25 @@ class HookboardCallback(CallbackMethods[W]):
         self.begin_fit(TrainerLoop(trainer))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See `begin_evaluation_run`; within a fit, `LastCallback` begins the loop."""
+        """See `begin_evaluation_run`, which does nothing within a fit: there `LastCallback` begins the evaluation."""
         self.begin_evaluation_run(TrainerLoop(trainer))
 
     on_test_start = on_predict_start = on_validation_start
 
     @timed
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Undo everything: Lightning does not call `teardown` after a failure."""
+        """End the run, see `end_run`: Lightning does not call `teardown` after a failure."""
         self.teardown(trainer, pl_module, "")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Undo everything."""
+        """End the run, see `end_run`."""
         self.end_run(TrainerLoop(trainer))
 
     @timed
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Append this callback's state to the checkpoint, on rank 0 only, so that a resumed fit can go on with it.
+        """Append this callback's entry to the checkpoint on rank 0.
 
-        An error only gives a warning. Nothing is saved while the callback watches the run of another Trainer.
+        An error only logs a line. Nothing is saved while the callback takes part in the run of another Trainer.
         """
         loop = TrainerLoop(trainer)
         if loop.is_rank_zero and not self._is_taken(loop):
@@ -141,20 +141,20 @@ class HookboardCallback(CallbackMethods[W]):
                 alert(f"what {self._name} has seen is not in the checkpoint: {type(error).__name__}: {error}")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep what the checkpoint holds until the training starts: some strategies load it after `on_fit_start`."""
+        """Keep the checkpoint's entries until the training starts: some strategies load it after `on_fit_start`."""
         loop = TrainerLoop(trainer)
         if loop.is_fitting and not self._is_taken(loop):
-            # The search for a learning rate saves and loads a checkpoint of its own, before this fit knows anything.
+            # Lightning's learning rate finder saves and loads a checkpoint of its own, which has no entries yet.
             self._loaded = checkpoint.get(KEY, [] if self._loaded is None else self._loaded)
 
-    # What a loop calls.
+    # The methods that a loop calls.
 
     @timed
     def begin_fit(self, loop: Loop) -> None:
-        """Select and attach.
+        """Join a training run: select the modules, and attach the hooks of training and validation.
 
         Raises:
-            ValueError: the configuration does not fit the model.
+            ValueError: the configuration does not fit the model, such as a pattern that matches no module.
         """
         if self._may_take(loop):
             loop.join(self)
@@ -164,7 +164,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def begin_evaluation_run(self, loop: Loop) -> None:
-        """Select and attach, and begin the loop, in an evaluation outside of a fit."""
+        """Join an evaluation outside of a fit: select the modules, attach the hooks, and begin the evaluation."""
         if not loop.is_fitting and self._may_take(loop):
             loop.join(self)
             stage = loop.stage
@@ -174,25 +174,30 @@ class HookboardCallback(CallbackMethods[W]):
             self._start_evaluation(loop)
 
     def end_run(self, loop: Loop) -> None:
-        """Undo everything."""
-        if not self._is_taken(loop):
-            try:
-                self._end_run(loop)
-            finally:
-                loop.leave(self)
+        """Remove all hooks and leave the loop; no effect if the callback takes part in the run of another loop."""
+        if self._is_taken(loop):
+            return
+        self._loaded = None
+        try:
+            with suppress(Exception):  # the error that has ended the fit may occur here too
+                self._kept = self._entry(loop)  # for a checkpoint that is written after the fit
+            self._end_all()
+        finally:
+            let_go_of_model(self)
+            loop.leave(self)
 
     def _other(self, loop: Loop) -> Loop | None:
-        """Return the loop that it watches, or watched last, if that is another one and still there."""
+        """Return the loop that it joined last, if that is another one and still exists; otherwise None."""
         watched = None if self._watched is None else self._watched()
         return None if watched == loop else watched
 
     def _is_taken(self, loop: Loop) -> bool:
-        """Return whether it watches a run of another loop, which is still going on."""
+        """Return whether it takes part in the run of another loop that has not ended."""
         other = self._other(loop) if self._live else None
         return other is not None and other.is_running
 
     def _may_take(self, loop: Loop) -> bool:
-        """Return True unless the run of another loop is being watched; then warn that this one will not be."""
+        """Leave the loop of the last run and return True; warn and return False if its run has not ended."""
         if self._is_taken(loop):
             rank_zero_warn(
                 f"{self._name} {self.verb} nothing in this run: it still watches that of another Trainer. "
@@ -207,14 +212,14 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def begin_training(self, loop: Loop) -> None:
-        """Call `_begin_training` if training is watched, then restore what a loaded checkpoint holds."""
+        """Call `_begin_training` if training is measured, then restore the state from a loaded checkpoint."""
         state = self._live.get("train")
         if state is not None:
             self._do(state, "at the start of the training", self._begin_training, loop, state)
-        self._go_on(loop)
+        self._restore(loop)
 
-    def _go_on(self, loop: Loop) -> None:
-        """Restore what the fit knew that this one continues; if that is not possible, say why and begin anew."""
+    def _restore(self, loop: Loop) -> None:
+        """Restore the state from a loaded checkpoint; if that fails, log the reason and start without it."""
         loaded, self._loaded = self._loaded, None
         if loaded is None or not self._live:
             return
@@ -225,14 +230,14 @@ class HookboardCallback(CallbackMethods[W]):
             alert(f"{self._name} begins anew, without what was seen before the checkpoint: {error}.")
 
     def begin_batch(self, loop: Loop, stage: str, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        """Decide whether the batch is due, and then call `_begin_batch`; call `_see_batch` if every step is seen."""
+        """Call `_begin_batch` if `_wants` the batch, and `_see_batch` if the callback sees every step."""
         state = self._live.get(stage)
         if state is None:
             return
         has_budget = self._budget is not None and stage == "train"
         if has_budget and is_due(loop.logged_step, state.every_n_steps):
-            self._do(state, "at the start of a batch", self._keep_step, state)
-            if stage not in self._live:  # another rank is lost
+            self._do(state, "at the start of a batch", self._adopt_stretch, state)
+            if stage not in self._live:  # it has ended, because another rank was lost
                 return
         state.is_due = self._wants(loop, state, batch_idx, dataloader_idx)
         if self._budget is not None and has_budget:
@@ -275,18 +280,18 @@ class HookboardCallback(CallbackMethods[W]):
 
     @property
     def is_observing(self) -> bool:
-        """Whether a batch of the training is being watched."""
+        """True while a training batch is measured."""
         state = self._live.get("train")
         return state is not None and state.is_due
 
     def observe(self, on: bool) -> None:
-        """See `StageState.observe`."""
+        """Switch the hooks of the running batch on or off, see `StageState.observe`."""
         for state in list(self._live.values()):
             if state.is_due:
                 self._do(state, "in the middle of a batch", state.observe, on)
 
     def end_batch(self, loop: Loop, stage: str) -> None:
-        """Call `_see_batch_end` if the callback sees every step, then `_end_batch` if the batch was due."""
+        """Call `_see_batch_end` if the callback sees every step; remove the hooks of a due batch, call `_end_batch`."""
         state = self._live.get(stage)
         if state is None:
             return
@@ -304,9 +309,10 @@ class HookboardCallback(CallbackMethods[W]):
         self._end_batch(loop, state, has_stepped)
 
     def leave_batch(self) -> None:
-        """Run what the worker has handed over, then stop watching the batch before and remove its hooks.
+        """Run the tasks that the worker has handed over, then remove the hooks that are left of the previous batch.
 
-        Hooks that change tensors are always removed here. `_end_batch` is not called.
+        These are hooks that change tensors, and all hooks of a batch that did not reach its end; `_end_batch` is not
+        called for it.
         """
         if self._worker.tasks:
             self._catch_up()
@@ -322,7 +328,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def end_epoch(self, loop: Loop) -> None:
-        """Undo what is left of a batch: if the module ends an epoch early, its last batch has no end hook."""
+        """Remove the hooks that are left of a batch: an epoch that the module ends early has no end of its batch."""
         self.leave_batch()
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
@@ -337,7 +343,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def begin_evaluation(self, loop: Loop) -> None:
-        """See `_begin_evaluation`."""
+        """Call `_begin_evaluation` within a fit, and leave the evaluation out of the training time."""
         if self._budget is not None:
             self._budget.pause()
         self._start_evaluation(loop)
@@ -353,7 +359,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def end_evaluation(self, loop: Loop) -> None:
-        """See `_end_evaluation`."""
+        """Remove the hooks that are left of a batch, then call `_end_evaluation`."""
         self.leave_batch()
         state = self._live.get(loop.stage)
         if state is not None:
@@ -362,7 +368,7 @@ class HookboardCallback(CallbackMethods[W]):
             self._worker.settle()
 
     def _start(self, loop: Loop, running: Set[str]) -> None:
-        """Begin those of the callback's stages that are to run."""
+        """Select the modules, and attach the hooks of those stages of the callback that are in `running`."""
         self._end_all()
         self._reset()
         selection, decision = self._decide(loop)
@@ -370,7 +376,7 @@ class HookboardCallback(CallbackMethods[W]):
             inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
         elif self._takes_part(loop) and self._is_connected(loop):
             in_thread = has_own_thread(loop.device) or self._ranks is not None
-            if self._ranks is not None:  # where one callback has waited in vain, the next need not wait as long
+            if self._ranks is not None:  # once one callback has waited in vain, the others wait less
                 others = (one.patience for one in self._together(loop) if one.patience is not None)
                 self.patience = next(others, Patience(MAX_WAIT_SECONDS))
             self._worker = Worker(f"hookboard {self._name}", in_thread, self.patience)
@@ -387,7 +393,7 @@ class HookboardCallback(CallbackMethods[W]):
                     self._attach(loop, state)
 
     def _is_connected(self, loop: Loop) -> bool:
-        """Connect the ranks, if they are to merge what they measure; a warning says why they cannot be."""
+        """Connect the ranks if they merge what they measure; return False, with a warning, if that is not possible."""
         if self._merges(loop):
             self._ranks, why_not = connected()
             if why_not:
@@ -396,6 +402,11 @@ class HookboardCallback(CallbackMethods[W]):
         return True
 
     def _decide(self, loop: Loop) -> tuple[Selection, Decision]:
+        """Return the selected modules, and the decision of this rank or, if all ranks measure, of rank 0.
+
+        Raises:
+            ValueError: the configuration does not fit the model, here or on another rank.
+        """
         selection, reason, said, failure = Selection(), None, None, None
         must_agree = loop.world_size > 1 and self._is_collective(loop) and has_process_group()
         try:
@@ -414,7 +425,7 @@ class HookboardCallback(CallbackMethods[W]):
         return selection, decision
 
     def _follow(self, loop: Loop, state: W) -> None:
-        """If modules of the model were replaced, watch the new ones, and warn once."""
+        """If modules of the model were replaced since the last call, attach the hooks to the new ones, and warn."""
         layout = dict(loop.model.named_modules())
         if is_same(layout, state.layout):
             return
@@ -422,7 +433,7 @@ class HookboardCallback(CallbackMethods[W]):
         old = state.selection
         try:
             state.selection = self._select(loop.model)
-        except ValueError:  # what the user named is no longer there
+        except ValueError:  # no module matches the patterns any longer
             state.selection = old.what_is_left(loop.model)
         changed = changes(old, state.selection)
         if changed:
@@ -431,6 +442,7 @@ class HookboardCallback(CallbackMethods[W]):
         self._say_changed(state, changed, loop.model)
 
     def _say_changed(self, state: W, changed: dict[str, str], model: nn.Module) -> None:
+        """Warn about modules or parameters that were replaced; each name is reported once in a run."""
         fresh = {name: kind for name, kind in changed.items() if name not in state.said}
         state.said.update(fresh)
         if fresh:
@@ -441,11 +453,14 @@ class HookboardCallback(CallbackMethods[W]):
 
     @property
     def is_in_training(self) -> bool:
-        """Whether it watches a training now."""
+        """True while it takes part in a training run."""
         return "train" in self._live
 
     def _overhead(self, loop: Loop, state: W) -> dict[str, float]:
-        """Return the share of time that all callbacks took since the last look, by tag; {} if there is none to log."""
+        """Return `{OVERHEAD: share}`, the share of time that all callbacks took since the last call; {} if not known.
+
+        Of several callbacks with `tells_overhead`, only the first returns it.
+        """
         if state.stage != "train":
             return {}
         every = self._together(loop)
@@ -456,19 +471,19 @@ class HookboardCallback(CallbackMethods[W]):
         return {}
 
     def _together(self, loop: Loop) -> "list[HookboardCallback[Any]]":
-        """Return all callbacks of the Trainer that have a clock."""
+        """Return all callbacks of hookboard in this run."""
         every = [callback for callback in loop.callbacks if isinstance(callback, HookboardCallback)]
-        return every if self in every else [self]  # a callback of the user's may hold it and call it
+        return every if self in every else [self]  # a callback of the user may contain this one and call it
 
-    def _keep_step(self, state: W) -> None:
-        """Take the cadence that all ranks have found at the last look, so that they measure the same steps."""
+    def _adopt_stretch(self, state: W) -> None:
+        """Stretch the cadence as all ranks have agreed after the last due step, so that they measure the same steps."""
         if self._ranks is not None:
             self._worker.settle()
             if state.wanted is not None:
                 self._stretch(state, state.wanted)
 
     def _stretch(self, state: W, factor: int) -> None:
-        """Stretch the cadence to this many times `every_n_steps` from now on, and say so the first time."""
+        """Measure every `factor * every_n_steps` steps from now on; the first time, log why."""
         is_first, state.stretch = state.stretch == 1 and not state.is_stretch_said, factor
         if is_first and factor > 1 and self._budget is not None:
             state.is_stretch_said = True
@@ -480,17 +495,24 @@ class HookboardCallback(CallbackMethods[W]):
                 "It may change with the time they take (this is said once)."
             )
 
-    def _do(self, state: W, when: str, duty: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call the duty and time it; an error ends the stage with a warning, or is raised if it may stop the run.
+    def _do(self, state: W, when: str, method: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a method and time it; an error ends the stage with a warning, or is raised if it may stop the run.
 
-        This is no context manager, which would take four calls instead of one: each step needs it several times.
+        It is a function, because a context manager would take four calls, in each step several times.
+
+        Args:
+            state: the stage that an error ends.
+            when: the point of the run, used in the warning, such as "at the end of a batch".
+            method: the method, called with `args` and `kwargs`.
+            args: positional arguments.
+            kwargs: keyword arguments.
         """
         clock = self.clock
         is_first = clock.began is None
         if is_first:
             clock.began = perf_counter()
         try:
-            duty(*args, **kwargs)
+            method(*args, **kwargs)
         except Exception as error:
             if not self._may_go_on(state, when, error):
                 raise
@@ -500,7 +522,7 @@ class HookboardCallback(CallbackMethods[W]):
                 clock.began = None
 
     def _may_go_on(self, state: W, when: str, error: Exception) -> bool:
-        """Handle an error of a callback: warn and end its stage. Returns False if the run must stop instead."""
+        """End the stage with one warning and return True; return False if the error must stop the run."""
         if isinstance(error, NothingToShowError):
             self._drop(state)
             rank_zero_warn(f"{self._name} {self.verb} nothing: {error}.")
@@ -514,34 +536,29 @@ class HookboardCallback(CallbackMethods[W]):
         return True
 
     def _drop(self, state: W) -> None:
-        # Where one rank stops, none can merge any longer, in no stage.
+        """End a stage after an error; if ranks merge, end all stages, because no rank can merge without this one."""
         for each in (ended := [state] if self._ranks is None else [state, *self._live.values()]):
             each.has_fault = True
         self._worker.settle()
         for each in ended:
             if self._live.pop(each.stage, None) is not None:
                 self._leave(each)
-                _undo(each)
+                each.remove_hooks()
         if self._ranks is not None:
             self._ranks.leave()
             self._ranks = self.patience = None
 
-    def _disconnect(self) -> None:
-        if self._ranks is not None:
-            self._ranks.close()
-            self._ranks = self.patience = None
-
     def _at(self, point: str, exchange: Callable[[], T]) -> Callable[[], T]:
-        """Return a function that calls `exchange`, by `Ranks.at` if there are several ranks; any thread may call it."""
+        """Return `exchange` itself, or with several ranks a function that runs it by `Ranks.at`, for any thread."""
         return exchange if self._ranks is None else functools.partial(self._ranks.at, point, exchange)
 
     def _leave_to_worker(self, state: W, job: Callable[[], None], when: str) -> None:
-        """Do a job for which training need not wait. An error in it is handled as one of the callback.
+        """Run a job in the worker, without waiting for it. An error in it is handled as in `_do`.
 
         Args:
-            state: what it is done for.
-            job: reads nothing of the Trainer, the model, or an `experiment` that a logger still has to make.
-            when: said of a fault.
+            state: the stage that an error ends.
+            job: a function that reads neither the Trainer nor the model, nor makes a logger's `experiment`.
+            when: the point of the run, used in the warning.
         """
 
         def on_fault(error: BaseException) -> None:
@@ -551,46 +568,32 @@ class HookboardCallback(CallbackMethods[W]):
         self._worker.do(job, on_fault)
 
     def _end_all(self) -> None:
+        """Wait for the worker, disconnect the ranks, and end all stages, whatever fails."""
         try:
             self._worker.close()
         finally:
-            self._disconnect()
+            if self._ranks is not None:
+                self._ranks.close()
+                self._ranks = self.patience = None
             live, self._live = self._live, {}
             for state in live.values():
                 try:
                     self._leave(state)
                 finally:
-                    _undo(state)
-
-    def _end_run(self, loop: Loop) -> None:
-        """End all stages, and keep what they know for a checkpoint that is written after the fit."""
-        self._loaded = None
-        try:
-            with suppress(Exception):  # a fault that has ended the fit may be one here too
-                self._kept = self._entry(loop)
-            self._end_all()
-        finally:
-            let_go_of_model(self)
+                    state.remove_hooks()
 
     def _entry(self, loop: Loop) -> dict[str, Any] | None:
-        """Return what goes into a checkpoint now; None if there is nothing. After the fit, of its end."""
+        """Return the entry for a checkpoint, after the fit the one from its end; None if there is no state to save."""
         if not self._live or not loop.is_fitting:
             return self._kept
         self._worker.wait()
         return checkpoint_entry(self._name, self._arguments(), self._live, loop.batch_to_repeat)
 
     def _arguments(self) -> dict[str, str]:
-        """Return the arguments that decide what it knows of a run, as text, with the cadence that is in force."""
+        """Return the arguments that must be equal in a resumed fit, as text, see `saved.arguments_of`."""
         return arguments_of(self, next(iter(self._live.values())).every_n_steps)
 
     @property
     def _name(self) -> str:
+        """The name of its class, used in messages."""
         return type(self).__name__
-
-
-def _undo(state: StageState) -> None:
-    try:
-        with state.until_end, state.until_batch_end:
-            state.is_due = False
-    except Exception as error:
-        rank_zero_warn(f"not all hooks of a callback could be removed: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""The methods that a callback overrides, see `callback.py` for when they are called; and what is said of its tags."""
+"""The methods that a callback overrides (`callback.py` calls them), and warnings about its tags."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -19,65 +19,66 @@ W = TypeVar("W", bound=StageState)
 
 
 class NothingToShowError(ValueError):
-    """The model or its data have nothing that the callback could show. This is no fault: one warning, and it stops."""
+    """Raised by a callback if the model or its data have nothing that it can show: its stage ends with one warning."""
 
 
 class CallbackMethods(Callback, ABC, Generic[W]):
-    """What a callback selects, when it watches, and what it does at each point of a run."""
+    """The attributes and methods that a callback overrides."""
 
     state_class: type[W]
-    """What it holds of one stage."""
+    """The class of the state that it has for each stage."""
 
     verb = "shows"
     """What the callback does, used in messages: "KernelLogger shows nothing: ..."."""
 
     changes_tensors = False
-    """Whether its hooks change tensors.
+    """True if its hooks change tensors.
 
-    Then it begins a batch before those that read them, and its hooks are removed only before the next batch: other
-    callbacks still find the changed model when they handle the end of this one.
+    Then it begins a batch before callbacks that measure, and its hooks stay until the next batch begins, so that other
+    callbacks find the changed model when they handle the end of the batch.
     """
 
     may_stop_the_run = False
-    """Whether an error of this callback stops the run. Otherwise it gives a warning."""
+    """True if an error of this callback stops the run. Otherwise the error gives a warning."""
 
     needs_logger = True
-    """Whether there is nothing to watch for without a logger."""
+    """True if it does nothing in a run without a logger."""
 
     max_overhead: float | None = None
-    """The largest share of the training time that its due steps may take; None for no limit."""
+    """The largest share of the training time that it may take; None for no limit."""
 
     tells_overhead = False
-    """Whether it logs what all callbacks take; of several in a Trainer the first does."""
+    """True if it logs the share of time that all callbacks take; of several such callbacks only the first does."""
 
     sees_every_step = False
-    """Whether it is asked at each training batch, due or not, by the methods that begin with `_see_`."""
+    """True if the methods that begin with `_see_` are called at each training batch, due or not."""
 
     remembers = False
-    """Whether what it shows of a step follows from the steps before, so that it says so where it does not know them."""
+    """True if what it shows depends on earlier steps: a fit resumed without its checkpoint entry logs that."""
 
-    # What a callback says of itself.
+    # What it measures, and when.
 
     @abstractmethod
     def _stages(self, loop: Loop) -> Sequence[Stage]:
-        """Return the stages that it watches."""
+        """Return the stages in which it measures."""
 
     @abstractmethod
     def _select(self, model: nn.Module) -> Selection:
-        """Return the modules that it watches.
+        """Return the modules that it measures.
 
         Raises:
-            ValueError: the configuration does not fit the model.
+            NothingToSelectError: the model has none by default: one line is logged, and the callback does nothing.
+            ValueError: the configuration does not fit the model, such as a pattern that matches no module.
         """
 
     def _prepare(self, loop: Loop, state: W) -> None:
-        """Fill the fields that this callback adds to the state of a stage. No hook is attached yet."""
+        """Set the fields that this callback adds to the state of a stage. Called before `_attach`."""
 
     def _reset(self) -> None:
-        """Forget the last run."""
+        """Clear the results of the last run. Called when another run starts."""
 
     def _why_not(self, loop: Loop) -> str | None:
-        """Return the reason why nothing can be watched in this run; None if there is none."""
+        """Return why it cannot measure anything in this run, as a clause; None if it can."""
         if loop.why_not:
             return loop.why_not
         if self.needs_logger and not loop.loggers:
@@ -90,11 +91,11 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         return None
 
     def _is_collective(self, loop: Loop) -> bool:
-        """Return whether all ranks measure. Then they do what rank 0 decides."""
+        """Return whether all ranks measure. Then all follow the decision of rank 0."""
         return False
 
     def _merges(self, loop: Loop) -> bool:
-        """Return whether all ranks merge what they measure. Then all of them measure, or none."""
+        """Return whether all ranks merge what they measure. Then, after an error on one, all of them stop."""
         return False
 
     def _takes_part(self, loop: Loop) -> bool:
@@ -102,30 +103,30 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         return loop.is_rank_zero or self._is_collective(loop)
 
     def _cadence(self, loop: Loop) -> int:
-        """Return the number of optimizer steps from one due step to the next."""
+        """Return the number of optimizer steps from one due step to the next; 0 for no step."""
         return loop.log_every_n_steps
 
     def _may_stretch(self, state: W) -> bool:
-        """Return whether the cadence may stretch yet; all ranks say the same."""
+        """Return whether `max_overhead` may stretch the cadence yet; must be equal on all ranks."""
         return True
 
     def written_tags(self) -> Iterable[str]:
         """Return the tags that this callback will write, as far as they are known before the first batch.
 
-        They serve only to warn of tags that several callbacks write, and of very many; the list may be incomplete.
+        They are used only to warn about very many tags, and about tags that several callbacks write.
         """
         return ()
 
-    # What it does at each point of its life.
+    # What it does at each point of a run.
 
     def _attach(self, loop: Loop, state: W) -> None:
         """Attach the hooks that stay for the whole stage, and register their removal in `state.until_end`.
 
-        It is called again if the selection changes, after `state.until_end` has been closed.
+        If the selection changes, `state.until_end` is closed and this is called again.
         """
 
     def _begin_training(self, loop: Loop, state: W) -> None:
-        """Called before the first batch of a fit, after Lightning has loaded a checkpoint, before we restore ours."""
+        """Called before the first batch of a fit: the weights are those of a loaded checkpoint, `state` is not yet."""
 
     def _begin_evaluation(self, loop: Loop, state: W) -> None:
         """Called before the first batch of an evaluation."""
@@ -136,16 +137,16 @@ class CallbackMethods(Callback, ABC, Generic[W]):
 
     @abstractmethod
     def _begin_batch(self, loop: Loop, state: W, batch: Any) -> None:
-        """Called before a batch that is watched."""
+        """Called before a batch that is measured; hooks attached here are removed by `state.until_batch_end`."""
 
     def _before_backward(self, state: W) -> None:
-        """Called before each backward pass of a watched training batch, if the stage has `sees_backward`."""
+        """Called before each backward pass of a measured training batch, if the stage has `sees_backward`."""
 
     def _after_backward(self, state: W) -> None:
-        """Called after each backward pass of a watched training batch, if the stage has `sees_backward`."""
+        """Called after each backward pass of a measured training batch, if the stage has `sees_backward`."""
 
     def _before_optimizer_step(self, loop: Loop, state: W, optimizer: Optimizer) -> None:
-        """Called before a step of this optimizer, in a watched training batch, if the stage has `sees_steps`."""
+        """Called before a step of this optimizer, in a measured training batch, if the stage has `sees_steps`."""
 
     def _see_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int) -> None:
         """Called before each training batch, due or not, if `sees_every_step`."""
@@ -156,7 +157,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         Args:
             loop: the loop.
             state: the state of the training stage.
-            loss: shape (): what the backward pass starts from, scaled if there is a GradScaler.
+            loss: the tensor that the backward pass starts from; with a GradScaler, multiplied by its scale.
         """
 
     def _see_gradients(self, loop: Loop, state: W) -> None:
@@ -166,10 +167,10 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """Called before each optimizer step, due or not, if `sees_every_step`."""
 
     def _see_batch_end(self, loop: Loop, state: W) -> None:
-        """Called after each training batch, if `sees_every_step`, before `_end_batch`; and where an epoch ends."""
+        """Called after each training batch, before `_end_batch`, and again after each epoch, if `sees_every_step`."""
 
     def _end_batch(self, loop: Loop, state: W, has_stepped: bool) -> None:
-        """Called after a batch that was watched.
+        """Called after a batch that was measured.
 
         Args:
             loop: the loop.
@@ -182,26 +183,26 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """Called after the last batch of an evaluation."""
 
     def _end_training(self, loop: Loop, state: W) -> None:
-        """Called after the last batch of a fit."""
+        """Called after the last batch of a fit, for each stage."""
 
     def _leave(self, state: W) -> None:
-        """Called before a stage ends, after an exception too, when the worker is done. It must not raise."""
+        """Called before the hooks of a stage are removed, also after an error. All jobs are done. Must not raise."""
 
 
-MANY = 2000
-"""More tags than anybody looks at one by one (a choice)."""
+MAX_SILENT_TAGS = 2000
+"""Maximum number of tags of one callback that are written without a line about it (a choice)."""
 
 
 def warn_of_equal_tags(last: object, loop: Loop) -> None:
     """Warn once about tags that several callbacks write. Every callback calls this at the start of a run.
 
-    How many tensors a module has is not known before it runs, so that there may be more equal tags.
+    There may be more such tags: it is not known before a module runs how many tensors it returns.
 
     Args:
-        last: the callback that calls this; it warns only if it is the last of hookboard's callbacks.
-        loop: has all callbacks.
+        last: the callback that calls this; there is a warning only if it is the last of hookboard's callbacks.
+        loop: the run with all callbacks.
     """
-    # One that is given twice is called once at each point of the run.
+    # A callback that is given twice takes part once.
     callbacks = list({id(c): c for c in loop.callbacks if isinstance(c, CallbackMethods)}.values())
     if len(callbacks) < 2 or callbacks[-1] is not last or not loop.loggers:
         return
@@ -222,9 +223,9 @@ def warn_of_equal_tags(last: object, loop: Loop) -> None:
 
 
 def inform_of_many_tags(callback: CallbackMethods[Any]) -> None:
-    """Log a line if a callback is going to write more than MANY tags, and how to narrow it."""
+    """Log a line if a callback is going to write more than MAX_SILENT_TAGS tags; it says how to write fewer."""
     count = sum(1 for _ in callback.written_tags())
-    if count > MANY:
+    if count > MAX_SILENT_TAGS:
         inform(
             f"{type(callback).__name__} is going to write {count:,} tags, more than anybody looks at one by one. To "
             "narrow it, name layers (modules='encoder.*'), types (types=['Linear']) or fewer statistics. "

@@ -1,4 +1,4 @@
-"""What a callback has decided at the start of a run, what it has selected, and what it holds of one stage."""
+"""`StageState`, the state of a callback in one stage; `Selection`, its modules; `Decision`, agreed by all ranks."""
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from hookboard.messages import rank_zero_warn
 from hookboard.parameters import weights_of
 from hookboard.patterns import folded
 from hookboard.ranks import gathered
@@ -18,18 +19,18 @@ from hookboard.writers import Loggers
 
 @dataclass(frozen=True)
 class Selection:
-    """What a callback has selected in a model.
+    """The modules of a model that a callback measures or changes.
 
     Args:
-        modules: name to module, for modules whose calls are watched or changed.
-        owners: name to module, for modules whose own parameters are read.
+        modules: the modules whose inputs, outputs or gradients it measures or changes, by dotted name.
+        owners: the modules whose own parameters it reads, by dotted name.
     """
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
     owners: dict[str, nn.Module] = field(default_factory=dict)
 
     def what_is_left(self, model: nn.Module) -> "Selection":
-        """Return the same selection without the modules that the model no longer has."""
+        """Return the selection without those modules that are no longer in the model under their name."""
         there = {"": model, **dict(named_submodules(model))}
         modules, owners = (
             {name: module for name, module in given.items() if there.get(name) is module}
@@ -40,26 +41,26 @@ class Selection:
 
 @dataclass
 class StageState:
-    """What a callback holds of one stage, from its start to its end.
+    """The state of a callback in one stage of a run.
 
     Args:
         stage: the stage.
-        every_n_steps: how many optimizer steps there are from one due step to the next.
+        every_n_steps: the number of optimizer steps from one due step to the next.
         loggers: the loggers to write to.
-        selection: the modules that are watched.
-        layout: all modules of the model by name at the time of the selection.
+        selection: the modules that are measured.
+        layout: all modules of the model, by name, at the time of the selection.
         said: names of modules whose replacement has been reported; all stages of a callback share this set.
-        is_due: whether the running batch is watched.
-        is_open: whether a watched batch has begun since `until_batch_end` was emptied at the start of a batch.
-        stretch: by which factor the cadence is stretched to keep to `max_overhead`.
-        is_stretch_said: whether that has been said.
-        last_due: the last step that was due; None before.
-        wanted: the factor that the slowest rank wants from the next due step on; None before it is known.
-        has_fault: whether a fault of ours has ended it.
-        sees_backward: whether `_before_backward` and `_after_backward` are called in watched batches.
-        sees_steps: whether `_before_optimizer_step` is called in watched batches.
-        until_end: undoes, when the stage ends, what was done for it.
-        until_batch_end: undoes, when a watched batch has ended, what was done for it.
+        is_due: True while a batch runs that is measured.
+        is_open: True if `until_batch_end` may hold something.
+        stretch: the factor by which the cadence is stretched to keep to `max_overhead`.
+        is_stretch_said: True once a line has been logged about that.
+        last_due: the last step that was due; None before the first.
+        wanted: the stretch that all ranks adopt at the next due step; None before they have agreed.
+        has_fault: True if an error has ended the stage.
+        sees_backward: whether `_before_backward` and `_after_backward` are called in measured batches.
+        sees_steps: whether `_before_optimizer_step` is called in measured batches.
+        until_end: closed when the stage ends; removes the hooks of the stage.
+        until_batch_end: closed when a measured batch has ended; removes the hooks of the batch.
     """
 
     stage: Stage
@@ -80,28 +81,36 @@ class StageState:
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)
 
+    def remove_hooks(self) -> None:
+        """Close both ExitStacks, which removes all hooks of the stage; an error gives a warning."""
+        try:
+            with self.until_end, self.until_batch_end:
+                self.is_due = False
+        except Exception as error:
+            rank_zero_warn(f"not all hooks of a callback could be removed: {type(error).__name__}: {error}")
+
     def observe(self, on: bool) -> None:
-        """Switch the hooks on or off: off while other callbacks run in the middle of a watched batch."""
+        """Switch the hooks on or off: off while other callbacks run in the middle of a measured batch."""
 
     def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return what a checkpoint keeps of this stage, for `hookboard.plain` to pack; nothing by default.
+        """Return what a checkpoint saves of this stage, packed by `hookboard.plain`; by default {}, which is not saved.
 
         Args:
-            again: the step and the index of the running batch, if that fit will run it again; None otherwise.
+            again: the step and index of the running batch, if the resumed fit will run it again; None otherwise.
         """
         return {}
 
     def load_state_dict(self, parts: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, before the first batch. If this raises, the state is left as it is."""
+        """Restore what `state_dict` returned, before the first batch of a resumed fit."""
 
 
 def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
-    """Return whether both have the same module objects under the same names (`==` has another meaning for metrics)."""
+    """Return whether both have the same names and, compared by `is`, the same modules."""
     return one.keys() == other.keys() and all(map(operator.is_, one.values(), other.values()))
 
 
 def changes(old: Selection, new: Selection) -> dict[str, str]:
-    """Compare two selections: returns the name of each module that differs, and `new`, `replaced` or `gone`."""
+    """Return the names of modules that differ between two selections, mapped to `new`, `replaced` or `gone`."""
     found: dict[str, str] = {}
     for before, now in ((old.modules, new.modules), (old.owners, new.owners)):
         for name in {**before, **now}:
@@ -117,11 +126,14 @@ def names_in(model: nn.Module) -> list[str]:
 
 
 def said_of_changes(found: dict[str, str], among: Iterable[str]) -> str:
-    """Describe changes in one line: "replaced: net.2; new: net.3".
+    """Describe changes in one line, equal names folded into patterns.
 
     Args:
-        found: name to `new`, `replaced` or `gone`.
+        found: name of a module or parameter to `new`, `replaced` or `gone`.
         among: all names of the model, see `names_in`.
+
+    >>> said_of_changes({"net.2": "replaced", "net.3": "new"}, ["net.1", "net.2", "net.3"])
+    'replaced: net.2; new: net.3'
     """
     among = list(among)
     kinds = dict.fromkeys(found.values())
@@ -129,11 +141,14 @@ def said_of_changes(found: dict[str, str], among: Iterable[str]) -> str:
 
 
 def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()) -> str:
-    """List the sites without a reading, grouped by cause: one line for each cause.
+    r"""List sites without a reading, one line for each role and cause.
 
     Args:
-        gaps: name, role and cause of each.
+        gaps: the name, role and cause of each site.
         among: all names of the model, see `names_in`.
+
+    >>> listed_gaps([("head", "output", "was not called")])
+    '\n  - head: output: was not called'
     """
     among, causes = list(among), dict[str, list[str]]()
     for name, role, cause in gaps:
@@ -143,13 +158,13 @@ def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()
 
 @dataclass(frozen=True)
 class Decision:
-    """What a rank decides at the start of a run.
+    """What a callback decides on one rank at the start of a run.
 
     Args:
-        reason: why nothing can be watched; None if there is no such reason.
-        every_n_steps: how many optimizer steps there are from one due step to the next.
-        stages: the stages to watch.
-        failure: says that the callback could not start, and why; None if it could.
+        reason: why it cannot measure anything, as a clause; None if it can.
+        every_n_steps: the number of optimizer steps from one due step to the next.
+        stages: the stages in which it measures.
+        failure: the message of the error by which it could not start; None if it could.
     """
 
     reason: str | None
@@ -159,9 +174,9 @@ class Decision:
 
 
 def agreed(mine: Decision) -> Decision:
-    """Return the decision of rank 0, which alone writes. Every rank must call this, once for each callback.
+    """Exchange the decisions and return that of rank 0. Every rank must call this, once for each callback.
 
-    Ranks that decide for themselves wait for each other for ever: often rank 0 alone has a logger.
+    If each rank followed its own, some would wait for others for ever: often only rank 0 has a logger.
 
     Raises:
         ValueError: the callback could not start on another rank.
