@@ -9,6 +9,7 @@ from board.sick_logs import (
     STEPS,
     layers_of,
     sick_values,
+    write_deep,
     write_foreign,
     write_long,
     write_quiet,
@@ -58,6 +59,7 @@ def page_logs(tmp_path_factory):
     write_rooted(folder / "whole")
     write_long(folder / "long")
     write_quiet(folder / "unlike")
+    write_deep(folder / "tall", 50)
     write_rowless(folder / "without_rows")
     write_drawn(folder / "drawn", ["net.0", "net.1"])
     write_drawn(folder / "drawn_too", ["net.0"])

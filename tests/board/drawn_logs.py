@@ -15,9 +15,10 @@ WIDTHS = {0: 4, 20: 6}
 
 
 def write_drawn(folder, names):
-    """A run with the scalars of these layers, and all there can be of the first."""
+    """A run with the scalars of these layers, and all there can be of the first; of `net.1`, also the validation's."""
     tags = [f"{kind}_std/{name}" for kind in ("activation", "gradient") for name in names]
     events = [scalars(step, dict.fromkeys([*tags, f"activation_mean/{names[0]}"], 1.0 + step)) for step in COUNTS]
+    events += [scalars(20, {f"validate_activation_std/{name}": 7.0}) for name in names if name == "net.1"]
     events += [histogram(step, f"activations/{names[0]}", EDGES, counts) for step, counts in COUNTS.items()]
     events += [picture(step, f"feature_maps/{names[0]}", png(width)) for step, width in WIDTHS.items()]
     write(folder, sorted(events, key=lambda event: event.step))

@@ -122,6 +122,14 @@ def write_quiet(folder):
     write(folder, [*events, record(STEPS[-1], HEALTH, health.strings())])
 
 
+def write_deep(folder, count):
+    """A healthy run of a transformer of so many layers."""
+    names = tuple(name for name, _, _ in layers_of(count))
+    rows = np.ones((len(names), 2))
+    health = HealthRecord(2, "Nothing.", (), names, STEPS[:2], {"activation_rms": rows, "gradient_rms": rows})
+    write(folder, [record(2, HEALTH, health.strings())])
+
+
 LONG = [f"net.base_model.model.encoder.layer.{i}.attention.self.{part}.lora_A" for i in (1, 11) for part in ("q", "v")]
 
 

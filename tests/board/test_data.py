@@ -185,6 +185,17 @@ def test_two_runs_are_compared_row_by_row(board, log_directory, columns):
         assert_same(other, cells(points(log_directory, first, tag), answer["steps"], is_held=True))
 
 
+def test_two_stages_of_a_run_are_compared_row_by_row(tmp_path):
+    values = {step: {"activation_std/a": 1.0 + step, "activation_std/b": 2.0} for step in range(3)}
+    values[1] |= {"validate_activation_std/a": 7.0, "validate_activation_std/c": 8.0}
+    logs.write(tmp_path, [logs.scalars(step, scalars) for step, scalars in values.items()])
+    given = {"run": ".", "series": "train/activation/std", "against": ".", "against_series": "validate/activation/std"}
+    with logs.slow(tmp_path) as board:
+        _, answer = board.ask("map", **given)
+    assert (answer["rows"], answer["unmatched"]) == (["a"], ["b", "c"])
+    assert (answer["values"], answer["against_values"]) == ([[1.0, 2.0, 3.0]], [[None, 7.0, 7.0]])
+
+
 def test_rows_that_only_one_run_has_are_named(board):
     _, answer = board.ask("map", run="nested/recorded", series="train/activation/std", against="mixed")
     assert (answer["rows"], answer["values"], answer["against_values"]) == ([], [], [])

@@ -46,6 +46,13 @@ def test_blocks_are_folded_except_those_with_a_verdict(tab):
     assert tab.rows == ["token_embedding", "encoder.layers", *layers[:place], *inside, *layers[place:], "norm", "head"]
 
 
+@pytest.mark.parametrize("view", ["map", "depth"])
+def test_the_blocks_of_a_deep_model_are_seen_at_first(tab, view):
+    tab.show(run="tall", view=view)
+    blocks = [f"encoder.layers.{i}" for i in range(50)]
+    assert tab.rows == ["token_embedding", "encoder.layers", *blocks, "norm", "head"]
+
+
 def test_cells_are_what_was_logged(tab, values):
     tab.show(run="sick", series="train/gradient/std", modules="encoder.layers.2.** head")
     rows = tab.rows

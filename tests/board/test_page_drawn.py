@@ -53,6 +53,18 @@ def test_of_two_runs_only_the_rows_of_both_are_compared_and_that_is_said(tab):
     expect(tab.find(".notice").first).to_contain_text("Only one of both runs has 1 of the rows")
 
 
+def test_two_stages_of_a_run_are_compared_in_one_map(tab):
+    tab.show(run="drawn", series="train/activation/std")
+    tab.find("#hookboard-against").select_option(label="validate of this run")
+    expect(tab.find(".what")).to_have_text("train as a multiple of validate")
+    tab.wait()
+    assert tab.rows == ["net.1"]
+    assert tab.traces["values"]["z"] == [[None, None, pytest.approx(np.log10(21 / 7))]]
+    expect(tab.find(".notice").first).to_contain_text("Only one of both stages has 1 of the rows")
+    lines = tab.download(".view button:has-text('CSV')").decode().splitlines()
+    assert lines == ["layer,step,train,validate", "net.1,0,1,", "net.1,10,11,", "net.1,20,21,7"]
+
+
 def test_the_csv_of_two_runs_has_the_values_of_both(tab):
     tab.show(run="drawn", against="drawn_too")
     content = tab.download(".view button:has-text('CSV')").decode()

@@ -224,11 +224,13 @@ def test_a_narrow_window_has_one_column_with_the_worst_verdict_first(tab):
 
 def test_the_ticks_of_the_depth_view_do_not_overlap_in_a_narrow_window(tab):
     tab.page.set_viewport_size({"width": 390, "height": 844})
+    expect(tab.find(".view")).to_have_css("width", "374px")
+    tab.page.wait_for_timeout(200)  # the page is drawn again a moment after its size has changed
     tab.show(run="sick", view="depth")
-    boxes = [tick.bounding_box() for tick in tab.find(".axis .tick").all()]
-    assert len(boxes) >= 4
-    for left, right in itertools.pairwise(boxes):
-        assert left["x"] + left["width"] < right["x"]
+    ends = "all => all.map((one) => one.getBoundingClientRect()).map(({ left, right }) => [left, right])"
+    ticks = tab.find(".axis .tick").evaluate_all(ends)
+    assert len(ticks) >= 4
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(ticks))
 
 
 def test_a_verdict_leads_to_the_page_of_its_layer(tab):

@@ -40,6 +40,12 @@ WRONG = {
     "columns in other digits": ("map", {"run": ".", "series": SERIES, "columns": "\u00b2"}, 400, "columns="),
     "an unknown second run": ("map", {"run": ".", "series": SERIES, "against": "x"}, 404, "unknown run 'x'"),
     "an empty second run": ("map", {"run": ".", "series": SERIES, "against": ""}, 400, "parameter 'against'"),
+    "an unknown second series": (
+        "map",
+        {"run": ".", "series": SERIES, "against": ".", "against_series": "x"},
+        404,
+        "unknown series 'x'",
+    ),
     "a second run without it": ("map", {"run": ".", "series": SERIES, "against": "first_2"}, 404, "unknown series"),
     "no layer": ("layer", {"run": "."}, 400, "needs the parameter 'layer'"),
     "an unknown layer": ("layer", {"run": ".", "layer": "net.00"}, 404, "did you mean 'net.0'"),

@@ -331,18 +331,29 @@ class Board:
             "warnings": run.warnings,
         }
 
-    def map(self, source: Source, name: str, series: str, columns: int, against: str | None = None) -> Answer:
-        """Return the values of a series, rows by steps; with `against`, also that run's values of the same rows."""
+    def map(
+        self, source: Source, name: str, series: str, columns: int, against: tuple[str, str] | None = None
+    ) -> Answer:
+        """Return the values of a series, rows by steps; with `against`, also the values of the same rows there.
+
+        Args:
+            source: the data.
+            name: the run.
+            series: the id of the series.
+            columns: maximum number of steps.
+            against: run and id of the series to compare with.
+        """
         run = self._run(source, name)
         one = _series(run, series)
         curves = self._curves(source, run, one)
         rows = [row for row in run.rows[one.id] if row in curves]
         answer: Answer = {"run": name, "series": series, "token": run.token}
         if against is not None:
-            other = self._run(source, against)
-            theirs = self._curves(source, other, _series(other, series))
-            answer |= {"against": against, "against_token": other.token}
-            others = [row for row in other.rows[one.id] if row in theirs]
+            other = self._run(source, against[0])
+            second = _series(other, against[1])
+            theirs = self._curves(source, other, second)
+            answer |= {"against": other.name, "against_series": second.id, "against_token": other.token}
+            others = [row for row in other.rows[second.id] if row in theirs]
             missed = _missed(rows, curves, others, theirs)
             answer["unmatched"] = [*missed, *_missed(others, theirs, rows, curves)]
             rows = [row for row in rows if row not in missed]
@@ -355,9 +366,11 @@ class Board:
             answer["against_values"] = (json_cells(held_cells_of(theirs[row], steps)) for row in rows)
         return answer
 
-    def packed_map(self, source: Source, name: str, series: str, columns: int, against: str | None = None) -> bytes:
+    def packed_map(
+        self, source: Source, name: str, series: str, columns: int, against: tuple[str, str] | None = None
+    ) -> bytes:
         """Return `map` as gzipped JSON, cached until the runs have new data."""
-        version = [self._run(source, one).token for one in (name, against) if one is not None]
+        version = [self._run(source, one).token for one in (name, *(against or ())[:1])]
         return self.cache.get(
             (source.experiment, "map", name, series, columns, against),
             tuple(version),

@@ -94,8 +94,10 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         return self._board.run(source, _given(request, "run"))
 
     def _map(self, source: Source, request: Request) -> Response:
-        against = _given(request, "against") if "against" in request.args else None
         run, series, columns = _given(request, "run"), _given(request, "series"), _columns(request)
+        against = None
+        if "against" in request.args:
+            against = _given(request, "against"), request.args.get("against_series") or series
         return _packed(request, self._board.packed_map(source, run, series, columns, against))
 
     def _layer(self, source: Source, request: Request) -> Answer:

@@ -38,9 +38,9 @@ function exported(value, id) {
 }
 
 /** Return a table of all layers that are shown, folded ones too: a line for each layer and step. */
-export function mapTable({ numbers, rows }, run, state) {
-  const { steps, names, values, others } = numbers;
-  const head = others ? ["layer", "step", run, state.against] : ["layer", "step", numbers.series.id];
+export function mapTable({ numbers, rows }) {
+  const { steps, names, values, others, pair } = numbers;
+  const head = ["layer", "step", ...(pair ?? [numbers.series.id])];
   const indices = [...new Set(rows.flatMap((row) => row.rows))];
   const body = indices.flatMap((row) =>
     steps.map((step, i) => [names[row], step, ...[values, others].filter(Boolean).map((all) => exported(all[row][i], numbers.series.id))]),

@@ -280,9 +280,9 @@ const SORTED = new Map([["name", "by name"], ["worst", "worst first"], ["change"
 
 /** Return the texts around a map: `title`, `what` is compared, `facts`, and the tooltip of the `scale`. */
 export function wordsOf(run, numbers, state, rows, hidden) {
-  const { series, scale, steps } = numbers;
-  const what = state.against
-    ? scale.isLog ? `${run.run} as a multiple of ${state.against}` : `${run.run} minus ${state.against}`
+  const { series, scale, steps, pair } = numbers;
+  const what = pair
+    ? `${pair[0]} ${scale.isLog ? "as a multiple of" : "minus"} ${pair[1]}`
     : scale.isAround ? (scale.isLog ? "as a multiple of the median of its kind" : "minus the median of its kind") : "";
   const [from, to] = state.view === "depth" || state.from === "" ? ["", ""] : [state.from, state.to];
   const span = steps.length ? `steps ${from || steps[0]} to ${to || steps[steps.length - 1]}` : "no steps";
@@ -301,24 +301,23 @@ export function wordsOf(run, numbers, state, rows, hidden) {
  * @param {Object} picture `numbers` and `rows`.
  * @param {number} at the index of the row in `rows`.
  * @param {number} column its column.
- * @param {Object} state of the page.
  * @returns {{name: string, type: string, lines: string[], verdicts: Object[]}|null} null where there is no row.
  */
-export function cellOf({ numbers, rows }, at, column, state) {
+export function cellOf({ numbers, rows }, at, column) {
   const row = rows[at];
   if (!row || column < 0 || column >= numbers.steps.length) return null;
   const step = numbers.steps[column];
   const index = row.at(column);
   const lines = [`step ${step}`];
   if (index < 0) lines.push(row.isOpen ? "opened: its rows are below" : "no value");
-  else lines.push(...valueLines(numbers, index, column, state));
+  else lines.push(...valueLines(numbers, index, column));
   const isFolded = row.isBlock && !row.isOpen;
   if (isFolded && index >= 0) lines.push(`the worst of its ${row.rows.length} rows: ${numbers.names[index]}`);
   const verdicts = row.verdicts.filter(({ since, until }) => since <= step && (until === null || step <= until));
   return { name: named(row.name), type: index >= 0 ? numbers.owners[index].type : "", lines, verdicts };
 }
 
-function valueLines(numbers, index, column, state) {
+function valueLines(numbers, index, column) {
   const { values, others, usual, series, shown, scale, kinds, owners } = numbers;
   const value = values[index][column];
   if (value === null) return ["no value"];
@@ -326,7 +325,7 @@ function valueLines(numbers, index, column, state) {
   const lines = [`${titled(series.label)}: ${health ? "not finite (NaN or Inf)" : written(value, 4)}`];
   if (others) {
     const other = others[index][column];
-    lines.push(`in ${state.against}: ${other === null ? "no value" : written(other, 4)}`);
+    lines.push(`in ${numbers.pair[1]}: ${other === null ? "no value" : written(other, 4)}`);
     const far = shown[index][column];
     if (far !== null && Number.isFinite(far)) lines.push(scale.isLog ? `ratio ${written(10 ** far)}` : `difference ${written(far)}`);
     return lines;

@@ -91,6 +91,8 @@ function worstOf(row) {
 }
 
 const MAX_ROWS_AT_FIRST = 40;
+const MIN_ROWS_AT_FIRST = 10; // with fewer, one more level is opened,
+const MAX_ROWS_OF_DEEP = 150; // up to this number of rows
 
 /**
  * A node of the tree.
@@ -148,7 +150,8 @@ function joined(node) {
 }
 
 /**
- * Choose the blocks that are open at first: level by level while there are few rows, and those above a sick layer.
+ * Choose the blocks that are open at first: level by level while there are few rows, and those above a sick layer. The
+ * 50 blocks of a deep model are seen, although they are more than fit on the page.
  * @param {Node[]} tree the tree.
  * @param {string[]} sick names of layers with a verdict.
  * @returns {Set<string>} their names.
@@ -160,8 +163,9 @@ function openAtFirst(tree, sick) {
   while (level.length) {
     const blocks = level.filter((node) => node.children.length);
     const more = blocks.flatMap((node) => node.children);
+    const isFew = shown < MIN_ROWS_AT_FIRST;
     shown += more.length;
-    if (shown > MAX_ROWS_AT_FIRST) break;
+    if (shown > (isFew ? MAX_ROWS_OF_DEEP : MAX_ROWS_AT_FIRST)) break;
     blocks.forEach((node) => open.add(node.name));
     level = more;
   }
@@ -230,7 +234,8 @@ function numbersOf(run, map, how) {
   // In a difference, the worst row is the one that differs most.
   const far = others ? shown : away;
   const same = (others ? isLog : series.scale === "log") ? SAME : SAME * (scale.high - scale.low);
-  return { series, steps: map.steps, names: map.rows, values, others, usual, kinds, owners, shown, far, same, scale, isLog };
+  const pair = others && (map.against === map.run ? [series.stage, stageOf(run, map.against_series)] : [map.run, map.against]);
+  return { series, steps: map.steps, names: map.rows, values, others, pair, usual, kinds, owners, shown, far, same, scale, isLog };
 }
 
 /**
@@ -245,6 +250,15 @@ export function firstHow(run, map, series) {
   const standsOut = (all) => all.filter((one) => worstOf(one) > worstOf(all[row])).length <= OUTSTANDING_SHARE * all.length;
   const fromAll = distances(values, medians(values, names.map(() => "")), series.scale === "log"); // prettier-ignore
   return !standsOut(fromAll) && standsOut(far) ? "deviation" : series.scale;
+}
+
+function stageOf(run, id) {
+  return run.series.find((one) => one.id === id)?.stage ?? "";
+}
+
+/** Return the same statistic in the other stages of a run. */
+export function otherStages(series, all) {
+  return all.filter((one) => one.kind === series.kind && one.statistic === series.statistic && one.stage !== series.stage);
 }
 
 /** Return whether a statistic is a share, from 0 to 1. */

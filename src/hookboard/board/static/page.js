@@ -3,7 +3,7 @@
 import { ask, askAgain } from "./data.js";
 import { element, later, titled } from "./dom.js";
 import { coloursOf, makeTip } from "./map.js";
-import { columnOf, firstHow, isBelow, numbersFor, partnerOf, rowsSeen } from "./model.js";
+import { columnOf, firstHow, isBelow, numbersFor, otherStages, partnerOf, rowsSeen } from "./model.js";
 import { makeSide } from "./side.js";
 import { addressOf, isSeen, isUndoneByBack, nameAt, namesIn, readState, watchAddress, watchDarkness, watchReloads, writeState } from "./state.js";
 import { makeView } from "./view.js";
@@ -22,9 +22,13 @@ const PATTERNS =
 function makeToolbar(update) {
   const change = (key, more = {}) => (event) => update({ [key]: event.target.value, ...more });
   const select = (name, key, more) => element("select", { id: `hookboard-${name}`, on: { change: change(key, more) } });
-  const run = select("run", "run", { against: "", from: "", to: "" });
+  const run = select("run", "run", { against: "", stage: "", from: "", to: "" });
   const what = select("what", "series", { how: "" });
-  const against = select("against", "against");
+  const compare = ({ target }) => {
+    const [, kind, name] = /^(\w*):?(.*)$/s.exec(target.value);
+    update({ against: kind === "run" ? name : "", stage: kind === "stage" ? name : "" });
+  };
+  const against = element("select", { id: "hookboard-against", on: { change: compare } });
   const sort = select("sort", "sort");
   const view = choice("view", { map: "Map", depth: "Depth" }, (value) => update({ view: value }));
   const how = choice("how", { log: "Log", linear: "Linear", deviation: "Deviation" }, (value) => update({ how: value }));
@@ -60,13 +64,16 @@ function makeToolbar(update) {
   function set({ runs, run: answer, series, state, how: value, errors }) {
     fill(run, runs.map(({ name }) => [name, name]), answer.run);
     fillGroups(what, answer.series, series.id);
-    const others = runs.filter(({ name }) => name !== answer.run).map(({ name }) => [name, name]);
-    fill(against, [["", "no other run"], ...others], state.view === "depth" ? "" : state.against); // that view is of one run
-    against.disabled = runs.length < 2 || state.view === "depth";
+    const stages = otherStages(series, answer.series).map(({ stage }) => [`stage:${stage}`, `${stage} of this run`]);
+    const others = runs.filter(({ name }) => name !== answer.run).map(({ name }) => [`run:${name}`, name]);
+    const isDepth = state.view === "depth"; // which compares nothing
+    const compared = state.against ? `run:${state.against}` : state.stage ? `stage:${state.stage}` : "";
+    fill(against, [["", "nothing"], ...stages, ...others], isDepth ? "" : compared);
+    against.disabled = stages.length + others.length === 0 || isDepth;
     sort.value = state.sort;
-    sort.disabled = state.view === "depth";
+    sort.disabled = isDepth;
     how.set(value);
-    how.disable("deviation", state.against !== "" || state.view === "depth");
+    how.disable("deviation", compared !== "" || isDepth);
     view.set(state.view);
     for (const [input, text] of [[modules, state.modules], [types, state.types]]) {
       if (document.activeElement !== input) input.value = text;
@@ -313,22 +320,24 @@ async function load(given) {
     notes.push(`The run “${state.run}” has no “${state.series}”; this is ${titled(series.label)}.`);
   }
   chosen.series = series.id;
-  const against = state.view === "depth" ? "" : state.against; // that view is of one run
+  const other = state.against ? null : otherStages(series, run.series).find(({ stage }) => stage === state.stage);
+  chosen.stage = other?.stage ?? "";
+  const against = state.view === "depth" ? "" : other ? run.run : state.against; // that view compares nothing
   const columns = String(state.from === "" ? COLUMNS : ZOOMED_COLUMNS);
   const asked = { run: run.run, series: series.id, columns };
   const partner = state.view === "depth" && partnerOf(series, run.series);
-  const [map, selected, other, layer] = await Promise.all([
-    ask("map", { ...asked, against: against || null }),
+  const [map, selected, partnerMap, layer] = await Promise.all([
+    ask("map", { ...asked, against: against || null, against_series: (against && other?.id) || null }),
     filterOf(state),
     partner ? ask("map", { ...asked, series: partner.id }) : null,
     layerOf(state),
   ]);
   const unmatched = map.unmatched ?? [];
-  if (unmatched.length) notes.push(`Only one of both runs has ${unmatched.length} of the rows; they are left out.`);
+  if (unmatched.length) notes.push(`Only one of both ${other ? "stages" : "runs"} has ${unmatched.length} of the rows; they are left out.`);
   const isAlone = !against && state.view === "map";
   const how = (state.how === "deviation" && !isAlone ? "" : state.how) || (isAlone && series.is_default ? firstHow(run, map, series) : series.scale);
   const notice = notes.filter(Boolean).join(" ");
-  return { runs, run, series, map, how, ...selected, partner: other, layer, notice, chosen };
+  return { runs, run, series, map, how, ...selected, partner: partnerMap, layer, notice, chosen };
 }
 
 /** Return the layers that match both fields (null without a filter), and the error of each field. */

@@ -62,7 +62,7 @@ const PREFIX = "p.hookboard.";
 const MODEL = ".";
 
 /** The changes that the browser's Back undoes: not moves of the cursor, folds and typed filters. */
-const UNDONE_BY_BACK = ["run", "series", "how", "against", "sort", "view", "layer", "from", "to"];
+const UNDONE_BY_BACK = ["run", "series", "how", "against", "stage", "sort", "view", "layer", "from", "to"];
 
 /** Return whether a change of state gets an entry in the browser's history. */
 export function isUndoneByBack(before, after) {
@@ -74,7 +74,8 @@ const DEFAULTS = {
   run: "",
   series: "", // "" is the server's choice
   how: "", // log, linear or deviation; "" is the series' own scale
-  against: "", // the other run
+  against: "", // the run to compare with
+  stage: "", // the stage to compare with
   sort: "order", // order, name, worst or change
   modules: "", // patterns, separated by spaces
   types: "",

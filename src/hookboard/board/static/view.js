@@ -182,7 +182,7 @@ export function makeView(handlers, tip) {
     const at = picture.rows.findIndex((row) => addressOf(row.name) === cursor.row);
     if (state.view === "depth") grid.over.replaceChildren();
     else drawMarks(grid, picture, shown.run.verdicts, cursor);
-    grid.point(at, at < 0 ? "" : heard(cellOf(picture, at, cursor.column, state)));
+    grid.point(at, at < 0 ? "" : heard(cellOf(picture, at, cursor.column)));
   }
 
   function cellUnder(event) {
@@ -202,7 +202,7 @@ export function makeView(handlers, tip) {
       pull.style.left = `${Math.min(x, from.x)}px`;
       pull.style.width = `${Math.abs(x - from.x)}px`;
     }
-    tip.show(isDepth ? depthCell(x, at) : cellOf(picture, at, column, state), event.clientX, event.clientY);
+    tip.show(isDepth ? depthCell(x, at) : cellOf(picture, at, column), event.clientX, event.clientY);
   });
 
   /** Return what the tooltip shows in the depth view, for the half under the mouse. */
@@ -210,7 +210,7 @@ export function makeView(handlers, tip) {
     const { halves, rows } = picture;
     const half = halves[x < grid.field.clientWidth / 2 ? 0 : halves.length - 1];
     const row = rows[at] && { ...rows[at], at: () => half.index(rows[at]) };
-    return cellOf({ numbers: half.numbers, rows: { [at]: row } }, at, half.column, state);
+    return cellOf({ numbers: half.numbers, rows: { [at]: row } }, at, half.column);
   }
 
   grid.field.addEventListener("mouseleave", () => tip.hide());
@@ -259,14 +259,14 @@ export function makeView(handlers, tip) {
   }
 
   function save(kind) {
-    const pair = picture.numbers.others ? `${run.run}-and-${state.against}` : run.run;
-    const name = `${pair}-${state.view === "depth" ? "depth" : picture.numbers.series.id}`;
+    const { pair } = picture.numbers;
+    const name = `${[run.run, ...(pair ?? [])].filter((one, i, all) => all.indexOf(one) === i).join("-")}-${state.view === "depth" ? "depth" : picture.numbers.series.id}`;
     const [label, at] = [titled(picture.numbers.series.label), step.textContent];
     const heading = `${run.run}: ${state.view === "depth" ? `how the signal travels at step ${at}` : `${label} ${what.textContent}`}`;
     if (state.view === "depth") {
       if (kind === "csv") saveCsv(`${name}.csv`, depthTable(picture));
       else savePng(`${name}.png`, depthFigure(grid.plot, picture, colours, heading));
-    } else if (kind === "csv") saveCsv(`${name}.csv`, mapTable(picture, run.run, state));
+    } else if (kind === "csv") saveCsv(`${name}.csv`, mapTable(picture));
     else savePng(`${name}.png`, mapFigure(picture, colours, heading));
   }
 
