@@ -71,8 +71,8 @@ class Keeps(CAMLogger):
         self.layer, self.seen, self.maps = layer, seen, super()._maps(layer, seen, aspect)
         return self.maps
 
-    def _said_of(self, k, seen, labels):
-        self.texts = [*getattr(self, "texts", []), super()._said_of(k, seen, labels)]
+    def _caption(self, k, seen, labels):
+        self.texts = [*getattr(self, "texts", []), super()._caption(k, seen, labels)]
         return self.texts[-1]
 
 

@@ -90,13 +90,13 @@ def soon(monkeypatch):
     """Experiments are asked for after the second look; returns how often they were."""
     asked = []
 
-    def wish(judge, *, is_over):
+    def question(judge, *, is_over):
         if judge.run.seen == 2 and not is_over:
             asked.append(judge.run.now.step)
-            return trials.Wish(0, is_stuck=True)
+            return trials.Question(0, is_stuck=True)
         return None
 
-    monkeypatch.setattr(trials, "wish_of", wish)
+    monkeypatch.setattr(trials, "question_of", question)
     return asked
 
 
@@ -191,7 +191,7 @@ def test_where_a_large_rate_has_spoiled_the_weights_the_first_ones_tell():
     start = [(p, p.detach().clone()) for p in model.parameters()]
     run = fitted(model, None, loader=pairs(X, Y.abs()), max_epochs=1)
     model.net[2].bias.data.fill_(-1e6)
-    found = trials.tried(TrainerLoop(run), [], 60, trials.Wish(0, is_stuck=True), start)
+    found = trials.run_experiments(TrainerLoop(run), [], 60, trials.Question(0, is_stuck=True), start)
     assert [one.rule for one in found.findings] == ["learning_rate"]
     assert "with the first weights" in found.findings[0].evidence
 
@@ -237,7 +237,7 @@ def test_several_ranks_try_nothing(monkeypatch):
     model = Regression()
     run = fitted(model, None, max_epochs=1)
     monkeypatch.setattr(type(run), "world_size", property(lambda self: 2))
-    found = trials.tried(TrainerLoop(run), [], 1, trials.Wish(0, is_stuck=True))
+    found = trials.run_experiments(TrainerLoop(run), [], 1, trials.Question(0, is_stuck=True))
     assert found.tried == ["Nothing was tried: there are 2 ranks."]
 
 

@@ -1,8 +1,7 @@
-"""The callbacks that a Trainer is given, one file each.
+"""The public callbacks, one file each.
 
-`loops/callback.py` has the hooks of Lightning and calls each callback at the right points; `loops/callback_methods.py`
-lists the methods that a callback may override. `numbers.py` is the base of callbacks that log numbers, `pictures.py` of
-those that log pictures.
+Their base class is in `loops/callback.py`; the methods that they override are in `loops/callback_methods.py`.
+`numbers.py` is the base of callbacks that log numbers, `pictures.py` of those that log pictures.
 """
 
 from hookboard.callbacks.activation import ActivationLogger

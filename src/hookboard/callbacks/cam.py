@@ -1,4 +1,4 @@
-"""`CAMLogger`: class-activation maps."""
+"""`CAMLogger`: logs class-activation maps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -159,7 +159,7 @@ class CAMLogger(PictureLogger):
                 pictures[f"cam/{layer.name}/{self.method}"] = overlays(
                     shown,
                     self._maps(layer, seen, aspect),
-                    [self._said_of(k, seen, labels) for k in range(len(shown))],
+                    [self._caption(k, seen, labels) for k in range(len(shown))],
                     f"{method.title} at {'the input of ' if layer.is_input else ''}{layer.name} ({source}): picture, "
                     "map (dark: 0, light: its greatest), both",
                     size=self.size,
@@ -169,6 +169,8 @@ class CAMLogger(PictureLogger):
         return draw
 
     def _chooser(self, labels: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """Return the function that `attribute` calls with scores (n, classes) to get the explained classes (n,)."""
+
         def choose(scores: Tensor) -> Tensor:
             if self.target == "predicted":
                 return scores.argmax(dim=1)
@@ -179,24 +181,30 @@ class CAMLogger(PictureLogger):
                 return torch.full((len(scores),), self.target, device=scores.device)
             if labels is None:
                 raise NothingToShowError("target='label' needs labels: the batch has no integers of shape (n,)")
-            # On an accelerator an index that is out of range would end the whole process, and to look would wait.
+            # On a GPU an index out of range would end the process, and checking it would wait for the device.
             return labels.to(scores.device, non_blocking=True).clamp(0, last)
 
         return choose
 
     def _check_labels(self, labels: Tensor | None, scores: Tensor) -> None:
+        """Raise a NothingToShowError if the maps are those of the labels, and a label is no class of the model."""
         last = scores.shape[1] - 1
         if self.target == "label" and labels is not None and not torch.equal(labels, labels.clamp(0, last)):
             raise _no_such_class(self.target, labels.tolist(), last)
 
     def _maps(self, layer: TargetLayer, seen: Attribution, aspect: float | None) -> Tensor:
+        """Return the class-activation maps of a layer, shape (n, height, width).
+
+        Raises:
+            NothingToShowError: the method needs a head that the model does not have, or tokens form no grid.
+        """
         activation, method = _as_maps(seen.activation, layer, aspect), METHODS[self.method]
         if seen.gradient is not None:
             return method.map(activation, _as_maps(seen.gradient, layer, aspect))
         if method.needs == "nothing":
             return method.map(activation)
         if seen.pooled is not None and seen.weight is not None and seen.pooled.shape == activation.shape[:2]:
-            # Some models rectify what the layer returns by a function, not a module, before they pool it.
+            # Some models apply ReLU as a function, not a module, between the layer and the pooling.
             for features in (activation, activation.relu()):
                 if _is_close(features.mean(dim=(2, 3)), seen.pooled.float()):
                     return method.map(features, seen.weight.float())
@@ -205,7 +213,9 @@ class CAMLogger(PictureLogger):
             "has none; method='grad_cam' works without one"
         )
 
-    def _said_of(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
+    def _caption(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
+        """Return the caption of sample k: "predicted cat (97 %), label dog, map of cat"."""
+
         def named(number: Tensor) -> str:
             index = int(number)
             return self.classes[index] if self.classes and 0 <= index < len(self.classes) else str(index)
@@ -226,14 +236,14 @@ class CAMLogger(PictureLogger):
 
 @dataclass
 class _ShownBatch:
-    """The batch that is shown, and the tap that looks for the classifier in it."""
+    """The batch that is shown, and the tap that finds the classifier's call while it runs."""
 
     tap: ClassificationTap
     batch: Any
 
 
 def _sent(groups: Sequence[Mapping[str, Tensor | None]]) -> Callable[[], list[dict[str, Any]]]:
-    """Start the copies of all tensors to the host; returns what gives the groups with the copies."""
+    """Start copying all tensors to the host; return a function that waits and returns the groups with the copies."""
     arrived = sent_together([tensor for group in groups for tensor in group.values() if tensor is not None])
 
     def groups_there() -> list[dict[str, Any]]:
@@ -244,13 +254,14 @@ def _sent(groups: Sequence[Mapping[str, Tensor | None]]) -> Callable[[], list[di
 
 
 def _no_such_class(target: str | int, wanted: list[int], last: int) -> NothingToShowError:
+    """Return the error for classes that are not between 0 and `last`."""
     return NothingToShowError(
         f"target={target!r} asks for the classes {wanted}, but the model has scores only for classes 0 to {last}"
     )
 
 
 def _labels_in(batch: Any, call: Classification) -> Tensor | None:
-    """Return the first integers of shape (n,) in the batch of the n pictures, for the samples that are shown."""
+    """Return the labels of the shown samples: the first integer tensor of shape (n,) in the batch; None if none."""
     for _, tensor in tensors_in(batch):
         if tensor.shape == (call.of,) and not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor[: call.count].long()
@@ -268,11 +279,12 @@ def _as_maps(tensor: Tensor, layer: TargetLayer, aspect: float | None) -> Tensor
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:
+    """Return True if the difference is at most 1 % of `other`, by their L2 norms."""
     return bool((one - other).norm() <= 1e-2 * other.norm())
 
 
 def _without_other_ranks(loop: Loop) -> AbstractContextManager[Any]:
-    """Make collectives raise while rank 0 alone calls the model: they would wait for ever."""
+    """Return a context in which collectives raise, because rank 0 alone calls the model and would wait for ever."""
     if loop.world_size == 1 or loop.is_model_parallel:
         return nullcontext()
     return NoCollectives(
@@ -283,7 +295,7 @@ def _without_other_ranks(loop: Loop) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _without_logging(model: nn.Module) -> Iterator[None]:
-    """Discard what the module logs with `self.log` inside the context: its own call of `forward` has logged it."""
+    """Discard what the module logs with `self.log` inside the context: its own call has logged the same."""
     own = model.__dict__.get("log")
     model.__dict__["log"] = lambda *args, **kwargs: None
     try:

@@ -1,4 +1,4 @@
-"""`Checkup`: reads the first step of a fit and tries it on a few batches, before the training begins."""
+"""`Checkup`: audits the first step of a fit and trains a copy for some steps before the training begins."""
 
 from collections.abc import Sequence
 from time import perf_counter
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hookboard.callbacks.trials import READING, batches_of, setting_of
+from hookboard.callbacks.trials import READING_SHARE, batches_of, setting_of
 from hookboard.checks import check_number, is_finite
 from hookboard.experiments import SECONDS, CheckupReport, check_up
 from hookboard.loops import HookboardCallback, Loop, Selection, StageState
@@ -45,7 +45,7 @@ class Checkup(HookboardCallback[StageState]):
         check_number("seconds", seconds, "a number above 0", lambda given: is_finite(given) and given > 0)
         self.seconds = seconds
         self.report: CheckupReport | None = None
-        """What was found; None before the first batch, and where nothing could be tried."""
+        """What was found; None before the first batch, and in a run where nothing can be tried."""
 
     def _reset(self) -> None:
         self.report = None
@@ -69,12 +69,12 @@ class Checkup(HookboardCallback[StageState]):
         return self.report is None
 
     def _begin_batch(self, loop: Loop, state: StageState, batch: Any) -> None:
-        self.report = CheckupReport((), ())  # an error must not bring it back at each batch
-        until = perf_counter() + READING * self.seconds
+        self.report = CheckupReport((), ())  # so that it is not repeated at each batch after an error
+        until = perf_counter() + READING_SHARE * self.seconds
         batches, why_not = batches_of(loop, [batch], until)
         report = check_up(setting_of(loop), batches, self.seconds)
         said = (*report.tried, f"Only the first batch was read: {why_not}.") if why_not else report.tried
         self.report = CheckupReport(report.findings, said)
         inform(str(self.report))
-        text = "\n".join(f"    {line}" for line in str(self.report).splitlines())  # in Markdown: as it stands
+        text = "\n".join(f"    {line}" for line in str(self.report).splitlines())  # a block of code in Markdown
         state.loggers.write(Entry(loop.logged_step, texts={"checkup": text}))

@@ -1,4 +1,4 @@
-"""`FeatureMapLogger`: pictures of outputs."""
+"""`FeatureMapLogger`: logs pictures of module outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,10 +29,10 @@ from hookboard.recording import sent_together
 from hookboard.selection import check_selection, named_submodules, select
 from hookboard.sites import Site, Stage
 
-MOST_MODULES = 16
-"""How many modules are shown at most if the user names none."""
+MAX_DEFAULT_MODULES = 16
+"""Maximum number of modules that are shown if the user names none."""
 
-A_RANGE = "'map', 'layer', or a range [low, high]"
+VALID_RANGES = "'map', 'layer', or a range [low, high]"
 
 
 class FeatureMapLogger(PictureLogger):
@@ -100,9 +100,9 @@ class FeatureMapLogger(PictureLogger):
         if isinstance(normalize, str):
             check_name("normalize", normalize, ["map", "layer"])
         else:
-            check_list("normalize", normalize, is_finite, A_RANGE)
+            check_list("normalize", normalize, is_finite, VALID_RANGES)
             if len(normalize) != 2 or normalize[0] >= normalize[1]:
-                raise wrong("normalize", normalize, A_RANGE)
+                raise wrong("normalize", normalize, VALID_RANGES)
         self.modules = modules
         self.types = types
         self.samples = samples
@@ -115,18 +115,19 @@ class FeatureMapLogger(PictureLogger):
         return Selection(self._modules(model))
 
     def _modules(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return the modules that the user names, else up to MAX_DEFAULT_MODULES that are worth showing, by name."""
         if self.modules is not None or self.types is not None:
             return select(model, self.modules, self.types)
         found = {name: module for name, module in named_submodules(model) if _is_worth_showing(module)}
         found = found or select(model)
-        if len(found) <= MOST_MODULES:
+        if len(found) <= MAX_DEFAULT_MODULES:
             return found
         inform(
-            f"{self._name} shows {MOST_MODULES} of {len(found)} modules, evenly from first to last; name "
+            f"{self._name} shows {MAX_DEFAULT_MODULES} of {len(found)} modules, evenly from first to last; name "
             "others with `modules` or `types`."
         )
         names = list(found)
-        last = MOST_MODULES - 1
+        last = MAX_DEFAULT_MODULES - 1
         return {name: found[name] for name in (names[round(k * (len(names) - 1) / last)] for k in range(last + 1))}
 
     def _take(self, model: nn.Module, batch: Any, state: PictureState) -> "_ShownTensors":
@@ -149,6 +150,7 @@ class FeatureMapLogger(PictureLogger):
         return taken
 
     def _keep(self, taken: "_ShownTensors", site: Site, tensor: Tensor, module: nn.Module) -> None:
+        """Copy the maps of an output that are shown into `taken`, or the reason why it cannot be drawn."""
         try:
             tensor = samples_first(dense(whole(tensor.detach())), module, site.index)
             maps = maps_in(tensor[: self.samples], module, aspect=taken.aspect, index=site.index)
@@ -177,6 +179,7 @@ class FeatureMapLogger(PictureLogger):
         return draw if kept else None
 
     def _name_gaps(self, loop: Loop, state: PictureState, taken: "_ShownTensors") -> None:
+        """Warn about the modules without a picture, with the reason."""
         assert state.taps is not None
         expected = list(state.taps.expected())
         seen = {site.name for site in taken.shown}
@@ -186,7 +189,7 @@ class FeatureMapLogger(PictureLogger):
             for name, role in expected
             if name not in seen
         ]
-        # Of modules that nobody named, as auxiliary heads are, some may stay silent.
+        # Of modules that the user did not name, some may never be called, such as auxiliary heads.
         is_named = self.modules is not None or self.types is not None
         if gaps and (is_named or not taken.shown):
             count = f"{len(gaps)} out of {len(expected)} modules"
@@ -196,12 +199,12 @@ class FeatureMapLogger(PictureLogger):
 
 @dataclass
 class _ShownTensors:
-    """What the hooks have kept of one batch.
+    """The maps that the hooks have copied in one batch.
 
     Args:
         aspect: height / width of the images in the batch; None if there are none.
         shown: the maps to draw, by site.
-        refused: why nothing can be drawn of the other sites.
+        refused: why an output cannot be drawn, by site.
     """
 
     aspect: float | None
@@ -210,7 +213,7 @@ class _ShownTensors:
 
 
 def _is_worth_showing(module: nn.Module) -> bool:
-    """Return whether it is a convolution or a transformer block (not an attention itself, but with one as a child)."""
+    """Return True for a convolution and for a transformer block: a module with an attention as a child, itself none."""
     if isinstance(module, CONVOLUTIONS):
         return True
     return not _is_attention(module) and any(map(_is_attention, module.children()))

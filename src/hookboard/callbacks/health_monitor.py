@@ -22,7 +22,7 @@ from hookboard.callbacks.health_state import (
 )
 from hookboard.callbacks.health_steps import steps_of, what_holds_back
 from hookboard.callbacks.numbers import AFTER_LOOK, AT_END, SiteLogger
-from hookboard.callbacks.trials import tried
+from hookboard.callbacks.trials import run_experiments
 from hookboard.checks import check_name, check_number, check_switches, check_whole, is_finite
 from hookboard.experiments import SECONDS
 from hookboard.first_nan import BlackBox
@@ -262,17 +262,17 @@ class HealthMonitor(SiteLogger[HealthState]):
             state: of the training.
             first: the batch that is about to be trained on; empty at the end.
         """
-        if (wish := state.trial.wish) is None:
+        if (question := state.trial.question) is None:
             return
         self._worker.settle()  # it may be judging
         state.trial.is_wanted = False
         began, seconds = perf_counter(), self._seconds()
         findings, in_short = list[Found](), ""
         try:
-            found = tried(loop, first, seconds, wish, state.trial.start)
+            found = run_experiments(loop, first, seconds, question, state.trial.start)
             findings, in_short = found.findings, found.in_short
             said = f"{in_short}." if in_short else found.tried[0]
-            if not wish.is_brief:
+            if not question.is_brief:
                 inform(f"HealthMonitor, on a copy, {perf_counter() - began:.1f} s of at most {seconds:g}: {said}")
         except Exception as error:
             warn_switched_off("what HealthMonitor tries on a copy", error)
@@ -286,7 +286,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             losses = state.losses.take()
             waiting = [] if losses.waiting is None else losses.waiting.tolist()
             state.judge.run.losses.extend(losses.read(waiting))
-            state.trial.look_for_wish(state.judge, is_over=True)
+            state.trial.update_question(state.judge, is_over=True)
             self._try(loop, state, [])
 
     def _seconds(self) -> float:

@@ -15,7 +15,7 @@ from hookboard.auditing import Finding as Found
 from hookboard.auditing import StaleGradients
 from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.measurement_state import MeasurementState
-from hookboard.callbacks.trials import Trial
+from hookboard.callbacks.trials import ExperimentState
 from hookboard.first_nan import BlackBox
 from hookboard.flow import Flow
 from hookboard.health import (
@@ -361,7 +361,7 @@ class HealthState(MeasurementState):
     black_box: BlackBox | None = field(default=None, kw_only=True)
     findings: Sequence[tuple[str, Symptom]] | None = field(default=None, kw_only=True)
     flow: Flow = field(default_factory=Flow, kw_only=True)
-    trial: Trial = field(default_factory=Trial, kw_only=True)
+    trial: ExperimentState = field(default_factory=ExperimentState, kw_only=True)
     stale: StaleGradients | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
     is_ending: bool = field(default=False, kw_only=True)
@@ -476,7 +476,7 @@ class HealthState(MeasurementState):
                     layers, lambda: [layer.name for layer in layers], facts, self.recorder, self.every_n_steps
                 )
                 reporter.after_look(judge.verdicts, records, scalars)
-                self.trial.look_for_wish(judge)
+                self.trial.update_question(judge)
 
             return self._judged(judged)
 
@@ -525,7 +525,7 @@ class HealthState(MeasurementState):
             self.judge.add("nonfinite", event.symptom(), event.step, event.is_located, is_searched)
         looks, verdicts = self.judge.run.looks, self.judge.verdicts
         self.reporter.at_event(verdicts, events[0].step, looks[-1] if looks else None)
-        self.trial.look_for_wish(self.judge)
+        self.trial.update_question(self.judge)
         return verdicts
 
     def guilty(self, stop_on: str | Sequence[str], verdicts: Sequence[Verdict]) -> Verdict | None:

@@ -1,4 +1,4 @@
-"""`Intervention`: changes inputs, outputs or gradients during training or evaluation."""
+"""`Intervention`: changes inputs, outputs or gradients of modules during training or evaluation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ from hookboard.writers import Entry
 
 @dataclass
 class _EditState(StageState):
-    """What an Intervention holds of one stage.
+    """The state of an Intervention in one stage.
 
     Args:
-        tag: the tag of the text that says what is changed.
-        edits: the edits of the last changed batch.
-        is_checked: whether the end of a changed batch was reached and checked.
+        tag: the tag of the text that describes the change.
+        edits: the hooks of the last changed batch.
+        is_checked: True once a changed batch has ended and each selected module was found changed.
     """
 
     tag: str = field(default="", kw_only=True)
@@ -103,7 +103,7 @@ class Intervention(HookboardCallback[_EditState]):
         self.last_step = last_step
         self._is_told = False
 
-    # Its life: errors end the run, which would otherwise not be the one that was asked for.
+    # What it does at each point of a run. An error stops the run: without the change it would be another experiment.
 
     def _reset(self) -> None:
         self._is_told = False
@@ -122,7 +122,7 @@ class Intervention(HookboardCallback[_EditState]):
         return selection
 
     def _why_not(self, loop: Loop) -> str | None:
-        return None  # it needs no log
+        return None  # it needs no logger
 
     def _takes_part(self, loop: Loop) -> bool:
         return True  # each rank changes its own batches
@@ -156,16 +156,17 @@ class Intervention(HookboardCallback[_EditState]):
             rank_zero_warn(f"Intervention has changed nothing in this fit: {self._description(state)}.")
 
     def written_tags(self) -> list[str]:
-        """Return the tag of the text that says what is changed."""
+        """Return the tag of the text that describes the change."""
         return [state.tag for state in self._live.values()][:1]
 
     def _tag(self, loop: Loop) -> str:
-        """Return the tag of the text: of several interventions with the same role, all but the first have a number."""
+        """Return the tag of the text. The second intervention with the same role has "/2" at the end, and so on."""
         alike = [c for c in loop.callbacks if isinstance(c, Intervention) and c.role == self.role]
         number = next(i for i, callback in enumerate(alike, 1) if callback is self)
         return f"interventions/{self.role}" + (f"/{number}" if number > 1 else "")
 
     def _description(self, state: StageState) -> str:
+        """Return the rule, role, modules, stages and steps in one line of Markdown."""
         last = "the last" if self.last_step is None else self.last_step
         stages = ", ".join(chosen("stages", self.stages, get_args(Stage)))
         names = ", ".join(f"`{name}`" for name in state.selection.modules)

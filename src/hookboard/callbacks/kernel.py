@@ -1,4 +1,4 @@
-"""`KernelLogger`: pictures of the kernels of convolutions."""
+"""`KernelLogger`: logs pictures of the kernels of convolutions."""
 
 from collections.abc import Sequence
 
@@ -80,7 +80,7 @@ class KernelLogger(PictureLogger):
         return Selection(found)
 
     def _begin_training(self, loop: Loop, state: PictureState) -> None:
-        """Keep the kernels with which the fit starts."""
+        """Keep a copy of the kernels that the fit starts with."""
         for name, module in state.selection.modules.items():
             weight = _weight_in_use(state, name, module)
             if weight is not None:
@@ -94,7 +94,7 @@ class KernelLogger(PictureLogger):
             if weight is None:
                 continue
             now = self._part(weight)
-            before = state.memory.setdefault(module, now)  # one that came during the fit starts here
+            before = state.memory.setdefault(module, now)  # a module that was added during the fit starts here
             parts += [now, now if before is None else before]
             shapes[name] = weight.shape
         arrived = sent_together(parts)
@@ -109,11 +109,12 @@ class KernelLogger(PictureLogger):
         return draw if shapes else None
 
     def _part(self, weight: Tensor) -> Tensor:
+        """Return the first kernels and channels of a weight, of a sharded one gathered from all ranks."""
         return selected_kernels(whole(weight), kernels=self.kernels, channels=self.channels)
 
 
 def _weight_in_use(state: PictureState, name: str, module: nn.Module) -> Tensor | None:
-    """Return the weight in use; None, which is said once, if the user's code that computes it has failed."""
+    """Return the weight in use, or None, with one warning, if the user's code that computes it has failed."""
     if state.memory.get(module, module) is None:
         return None
     try:

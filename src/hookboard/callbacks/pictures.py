@@ -1,4 +1,4 @@
-"""The base of callbacks that log pictures: it chooses the batch to show, and writes its pictures."""
+"""`PictureLogger`: the base of callbacks that log pictures of one batch."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -18,23 +18,23 @@ from hookboard.sites import Stage
 from hookboard.writers import Entry
 
 STEPS_PER_LOG = 20
-"""By default there is one picture in this many `log_every_n_steps`: pictures cost more than numbers."""
+"""By default, pictures are logged every this many times `log_every_n_steps`, because they cost more than numbers."""
 
 Draw = Callable[[], dict[str, Picture]]
-"""Draws the pictures of a batch, by tag, in any thread. What they show is on its way to the host."""
+"""Waits for the tensors of a batch to reach the host, and returns their pictures by tag. Any thread may call it."""
 
 
 @dataclass
 class PictureState(StageState):
-    """What a callback that shows pictures holds of one stage.
+    """The state of a callback that logs pictures, in one stage.
 
     Args:
-        last: the optimizer step of the last evaluation that gave pictures.
-        is_awaited: whether the running evaluation still has to give pictures.
-        is_first: whether no batch has been shown yet.
-        taken: the result of `_take`, until the pictures are made.
-        taps: the hooks that take it, if they are taps.
-        memory: what the callback keeps of each module from one picture to the next; None of one that failed.
+        last: the optimizer step of the last evaluation of which pictures were logged; None before.
+        is_awaited: True if the running evaluation has still to reach the batch that is shown.
+        is_first: True until the first pictures are made.
+        taken: what `_take` returned, from the start of the batch until its pictures are made.
+        taps: the hooks of the batch, if the callback uses `Taps`.
+        memory: a tensor of each module that is kept from one picture to the next; None for a module that failed.
     """
 
     last: int | None = field(default=None, kw_only=True)
@@ -45,12 +45,12 @@ class PictureState(StageState):
     memory: dict[nn.Module, Tensor | None] = field(default_factory=dict, kw_only=True)
 
     def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return for a checkpoint when pictures were taken last, and what is kept of each module for the next ones."""
+        """Return the step of the last pictures and the kept tensors, for a checkpoint."""
         memory = {name: kept for name, module in self._modules if (kept := self.memory.get(module)) is not None}
         return {"last": self.last, "is_first": self.is_first, "memory": memory}
 
     def load_state_dict(self, parts: Mapping[str, Any]) -> None:
-        """Restore when pictures were taken last, and what was kept of modules that are still there."""
+        """Restore what `state_dict` returned; kept tensors only of modules that still exist with the same shape."""
         self.last, self.is_first = parts["last"], parts["is_first"]
         for name, module in self._modules:
             now, earlier = self.memory.get(module), parts["memory"].get(name)
@@ -62,7 +62,7 @@ class PictureState(StageState):
         return self.selection.modules.items()
 
     def observe(self, on: bool) -> None:
-        """Switch the hooks on or off: off while other callbacks run in the middle of a batch."""
+        """Switch the taps on or off: off while other callbacks run in the middle of a batch."""
         if self.taps is not None:
             self.taps.active = on
 
@@ -70,17 +70,17 @@ class PictureState(StageState):
 class PictureLogger(HookboardCallback[PictureState]):
     """Base of the callbacks that log pictures.
 
-    A subclass selects the modules to show (`_select`), hooks them for one batch (`_take`), and makes the pictures when
-    the batch has ended (`_pictures`). Hooks are attached only during that batch.
+    A subclass selects the modules (`_select`), attaches hooks for one batch (`_take`), and makes the pictures when the
+    batch has ended (`_pictures`).
     """
 
     state_class = PictureState
 
     kind = ""
-    """What the tags of its pictures begin with; a callback with other tags overrides `written_tags`."""
+    """The first part of its tags, `<kind>/<module>`; "" if a subclass overrides `written_tags` for other tags."""
 
     needs_weights = True
-    """Whether the callback reads weights or calls modules, which needs whole weights on this rank."""
+    """True if the callback reads weights or calls modules, which needs unsharded weights on this rank."""
 
     def __init__(self, stage: Stage | None, batch_idx: int, every_n_steps: int | None, **counts: int) -> None:
         super().__init__()
@@ -92,14 +92,14 @@ class PictureLogger(HookboardCallback[PictureState]):
         self.batch_idx = batch_idx
         self.every_n_steps = every_n_steps
 
-    # What a callback that shows pictures has of its own.
+    # The methods that a subclass overrides.
 
     def _take(self, model: nn.Module, batch: Any, state: PictureState) -> Any:
-        """Attach hooks for one batch, and return the object that they fill; `state.until_batch_end` removes them."""
+        """Attach hooks for one batch and return the object that they fill; `state.until_batch_end` removes them."""
 
     @abstractmethod
     def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
-        """Return the function that draws the pictures of the batch; None if there is nothing to draw."""
+        """Start the copies to the host and return the function that draws the pictures; None if there are none."""
 
     def _tag(self, name: str) -> str:
         return f"{self.kind}/{name}"
@@ -108,7 +108,7 @@ class PictureLogger(HookboardCallback[PictureState]):
         """Return the tags that it writes, as far as they are known before the first batch."""
         return [self._tag(name) for state in self._live.values() for name in state.selection.modules if self.kind]
 
-    # Its life.
+    # What it does at each point of a run.
 
     def _stages(self, loop: Loop) -> list[Stage]:
         has_no_validation = loop.is_fitting and not loop.has_validation
@@ -135,7 +135,7 @@ class PictureLogger(HookboardCallback[PictureState]):
         return STEPS_PER_LOG * loop.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
 
     def _begin_evaluation(self, loop: Loop, state: PictureState) -> None:
-        """Decide whether this loop gives pictures."""
+        """Decide whether pictures of this evaluation are logged."""
         step = loop.logged_step
         if state.every_n_steps:
             state.is_awaited = state.last is None or step - state.last >= state.every_n_steps
@@ -149,12 +149,12 @@ class PictureLogger(HookboardCallback[PictureState]):
     def _begin_batch(self, loop: Loop, state: PictureState, batch: Any) -> None:
         state.is_awaited = False
         if state.stage != "train":
-            # Compiled code would not see hooks that come after it. In training it has to stay: its numbers differ.
+            # Compiled code ignores later hooks. Training must stay compiled: eager code rounds differently.
             state.until_batch_end.enter_context(run_eagerly())
         state.taken = self._take(loop.model, batch, state)
 
     def _end_batch(self, loop: Loop, state: PictureState, has_stepped: bool) -> None:
-        """Make and write the pictures; in training, of the last batch before the optimizer step."""
+        """Make the pictures, and have the worker write them; in training, only if the optimizers have stepped."""
         if not has_stepped:
             return
         draw, step = self._pictures(loop, state), loop.logged_step
@@ -169,7 +169,7 @@ class PictureLogger(HookboardCallback[PictureState]):
         self._leave_to_worker(state, write, "at the end of a batch")
 
     def _end_evaluation(self, loop: Loop, state: PictureState) -> None:
-        """Warn if the loop ended before the batch that was to be shown."""
+        """End the stage with a warning if the evaluation has ended before the batch that is shown."""
         if state.is_awaited:
             self._drop(state)
             rank_zero_warn(
@@ -178,7 +178,7 @@ class PictureLogger(HookboardCallback[PictureState]):
             )
 
     def _end_training(self, loop: Loop, state: PictureState) -> None:
-        """Log a line if the fit was too short for a picture."""
+        """Log a line if the fit was too short for pictures."""
         if state.stage == "train" and state.is_first:
             inform(
                 f"{self._name} has shown nothing: the fit made {loop.logged_step} steps, and "
@@ -186,6 +186,6 @@ class PictureLogger(HookboardCallback[PictureState]):
             )
 
     def _source(self, state: PictureState) -> str:
-        """Return which samples a picture shows, in words."""
+        """Return the name of the batch that is shown, for captions: "validation batch 0" or "training batch"."""
         nouns = {"validate": "validation", "test": "test", "predict": "prediction"}
         return f"{nouns[state.stage]} batch {self.batch_idx}" if state.stage in nouns else "training batch"

@@ -1,4 +1,4 @@
-"""Experiments during a fit: when they are asked for, and what they need of it."""
+"""Experiments during a fit: decides when to run them, and takes batches and settings from the loop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,21 +14,21 @@ from hookboard.health import STEPS_BEFORE_STUCK, TELLABLE, WINDOWS_ALWAYS_ASKED,
 from hookboard.loops import Loop
 from hookboard.replay import CannotRunAgainError, undisturbed
 
-MOST_BYTES = 1 << 30
-"""The first values of more parameters are not kept (a choice)."""
+MAX_KEPT_BYTES = 1 << 30
+"""Maximum bytes of parameters whose first values are kept (a choice)."""
 
-READING = 0.2
-"""The part of the budget in which batches are read (a choice)."""
+READING_SHARE = 0.2
+"""Maximum share of the budget that reading batches may take (a choice)."""
 
 
-class Wish(NamedTuple):
-    """What experiments are to explain.
+class Question(NamedTuple):
+    """What experiments are to find the cause of.
 
     Args:
-        since: the optimizer step since which it lasts.
-        is_stuck: whether the loss has not fallen so far.
-        is_lost: whether the weights of now are of no use: they are not finite, or the loss has diverged.
-        is_brief: whether nothing stands out: then only the targets are looked at.
+        since: the optimizer step at which the trouble began.
+        is_stuck: True if the loss has not fallen so far.
+        is_lost: True if the present weights are useless, because they are not finite or the loss has diverged.
+        is_brief: True if there is no alarm: then only the targets are examined.
     """
 
     since: int
@@ -38,17 +38,17 @@ class Wish(NamedTuple):
 
 
 def setting_of(loop: Loop, *, is_stuck: bool = False, start: Start | None = None) -> Setting:
-    """Return how the model of a fit is trained."""
+    """Return the model and optimizers of a fit, as the experiments take them."""
     return Setting(loop.model, loop.optimizers, None, loop.trainer, loop.steps_left, is_stuck, start)
 
 
 def batches_of(loop: Loop, first: Sequence[Any], until: float) -> tuple[list[Any], str]:
-    """Return some batches of the training, and why there are no more than the first.
+    """Return up to BATCHES training batches on the model's device, and why only the first could be read ("" if not so).
 
     Args:
-        loop: runs the fit.
-        first: the batch that is about to be trained on, if there is one.
-        until: after this time, on the clock of `perf_counter`, no further batch is read.
+        loop: the loop of the fit.
+        first: the batch that is about to be trained on, in a list; empty if there is none.
+        until: the time of `perf_counter` after which no further batch is read.
     """
     try:
         with undisturbed(loop.model):
@@ -58,27 +58,29 @@ def batches_of(loop: Loop, first: Sequence[Any], until: float) -> tuple[list[Any
         return [*first], str(error) if isinstance(error, CannotRunAgainError) else f"{type(error).__name__}: {error}"
 
 
-def tried(loop: Loop, first: Sequence[Any], seconds: float, wish: Wish, start: Start | None = None) -> Experiments:
-    """Experiment with the batches of a fit; everything is put back.
+def run_experiments(
+    loop: Loop, first: Sequence[Any], seconds: float, question: Question, start: Start | None = None
+) -> Experiments:
+    """Train some steps on batches of a fit, restore everything, and return what was found.
 
     Args:
-        loop: runs the fit.
-        first: the batch that is about to be trained on, if there is one.
+        loop: the loop of the fit.
+        first: the batch that is about to be trained on, in a list; empty if there is none.
         seconds: the budget.
-        wish: what they are to explain.
-        start: the first values of the parameters; None if they are not known.
+        question: what to find the cause of.
+        start: the first values of the parameters; None if they were not kept.
     """
     began = perf_counter()
-    setting = setting_of(loop, is_stuck=wish.is_stuck, start=start if wish.is_lost else None)
+    setting = setting_of(loop, is_stuck=question.is_stuck, start=start if question.is_lost else None)
     reason = "there is no Trainer" if loop.trainer is None else why_not(setting, [None])
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
-    batches, why = batches_of(loop, first, began + READING * seconds)
+    batches, why = batches_of(loop, first, began + READING_SHARE * seconds)
     if not batches:
         return Experiments([], [f"Nothing was tried: {why or 'there is no batch'}."])
-    if wish.is_brief:
+    if question.is_brief:
         return look_at_targets(setting, batches, began + seconds - perf_counter())
-    # Half for the weights of now: where they cannot learn, a rate that was too large may have spoiled them.
+    # Half of it for the present weights. If they cannot learn, the first ones may: the rate may have been too large.
     found = experiment(setting, batches, (began + seconds - perf_counter()) / (1 if setting.start or not start else 2))
     if start is None or setting.start is not None or all(one.rule != "cannot_learn" for one in found.findings):
         return found
@@ -86,15 +88,15 @@ def tried(loop: Loop, first: Sequence[Any], seconds: float, wish: Wish, start: S
     return at_start if any(one.severity == "alarm" for one in at_start.findings) else found
 
 
-def wish_of(judge: Judge, *, is_over: bool) -> Wish | None:
-    """Return what experiments are to explain of a run; None for nothing.
+def question_of(judge: Judge, *, is_over: bool) -> Question | None:
+    """Return what experiments should find the cause of; None if there is no reason for experiments now.
 
-    That is an alarm which follows from no other; or, when the first looks are over or the training is, a loss that has
-    not fallen.
+    With alarms, that is an alarm of a rule in TELLABLE. Without one it is a loss that has not fallen, or in brief the
+    targets, once enough steps were measured or the training has ended.
 
     Args:
-        judge: of the run.
-        is_over: whether the training has ended.
+        judge: the judge of the run.
+        is_over: True if the training has ended.
     """
     run, losses = judge.run, judge.run.losses
     if run.first is None:
@@ -105,60 +107,59 @@ def wish_of(judge: Judge, *, is_over: bool) -> Wish | None:
         is_lost = losses.has_diverged or not losses.is_finite or any(one.rule == "nonfinite" for one in alarms)
         since = [verdict.since for verdict in alarms if verdict.rule in TELLABLE]
         begin = run.first.step if is_lost and not run.rate_jumps else min(since, default=0)
-        return Wish(begin, is_stuck, is_lost) if since else None
+        return Question(begin, is_stuck, is_lost) if since else None
     is_time = is_over or (run.seen >= WINDOWS_ALWAYS_ASKED * run.window and losses.steps >= STEPS_BEFORE_STUCK)
-    return Wish(run.first.step, is_stuck, is_brief=not is_stuck) if is_time else None
+    return Question(run.first.step, is_stuck, is_brief=not is_stuck) if is_time else None
 
 
 @dataclass
-class Trial:
-    """The experiments of a fit: there is at most one series of them.
+class ExperimentState:
+    """Whether experiments are to be run in a fit, which happens at most once, and what they have found.
 
     Args:
-        is_wanted: whether there are to be any, and they have not begun.
-        start: the parameters with their first values, on the CPU, while experiments may come; None if they are too
-            many.
-        wish: what they are to explain; None for nothing yet.
-        found: rule name and symptom of what they have found.
-        said: what they have shown if none of that is an alarm, as a clause; "" for nothing.
+        is_wanted: True if the user wants experiments, and they have not been run.
+        start: each parameter with a copy of its first value on the CPU; None if too large, and after the experiments.
+        question: what they should find the cause of; None while there is no reason for them.
+        found: rule name and symptom of each finding.
+        said: the outcome as a clause, if no finding is an alarm; otherwise "".
     """
 
     is_wanted: bool = False
     start: Start | None = None
-    wish: Wish | None = None
+    question: Question | None = None
     found: Sequence[tuple[str, Symptom]] = ()
     said: str = ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its state, for a checkpoint."""
+        """Return what a checkpoint saves."""
         return {"is_wanted": self.is_wanted, "found": list(self.found), "said": self.said}
 
     def load_state_dict(self, parts: Mapping[str, Any] | None) -> None:
-        """Restore the state of a checkpoint; None if that has none."""
+        """Restore what `state_dict` returned; no effect for None, from a checkpoint without it."""
         if parts is not None:
             self.is_wanted = self.is_wanted and parts["is_wanted"]
             self.found, self.said = parts["found"], parts["said"]
 
     def keep(self, model: nn.Module) -> None:
-        """Keep the first values of the parameters."""
+        """Copy the present values of the parameters into `start`, unless they are larger than MAX_KEPT_BYTES."""
         parameters = list(model.parameters())
-        if not any(map(is_lazy, parameters)) and sum(p.nbytes for p in parameters) <= MOST_BYTES:
+        if not any(map(is_lazy, parameters)) and sum(p.nbytes for p in parameters) <= MAX_KEPT_BYTES:
             self.start = [(p, p.detach().cpu().clone()) for p in parameters]
 
-    def look_for_wish(self, judge: Judge, *, is_over: bool = False) -> None:
-        """See whether a run asks for experiments now, see `wish_of`."""
-        self.wish = wish_of(judge, is_over=is_over) if self.is_wanted else None
+    def update_question(self, judge: Judge, *, is_over: bool = False) -> None:
+        """Set `question` from the present state of the run, see `question_of`."""
+        self.question = question_of(judge, is_over=is_over) if self.is_wanted else None
 
     def take(self, findings: Sequence[Finding], in_short: str, step: int) -> None:
-        """Keep what they have found.
+        """Set `found` and `said`, and clear `question` and `start`.
 
         Args:
-            findings: alarms and notes.
-            in_short: the outcome, as a clause.
-            step: the optimizer step of now.
+            findings: the alarms and notes of the experiments.
+            in_short: their outcome, as a clause.
+            step: the present optimizer step.
         """
-        assert self.wish is not None
-        self.found = [(one.rule, replace(one.symptom, is_root=False, since=self.wish.since)) for one in findings]
+        assert self.question is not None
+        self.found = [(one.rule, replace(one.symptom, is_root=False, since=self.question.since)) for one in findings]
         is_explained = any(one.severity == "alarm" for one in findings)
         self.said = f"tried on a copy at step {step}: {in_short}" if in_short and not is_explained else ""
-        self.wish = self.start = None
+        self.question = self.start = None
