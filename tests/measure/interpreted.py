@@ -243,7 +243,7 @@ def test_rows_of_parts_in_a_long_loop_take_bounded_memory(small_tiles, monkeypat
     for _ in range(12):
         buffer.append(0, measure(values, ALL))
         assert sum(len(row) for _, row in buffer.kept if isinstance(row, torch.Tensor)) <= 64
-    assert_true(statistics(buffer.merged(buffer.take(dict)[0], 1)[0]), [values] * 12)
+    assert_true(statistics(buffer.merged(buffer.take(), 1)[0]), [values] * 12)
 
 
 def test_where_a_kernel_fails_torch_measures_and_one_warning_says_so(monkeypatch):

@@ -61,7 +61,7 @@ def test_more_calls_than_the_buffer_was_made_for_are_kept():
 def test_a_new_site_does_not_look_through_the_rows_of_the_others(monkeypatch):
     """With 10,000 layers that took longer than all else in the first step."""
     mine, looked = recorder(), []
-    monkeypatch.setattr(RowBuffer, "owners", property(lambda rows: looked.append(rows) or set()))
+    monkeypatch.setattr(RowBuffer, "indices", property(lambda rows: looked.append(rows) or set()))
     for name in "abc":
         mine.open(Site(name, "output"))(normal(4))
     assert not looked
@@ -98,7 +98,7 @@ def test_a_graph_is_neither_built_nor_kept():
     mine = recorder()
     x = torch.ones(3, requires_grad=True)
     mine.open(A)(x * 2)
-    assert not mine.rows.merged(mine.rows.take(dict)[0], 1).requires_grad
+    assert not mine.rows.merged(mine.rows.take(), 1).requires_grad
 
 
 def test_an_empty_tensor_gives_an_empty_reading():

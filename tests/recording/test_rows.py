@@ -1,6 +1,5 @@
 import threading
 
-import numpy as np
 import pytest
 import torch
 from oracle import assert_true, normal
@@ -23,8 +22,8 @@ def filled():
         buffer.append(7, measure(part, everything))
         if index % 3 == 0:
             buffer.append(2, measure(part[:0], everything, moments_only=True))
-    memory = len(buffer)
-    return buffer.merged(buffer.take(dict)[0], 8), parts, memory
+    memory = len(buffer.kept)
+    return buffer.merged(buffer.take(), 8), parts, memory
 
 
 def test_rows_that_were_merged_on_the_way_are_as_true_as_rows_that_were_kept(filled):
@@ -53,7 +52,7 @@ def test_of_wide_rows_fewer_are_kept():
     buffer, row = RowBuffer(wide.more, CPU), measure(torch.ones(1), wide)
     for _ in range(100):
         buffer.append(0, row)
-    assert len(buffer) * wide.width < MOST_ROWS * WIDTH
+    assert len(buffer.kept) * wide.width < MOST_ROWS * WIDTH
 
 
 def test_no_row_is_lost_while_several_threads_append(monkeypatch):
@@ -64,20 +63,6 @@ def test_no_row_is_lost_while_several_threads_append(monkeypatch):
         thread.start()
     found = torch.zeros(4, dtype=torch.float64)
     while any(thread.is_alive() for thread in threads):
-        found += buffer.merged(buffer.take(dict)[0], 4)[:, 0]
-    found += buffer.merged(buffer.take(dict)[0], 4)[:, 0]
+        found += buffer.merged(buffer.take(), 4)[:, 0]
+    found += buffer.merged(buffer.take(), 4)[:, 0]
     assert found.tolist() == [500] * 4
-
-
-def test_a_row_that_comes_while_channels_are_handed_on_waits_for_the_next_flush_with_its_channels():
-    buffer, row, handed = RowBuffer([], CPU), measure(torch.ones(3), plan("mean")), []
-
-    def hand_on(rows):
-        handed.extend(owner for owner, _ in rows)
-        if handed == [0]:
-            buffer.append(1, row, np.zeros((1, WIDTH)))  # as another thread does
-
-    buffer.on_channels = hand_on
-    buffer.append(0, row, np.zeros((1, WIDTH)))
-    counts = [buffer.merged(buffer.take(dict)[0], 2)[:, 0].tolist() for _ in range(2)]
-    assert (counts, handed) == ([[3, 0], [0, 3]], [0, 1])

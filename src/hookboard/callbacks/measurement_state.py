@@ -1,4 +1,4 @@
-"""What a callback that measures holds of one stage, what its statistics must know, and the sites without a reading."""
+"""The state of a measuring callback in one stage; and the warning about sites that had nothing to measure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ _KEPT = ("stretch", "is_stretch_said", "last_due", "gaps_are_named")
 
 @dataclass
 class MeasurementState(StageState):
-    """What a callback that measures holds of one stage.
+    """The state of a measuring callback in one stage.
 
     Args:
         recorder: measures the tensors of all sites.
@@ -35,8 +35,8 @@ class MeasurementState(StageState):
         weights: the watched weights by name.
         before: during a due step, copies of the weights before the optimizers stepped.
         gaps_are_named: whether the warning about sites without a reading has been given.
-        loss_scale: the scale of the GradScaler; None without one.
-        news: makes the record of the layers; all stages of a callback share it.
+        loss_scale: reads the scale of the GradScaler; None without one.
+        news: makes the record of the layers for the tab in TensorBoard; all stages of a callback share it.
     """
 
     recorder: Recorder = field(init=False)
@@ -49,7 +49,7 @@ class MeasurementState(StageState):
     news: LayerNews = field(init=False)
 
     def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return the cadence in force, what is known of the layers, and whose turn comes next."""
+        """Return the cadence in force, what is known of the layers, and which weight is copied next."""
         turns = {} if self.before.turns is None else {"turns": self.before.turns.state_dict()}
         return {**{name: getattr(self, name) for name in _KEPT}, "news": self.news.state_dict(), **turns}
 
@@ -65,7 +65,7 @@ class MeasurementState(StageState):
         self.taps.active = on
 
     def follow_weights(self, weights: dict[str, Weight]) -> dict[str, str]:
-        """Replace the watched weights; returns the name of each that differs, and `new`, `replaced` or `gone`."""
+        """Replace the watched weights; returns `new`, `replaced` or `gone` for each that differs, by name."""
         kinds = {name: "replaced" if name in self.weights else "new" for name in weights}
         kinds |= dict.fromkeys(self.weights.keys() - weights.keys(), "gone")
         before, self.weights = self.weights, weights
@@ -79,12 +79,12 @@ class MeasurementState(StageState):
 
 @dataclass(frozen=True)
 class MissingSites:
-    """What to say of the sites without a reading, taken at one step: the model may change afterwards.
+    """The warning about sites that had nothing to measure; made at one step, as the model may change afterwards.
 
     Args:
         owner: the callback's name, used in warnings.
-        causes: name and role of everything that should be measured, and the most likely reason if it is not.
-        among: all names of the model, see `names_in`.
+        causes: by name and role, everything that should be measured, and the most likely reason if it was not.
+        among: all names in the model, see `names_in`.
     """
 
     owner: str
@@ -95,7 +95,16 @@ class MissingSites:
     def of(
         owner: str, state: MeasurementState, expected: Iterable[tuple[str, Role]], among: Sequence[str]
     ) -> "MissingSites":
-        """Collect the sites without a reading at this step; a weight whose turn comes later is none of them."""
+        """Find the most likely reasons why expected sites could have nothing to measure in this step.
+
+        Updates of weights whose turn comes later (`Turns`) are left out.
+
+        Args:
+            owner: the callback's name.
+            state: the state of the stage.
+            expected: name and role of everything that should be measured.
+            among: all names in the model.
+        """
         turns = state.before.turns
         waiting = frozenset[str]() if turns is None else turns.waiting
         named = [each for each in expected if each[1] != "parameter_update" or each[0] not in waiting]
@@ -109,14 +118,14 @@ class MissingSites:
         names_of: Callable[[Role], Sequence[str]],
         why_not_there: Callable[[str], str],
     ) -> None:
-        """Warn once of all sites without a reading, grouped by cause, and log which statistics some sites lack.
+        """Warn about all expected sites without a reading, grouped by cause; log which statistics some sites lack.
 
         Args:
-            state: of the stage.
+            state: the state of the stage.
             step: the optimizer step.
-            readings: of what was measured.
-            names_of: the statistics that are logged for a role.
-            why_not_there: says why some sites may not have a statistic.
+            readings: the readings of the step.
+            names_of: returns the names of the statistics that are logged for a role.
+            why_not_there: returns why some sites may not have a statistic.
         """
         found = list(self.found(state.recorder, readings))
         if found:
@@ -130,7 +139,7 @@ class MissingSites:
             inform(f"{self.owner}: no {name} of {sites}: {why_not_there(name)} (this is said once).")
 
     def found(self, recorder: Recorder, readings: Iterable[Reading]) -> Iterator[tuple[str, Role, str]]:
-        """Yield name, role and cause of everything that should have been measured and was not."""
+        """Yield name, role and cause of each expected site without a reading, or whose tensors were all empty."""
         measured = {(reading.site.name, reading.site.role): reading for reading in readings}
         for (name, role), cause in self.causes.items():
             reading = measured.get((name, role))
@@ -147,7 +156,7 @@ def _why_silent(state: MeasurementState, name: str, role: Role) -> str:
 
 
 def facts_of(model: nn.Module, plan: Plan) -> dict[str, Any]:
-    """Return the arguments `channels` and `ends` of a recorder, as far as the statistics of a plan need them."""
+    """Return the arguments `channels` and `ends` of `Recorder`, by name, if the statistics of a plan need them."""
     facts: dict[str, Callable[..., Any]] = {}
     modules = {"": model, **dict(named_submodules(model))}
     if "channels" in plan.wanted:
@@ -165,14 +174,14 @@ def facts_of(model: nn.Module, plan: Plan) -> dict[str, Any]:
 def without_curves(
     names_of: Callable[[Role], Sequence[str]], readings: Sequence[Reading], among: Iterable[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each requested statistic that some readings lack, with the names of their sites in one line.
+    """Yield each statistic that some readings lack, with the names of their modules, folded into one line.
 
-    That most modules are no bounded activation is not worth a line, unless none is.
+    `saturated_fraction` is left out unless all readings lack it: few modules are activations with a bounded range.
 
     Args:
-        names_of: the statistics that are logged for a role.
-        readings: of all sites that were measured.
-        among: all names of the model.
+        names_of: returns the names of the statistics that are logged for a role.
+        readings: the readings of all sites that were measured.
+        among: all names in the model.
     """
     among, lacking = list(among), dict[str, list[Reading]]()
     for reading in readings:
@@ -186,11 +195,11 @@ def without_curves(
 
 
 def say_if_copied(owner: str, device: torch.device) -> None:
-    """Log a line if the device has no float64, so that what is measured is copied to the host.
+    """Log a line if the device has no float64, so that tensors are copied to the host to be measured.
 
     Args:
         owner: the callback's name.
-        device: of the model.
+        device: the device of the model.
     """
     if needs_host(device):
         inform(

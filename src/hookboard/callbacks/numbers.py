@@ -1,4 +1,4 @@
-"""The base of callbacks that log numbers: it measures the due steps, writes the readings, and names what is missing."""
+"""`SiteLogger`, the base of callbacks that log numbers: measures due steps, writes readings, names missing sites."""
 
 import functools
 from abc import abstractmethod
@@ -28,11 +28,14 @@ V = TypeVar("V", bound=MeasurementState)
 
 AT_END = "at the end of the training"
 AFTER_LOOK = dict.fromkeys(get_args(Stage), "at the end of an evaluation") | {"train": "at the end of a batch"}
-"""When the job of a look was given, by stage."""
+"""By stage, when a warning says that an error in writing the readings happened."""
 
 
 class SiteLogger(HookboardCallback[V]):
-    """Base of callbacks that log readings: one flush of the recorder for each due step and each evaluation loop."""
+    """Base of callbacks that measure tensors and log one reading per site in each due step and evaluation loop.
+
+    A subclass says which modules (`_select`) and roles (`_roles`) are measured.
+    """
 
     verb = "measures"
     state_class: type[V] = MeasurementState  # type: ignore[assignment]  # who has a V of his own sets it
@@ -78,21 +81,21 @@ class SiteLogger(HookboardCallback[V]):
     def readings(self) -> tuple[Reading, ...]:
         """The merged readings of the last due step or evaluation loop, whichever was later."""
         self._worker.wait()
-        if not isinstance(self._readings, tuple):  # they are made when somebody asks, once
+        if not isinstance(self._readings, tuple):  # they are made at the first request
             self._readings = tuple(self._readings)
         return self._readings
 
-    # What a callback that measures has of its own.
+    # What a subclass may override.
 
     @abstractmethod
     def _roles(self) -> Sequence[Role]:
-        """Return the roles of the tensors that are measured."""
+        """Return which tensors of the selected modules are measured."""
 
     def _plan(self) -> Plan:
-        """Resolve the statistics.
+        """Return what is to be measured for the argument `statistics`.
 
         Raises:
-            ValueError: one of them is unknown.
+            ValueError: a statistic is unknown.
         """
         return plan(self.statistics)
 
@@ -102,14 +105,14 @@ class SiteLogger(HookboardCallback[V]):
         return [*resolved.names, *(statistic.name for statistic in resolved.own)]
 
     def _why_not_there(self, statistic: str) -> str:
-        """Return why some sites may not have a statistic; "" if every site has it."""
+        """Return why some sites may not have a statistic; "" if all sites have it."""
         return DERIVED[statistic].why_not if statistic in DERIVED else ""
 
     def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
         """Return the weights of these modules that are measured."""
         return weights_of(owners)
 
-    # Its life.
+    # What it does at each point of a run, see `hookboard.loops.callback`.
 
     def _reset(self) -> None:
         self._readings = ()
@@ -140,7 +143,7 @@ class SiteLogger(HookboardCallback[V]):
         state.sees_steps = state.sees_backward or any(ROLES[role].of_parameter for role in state.roles)
 
     def _recorder(self, loop: Loop, state: StageState) -> Recorder:
-        """Make the recorder of one stage."""
+        """Return the recorder of one stage."""
         resolved = self._plan()
         return Recorder(
             resolved,
@@ -170,13 +173,13 @@ class SiteLogger(HookboardCallback[V]):
         state.taps.active = True
 
     def _before_backward(self, state: V) -> None:
-        """Note the scale that this backward pass carries."""
+        """Have the recorder divide the gradients of this backward pass by the loss scale."""
         assert state.loss_scale is not None
         state.taps.show_pending()
         state.recorder.scale = state.loss_scale.before_backward()
 
     def _after_backward(self, state: V) -> None:
-        """Note that later gradients carry no scale."""
+        """Have the recorder take later gradients as they are."""
         state.taps.show_pending()
         state.recorder.scale = None
 
@@ -200,14 +203,14 @@ class SiteLogger(HookboardCallback[V]):
                 self._log(loop, state)
 
     def _measure_after_step(self, loop: Loop, state: V) -> None:
-        """Measure what can be seen of weights once all optimizers of the batch have stepped."""
+        """Measure the weights, and their updates, after all optimizers of the batch have stepped."""
         measure_weights(state.recorder, state.weights, state.before.copies, state.roles, self._part)
 
     def _end_evaluation(self, loop: Loop, state: V) -> None:
         self._log(loop, state)
 
     def _end_training(self, loop: Loop, state: V) -> None:
-        """Log a line if nothing was measured."""
+        """Log a line if nothing was measured in this stage during the whole fit."""
         if state.gaps_are_named:
             return
         if state.stage == "train":
@@ -218,7 +221,7 @@ class SiteLogger(HookboardCallback[V]):
         inform(f"{self._name} has measured nothing in {state.stage}: {why}.")
 
     def _follow_weights(self, model: nn.Module, state: V) -> None:
-        """Watch the parameters that the modules have now, if these have changed, and warn once.
+        """If modules have other parameters than before, watch the new ones, and warn once.
 
         Called before the optimizer steps, because sharded modules have other parameters during forward and backward.
         """
@@ -274,12 +277,12 @@ class SiteLogger(HookboardCallback[V]):
         self._leave_to_worker(state, write, AFTER_LOOK[state.stage])
 
     def _expected(self, state: V) -> list[tuple[str, Role]]:
-        """Return the names and roles of which at least one tensor should be measured in due steps."""
+        """Return the name and role of everything of which a due step should measure at least one tensor."""
         of_weights = [role for role in state.roles if ROLES[role].of_parameter]
         return [*state.taps.expected(), *((name, role) for role in of_weights for name in state.weights)]
 
     def written_tags(self) -> Iterator[str]:
-        """Return the tags that it writes in this run, as far as they are known before the first batch."""
+        """Yield the tags that it writes in this run, as far as they are known before the first batch."""
         for state in self._live.values():
             for name, role in self._expected(state):
                 site = Site(name, role)

@@ -1,4 +1,4 @@
-"""`Packet`: what one flush brings to the host, in one copy, and how those of several ranks become one."""
+"""`Packet`: what one flush copies to the host, and `Exchange`, which merges the packets of several ranks."""
 
 import functools
 import math
@@ -28,12 +28,12 @@ from hookboard.sites import Site
 
 
 class Extent(NamedTuple):
-    """What a packet holds of a site beside its row.
+    """What a packet holds of a site besides its row.
 
     Args:
-        channels: how many channels it has; 0 if they are not measured.
+        channels: the number of its channels; 0 if they are not measured.
         has_bins: whether it has a histogram.
-        dtype: of its tensors; None if unknown.
+        dtype: the dtype of its tensors; None if unknown.
     """
 
     channels: int = 0
@@ -42,34 +42,34 @@ class Extent(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of its rows of channels: of a wide tensor every k-th channel has one."""
+        """The number of rows of channels; for a wide tensor fewer than `channels`, as only every k-th has one."""
         return looked_at(self.channels)
 
     def holds(self, other: "Extent") -> bool:
-        """Return whether there is room for what the other has."""
+        """Return whether this extent has room for all that the other one has."""
         return other.channels in (0, self.channels) and (self.has_bins or not other.has_bins)
 
     def joined(self, other: "Extent") -> "Extent":
-        """Return the extent that has room for both; for the channels of the other, where they are not as many."""
+        """Return an extent with room for both; if both have channels, but not as many, for those of the other."""
         return Extent(other.channels or self.channels, self.has_bins or other.has_bins, self.dtype or other.dtype)
 
 
 Layout = dict[Site, Extent]
-"""The order of the sites in a packet, and what it holds of each."""
+"""The sites of a packet in their order, with the extent of each."""
 
 
 @dataclass(frozen=True)
 class Packet:
-    """What one flush brings to the host. All parts have the order of the layout.
+    """What one flush copies to the host. All parts have the order of the layout.
 
     Args:
-        layout: the sites.
+        layout: the sites, and what the packet holds of each.
         rows: shape (sites, width), float64: the merged row of each site; NaN where measuring it has failed.
         channels: the merged rows of the channels of each site, shape (rows of channels, WIDTH), float64; None where it
             was not measured, or its calls had no channels in common.
         bins: the counts of each site, shape (BINS,); None where it was not measured, or has no histogram.
-        flags: shape (k,): numbers of at least 0, of each the largest that any rank reports.
-        along: shape (n,): numbers of this rank that come along.
+        flags: shape (k,): numbers of at least 0, merged over the ranks by their maximum.
+        along: shape (n,): further numbers, which are not merged.
     """
 
     layout: Layout
@@ -80,7 +80,7 @@ class Packet:
     along: Tensor
 
     def to_host(self) -> "Callable[[], Packet]":
-        """Start the one transfer to the CPU; returns what gives the packet there, see `sent`."""
+        """Start the one copy to the CPU; returns a function that waits for it and returns the packet there."""
         if self.rows.is_cpu:
             return lambda: self
         channels = [torch.as_tensor(each) for each in self.channels if each is not None]
@@ -91,7 +91,7 @@ class Packet:
         def packet() -> Packet:
             rows, flags, along, *rest = arrived()
             parts = iter(rest)
-            # A reading that is kept does not keep the packet.
+            # Copies: a reading that is kept must not keep the packet.
             its_channels = [next(parts).numpy().copy() if is_there else None for is_there in has_channels]
             its_bins = [next(parts) if is_there else None for is_there in has_bins]
             return Packet(layout, rows, its_channels, its_bins, flags, along)
@@ -100,11 +100,11 @@ class Packet:
 
 
 class Exchange:
-    """Merges the packets of all ranks, flush by flush. All ranks must do so in the same order, in any one thread.
+    """Merges the packets of all ranks, flush by flush. All ranks must call `merged` in the same order.
 
     Args:
         ranks: the processes.
-        more: what follows the moments in a row.
+        more: the columns that follow the moments in a row.
     """
 
     def __init__(self, ranks: Ranks, more: Sequence[Columns | Statistic]) -> None:
@@ -113,13 +113,13 @@ class Exchange:
         self._agreed: Layout = {}
 
     def merged(self, packet: Packet) -> Packet:
-        """Return the packet of all ranks, in the layout that they have agreed on.
+        """Return the merged packet of all ranks, in the layout that they have agreed on.
 
-        If a rank has a new site, or one that has other channels than before or a histogram for the first time, they
-        agree anew.
+        They agree on a new layout if a rank has a new site, or a site with other channels than before or with a
+        histogram for the first time.
 
         Args:
-            packet: of this rank, on the host.
+            packet: the packet of this rank, on the host.
 
         Raises:
             RanksLostError: a rank no longer takes part.
@@ -139,7 +139,7 @@ class Exchange:
         rows = self._ranks.merge(rows, functools.partial(_merged, more=self._more))
         channels = self._ranks.merge(channels, functools.partial(_merged, more=()))
         bins = self._ranks.merge(bins, lambda parts: parts.sum(0))
-        # A rank's own tensors tell it the dtype.
+        # The dtype is that of the rank's own tensors, if it has measured any.
         agreed = self._agreed.items()
         layout = {site: each._replace(dtype=mine.get(site, each).dtype or each.dtype) for site, each in agreed}
         channels_of = _split(channels.numpy(), [each.rows for each in layout.values()])
@@ -148,7 +148,7 @@ class Exchange:
             packet,
             layout=layout,
             rows=rows,
-            # A reading that is kept does not keep the packet.
+            # Copies: a reading that is kept must not keep the packet.
             channels=[None if each is None else each.copy() for each in channels_of],
             bins=[None if each is None else each[0] for each in counted],
             flags=flags[1:],
@@ -156,15 +156,15 @@ class Exchange:
 
 
 def _blocks(packet: Packet, layout: Layout, empty: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rows, the rows of channels and the bins of all sites in a layout, each in one block, float64.
+    """Return the rows, the rows of channels and the bins of all sites in a layout, each in one float64 block.
 
-    A site that was not measured gets what changes nothing in a merge. One that was, and has other channels than the
-    layout or no histogram where the layout has one, gets NaN there.
+    A site that was not measured gets neutral elements. A measured site gets NaN where it has not what the layout says:
+    other channels, or no histogram.
 
     Args:
-        packet: on the host.
-        layout: the layout that all ranks have.
-        empty: the row of no values.
+        packet: a packet on the host.
+        layout: the layout that all ranks have agreed on.
+        empty: the row of an empty tensor.
     """
     place = {site: row for row, site in enumerate(packet.layout)}
     is_measured = (elements_in(packet.rows) > 0).tolist()
@@ -172,7 +172,7 @@ def _blocks(packet: Packet, layout: Layout, empty: Sequence[float]) -> tuple[Ten
     channels, bins = [np.empty((0, WIDTH))], [np.empty((0, BINS))]
     for site, extent in layout.items():
         row = place.get(site)
-        is_partial = row is not None and is_measured[row]  # what it lacks is not the same as nothing
+        is_partial = row is not None and is_measured[row]  # channels or bins that it lacks are unknown, not empty
         own = None if row is None else packet.channels[row]
         counted = None if row is None else packet.bins[row]
         if extent.channels:
@@ -187,23 +187,22 @@ def _blocks(packet: Packet, layout: Layout, empty: Sequence[float]) -> tuple[Ten
 
 
 def _split(block: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray | None]:
-    """Split a block by rows; a part without rows, or with NaN in its first number, is None."""
+    """Split a block into parts with these numbers of rows; a part without rows, or that begins with NaN, is None."""
     parts = np.split(block, np.cumsum(sizes)[:-1]) if sizes else []
     return [part if len(part) and not math.isnan(part[0, 0]) else None for part in parts]
 
 
 def _merged(parts: Tensor, more: Sequence[Columns | Statistic]) -> Tensor:
-    """Merge the rows of several ranks, from shape (ranks, n, width) to (n, width)."""
+    """Merge the rows of several ranks: from shape (ranks, n, width) to (n, width)."""
     ranks, rows, width = parts.shape
     return merge_rows(parts.reshape(-1, width), torch.arange(rows, device=parts.device).repeat(ranks), rows, more)
 
 
 def sent(tensor: Tensor) -> Callable[[], Tensor]:
-    """Start the copy of a tensor to the host.
+    """Start the copy of a tensor to the host. On other devices than CUDA it is made at once.
 
     Returns:
-        Gives the copy; it may be called in any thread. On CUDA it is what waits for the copy. Other devices than CUDA
-        copy at once.
+        A function that waits for the copy and returns it; any thread may call it.
     """
     if tensor.is_cuda:
         return _sent_by_event(tensor)
@@ -212,13 +211,13 @@ def sent(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 def sent_together(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-    """Start the copies of several tensors of any real types, in one copy; see `sent`."""
-    # A device without float64 copies them one by one.
+    """Start the copy of several tensors of any real dtypes to the host, all in one transfer; see `sent`."""
+    # From a device without float64 they are copied one by one.
     there = [tensor for tensor in tensors if _is_elsewhere(tensor)]
     if not there:
         hosts = [tensor.cpu() for tensor in tensors]
         return lambda: hosts
-    # Whatever is shown, numbers of channels too, is a float64 without a loss.
+    # Float64 holds all of these values exactly.
     copy = sent(torch.cat([tensor.flatten().to(there[0].device, torch.float64) for tensor in there]))
     kinds = [(tensor.shape, tensor.dtype, None if _is_elsewhere(tensor) else tensor) for tensor in tensors]
 
@@ -234,10 +233,10 @@ def _is_elsewhere(tensor: Tensor) -> bool:
 
 
 def _sent_by_event(tensor: Tensor) -> Callable[[], Tensor]:
-    # Only to pinned memory is a copy made while the host goes on.
+    # Only copies to pinned memory are asynchronous.
     host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     host.copy_(tensor, non_blocking=True)
-    event = torch.cuda.Event(blocking=True)  # whoever waits sleeps, and leaves the core to the training
+    event = torch.cuda.Event(blocking=True)  # a thread that waits for it sleeps, and leaves the core to the training
     event.record(torch.cuda.current_stream(tensor.device))
 
     def arrived() -> Tensor:

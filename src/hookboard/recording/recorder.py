@@ -1,4 +1,4 @@
-"""`Recorder`: measures the tensors of all sites of a step, and gives a reading for each site."""
+"""`Recorder`: measures the tensors of all sites, and returns a reading for each site at the end of a step."""
 
 import functools
 import math
@@ -38,12 +38,11 @@ from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
 from hookboard.recording.packet import Exchange, Packet
 from hookboard.recording.readings import Places, Readings
-from hookboard.recording.rows import MOST_CALLS, ChannelBuffer, RowBuffer
+from hookboard.recording.rows import ChannelBuffer, RowBuffer
 from hookboard.recording.slot import Slot, Slots
 from hookboard.sites import Role, Site, Stage
 
 _NO_LOCK = nullcontext()
-
 
 _MIN, _MAX = FIELDS.index("min"), FIELDS.index("max")
 
@@ -57,9 +56,9 @@ class Recorder:
         plan: the statistics to measure.
         device: where the tensors are. The rows are kept there too, or on the host if that device has no float64.
         stage: the stage that is noted in readings.
-        histogram: whether to count histograms too; or a function that says so for a site when its first tensor comes.
-        channels: is asked for each tensor which of its dimensions holds the channels, whose rows are then measured too;
-            None for none. Left out: no channels.
+        histogram: whether to count histograms too; or a function that returns this for a site and its first tensor.
+        channels: returns the dimension of a tensor that holds the channels, which are then measured one by one too;
+            None for a tensor without channels. Left out: no channels are measured.
         ends: returns the lowest and the highest value that a site can have; None for a site without such ends. Left
             out: no site has ends.
         finish: computes what needs the readings of several sites, such as ratios; returns the readings that `send`
@@ -91,15 +90,13 @@ class Recorder:
         self._plan = plan.with_histogram() if histogram else plan
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._plan.wanted]
         self._has_bins = bool(histogram) or "bins" in plan.wanted
-        """Whether bins are counted, of some sites at least."""
+        """True if at least one site may count bins."""
         self._lock = threading.RLock()
-        """Held while bins are added, until their row is kept, and while both are taken."""
+        """Held while the row of a tensor is kept with its bins or channels, and while all are taken: no flush has one
+        without the other."""
         self._is_copied = self.rows.device != device
         self._histogram = histogram
         self._channels = channels
-        self._no_channels: tuple[None, ...] = () if channels is None else (None,)
-        """What comes along with the row of a tensor without channels."""
-        self.rows.on_channels = None if channels is None else self._take_channels
         self._ends = ends
         self._finish = finish
         self._rank = 0 if ranks is None else ranks.rank
@@ -108,19 +105,19 @@ class Recorder:
         self._places = Places([])
 
     def open(self, site: Site) -> Callable[[Tensor], None]:
-        """Return the function that measures a tensor of this site. The site is added at the first request.
+        """Return a function that measures a tensor of this site.
 
-        If measuring fails, that function gives one warning, and from then on does nothing.
+        If measuring fails, that function warns once, and does nothing from then on.
         """
         return functools.partial(self._observe, self.slots.of(site))
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
-        """Measure tensors that nothing changes meanwhile, such as weights, or their differences from others.
+        """Measure many tensors, or differences of tensors.
 
-        If measuring one of them fails, there is one warning, and from then on its site is left out.
+        If measuring one of them fails, its site is left out from then on, with one warning.
 
         Args:
-            tensors: the site, the tensor, and what is subtracted from it first, in float32 at least; None for nothing.
+            tensors: the site, the tensor, and the tensor to subtract from it first, in float32 at least; None for none.
         """
         by_site = self.slots.by_site
         for site, tensor, minus in tensors:
@@ -129,7 +126,7 @@ class Recorder:
             self._observe(by_site.get(site) or self.slots.of(site), tensor, minus)
 
     def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
-        """Leave these sites out from now on, because their tensors cannot be had; one warning names the first."""
+        """Leave these sites out from now on; one warning names the first of them and the error."""
         self._off.update(sites)
         warn_switched_off(f"{sites[0].role} of {sites[0].path!r}", error)
 
@@ -168,17 +165,15 @@ class Recorder:
         return arrived
 
     def _take(self, flags: Tensor, along: Tensor) -> tuple[Packet, set[int]]:
-        """Take what was measured since the last call; what another thread measures meanwhile is wholly in one packet.
+        """Take what was measured since the last call, and forget it.
 
-        Args:
-            flags: see `Packet`.
-            along: see `Packet`.
+        A tensor that another thread measures meanwhile is wholly in this packet or wholly in the next.
 
         Returns:
-            The packet, on the device; and the numbers of the slots that have measured something.
+            The packet, on the device; and the indices of the slots that have measured a tensor.
         """
-        with self._lock:  # nobody has added to bins and not yet appended the row
-            rows, channels = self.rows.take(self.channel_rows.take)
+        with self._lock:
+            rows, calls = self.rows.take(), self.channel_rows.take()
             measured = set(dict(rows))
             if not self._has_bins:
                 bins = {}
@@ -187,9 +182,8 @@ class Recorder:
             else:
                 with self.rows.streams.joined():
                     bins = self.slots.take_bins(measured)
-        # Only now: each site of which there is a row is among them.
-        layout = dict(self.slots.extents)
-        merged = self.rows.merged(rows, len(layout))
+        layout = dict(self.slots.extents)  # after the rows were taken: each of their sites is among them
+        merged, channels = self.rows.merged(rows, len(layout)), self.channel_rows.merged(calls)
         if self._off:
             merged[[number for number, site in enumerate(layout) if site in self._off]] = math.nan
         packet = Packet(
@@ -202,18 +196,13 @@ class Recorder:
         )
         return packet, measured
 
-    def _take_channels(self, rows: Sequence[tuple[int, ChannelRows | None]]) -> None:
-        self.channel_rows.extend(rows)
-        for index, _ in rows:
-            self.slots.in_order[index].calls = 0
-
     def _observe(self, slot: Slot, tensor: Tensor, minus: Tensor | None = None) -> None:
         """Measure a tensor, or its difference from another."""
         if self._off and slot.site in self._off:
             return
         try:
             form, part, is_whole = slot.form, tensor, True
-            # Nearly every tensor is like the one before it at its site, which spares all further questions.
+            # Nearly every tensor has the form of the one before it at its site: then nothing else is to be checked.
             if form is None or form.dtype is not slot.extent.dtype or self.scale is not None or not is_like(part, form):
                 prepared = self._prepared(slot, tensor)
                 if prepared is None:
@@ -223,7 +212,6 @@ class Recorder:
             if minus is not None and (form is None or not can_subtract(minus, form)):
                 self._observe_difference(slot, tensor, minus)
                 return
-            # What adds to bins and appends the row is one piece to who takes both.
             with _NO_LOCK if slot.counts is None else self._lock:
                 counts, found, rows = slot.counts, None, None
                 if form is not None:
@@ -231,9 +219,9 @@ class Recorder:
                     found, rows = read(part, form, with_abs_mean=has_abs_mean, counts=counts, minus=minus)
                 if found is None:
                     part = part if minus is None else part - minus
-                    self._measure(slot, part, is_whole, counts if form is None else None)  # else they are counted
-                elif rows is None:
-                    self.rows.append(slot.index, found, *self._no_channels)
+                    self._measure(slot, part, is_whole, counts if form is None else None)  # `read` has counted the bins
+                elif self._channels is None:
+                    self.rows.append(slot.index, found)
                 else:
                     self._keep(slot, part, found, rows)
         except Exception as error:
@@ -247,7 +235,7 @@ class Recorder:
             self._observe(slot, part.to(wide) - less.to(wide))
 
     def _measure(self, slot: Slot, part: Tensor, is_whole: bool, counts: Tensor | None) -> None:
-        """Measure what the compiled kernel cannot; its values are added to `counts`, unless that is None."""
+        """Measure a tensor without the compiled kernel; its values are added to the bins `counts`, unless None."""
         scale = self.scale if slot.traits.is_gradient else None
         of: dict[str, Any] = {"counts": counts, "moments_only": slot.traits.moments_only, "scale": scale}
         dim = self._dim(slot, part, is_whole)
@@ -258,11 +246,11 @@ class Recorder:
             self._keep(slot, part, row, channels, None if channels is None else part.shape[dim])
 
     def _prepared(self, slot: Slot, tensor: Tensor) -> tuple[Tensor, bool] | None:
-        """Return what is to be measured of a tensor, and whether that is the whole of it; None if nothing is."""
+        """Return the part of a tensor that this rank measures, and whether that is the whole; None if no part is."""
         tensor = tensor.detach() if tensor.requires_grad else tensor
         tensor = tensor.cpu() if self._is_copied else tensor
         part: Tensor | None = tensor
-        if self._rank or type(tensor) is not Tensor:  # else it is its own part, which costs a call to find out
+        if self._rank or type(tensor) is not Tensor:  # otherwise it is its own part
             of_parameter = slot.traits.of_parameter
             part = own_part(tensor, is_replicated=of_parameter, rank=self._rank)
         if part is None:
@@ -270,8 +258,8 @@ class Recorder:
         if part.is_cuda:
             self.rows.streams.note(part)
         noted = slot.extent.dtype
-        # To look for its rows takes as long as there are any: a site without a type is new, and has none.
-        if noted is not part.dtype and (noted is None or slot.index not in self.rows.owners):
+        # Only a site that had a dtype before can have rows; to search them takes long.
+        if noted is not part.dtype and (noted is None or slot.index not in self.rows.indices):
             self.slots.meet(slot, part)
         if slot.shape is None:
             slot.shape = shape_of(tensor)
@@ -285,27 +273,34 @@ class Recorder:
         return slot.form
 
     def _dim(self, slot: Slot, part: Tensor, is_whole: bool) -> int | None:
-        """Return the dimension of the channels; None if their rows are not wanted."""
-        # The part of a DTensor may hold some of the channels only, which the ranks could not tell apart.
+        """Return the dimension of the channels; None if no channels are measured."""
+        # The part of a DTensor may hold only some of the channels, and other ranks would not know which.
         return None if self._channels is None or not is_whole else self._channels(slot.site, part)
 
     def _keep(
         self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None, width: int | None = None
     ) -> None:
-        """Keep a tensor's row and those of its channels; `width` counts the channels, left out if all have a row."""
+        """Keep a tensor's row and those of its channels.
+
+        Args:
+            slot: the tensor's site.
+            tensor: the tensor.
+            row: its row, or rows of its parts.
+            channels: the rows of its channels; None if it has none.
+            width: the number of channels; None if each has a row.
+        """
         if self._channels is None or not tensor.numel():
             self.rows.append(slot.index, row)
             return
-        if slot.calls >= MOST_CALLS:
-            self.rows.hand_on()
         if channels is not None:
-            slot.calls += 1
             width, before = len(channels) if width is None else width, slot.extent.channels
             if width != before:
                 self.slots.resize(slot, slot.extent._replace(channels=width))
-                # Nobody could tell later that these are rows of other channels than as many rows before them.
+                # With as many rows as before, but of other channels, they would be merged with those.
                 channels = None if len(channels) == looked_at(before) else channels
-        self.rows.append(slot.index, row, channels)
+        with self._lock:
+            self.rows.append(slot.index, row)
+            self.channel_rows.append(slot.index, channels)
 
     def _plan_of(self, site: Site) -> Plan:
         return self._plan if self._ends is None else self._plan.between(self._ends(site))
@@ -316,10 +311,15 @@ class Recorder:
         return self._histogram(site, tensor)
 
     def _readings(self, packet: Packet, measured: Container[int]) -> Readings:
-        """Make the readings of every site that was measured here, or on another rank."""
+        """Return the readings of every site that was measured here or on another rank.
+
+        Args:
+            packet: on the host, merged over the ranks.
+            measured: the indices of the slots that have measured a tensor on this rank.
+        """
         sites, extents, rows = list(packet.layout), list(packet.layout.values()), packet.rows.numpy()
         elements = elements_in(rows)
-        for row in np.flatnonzero(np.isnan(elements)):  # the rest is not the whole
+        for row in np.flatnonzero(np.isnan(elements)):  # measuring has failed on a rank
             self._off.add(sites[row])
         is_empty, slots = elements == 0, self.slots.by_site
         is_read = (elements > 0) | is_empty

@@ -1,9 +1,8 @@
-"""Rows of tensors and of their channels, in the order in which they come, until they are merged."""
+"""`RowBuffer` and `ChannelBuffer`: keep the rows of tensors and of their channels until a flush merges them."""
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,25 +22,20 @@ from hookboard.measure import (
 )
 
 MOST_ROWS = 4096
-"""How many rows are kept at most before those of each owner are merged, as in a long validation loop. Of wider
+"""Maximum number of rows that are kept before those of each site are merged, as in a long validation loop. Of wider
 rows it is as many as take the same memory."""
 
 MOST_PARTS = 1 << 18
-"""The same for rows of parts, which an accelerator writes without merging them: 20 MB."""
+"""Maximum number of rows of parts of tensors, which an accelerator writes without merging them: 20 MB."""
 
 MOST_CALLS = 16
-"""How many calls of a site are kept before their rows are merged."""
-
-Kept = tuple[int, Row] | tuple[int, Row, ChannelRows | None]
-"""The index of a site and a row of it; and those of its channels, until they are handed on."""
-
-T = TypeVar("T")
+"""Maximum number of calls of a site whose rows of channels are kept before they are merged."""
 
 
 class Streams:
-    """The CUDA streams on which tensors were measured. Without CUDA it does nothing. Several threads may use it.
+    """The CUDA streams on which tensors were measured; they wait for each other, the host for none of them.
 
-    The host waits for none of them: they wait for each other.
+    Without CUDA it does nothing. Several threads may use it.
     """
 
     def __init__(self) -> None:
@@ -63,7 +57,7 @@ class Streams:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Inside, the current stream may read what all others have written; after it, they may write there again."""
+        """Have the current stream wait for all others; after the block, they wait for what it did inside."""
         used = list(self._used)
         if not used:
             yield
@@ -79,186 +73,155 @@ class Streams:
 
 
 class RowBuffer:
-    """Rows in the order they came. Several threads may append.
+    """Keeps rows in the order in which they come. Several threads may append.
 
     Args:
-        more: what follows the moments in a row.
+        more: the columns that follow the moments in a row.
         device: where the rows are merged.
     """
 
     def __init__(self, more: Sequence[Columns | Statistic], device: torch.device) -> None:
         self.device = device
         self.streams = Streams()
-        """Those on which the rows are made."""
+        """The streams on which the rows are made."""
+        self.kept: list[tuple[int, Row]] = []
+        """The index of a site, and a row of it."""
         self._more = more
-        self._nothing = empty_row(more)
-        self.kept: list[Kept] = []
-        """Each row with the index of its site, and where they are wanted the rows of its channels: in one piece, so
-        that no flush comes between."""
+        self._empty = empty_row(more)
         self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
-        self.on_channels: Callable[[Sequence[tuple[int, ChannelRows | None]]], object] | None = None
-        """Takes the rows of channels, each with its owner's index, from one thread at a time; None if nobody does."""
         self._most = self._least
         self._parts = 0
-        """Rows of parts since the last merge."""
+        """The number of rows of parts since the last merge."""
         self._merging = threading.Lock()
 
-    def __len__(self) -> int:
-        """How many rows are kept."""
-        return len(self.kept)
-
     @property
-    def owners(self) -> set[int]:
-        """Those of which there is a row."""
-        return {each[0] for each in self.kept}
+    def indices(self) -> set[int]:
+        """The indices of the sites that have a row."""
+        return {index for index, _ in self.kept}
 
-    def hand_on(self) -> None:
-        """Hand on the rows of channels."""
-        with self._merging:
-            self._known()
-
-    def append(self, owner: int, row: Row, *channels: ChannelRows | None) -> None:
+    def append(self, index: int, row: Row) -> None:
         """Keep a row.
 
         Args:
-            owner: the index of the site that the row belongs to.
+            index: the index of the site.
             row: WIDTH + width_of(more) numbers; or rows of parts, shape (n, WIDTH + width_of(more)).
-            channels: the rows of its channels, None for a tensor without; left out where nobody asks for them.
         """
         # Needs no lock: it is one step for the interpreter.
-        self.kept.append((owner, row, channels[0]) if channels else (owner, row))
+        self.kept.append((index, row))
         if isinstance(row, Tensor) and row.dim() == 2:
             with self._merging:
                 self._parts += len(row)
         if len(self.kept) >= self._most or self._parts >= MOST_PARTS:
             self._merge_early()
 
-    def take(self, channels: Callable[[], T]) -> tuple[list[tuple[int, Row]], T]:
-        """Empty the buffer.
-
-        Args:
-            channels: takes the rows of channels that have been handed on; no thread hands on others meanwhile.
-
-        Returns:
-            The rows, for `merged`; and what `channels` gives: of the same tensors.
-        """
+    def take(self) -> list[tuple[int, Row]]:
+        """Empty the buffer; returns the rows, for `merged`."""
         with self._merging:
-            rows = self._known()
+            rows = self.kept[:]
             del self.kept[: len(rows)]  # others may have come after them
             self._parts = 0
-            return rows, channels()
+            return rows
 
-    def merged(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
-        """Merge rows that were taken.
+    def merged(self, rows: list[tuple[int, Row]], sites: int) -> Tensor:
+        """Merge the rows of each site.
 
         Args:
-            rows: what `take` has given.
-            owners: how many owners there are.
+            rows: the rows that `take` has returned.
+            sites: the number of sites.
 
         Returns:
-            The row of each, shape (owners, WIDTH + width_of(more)), float64, on the device. An owner without rows gets
-            the row of an empty tensor.
+            Shape (sites, WIDTH + width_of(more)), float64, on the device. A site without rows gets the row of an empty
+            tensor.
         """
-        if not owners:
+        if not sites:
             return torch.empty(0, WIDTH + width_of(self._more), dtype=torch.float64, device=self.device)
         if self.device.type == "cpu":
             tell_of_missing_kernel()
         else:
             tell_of_compiling()
-        return self._merged(rows, owners)
+        return self._merged(rows, sites)
 
     def _merge_early(self) -> None:
         with self._merging:
             if len(self.kept) < self._most and self._parts < MOST_PARTS:  # another thread has done it
                 return
-            rows = self._known()
+            rows = self.kept[:]
             self._parts = 0
-            owners = sorted({each[0] for each in rows})
-            merged = self._merged(rows, owners[-1] + 1)
+            indices = sorted({index for index, _ in rows})
+            merged = self._merged(rows, indices[-1] + 1)
             each = merged.tolist() if merged.is_cpu else merged.unbind()
-            self.kept[: len(rows)] = [(owner, each[owner]) for owner in owners]
-            self._most = max(self._least, 2 * len(owners))
+            self.kept[: len(rows)] = [(index, each[index]) for index in indices]
+            self._most = max(self._least, 2 * len(indices))
 
-    def _known(self) -> list[tuple[int, Row]]:
-        """Return the rows until now; those of channels have been handed on. It is called with the lock."""
-        known = self.kept[:]
-        if self.on_channels is None:
-            return known  # type: ignore[return-value]  # nobody appends others
-        rows = [each[:2] for each in known]
-        self.kept[: len(known)] = rows
-        self.on_channels([(each[0], each[2]) for each in known if len(each) == 3])
-        return rows
-
-    def _merged(self, rows: list[tuple[int, Row]], owners: int) -> Tensor:
+    def _merged(self, rows: list[tuple[int, Row]], sites: int) -> Tensor:
         with self.streams.joined():
             row_of = dict(rows)
             sizes = [len(row) if isinstance(row, Tensor) and row.dim() == 2 else 1 for _, row in rows]
             total = sum(sizes)
             if len(row_of) == total:  # there is nothing to merge
-                return self._block([row_of.get(owner, self._nothing) for owner in range(owners)])
+                return self._block([row_of.get(index, self._empty) for index in range(sites)])
             # Short enough that the host does not wait until they are copied.
-            owner, size = self._on_device(torch.tensor([[owner for owner, _ in rows], sizes], device="cpu"))
+            owner, size = _on(self.device, torch.tensor([[index for index, _ in rows], sizes], device="cpu"))
             if total != len(rows):
                 owner = owner.repeat_interleave(size, output_size=total)
-            return merge_rows(self._block([row for _, row in rows]), owner, owners, self._more)
+            return merge_rows(self._block([row for _, row in rows]), owner, sites, self._more)
 
     def _block(self, rows: Sequence[Row]) -> Tensor:
-        """One matrix of the rows, which are tensors where they were measured on another device than the CPU."""
+        """Return the rows as one matrix on the device; rows that another device measured are tensors."""
         if Tensor in map(type, rows):
-            each = [self._on_device(torch.as_tensor(row, dtype=torch.float64)) for row in rows]
+            each = [_on(self.device, torch.as_tensor(row, dtype=torch.float64)) for row in rows]
             return torch.cat([row if row.dim() == 2 else row[None] for row in each])
-        return self._on_device(torch.from_numpy(np.array(rows, np.float64)))
-
-    def _on_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)
+        return _on(self.device, np.array(rows, np.float64))
 
 
 class ChannelBuffer:
-    """The rows of the channels of each site. Several threads may append.
+    """Keeps the rows of the channels of each site. One thread at a time may use it.
 
     Args:
-        device: where they are merged.
-        streams: those on which the rows are made.
+        device: where the rows are merged.
+        streams: the streams on which the rows are made.
     """
 
-    def __init__(self, device: torch.device, streams: Streams | None = None) -> None:
+    def __init__(self, device: torch.device, streams: Streams) -> None:
         self._device = device
-        self._streams = streams or Streams()
-        self._calls: dict[int, list[ChannelRows]] = {}
-        self._unlike: set[int] = set()
-        self._lock = threading.Lock()
+        self._streams = streams
+        self._calls: dict[int, list[ChannelRows] | None] = {}
 
-    def extend(self, rows: Iterable[tuple[int, ChannelRows | None]]) -> None:
-        """Keep the rows of some calls.
+    def append(self, index: int, rows: ChannelRows | None) -> None:
+        """Keep the rows of the channels of a call.
 
         Args:
-            rows: the index of the site of each call, and the rows; None if the call had no channels. If it had none,
-                or another number of them than the calls before, the site has none until the next `take`.
+            index: the index of the site.
+            rows: None if the call had no channels. After such a call, or one with another number of channels than
+                before, the site has no channels until the next `take`.
         """
-        with self._lock:
-            for owner, part in rows:
-                calls = self._calls.setdefault(owner, [])
-                if owner in self._unlike:
-                    continue
-                if part is None or (calls and calls[0].shape != part.shape):
-                    self._unlike.add(owner)
-                    calls.clear()
-                    continue
-                calls.append(part)
-                if len(calls) >= MOST_CALLS:
-                    with self._streams.joined():
-                        calls[:] = self._merged([calls])
+        calls = self._calls.setdefault(index, [])
+        if calls is None:
+            return
+        if rows is None or (calls and calls[0].shape != rows.shape):
+            self._calls[index] = None
+            return
+        calls.append(rows)
+        if len(calls) >= MOST_CALLS:
+            with self._streams.joined():
+                calls[:] = self._merged([calls])
 
-    def take(self) -> dict[int, ChannelRows | None]:
-        """Empty the buffer; returns the merged rows of each owner, None where its calls had no channels in common."""
-        if not self._calls:
+    def take(self) -> dict[int, list[ChannelRows] | None]:
+        """Empty the buffer; returns the rows of each call by the index of the site, for `merged`."""
+        calls, self._calls = self._calls, {}
+        return calls
+
+    def merged(self, calls: Mapping[int, list[ChannelRows] | None]) -> dict[int, ChannelRows | None]:
+        """Return the merged rows of each site, None where its calls had no channels in common.
+
+        Args:
+            calls: the rows that `take` has returned.
+        """
+        if not calls:
             return {}
-        with self._lock:
-            calls, self._calls = self._calls, {}
-            unlike, self._unlike = self._unlike, set()
         with self._streams.joined():
-            merged = iter(self._merged([each for owner, each in calls.items() if owner not in unlike]))
-        return {owner: None if owner in unlike else next(merged) for owner in calls}
+            merged = iter(self._merged([each for each in calls.values() if each is not None]))
+        return {index: None if each is None else next(merged) for index, each in calls.items()}
 
     def _merged(self, sites: Sequence[list[ChannelRows]]) -> list[ChannelRows]:
         """Return the merged rows of the calls of each site; all sites in one merge, however many there are."""

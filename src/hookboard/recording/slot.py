@@ -1,4 +1,4 @@
-"""`Slot`: what a recorder knows of one site; `Slots`: all of them; and their bins."""
+"""`Slot`: what a recorder knows of one site, such as its dtype and bins; `Slots`: the slots of all sites."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -16,12 +16,12 @@ class Slot:
     """What a recorder knows of one site.
 
     Args:
-        index: its number, in the order in which sites came.
+        index: counts the sites from 0, in the order in which they came.
         site: the site.
-        plan: its statistics.
+        plan: the statistics to measure.
     """
 
-    __slots__ = ("calls", "counts", "extent", "form", "index", "plan", "shape", "site", "spare", "traits")
+    __slots__ = ("counts", "extent", "form", "index", "plan", "shape", "site", "spare", "traits")
 
     def __init__(self, index: int, site: Site, plan: Plan) -> None:
         self.index = index
@@ -29,26 +29,24 @@ class Slot:
         self.plan = plan
         self.traits = ROLES[site.role]
         self.extent = Extent()
-        """What a packet holds of it."""
+        """The number of channels, whether it has bins, and the dtype."""
         self.counts: Tensor | None = None
         """The bins of the running step; None without a histogram."""
         self.spare: Tensor | None = None
-        """Empty bins for the next step; None while they are lent."""
+        """Empty bins for the next step, see `Slots.lend_bins`; None if there are none."""
         self.form: Form | None = None
-        """How the compiled kernel read the last tensor; None if it did not."""
+        """How the compiled kernel read the last tensor; None if the kernel did not read it."""
         self.shape: tuple[int, ...] | None = None
-        """Of its first tensor; None before, and of nested tensors."""
-        self.calls = 0
-        """How many tensors with channels were measured since their rows were handed on."""
+        """The shape of the first tensor; None before, and for nested tensors."""
 
 
 class Slots:
-    """The slots of a recorder, by site. Several threads may add and meet them.
+    """The slots of a recorder. Several threads may add slots and call `meet`.
 
     Args:
         device: where bins are counted.
-        plan_of: gives the statistics of a site.
-        wants_bins: tells whether a site has a histogram, from its first tensor.
+        plan_of: returns the statistics to measure at a site.
+        wants_bins: returns whether a site has a histogram, given its first tensor.
     """
 
     def __init__(
@@ -59,16 +57,16 @@ class Slots:
     ) -> None:
         self.by_site: dict[Site, Slot] = {}
         self.in_order: list[Slot] = []
-        """By number."""
+        """The slots by index."""
         self.extents: Layout = {}
-        """What a packet holds of each."""
+        """The extent of each slot, by site."""
         self._device = device
         self._plan_of = plan_of
         self._wants_bins = wants_bins
         self._changing = threading.Lock()
 
     def of(self, site: Site) -> Slot:
-        """Return the slot of a site, which is added at the first request."""
+        """Return the slot of a site; adds it if it is not there yet."""
         return self.by_site.get(site) or self._add(site)
 
     def _add(self, site: Site) -> Slot:
@@ -81,7 +79,7 @@ class Slots:
             return self.by_site[site]
 
     def meet(self, slot: Slot, tensor: Tensor) -> None:
-        """Note the type of a site's first tensor of a step; at the very first, decide if the site has a histogram."""
+        """Note the dtype of a site's first tensor of a step; at its very first, decide if the site has a histogram."""
         with self._changing:
             if slot.extent.dtype is None:
                 has_bins = not slot.traits.moments_only and self._wants_bins(slot.site, tensor)
@@ -90,11 +88,11 @@ class Slots:
             self.resize(slot, slot.extent._replace(dtype=tensor.dtype))
 
     def resize(self, slot: Slot, extent: Extent) -> None:
-        """Change what a packet holds of a site."""
+        """Replace the extent of a slot."""
         slot.extent = self.extents[slot.site] = extent
 
     def shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
-        """Return the shape of the first tensor in a role, by module or parameter; of outputs, the first one."""
+        """Return the shape of the first tensor in a role, by module or parameter name; of several sites, the first."""
         shapes: dict[str, tuple[int, ...]] = {}
         for slot in list(self.by_site.values()):
             if slot.site.role == role and slot.shape is not None:
@@ -102,15 +100,15 @@ class Slots:
         return shapes
 
     def forget_shapes(self) -> None:
-        """Note the shapes anew, and where the channels are."""
+        """Forget the shapes and forms of all slots, because modules were replaced: the next tensors set them again."""
         for slot in list(self.by_site.values()):
             slot.shape = slot.form = None
 
     def lend_bins(self, measured: Iterable[int]) -> dict[int, Tensor]:
-        """Hand out the filled bins of some slots, int64, by number, uncopied; the slots go on with empty ones.
+        """Return the filled bins of some slots by index, int64, without a copy; the slots go on with empty bins.
 
         Args:
-            measured: the numbers of the slots.
+            measured: the indices of the slots.
         """
         lent: dict[int, Tensor] = {}
         for number in measured:
@@ -121,16 +119,16 @@ class Slots:
         return lent
 
     def give_back(self, lent: Iterable[Tensor | np.ndarray | None]) -> None:
-        """Empty these bins, by number, for the next step. Memory that is fresh costs as much as to count them."""
+        """Empty lent bins, given in the order of the slots, and keep them for the next step: fresh memory is slower."""
         for slot, counts in zip(self.in_order, lent, strict=False):  # others may have come since
             if isinstance(counts, Tensor):
                 slot.spare = counts.zero_()
 
     def take_bins(self, measured: Iterable[int]) -> dict[int, Tensor]:
-        """Take copies of the bins of some slots, by number, and empty them; slots without a histogram are left out.
+        """Return copies of the bins of some slots by index, and empty the bins; slots without a histogram are left out.
 
         Args:
-            measured: the numbers of the slots.
+            measured: the indices of the slots.
         """
         taken: dict[int, Tensor] = {}
         for number in measured:
@@ -142,6 +140,6 @@ class Slots:
 
 
 def no_counts(device: torch.device) -> Tensor:
-    """Bins that nothing is counted in yet, shape (BINS,), int64."""
+    """Return empty bins, shape (BINS,), int64."""
     with torch.inference_mode(False):
         return torch.zeros(BINS, dtype=torch.long, device=device)
