@@ -231,7 +231,7 @@ def test_an_error_in_measuring_the_state_does_not_stop_the_training(tmp_path, mo
     def broken(*given):
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr("hookboard.callbacks.parameter.measure_surprise", broken)
+    monkeypatch.setattr("hookboard.callbacks.parameter.measure_rms_t", broken)
     model = Keeps(mlp(), torch.optim.AdamW)
     with pytest.warns(UserWarning, match="on purpose"):
         fit(tmp_path, model, batches(4, 4), ParameterLogger(statistics="rms_t"))

@@ -15,7 +15,7 @@ from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor, ParameterLogger
 from hookboard.callbacks.health_state import LossMeter
-from hookboard.callbacks.weights import measure_surprise
+from hookboard.callbacks.weights import measure_rms_t
 from hookboard.first_nan.detect import Sentinels
 from hookboard.measure import plan
 from hookboard.parameters import weights_of
@@ -135,7 +135,7 @@ def test_the_second_moment_of_an_optimizer_is_read():
         state = optimizer.state[parameter]
         state["exp_avg_sq"] = on_mps(state["exp_avg_sq"])
         parameter.grad = on_mps(parameter.grad)
-    measure_surprise(recorder, optimizer, weights_of({"": layer}))
+    measure_rms_t(recorder, optimizer, weights_of({"": layer}))
     readings = recorder.flush()
     assert [reading.moments.rms for reading in readings.values()] == pytest.approx([1, 1], rel=1e-4)
 

@@ -13,13 +13,13 @@ from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.weights import (
     NEEDS,
+    RMS_T,
     STATES,
-    SURPRISE,
     WHY_NOT,
     Turns,
     after_next_step,
+    measure_rms_t,
     measure_states,
-    measure_surprise,
     with_states,
 )
 from hookboard.loops import Loop, Selection
@@ -33,8 +33,8 @@ USUAL = ("update_norm", "update_ratio")
 
 UPDATES = (*USUAL, "unchanged_fraction")
 
-FURTHER = (*UPDATES, *STATES, SURPRISE)
-"""The statistics that only parameters have."""
+FURTHER = (*UPDATES, *STATES, RMS_T)
+"""Names of statistics that only `ParameterLogger` has."""
 
 
 class ParameterLogger(SiteLogger[MeasurementState]):
@@ -109,6 +109,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist, max_overhead=max_overhead)
 
     def _asked(self, among: Collection[str]) -> list[str]:
+        """Return which of these statistics the user has asked for."""
         given = [self.statistics] if isinstance(self.statistics, str | Statistic) else self.statistics
         return [name for name in among if name in given]
 
@@ -116,13 +117,13 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         plain = plan([s for s in as_list(self.statistics) if s not in FURTHER], also_valid=FURTHER)
         needed = FORMULAS["l2"].needs if self._asked(USUAL) else frozenset()
         needed |= FORMULAS["zero_fraction"].needs if self._asked(["unchanged_fraction"]) else frozenset()
-        needed |= NEEDS if self._asked((*STATES, SURPRISE)) else frozenset()
+        needed |= NEEDS if self._asked((*STATES, RMS_T)) else frozenset()
         return dataclasses.replace(plain, wanted=plain.wanted | needed)
 
     def _names(self, role: Role) -> list[str]:
         if role == "parameter_update":
             return self._asked(UPDATES)
-        return [*super()._names(role), *self._asked((*STATES, SURPRISE))]
+        return [*super()._names(role), *self._asked((*STATES, RMS_T))]
 
     def _why_not_there(self, statistic: str) -> str:
         return super()._why_not_there(statistic) or WHY_NOT
@@ -136,10 +137,10 @@ class ParameterLogger(SiteLogger[MeasurementState]):
 
     def _before_optimizer_step(self, loop: Loop, state: MeasurementState, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(loop, state, optimizer)
-        if self._asked([SURPRISE]):
+        if self._asked([RMS_T]):
             of_step = state.recorder, optimizer, state.weights
-            measure = functools.partial(self._do, state, "after the optimizer step", measure_surprise, *of_step)
-            # At the end of the batch the gradients may be gone.
+            measure = functools.partial(self._do, state, "after the optimizer step", measure_rms_t, *of_step)
+            # By the end of the batch the gradients may have been cleared.
             state.until_batch_end.callback(after_next_step(optimizer, measure))
 
     def _measure_after_step(self, loop: Loop, state: MeasurementState) -> None:
@@ -166,7 +167,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
 
 
 def _values_of_updates(found: Readings) -> dict[str, np.ndarray]:
-    """Return the statistics of updates by name, shape (sites,) each; those of other sites mean nothing."""
+    """Return each statistic of `UPDATES` by name, shape (sites,); valid only in rows of role `parameter_update`."""
     moments, names = Moments(*found.rows.T), tuple([site.name for site in found.places.sites])
     with np.errstate(all="ignore"):
         norm = FORMULAS["l2"].value(moments)

@@ -1,4 +1,4 @@
-"""What is measured of weights around an optimizer step: gradients, values, updates, and the optimizer's own state."""
+"""Measures weights around an optimizer step: their gradients, values and updates, and the state of the optimizer."""
 
 import functools
 import math
@@ -19,22 +19,22 @@ from hookboard.recording import Readings, Recorder
 from hookboard.sites import Role, Site
 
 Part = Callable[[Tensor], Tensor]
-"""Returns the part of a weight that is measured, and of its gradient."""
+"""A function that returns the part of a weight or gradient that is measured."""
 
 MOST_COPIED_BYTES = 1 << 29
-"""Maximum number of bytes of the weights that have their turn in one step, unless a single one has more (a choice)."""
+"""Maximum total size in bytes of the weights that are copied in one step, unless a single one is larger (a choice)."""
 
 MOST_MISSED = 8
-"""A weight that no optimizer steps keeps its turn for this many logged steps: some step every few batches only."""
+"""A weight that no optimizer has stepped keeps its turn for this many logged steps: some optimizers step rarely."""
 
 MOST_WAITING = 1 << 20
-"""Number of values of computed weights after which they are measured, so that not all of them are held at once."""
+"""Maximum number of values of computed weights that are held at once before they are measured."""
 
 STATES = {"exp_avg_rms": "exp_avg", "exp_avg_sq_rms": "exp_avg_sq", "momentum_buffer_rms": "momentum_buffer"}
-"""The RMS of what the optimizers of torch keep for each parameter, by the name of the statistic."""
+"""Name of a statistic to the entry of `optimizer.state` whose RMS it is."""
 
-SURPRISE = "rms_t"
-"""How large a gradient is, as the second moment of the optimizer expects it."""
+RMS_T = "rms_t"
+"""The statistic of `measure_rms_t`: the RMS of a gradient relative to the optimizer's second moment."""
 
 NEEDS = FORMULAS["rms"].needs
 
@@ -43,13 +43,13 @@ WHY_NOT = "the optimizer keeps no such state of it, or none yet"
 _OF_VALUES: tuple[Role, ...] = ("parameter", "parameter_update", "parameter_before")
 
 _site = functools.lru_cache(maxsize=1 << 14)(Site)
-"""A site costs more to make than to look up, and each due step asks for four of every weight."""
+"""To make a site costs more than to look it up, and each due step needs up to four for each weight."""
 
 
 def measure_gradients(
     recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None
 ) -> None:
-    """Measure the gradients of the weights that this optimizer is about to update."""
+    """Measure the gradients of the watched weights that this optimizer is about to update, under `parameter_grad`."""
     given: list[tuple[Site, Tensor, None]] = []
     for name, weight in stepped_by(optimizer, weights).items():
         grad = None if weight.is_computed else weight.parameters[0].grad
@@ -57,25 +57,25 @@ def measure_gradients(
             try:
                 given.append((_site(name, "parameter_grad"), grad if part is None else part(grad), None))
             except Exception as error:
-                _fail(recorder, name, ["parameter_grad"], error)
+                _switch_off(recorder, name, ["parameter_grad"], error)
     recorder.observe_all(given)
 
 
 class WeightsBefore:
-    """Copies of weights from before the optimizers stepped, by name; their memory serves the next step again."""
+    """Copies of weights from before the optimizer step. The memory of the copies is used again in the next step."""
 
     def __init__(self) -> None:
         self.turns: Turns | None = None
-        """Which weights are copied in a step; None if all are."""
+        """Chooses the weights that are copied in a step; None if all are."""
         self.copies: dict[str, Tensor] = {}
-        """Of the running step; those that no optimizer held are not there."""
+        """The copies of the running step by name, of the weights that an optimizer is about to update."""
         self._spare: dict[str, Tensor] = {}
 
     def keep(self, recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None) -> None:
         """Copy the weights that this optimizer is about to update."""
         stepped = stepped_by(optimizer, weights)
         for name, weight in (stepped if self.turns is None else self.turns.of(stepped)).items():
-            if name in self.copies:  # of several steps in one batch the first decides what "before" is
+            if name in self.copies:  # if optimizers step several times in one batch, the first step counts
                 continue
             if weight.is_plain:
                 now: Tensor | None = part(weight.parameters[0].detach()) if part else weight.parameters[0].detach()
@@ -88,16 +88,16 @@ class WeightsBefore:
                 self.turns.note(name, now)
 
     def forget(self) -> None:
-        """Begin the turns anew, because the watched weights have changed; the copies stay until `clear`."""
+        """Restart the turns, because the watched weights have changed; the copies stay until `clear`."""
         if self.turns is not None:
             self.turns.forget()
 
     def clear(self) -> None:
-        """End the step: forget its copies."""
+        """Drop the copies at the end of the step."""
         if self.turns is not None:
             self.turns.end(self.copies)
-        # On the CPU fresh memory costs as much as the copy; a device has an allocator for that. Where there are turns
-        # the next step copies other weights.
+        # On the CPU fresh memory costs as much as the copy; other devices have an allocator for that. With turns, the
+        # next step copies other weights.
         has_turns = self.turns is not None and self.turns.waiting
         again = {} if has_turns else self.copies
         self._spare = {
@@ -107,7 +107,7 @@ class WeightsBefore:
 
 
 def _copied(tensor: Tensor, spare: Tensor | None) -> Tensor:
-    """Return a copy, in the memory of an earlier one of the same kind if there is one."""
+    """Return a copy of a tensor, in the memory of `spare` if that has the same shape, dtype and layout."""
     if spare is None or type(tensor) is not Tensor or not tensor.is_cpu or tensor.is_nested:
         return tensor.clone()
     is_alike = (tensor.shape, tensor.dtype, tensor.layout) == (spare.shape, spare.dtype, spare.layout)
@@ -115,18 +115,18 @@ def _copied(tensor: Tensor, spare: Tensor | None) -> Tensor:
 
 
 def _in_use(recorder: Recorder, name: str, weight: Weight, part: Part | None) -> Tensor | None:
-    """Return the part of a weight that is measured; None if the user's code that computes it fails."""
+    """Return the measured part of a weight as modules use it; None if the user's code that computes it has failed."""
     if weight.is_computed and recorder.is_off(name, "parameter_before"):
         return None
     try:
         return weight.in_use if part is None else part(weight.in_use)
     except Exception as error:
-        _fail(recorder, name, _OF_VALUES, error)
+        _switch_off(recorder, name, _OF_VALUES, error)
         return None
 
 
-def _fail(recorder: Recorder, name: str, roles: Sequence[Role], error: Exception) -> None:
-    """Switch these sites off, once."""
+def _switch_off(recorder: Recorder, name: str, roles: Sequence[Role], error: Exception) -> None:
+    """Switch off these roles of a weight with one warning, unless they are off already."""
     if not recorder.is_off(name, roles[-1]):
         recorder.switch_off([_site(name, role) for role in roles], error)
 
@@ -138,12 +138,14 @@ def measure_weights(
     roles: Collection[Role],
     part: Part | None,
 ) -> None:
-    """Measure the weights after the steps of all optimizers, and how far these have moved them, in one pass.
+    """Measure the weights after the steps of all optimizers, and their updates.
+
+    A weight that was copied is measured under `parameter_before` and `parameter_update` too.
 
     Args:
-        recorder: measures.
+        recorder: measures the tensors.
         weights: the watched weights by name.
-        before: copies of the weights before the steps, by name; those that no optimizer held are not there.
+        before: copies of the weights from before the steps, by name.
         roles: `parameter`, and `parameter_update` for the updates.
         part: returns the part of each weight that is measured, the same as in `before`; None for all of it.
     """
@@ -172,16 +174,16 @@ def measure_weights(
 
 
 class Turns:
-    """Which weights have their turn in a step: those that have waited longest, as many as `MOST_COPIED_BYTES` hold.
+    """Chooses which weights are copied in a step: those that have waited longest, up to `MOST_COPIED_BYTES` in total.
 
-    Where that is enough for all of them, all have their turn in every step. Every rank comes to the same weights.
+    If all weights fit, all are copied in every step. Every rank chooses the same weights.
     """
 
     def __init__(self) -> None:
         self.waiting: frozenset[str] = frozenset()
-        """The names of the weights that had no turn in the last step."""
+        """The names of the weights that were not chosen in the last step."""
         self._missed: dict[str, int] = {}
-        """By name, in the order in which they have waited: how many turns in a row no optimizer stepped the weight."""
+        """By name, the longest waiting first: in how many turns in a row no optimizer has stepped the weight."""
         self._bytes: dict[str, int] = {}
         self._chosen: set[str] = set()
         self._left = MOST_COPIED_BYTES
@@ -189,7 +191,7 @@ class Turns:
         self._is_said = False
 
     def said_once(self) -> str:
-        """Return a line for the user after the first step in which not all weights had their turn; otherwise ""."""
+        """Return, after the first step in which not all weights were chosen, a line that says so; otherwise ""."""
         if self._is_said or not self.waiting:
             return ""
         self._is_said = True
@@ -208,12 +210,12 @@ class Turns:
         self._first = parts
 
     def forget(self) -> None:
-        """Begin anew because the weights have changed, with the one that has waited longest if it is still there."""
+        """Restart because the weights have changed, with the one that has waited longest if it is still there."""
         self._first = self.state_dict() or self._first
         self._missed, self._bytes, self._chosen, self._left = {}, {}, set(), MOST_COPIED_BYTES
 
     def of(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:
-        """Return those weights that have their turn, of those that an optimizer is about to step."""
+        """Return the chosen ones of the weights that an optimizer is about to step."""
         for name, weight in weights.items():
             if name not in self._bytes:
                 self._bytes[name] = sum(map(bytes_of, weight.parameters))
@@ -240,14 +242,15 @@ class Turns:
             self._left -= self._bytes[name]
 
     def note(self, name: str, copied: Tensor) -> None:
-        """Note the size of a computed weight, which its parameters do not tell."""
+        """Note the size of a computed weight, which is not that of its parameters."""
         self._bytes[name] = bytes_of(copied)
 
     def end(self, copied: Container[str]) -> None:
-        """End the step: the weights that had their turn wait until all others have had theirs.
+        """End the step: weights that were chosen go to the end of the queue.
 
         Args:
-            copied: the names of those that were copied; one that no optimizer stepped keeps its turn for a while.
+            copied: the names of the weights that were copied. A chosen weight that no optimizer has stepped is not
+                among them; it keeps its place for up to `MOST_MISSED` turns.
         """
         chosen, self._chosen, self._left = self._chosen, set(), MOST_COPIED_BYTES
         self.waiting = frozenset(self._missed.keys() - chosen)
@@ -256,7 +259,7 @@ class Turns:
                 self._pass_on(name, name in copied)
 
     def _pass_on(self, name: str, was_stepped: bool) -> None:
-        """Let the weight wait until all others have had their turn, unless it was not stepped and may keep its turn."""
+        """Move a weight to the end of the queue, unless it was not stepped and may keep its place."""
         missed = self._missed[name] + 1
         if was_stepped or missed >= MOST_MISSED:
             del self._missed[name]
@@ -265,7 +268,7 @@ class Turns:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """Return the size of a copy on this rank; of a split `DTensor` an equal share, the same on every rank."""
+    """Return the size of a copy in bytes; for a sharded `DTensor` an equal share, the same on every rank."""
     if is_lazy(tensor):
         return 0
     split = 1
@@ -278,10 +281,10 @@ def bytes_of(tensor: Tensor) -> int:
 def measure_states(
     recorder: Recorder, optimizers: Iterable[Optimizer], weights: Mapping[str, Weight], statistics: Collection[str]
 ) -> None:
-    """Measure what the optimizers keep of these weights now.
+    """Measure entries of the optimizers' state, such as Adam's moments, under the role `parameter_state`.
 
     Args:
-        recorder: measures.
+        recorder: measures the tensors.
         optimizers: all optimizers of the fit.
         weights: the watched weights by name.
         statistics: names from `STATES`.
@@ -295,11 +298,13 @@ def measure_states(
                     recorder.open(Site(name, "parameter_state", statistic))(kept)
 
 
-def measure_surprise(recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight]) -> None:
-    """Measure `g / sqrt(max(v, eps²))` of the weights that have a second moment. Their gradients must still be there.
+def measure_rms_t(recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight]) -> None:
+    """Measure `g / sqrt(max(v, eps²))`, with the gradient `g` and the optimizer's bias-corrected second moment `v`.
+
+    Weights without a second moment, or without a gradient, are left out.
 
     Args:
-        recorder: measures.
+        recorder: measures the tensors.
         optimizer: has just stepped.
         weights: the watched weights by name.
     """
@@ -307,7 +312,7 @@ def measure_surprise(recorder: Recorder, optimizer: Optimizer, weights: Mapping[
         state = optimizer.state.get(parameter, {})
         if parameter.grad is None or not _has_second_moment(state, group):
             continue
-        observe = recorder.open(Site(name, "parameter_state", SURPRISE))
+        observe = recorder.open(Site(name, "parameter_state", RMS_T))
         for gradient, kept in blocks_of(parameter.grad.detach(), state["exp_avg_sq"]):
             gradient = gradient.to_dense() if gradient.is_sparse else gradient
             expected = _without_bias(kept, state["step"], group["betas"][1])
@@ -333,7 +338,7 @@ def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[]
 
 
 def with_states(readings: Readings) -> StatisticColumns:
-    """Return the statistics of the readings, with those of an optimizer's state at the row of their parameter."""
+    """Return the statistics of the readings; the RMS of an optimizer's state becomes a statistic of its parameter."""
     columns, places = readings.statistics, readings.places
     columns = StatisticColumns(columns.names, columns.values.copy(), columns.is_there.copy())
     of_states = places.of_role("parameter_state")
@@ -365,7 +370,7 @@ def _without_bias(kept: Tensor, step: Any, beta: float) -> Tensor:
 
 
 def _held(optimizer: Optimizer, weights: Mapping[str, Weight]) -> Iterator[tuple[str, Parameter, dict[str, Any]]]:
-    """Yield name, parameter and group of each weight that the optimizer holds and no parametrization computes."""
+    """Yield name, parameter and parameter group of each weight that the optimizer holds; no computed weights."""
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     for name, weight in weights.items():
         if not weight.is_computed and id(weight.parameters[0]) in groups:

@@ -1,4 +1,4 @@
-"""Hooks on modules and on gradients: taps, which read tensors, and edits, which change them."""
+"""Hooks on modules and gradients that show their tensors to observers; they change nothing."""
 
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient

@@ -10,11 +10,11 @@ from torch import nn
 from hookboard.torch_private import forward_hooks_of, forward_pre_hooks_of, runs_compiled
 
 FUSED = (nn.TransformerEncoderLayer,)
-"""Those of torch 2.6 to 2.14: nothing else in torch asks for hooks to choose what to compute."""
+"""The modules of torch 2.6 to 2.14 that compute something else if there are hooks."""
 
 
 def fused_layers(model: nn.Module) -> list[list[nn.Module]]:
-    """Return the modules of each such layer in a model, itself first.
+    """Return, for each layer in a model that torch may run as one operation, the layer and all modules inside it.
 
     Layers that torch.compile runs are left out: a graph shows tensors only through hooks.
 
@@ -30,7 +30,7 @@ def fused_layers(model: nn.Module) -> list[list[nn.Module]]:
 
 
 def unhooked(layers: list[list[nn.Module]]) -> set[int]:
-    """Return the `id` of each module in those layers that have no hook at all: torch may run them as one operation."""
+    """Return the `id` of each module in the layers that have no hook at all: torch may run these as one operation."""
     found: set[int] = set()
     for modules in layers:
         if not any(forward_hooks_of(module) or forward_pre_hooks_of(module) for module in modules):

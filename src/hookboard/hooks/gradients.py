@@ -13,14 +13,14 @@ from hookboard.torch_private import base_of
 
 Observer = Callable[[Tensor], object]
 Explain = Callable[[str], object]
-"""Is called with the reason why a gradient is not observed."""
+"""A function that is called with the reason why a gradient is not observed."""
 
 UNCLEAR = "its memory was changed in place and used before and after, so its part of the gradient cannot be told apart"
 UNSEEN = "no gradient arrived: the loss does not depend on it, or it is a view that was modified in place"
 
 
 class Switch:
-    """One boolean that turns many hooks on and off."""
+    """A mutable boolean that many hooks share: they observe only while `on` is True."""
 
     __slots__ = ("on",)
 
@@ -29,7 +29,11 @@ class Switch:
 
 
 def why_no_gradient(tensor: Tensor) -> str:
-    """Return why a tensor that requires no gradient gets none: a predicate, as in "the output ..."."""
+    """Return why a tensor that does not require a gradient gets none, as a predicate.
+
+    >>> why_no_gradient(torch.zeros(2, dtype=torch.long))
+    'is int64, which carries no gradient'
+    """
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return f"is {str(tensor.dtype).removeprefix('torch.')}, which carries no gradient"
     if not torch.is_grad_enabled():
@@ -47,8 +51,8 @@ def watch_output(
     """Call `observe` with the gradient of `tensor` in every backward pass that runs while `switch` is on.
 
     It is the gradient with respect to the value that the tensor has now, also if an in-place operation changes the
-    tensor later. If the tensor is a view, such an operation sends the gradient to the view's base. Then the view's part
-    of the base's gradient is observed. It includes the gradient from other tensors in the same memory. If gradients
+    tensor later. If the tensor is a view, such an operation sends the gradient to the view's base; then the view's part
+    of the base's gradient is observed, which includes the gradient from other tensors in the same memory. If gradients
     come both through the view and past it, nothing is observed, and `on_unclear` is called with the cause.
 
     Returns:
@@ -69,22 +73,22 @@ def watch_output(
 
 
 def _show(observe: Observer, switch: Switch, grad: Tensor) -> None:
-    """Act as hook of an output that is no view. It holds no tensor: it would keep the graph of its output alive."""
+    """Tensor hook: observes the gradient while the switch is on. It holds no tensor, which would keep a graph alive."""
     if switch.on:
         observe(grad)
 
 
 class ViewGradient:
-    """The two hooks of a view: at its own node, and at that of its base. Autograd runs them in this order.
+    """Observes the gradient of a view by two hooks, on the view and on its base. Autograd runs them in this order.
 
-    As long as the memory is as it was, the view's own node has the gradient. After an in-place operation that node
-    may be left out of the graph: then the base has it. If both have a gradient, and the base has more, nothing in the
-    graph says what the operation has changed, the view or another part of the memory.
+    While the memory is unmodified, the gradient arrives at the view. After an in-place operation the view's node may no
+    longer be in the graph; then the gradient arrives at the base. If both get a gradient, and that of the base is
+    larger, the graph does not tell whether the operation changed the view or another part of the memory.
 
     Args:
-        memory: behind the view.
+        memory: the memory of the view.
         observe: is called with the gradient.
-        part: what of the base's gradient is observed.
+        part: returns the part of the base's gradient that is observed.
         switch: nothing is observed while it is off.
         on_unclear: is called with the cause if there is a gradient that is not observed.
     """
@@ -105,10 +109,10 @@ class ViewGradient:
         self.switch = switch
         self.on_unclear = on_unclear
         self.arrived: list[Tensor] = []
-        """What came to the view itself in the running backward pass, after its memory was changed."""
+        """The gradients that arrived at the view in the running backward pass, after its memory was modified."""
 
     def at_view(self, grad: Tensor) -> None:
-        """Return the hook at the node that made the view."""
+        """Tensor hook of the view: observes the gradient, or keeps it for `at_base` if the memory was modified."""
         if not self.switch.on:
             return
         if self.memory.is_modified:
@@ -117,7 +121,7 @@ class ViewGradient:
             self.observe(grad)
 
     def at_base(self, grad: Tensor) -> None:
-        """Return the hook at the node of the base."""
+        """Tensor hook of the base: if the memory was modified, observes the view's part of the gradient."""
         arrived, self.arrived = self.arrived, []
         if not self.switch.on or not self.memory.is_modified:
             return
@@ -140,7 +144,7 @@ def _is_sum(whole: Tensor, parts: list[Tensor]) -> bool:
 
 
 def views_between(view: Tensor, base: Tensor) -> list[Node]:
-    """Return the nodes that made `view` of `base`, from the last to the first."""
+    """Return the autograd nodes that made `view` from `base`, from the last to the first."""
     nodes = []
     node = view.grad_fn
     while node is not None and node != base.grad_fn:

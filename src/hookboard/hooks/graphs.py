@@ -1,8 +1,8 @@
-"""How a tap sees tensors inside the graphs of torch.compile.
+"""Shows tensors inside the graphs of torch.compile to taps.
 
 Equal modules share a graph, so a graph must not contain anything that belongs to one of them: no name, no tap. Instead
 it calls the operator `hookboard::show` with the tensor and a small tensor, the module's key. When the graph runs, the
-operator finds the tap by this key and shows it the tensor. From there on compiled and eager code do the same.
+operator finds the tap by this key and shows it the tensor, which the tap handles as in eager mode.
 """
 
 import itertools
@@ -20,9 +20,10 @@ from hookboard.torch_private import has_compiled_anything, in_transform, is_comp
 
 
 def forget_graphs(model: nn.Module) -> None:
-    """Have everything compiled anew that may hold modules of `model`: a graph does not see hooks that come after it.
+    """Reset torch.compile if anything is compiled, so that new graphs of `model` contain the hooks it has now.
 
-    Which graphs those are cannot be told: functions are compiled, too, and Lightning unwraps compiled modules.
+    All graphs are dropped, because it is unknown which hold modules of `model`: functions are compiled too, and
+    Lightning unwraps compiled modules.
     """
     if has_compiled_anything() or any(is_compiled(module) for module in model.modules()):
         torch.compiler.reset()
@@ -36,16 +37,16 @@ class Receiver(Protocol):
 
 
 _RECEIVERS: dict[int, weakref.ref[Receiver]] = {}
-"""No dictionary with weak values: what removes them may run in the garbage collector, where Python drops a
-KeyboardInterrupt."""
+"""By the number in their key. Not a WeakValueDictionary: its callbacks may run in the garbage collector, where Python
+drops a KeyboardInterrupt."""
 _NUMBERS = itertools.count()
 _NEXT = torch.tensor([0, 1], device="cpu")
 
 FORGET_EVERY = 1024
-"""After so many receivers those that are gone are forgotten."""
+"""Dead receivers are removed once per this many new ones."""
 
 _LIBRARY = torch.library.Library("hookboard", "DEF")
-# It runs Python, which a CUDA graph would not run again. Older versions of torch have no such tag.
+# It runs Python, which a replayed CUDA graph would skip. Older versions of torch have no such tag.
 _LIBRARY.define(
     "show(Tensor key, Tensor? tensor, str role, str path, str cause) -> Tensor",
     tags=[tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"],
@@ -67,18 +68,18 @@ def _(key: Tensor, tensor: Tensor | None, role: str, path: str, cause: str) -> T
 
 
 KEEPS_ITS_OUTPUT = (nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.Threshold, nn.RReLU)
-"""Working in place, these compute their gradient from their output: nothing may change it in place afterwards."""
+"""In place, these compute their gradient from their output, which must not be changed in place afterwards."""
 
 
 RETURNED = "the module returned its input, whose gradient a compiled graph cannot show"
 
 
 class GraphEnd:
-    """The part of a tap that graphs hold.
+    """The hooks of a tap that torch.compile traces into a graph; the graph holds this object instead of the tap.
 
     Args:
-        receiver: the tap. It is held weakly, because a graph may live longer.
-        module: what is tapped. It is not held.
+        receiver: the tap. It is referenced weakly, because a graph may live longer.
+        module: the module that is hooked. No reference to it is kept.
     """
 
     def __init__(self, receiver: Receiver, module: nn.Module) -> None:
@@ -90,15 +91,15 @@ class GraphEnd:
         self._works_in_place = any(getattr(part, "inplace", False) for part in module.modules())
         self._returns_its_input = all(map(_does_nothing, module.modules()))
         self._keeps_its_output = isinstance(module, KEEPS_ITS_OUTPUT)
-        # The second element counts the calls. Each call takes what the one before has returned, which keeps them in
-        # order and apart: the compiler merges equal calls, and drops those whose result nobody takes.
+        # The second element counts the calls of the operator. Each call takes the result of the one before: otherwise
+        # the compiler would merge equal calls, and drop those whose result is not used.
         with torch.inference_mode(False):
             self._forward_key = torch.tensor([number, 0], device="cpu")
-            # A graph changes what it has made itself: the graph of a backward pass has a key of its own.
+            # The graph of a backward pass must not change a tensor of the forward graph.
             self._backward_key = torch.tensor([number, 0], device="cpu")
 
     def before(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Act as the forward pre-hook: show the inputs. If their gradients are watched, return replacements of them."""
+        """Forward pre-hook: shows the inputs; returns replacements that show their gradients, if these are watched."""
         if in_transform():
             return None
         tensors = list(tensors_in(named_inputs(args, kwargs)))
@@ -115,8 +116,8 @@ class GraphEnd:
         return self._with_gradients_shown("grad_input", (args, kwargs), tensors, [])
 
     def after(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        """Act as the forward hook: show the output. If its gradient is watched, return a replacement of it."""
-        if in_transform():  # where nothing that is outside may be changed
+        """Forward hook: shows the output; returns a replacement that shows its gradient, if this is watched."""
+        if in_transform():  # tensors outside of the transform, such as the key, must not be changed inside it
             return None
         tensors = list(tensors_in(output))
         self._explain("output", "")  # the module was called
@@ -148,7 +149,7 @@ class GraphEnd:
     def _with_gradients_shown(
         self, role: Role, value: Any, tensors: list[tuple[str, Tensor]], given: list[Tensor]
     ) -> Any:
-        """Return the value with copies of its tensors that show their gradients; None where none does."""
+        """Return the value with its tensors replaced by copies that show their gradients; None if none of them can."""
         if not can_be_filled(value):
             self._explain(role, "a compiled graph cannot put other tensors in a container of its class")
             return None
@@ -209,9 +210,9 @@ def _paths_by_tensor(tensors: list[tuple[str, Tensor]]) -> list[tuple[Tensor, li
 
 
 class _ShownGradient(torch.autograd.Function):
-    """Shows the gradient on its way back: a tensor hook with a side effect cannot be traced.
+    """Identity whose backward pass shows the gradient: tensor hooks with side effects cannot be traced.
 
-    It returns a copy, which the compiler folds away: a view would break where an in-place operation follows.
+    It returns a copy, which the compiler optimizes away: on a view, a later in-place operation would fail.
     """
 
     @staticmethod
@@ -226,7 +227,7 @@ class _ShownGradient(torch.autograd.Function):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether the operator can take the tensor: no subclasses, which do not implement it, and nothing nested."""
+    """Return whether the operator can take the tensor: it takes no nested tensors and no subclasses of Tensor."""
     return type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested
 
 

@@ -19,9 +19,9 @@ class InputEdge(NamedTuple):
 
     Args:
         edge: the edge to the input's own node.
-        layout: where its elements lie in memory; None for subclasses, sparse and nested tensors.
+        layout: the layout of its elements in memory; None for subclasses, sparse and nested tensors.
         base_edge: if the input is a view, the edge to its base's node. An in-place module passes the gradient there.
-        memory: the memory behind such a view.
+        memory: the memory of such a view.
     """
 
     edge: GradientEdge
@@ -31,6 +31,7 @@ class InputEdge(NamedTuple):
 
 
 Edges = dict[str, InputEdge]
+"""The edges to the inputs of a module, by path."""
 
 
 def edges_of(inputs: Iterable[tuple[str, Tensor]]) -> Edges:
@@ -59,10 +60,13 @@ class InputGradients:
     Args:
         inputs: the edges of the inputs.
         outputs: the tensors that the module returned.
-        since: autograd's sequence number when the module was entered; nodes with smaller numbers are not the module's.
+        since: autograd's sequence number when the call began; nodes with smaller numbers are not the module's.
         observers: path of the input to the observer of its gradient.
         switch: nothing is observed while it is off.
         on_unclear: is called with the cause if there is a gradient that is not observed.
+
+    Attributes:
+        unreached: the paths of the inputs on which no output depends.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class InputGradients:
         views = _views_by_node(outputs)
         for path, given in inputs.items():
             key = _key(given.edge)
-            if key in returned:  # the module returned its input as it was: what comes in goes back
+            if key in returned:  # the module returned its input: the gradient of the output is that of the input
                 self._handles.append(watch_output(returned[key], observers[path], switch, on_unclear))
                 continue
             into = crossings.get(key, [])
@@ -112,7 +116,7 @@ class InputGradients:
         if memory is None or base is None or layout is None or layout.has_overlap():
             node.register_hook(_NodeHook(passed.add, slot, self._switch))
             return
-        # The module returned a view of its input: an in-place operation on it would take this node out of the graph.
+        # The module returned a view of its input: an in-place operation on it would remove this node from the graph.
         part = functools.partial(memory.of_input, layout=layout)
 
         def give_up(cause: str) -> None:
@@ -124,14 +128,14 @@ class InputGradients:
         base.register_hook(hooks.at_base)
 
     def show_pending(self) -> None:
-        """Observe gradients of which only some edges had a part: the loss does not depend on the other edges."""
+        """Observe the gradients that have arrived on some edges only: the loss does not depend on the other edges."""
         for passed in self._pending:
             passed.settle()
 
     def settle(self) -> None:
-        """Observe gradients that have arrived in part, then remove the hooks on inputs that the module returned.
+        """Call `show_pending`, then remove the hooks on inputs that the module returned.
 
-        Hooks on autograd nodes stay; they go with the graph.
+        Hooks on autograd nodes are freed with the graph.
         """
         self.show_pending()
         for handle in self._handles:
@@ -144,7 +148,12 @@ def _key(edge: GradientEdge) -> tuple[Node, int]:
 
 
 class _PassedBack:
-    """The sum of the gradients on all edges to one input."""
+    """Sums the gradients on all edges to one input, and observes the sum when all have arrived.
+
+    Args:
+        observe: is called with the sum.
+        edges: the number of edges.
+    """
 
     __slots__ = ("arrived", "backward", "edges", "is_unclear", "observe", "total")
 
@@ -157,12 +166,13 @@ class _PassedBack:
         self.total: Tensor | None = None
 
     def give_up(self) -> None:
-        """Observe nothing in the running pass: a part of the sum is not known."""
+        """Observe nothing in the running backward pass: a part of the sum is unknown."""
         self._enter()
         self.is_unclear = True
         self._count()
 
     def add(self, grad: Tensor) -> None:
+        """Add the gradient of one edge; observe the sum if it is the last one."""
         self._enter()
         self.total = grad.detach() if self.total is None else self.total + grad.detach()
         self._count()
@@ -170,7 +180,7 @@ class _PassedBack:
     def _enter(self) -> None:
         backward = backward_number()
         if backward != self.backward:
-            self.settle()  # to what an earlier pass has brought this one adds nothing
+            self.settle()  # gradients of an earlier backward pass are not part of this one
             self.backward = backward
 
     def _count(self) -> None:
@@ -179,6 +189,7 @@ class _PassedBack:
             self.settle()
 
     def settle(self) -> None:
+        """Observe the sum of the gradients that have arrived, if there are any, and start again from nothing."""
         total, self.total, self.arrived = self.total, None, 0
         is_unclear, self.is_unclear = self.is_unclear, False
         if total is not None and not is_unclear:
@@ -186,7 +197,7 @@ class _PassedBack:
 
 
 class _NodeHook:
-    """Shows the gradient that a node passes on through one of its slots."""
+    """Hook on an autograd node: shows the gradient with respect to one of the node's inputs (slots)."""
 
     __slots__ = ("show", "slot", "switch")
 
@@ -204,12 +215,15 @@ class _NodeHook:
 def _crossings(
     outputs: Iterable[Tensor], before: Collection[Node], since: int
 ) -> dict[tuple[Node, int], list[tuple[Node, int]]]:
-    """From each edge that leaves the module's part of the graph to the nodes (and their slots) that it leaves.
+    """Find the edges that leave the module's part of the graph.
 
     Args:
-        outputs: what the module returned.
-        before: nodes that were there when the module was entered, whichever thread has made them.
-        since: the number that was then the next: nodes of this thread with a smaller one were there, too.
+        outputs: the tensors that the module returned.
+        before: nodes that existed when the call began, of any thread.
+        since: autograd's sequence number when the call began: nodes of this thread with a smaller one existed too.
+
+    Returns:
+        The node and input number that each edge leads to, with the nodes (and their slots) that it leaves.
     """
     found: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
     seen = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
@@ -229,12 +243,12 @@ def _crossings(
 
 
 def _of_view(memory: Memory, passed: _PassedBack) -> Callable[[Tensor], None]:
-    """Add the part of a base's gradient that belongs to a view."""
+    """Return a function that takes the gradient of a base, and adds the view's part of it to `passed`."""
     return lambda grad: passed.add(memory.of_view(grad))
 
 
 def _views_by_node(outputs: Iterable[Tensor]) -> dict[Node, list[Tensor]]:
-    """Return the outputs that are views, by the nodes that made them of their bases."""
+    """Return the outputs that are views, by the autograd nodes that made them from their bases."""
     found: dict[Node, list[Tensor]] = {}
     for tensor in outputs:
         base = base_of(tensor)

@@ -1,4 +1,4 @@
-"""A flag for calls of our own: calls of the model that hookboard makes itself, as for class-activation maps.
+"""Marks calls of the model that hookboard makes itself ("own calls"), such as those for class-activation maps.
 
 While such a call runs, taps observe nothing. Edits apply, but with copies of their rules, so that the call leaves no
 trace: a rule that draws noise afterwards continues where it was. This holds in every thread, because a model may call
@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 own_calls: list[dict[int, tuple[Any, Any]]] = []
-"""Those that run, the innermost last: id of an original to (original, copy)."""
+"""One dict for each running own call, the innermost last: the id of an original to (original, copy)."""
 
 
 @contextmanager
 def own_call() -> Iterator[None]:
-    """Mark what runs inside the context as a call of our own. Contexts may be nested."""
+    """Mark all calls of the model inside the context as own calls. Contexts may be nested."""
     spares: dict[int, tuple[Any, Any]] = {}
     own_calls.append(spares)
     try:
@@ -27,12 +27,12 @@ def own_call() -> Iterator[None]:
 
 
 def is_own_call() -> bool:
-    """Return whether a call of our own runs."""
+    """Return whether an own call is running, in any thread."""
     return bool(own_calls)
 
 
 def spare_of(original: T, make_copy: Callable[[T], T]) -> T:
-    """Return the copy that the running call of our own uses in place of `original`.
+    """Return the copy that the running own call uses in place of `original`; without an own call, `original` itself.
 
     The copy is made at the first request, and is the same until the call ends.
 
@@ -41,7 +41,7 @@ def spare_of(original: T, make_copy: Callable[[T], T]) -> T:
         make_copy: copies the object with its state.
     """
     current = original
-    for spares in own_calls:  # an inner call goes on from the outer call's copy
+    for spares in own_calls:  # an inner call copies the copy of the outer one
         if id(current) not in spares:
             spares[id(current)] = current, make_copy(current)
         current = spares[id(current)][1]

@@ -1,4 +1,4 @@
-"""Views: which part of their base's gradient belongs to them, and whether their memory was changed."""
+"""`Memory`: which part of the gradient of its base belongs to a view, and whether their memory was modified."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,13 @@ from hookboard.torch_private import base_of, version_of
 
 
 class MemoryLayout(NamedTuple):
-    """Where the elements of a tensor lie in memory: the arguments of `torch.as_strided`."""
+    """The size, stride and offset of a tensor in memory: the arguments of `torch.as_strided`."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     is_complex: bool
-    """Whether the numbers above count complex numbers, not real ones."""
+    """Whether stride and offset count complex numbers, not real ones."""
 
     def has_overlap(self) -> bool:
         """Return whether two elements may lie at one address, as after `expand` or `unfold`."""
@@ -29,7 +29,7 @@ class MemoryLayout(NamedTuple):
 
 
 def layout_of(tensor: Tensor) -> MemoryLayout:
-    """Return where the elements of a strided tensor lie."""
+    """Return the size, stride and offset of a strided tensor."""
     return MemoryLayout(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.is_complex())
 
 
@@ -40,9 +40,9 @@ class Memory:
     of its base.
 
     Args:
-        base: the tensor that owns the memory, not a leaf.
-        view: where the view's elements lie.
-        counter: a tensor without memory that shares the version counter of the base.
+        base: the tensor that owns the memory; not a leaf.
+        view: the view.
+        counter: a tensor without elements that shares the version counter of the base.
     """
 
     __slots__ = ("_base", "_counter", "_is_whole", "_version", "_view")
@@ -68,7 +68,7 @@ class Memory:
 
         Args:
             grad: the gradient of the base.
-            layout: where that tensor's elements lie; those outside of the view get 0.
+            layout: the layout of that tensor; its elements outside of the view get 0.
         """
         laid_out = self._laid_out(grad)
         if not self._is_whole:
@@ -78,7 +78,7 @@ class Memory:
         return self._read(laid_out, layout)
 
     def _laid_out(self, grad: Tensor) -> Tensor:
-        """Return the gradient in the strides of the base: autograd gives it in any."""
+        """Return a copy of the gradient with the strides of the base; autograd gives gradients of any strides."""
         grad = grad.detach()
         return grad.new_empty_strided(self._base.size, self._base.stride).copy_(grad)
 
@@ -88,7 +88,7 @@ class Memory:
         return torch.complex(*found.unbind(-1)) if is_pairs else found
 
     def _at(self, laid_out: Tensor, layout: MemoryLayout) -> Tensor:
-        """Return a view of the elements at a layout; complex ones in a real base as pairs, in a last dimension of 2."""
+        """Return a view of the elements at a layout. Complex elements of a real base get a last dimension of size 2."""
         size, stride, offset = layout.size, layout.stride, layout.offset
         if layout.is_complex and not self._base.is_complex:
             size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
@@ -99,7 +99,7 @@ class Memory:
 
 
 def memory_of(view: Tensor) -> Memory | None:
-    """Return the memory behind a view, if an in-place operation on it would send its gradient to the view's base.
+    """Return the memory of a view, if an in-place operation on it would send its gradient to the view's base.
 
     Returns:
         None if no such operation is possible (the tensor is no view, its base is a leaf, elements share an address), or

@@ -1,4 +1,4 @@
-"""Writing of numbers, pictures and texts to loggers: one file for each kind of logger.
+"""Writes numbers, pictures and texts to loggers: one file for each kind of logger.
 
 `entry.py` is what is written, `loggers.py` writes it to all loggers of a Trainer. To add a logger, write a file with a
 function that takes the logger and an entry, and registers itself (`registry.py`): all files here are imported.

@@ -1,4 +1,4 @@
-"""`Entry`: everything that is written at one step."""
+"""`Entry`: everything that one callback writes to the loggers at one step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from hookboard.recording import Reading
 from hookboard.writers.table import Table
 
 Layout = dict[str, dict[str, list[Any]]]
-"""Category to title to a chart: its kind, "Margin" or "Multiline", and a list of its tags."""
+"""Charts of TensorBoard's custom scalars: category to title to `[kind, tags]`; the kind is "Margin" or "Multiline"."""
 
 
 @dataclass(frozen=True)

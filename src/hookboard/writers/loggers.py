@@ -1,4 +1,4 @@
-"""Writing to all loggers of a Trainer, and what happens if one fails."""
+"""`Loggers`: writes entries to all loggers of a run; a logger that fails is left out from then on."""
 
 import functools
 from collections.abc import Iterable
@@ -11,12 +11,13 @@ from hookboard.writers.entry import Entry
 from hookboard.writers.registry import place_of, write
 
 _REFUSED = "_hookboard_refused"
-"""The attribute of a logger with what it has not taken, which is said once, whichever callbacks write it. No dictionary
-with weak keys: what removes them may run in the garbage collector, where Python drops a KeyboardInterrupt."""
+"""The attribute of a logger with the parts of entries that it could not take: one warning for each, however many
+callbacks write it. Not a WeakKeyDictionary: its callbacks may run in the garbage collector, where Python drops a
+KeyboardInterrupt."""
 
 
 class Loggers:
-    """The loggers that one callback writes to. If one cannot take something, or fails, there is one warning.
+    """The loggers that one callback writes to. There is one warning if a logger cannot take something, or fails.
 
     Args:
         loggers: the loggers of the Trainer.
@@ -30,21 +31,22 @@ class Loggers:
 
     @property
     def places(self) -> list[str]:
-        """Where a person finds what has been written: a line for each logger of a known kind."""
+        """Where a person finds what was written, see `place_of`: one line for each logger that has a place."""
         return [place for logger in self._loggers if (place := place_of(logger))]
 
     def prepare(self) -> None:
-        """Have the loggers make now what they make when they are first written to, which the training thread must do.
+        """Create the loggers' experiments, such as event files, in this thread; further calls do nothing.
 
-        Without it each entry is written by the training thread.
+        The training thread must call it before another thread may write: until then, `write` hands all entries over to
+        the training thread.
         """
         if self._in_any_thread is None:
             self._in_any_thread = [logger for logger in self._loggers if _takes_in_any_thread(logger)]
 
     def write(self, entry: Entry) -> None:
-        """Write an entry to each logger; one that fails gets no more.
+        """Write an entry to each logger.
 
-        Any thread may call it: what goes to a logger that only the training thread may use is handed over to that one.
+        Any thread may call it. Loggers that only the training thread may use are left to that thread (`hand_over`).
         """
         for logger in list(self._loggers):
             if logger in (self._in_any_thread or ()):
@@ -70,14 +72,11 @@ class Loggers:
 
 
 def _takes_in_any_thread(logger: Logger) -> bool:
-    """Return whether it is TensorBoard's, which puts what it is given into a queue.
-
-    Others write at once, as CSVLogger does into the lists that Lightning's own values go to.
-    """
+    """Return whether any thread may write to the logger: only TensorBoard's, whose writer puts all into a queue."""
     writer = write.dispatch(type(logger))
     if writer not in (write.dispatch(TensorBoardLogger), write.dispatch(object)):
         return False
     try:
         return isinstance(getattr(logger, "experiment", None), SummaryWriter)
-    except Exception:  # it is said when an entry is written
+    except Exception:  # the same error is reported when an entry is written
         return False

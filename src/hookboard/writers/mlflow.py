@@ -34,5 +34,5 @@ def _place(logger: MLFlowLogger) -> str:
 
 
 def _allowed(tag: str) -> str:
-    """Return the tag without characters that MLflow takes in no name."""
+    """Return the tag with "_" for each character that MLflow does not allow in names."""
     return re.sub(r"[^A-Za-z0-9_\-. /]", "_", tag)

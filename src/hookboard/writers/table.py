@@ -5,17 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _SPECIAL = re.compile(r"[&<>|`*\[\]\\~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-"""What Markdown or HTML would take for more than a character. An underscore within a word is safe."""
+"""Characters with a meaning in Markdown or HTML. An underscore within a word has none."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table, in two forms.
+    """A table, as cells and as Markdown.
 
     Args:
         columns: the name of each column.
         rows: the cells of each row as plain text, as many as there are columns.
-        text: the same in Markdown, with the sentences around it.
+        text: the same table in Markdown, with the sentences around it.
     """
 
     columns: tuple[str, ...]
@@ -28,7 +28,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
     Args:
         columns: the name of each column.
-        rows: the cells of each row in Markdown, in one line; `escaped` makes them of any text.
+        rows: the cells of each row in Markdown, without line breaks; see `escaped`.
 
     >>> print(markdown(["layer", "why"], [["net.0", escaped("x < y")]]))
     | layer | why |
@@ -39,7 +39,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return the text in one line, so that Markdown shows it as it is, also within a table."""
+    """Return the text in one line, escaped so that Markdown shows it literally, also within a table."""
     return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", " ".join(text.split()))
 
 

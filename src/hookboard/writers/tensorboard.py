@@ -81,7 +81,7 @@ def _histogram(reading: Reading) -> HistogramProto:
 
 
 def _has_layout(logger: TensorBoardLogger) -> bool:
-    """Return whether the run has a layout of custom scalars: a second one would take its place, not join it."""
+    """Return whether the run's event files have a layout of custom scalars, which a second one would replace."""
     logger.experiment.flush()
     for path in Path(logger.log_dir).glob("events.out.tfevents.*"):
         if not path.stat().st_size:

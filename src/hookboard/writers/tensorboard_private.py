@@ -10,10 +10,10 @@ from torch.utils.tensorboard.writer import FileWriter
 
 
 def quick_writer_of(writer: SummaryWriter) -> FileWriter:
-    """Return the `FileWriter`, which writes whole events, with checksums in C; a new one if the old one was closed.
+    """Return the `FileWriter` of a writer, after having it compute checksums in C; a new one if it was closed.
 
-    TensorBoard computes them in Python, where a step's values take milliseconds during which training cannot run. The
-    file stays the same, byte for byte.
+    TensorBoard computes them in Python, which takes milliseconds for the values of a step. The file stays the same,
+    byte for byte.
     """
     file_writer: FileWriter = writer._get_file_writer()
     thread: Any = getattr(getattr(file_writer.event_writer, "_async_writer", None), "_worker", None)
@@ -24,10 +24,10 @@ def quick_writer_of(writer: SummaryWriter) -> FileWriter:
 
 
 class QuickRecordWriter(RecordWriter):  # type: ignore[misc]  # TensorBoard has no types
-    """Writes the records that its base writes, with checksums by google-crc32c.
+    """Writes the same records as its base class, with checksums by google-crc32c.
 
     Args:
-        file: open for writing, in TensorBoard's terms.
+        file: an open file of TensorBoard's own kind.
     """
 
     def __init__(self, file: Any) -> None:

@@ -30,7 +30,7 @@ def _place(logger: WandbLogger) -> str:
 
 
 def _histograms(entry: Entry) -> dict[str, Any]:
-    """Tag to histogram, of those with a value. Ours have at most 64 bins, and W&B takes 512."""
+    """Return the histograms that have a value, by tag. They have at most 64 bins; W&B allows 512."""
     import wandb  # it is there if its logger is
 
     found = ((tag, reading.histogram) for tag, reading in entry.histograms.items())
