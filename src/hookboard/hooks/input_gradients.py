@@ -9,8 +9,18 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.hooks.gradients import Explain, Observer, Switch, ViewGradient, views_between, watch_output
-from hookboard.hooks.views import Memory, MemoryLayout, layout_of, memory_of
+from hookboard.hooks.gradients import (
+    Explain,
+    Memory,
+    MemoryLayout,
+    Observer,
+    Switch,
+    ViewGradient,
+    layout_of,
+    memory_of,
+    views_between,
+    watch_output,
+)
 from hookboard.torch_private import backward_number, base_of, sequence_number_of
 
 
