@@ -100,7 +100,7 @@ class ClassificationTap:
         return ClassificationTap, (nn.Module(), self._samples)
 
     def attach(self) -> None:
-        """Hooks every module."""
+        """Start to watch the calls of all modules of the model, except TorchScript modules."""
         self._is_on = True
         inside_fused = {id(module) for layer in fused_layers(self._model) for module in layer}
         for name, module in [("", self._model), *named_submodules(self._model)]:
@@ -337,7 +337,7 @@ class Attribution:
 def attribute(
     call: Classification, layer: TargetLayer, choose: Callable[[Tensor], Tensor], *, with_gradient: bool
 ) -> Attribution:
-    """Call the model once more on the kept samples and read a layer's output, and its gradient if asked.
+    """Call the model once more on the kept samples; return a layer's output, its gradient if asked, and the scores.
 
     Modules stay in training or evaluation mode, and attached edits apply. The call leaves no trace, see `undisturbed`.
 

@@ -1,4 +1,4 @@
-"""Methods for class-activation maps: they compute from a layer's output which regions speak for a class.
+"""Methods for class-activation maps: they compute from a layer's output which regions raise the score of a class.
 
 To add one, write its function, then enter it in `METHODS` and its name in `Method`.
 
@@ -46,7 +46,7 @@ def grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:
 
 
 def layer_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Weight each place by its positive gradient: Jiang et al., "LayerCAM", 2021, equation 6."""
+    """Weight each position of each channel by its positive gradient: Jiang et al., "LayerCAM", 2021, equation 6."""
     return _weighted(g.relu(), a)
 
 

@@ -44,7 +44,7 @@ Value = TypeVar("Value")
 
 
 class Cache:
-    """Keeps the values that were asked for last, each in its latest version, up to a number of bytes.
+    """Keeps the most recently used values, the latest version of each, up to a total size in bytes.
 
     If several threads ask for a value at once, one of them makes it while the others wait.
 
@@ -282,7 +282,7 @@ class Board:
         self.cache = Cache(most_bytes)
 
     def runs(self, source: Source) -> Answer:
-        """List all runs with data of hookboard; without any, says what to do."""
+        """List all runs with data of hookboard; if there are none, `hint` says what to do."""
         scalars, records = source.last_scalars(), source.last_tensors()
         found = []
         for name in sorted(scalars.keys() | records.keys(), key=natural_key):
@@ -301,7 +301,7 @@ class Board:
         return {"runs": found, "hint": hint}
 
     def run(self, source: Source, name: str) -> Answer:
-        """Describe a run: its layers, series and verdicts."""
+        """Return the layers, series and verdicts of a run, and what could not be read."""
         run = self._run(source, name)
         first = default_of(run.series, run.health)
         return {
@@ -334,7 +334,7 @@ class Board:
     def map(
         self, source: Source, name: str, series: str, columns: int, against: tuple[str, str] | None = None
     ) -> Answer:
-        """Return the values of a series, rows by steps; with `against`, also the values of the same rows there.
+        """Return the values of a series, rows by steps, and with `against` those of the same rows in another series.
 
         Args:
             source: the data.
@@ -379,7 +379,10 @@ class Board:
         )
 
     def layer(self, source: Source, name: str, layer: str, columns: int, has_band: bool) -> Answer:
-        """Return everything about one layer. With the band, all other layers are read too, which takes longer."""
+        """Return what the page of a layer shows: its facts, statistics, histograms, pictures and verdicts.
+
+        With the band, all other layers are read too, which takes longer.
+        """
         run = self._run(source, name)
         if layer not in run.layers:
             raise no_such("layer", layer, run.layers)
@@ -469,7 +472,7 @@ def _pieces(answer: Answer) -> Iterator[str]:
 
 
 def layer_answer(layer: LayerFacts) -> Answer:
-    """Return what is known of a layer, for JSON."""
+    """Return name, types, output shape, parameter shapes and parameter count of a layer, for JSON."""
     return {
         "name": layer.name,
         "type": layer.types[0].rpartition(".")[2] if layer.types else "",

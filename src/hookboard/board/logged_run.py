@@ -293,7 +293,7 @@ def token_of(scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint])
 def read_run(
     source: Source, name: str, scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]
 ) -> LoggedRun:
-    """Read what a run holds.
+    """Read the layers, series and health record of a run; the values of scalars are read later.
 
     Args:
         source: the data.
@@ -404,7 +404,7 @@ def _strings(tensor: np.ndarray) -> Sequence[bytes]:
 
 
 def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:
-    """Merge what two records know of a layer."""
+    """Merge two records of a layer: types and output of the first that has them, the parameters of both."""
     return replace(
         known,
         types=known.types or more.types,

@@ -119,7 +119,7 @@ def columns_for(curves: Iterable[Curve], most: int) -> np.ndarray:
 
 
 class Cells(NamedTuple):
-    """A curve in the columns of a view.
+    """The values of a curve in the columns of a map.
 
     Args:
         values: shape (columns,).

@@ -368,7 +368,7 @@ def heat_map(
     scale: ColourScale | None = None,
     of: int | None = None,
 ) -> Picture:
-    """Draw a quantity of many layers over a run.
+    """Draw one quantity of many layers over a run, a row for each layer and a column for each step.
 
     Rows are as high as there is room for. With more than 720 of them, unmarked rows may share a pixel.
 
