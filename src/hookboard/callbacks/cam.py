@@ -1,7 +1,7 @@
 """`CAMLogger`: logs class-activation maps."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -26,6 +26,7 @@ from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_firs
 from hookboard.loops import Loop, NothingToShowError, Selection
 from hookboard.nested import tensors_in
 from hookboard.recording import sent_together
+from hookboard.replay import replaced
 from hookboard.selection import check_selection, select
 from hookboard.torch_private import NoCollectives
 
@@ -142,7 +143,8 @@ class CAMLogger(PictureLogger):
             raise NothingToShowError(str(nothing)) from nothing
         seen, method = [], METHODS[self.method]
         for layer in layers:
-            quiet = _without_logging(loop.model)
+            # The module's own call of `forward` has logged the same with `self.log`.
+            quiet = replaced(loop.model, log=lambda *args, **kwargs: None)
             with loop.in_precision(), quiet, _without_other_ranks(loop):
                 with_gradient = method.needs == "gradient"
                 seen.append(attribute(call, layer, self._chooser(labels), with_gradient=with_gradient))
@@ -291,16 +293,3 @@ def _without_other_ranks(loop: Loop) -> AbstractContextManager[Any]:
         "the model communicates with the other ranks when it is called, and for class-activation maps rank 0 alone "
         "calls it once more"
     )
-
-
-@contextmanager
-def _without_logging(model: nn.Module) -> Iterator[None]:
-    """Discard what the module logs with `self.log` inside the context: its own call has logged the same."""
-    own = model.__dict__.get("log")
-    model.__dict__["log"] = lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        del model.__dict__["log"]
-        if own is not None:
-            model.__dict__["log"] = own

@@ -1,4 +1,4 @@
-"""`watch`: callbacks of hookboard in a training loop without a Trainer."""
+"""`watch`: calls callbacks of hookboard in a training loop that the user has written, without a Trainer."""
 
 import functools
 import threading
@@ -24,10 +24,10 @@ from hookboard.ranks import has_process_group
 
 
 class BareLoop(Loop):
-    """A training loop that is watched. `watch` makes it.
+    """The `Loop` of a training loop that the user has written. `watch` makes it.
 
     Attributes:
-        should_stop: whether a callback has asked to end the training, as `HealthMonitor(stop_on=...)` does.
+        should_stop: True if a callback has asked to end the training, as `HealthMonitor(stop_on=...)` does.
     """
 
     stage = "train"
@@ -56,11 +56,13 @@ class BareLoop(Loop):
 
     @contextmanager
     def step(self, batch: Any = None, *, accumulates: bool = False) -> Iterator[None]:
-        """Watch one batch: forward and backward pass, and the optimizer's step; inside `evaluate`, the forward pass.
+        """Measure what runs inside the context: the forward and backward pass of one batch, and the optimizer step.
+
+        Inside `evaluate` it is the forward pass of one batch.
 
         Args:
-            batch: What the model is given; some callbacks read it.
-            accumulates: Whether this batch belongs to the same optimizer step as the next, which then makes it.
+            batch: The batch. Some callbacks read its tensors.
+            accumulates: True if no optimizer step follows, because gradients are added to those of the next batch.
         """
         self._count()
         self.is_accumulating = accumulates
@@ -77,13 +79,16 @@ class BareLoop(Loop):
         self._has_stepped |= self.stage == "train" and not accumulates
 
     def _count(self) -> None:
-        # A Trainer counts a step after the validation that follows it, which has the number of that step.
+        """Increase `logged_step` if an optimizer step was made since the last call.
+
+        As in a Trainer, a validation that follows an optimizer step has the number of that step.
+        """
         if self.stage == "train":
             self.logged_step, self._has_stepped = self.logged_step + self._has_stepped, False
 
     @contextmanager
     def evaluate(self) -> Iterator[None]:
-        """Watch a validation, each of whose batches is inside a `step`."""
+        """Measure a validation inside the context; each of its batches must run inside a `step`."""
         batch_idx, self.stage, self._batch_idx = self._batch_idx, "validate", 0
         try:
             for member in self._members:
@@ -97,7 +102,7 @@ class BareLoop(Loop):
 
     @contextmanager
     def running(self) -> Iterator["BareLoop"]:
-        """Have the callbacks begin, and end in any case."""
+        """Call the callbacks at the start and the end of the training; at the end of the run also after an error."""
         self.is_running = True
         with ExitStack() as until_end:
             until_end.callback(setattr, self, "is_running", False)
@@ -115,14 +120,17 @@ class BareLoop(Loop):
                 member.end_training(self)
 
     def _listen(self, until_end: ExitStack) -> None:
-        """Tell the members of each backward pass and optimizer step of this thread."""
+        """Call the members at each backward pass and optimizer step of this thread, until the stack is closed.
+
+        `torch.autograd.backward` and the scaler's `step` are replaced; optimizers get hooks.
+        """
         here, given, scaler = threading.get_ident(), torch.autograd.backward, self.scaler
         is_inside = is_told = False
 
         @functools.wraps(given)
         def backward(tensors: Any, *args: Any, **named: Any) -> None:
             nonlocal is_inside
-            # Inside that of the loss, checkpointed parts make backward passes of their own.
+            # Activation checkpointing calls `backward` again inside that of the loss.
             if is_inside or threading.get_ident() != here or not isinstance(tensors, Tensor):
                 return given(tensors, *args, **named)
             is_inside = True
@@ -142,7 +150,7 @@ class BareLoop(Loop):
 
         def scaled_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
             nonlocal is_told
-            before_step(optimizer)  # where the gradients have overflowed, the scaler skips the optimizer's step
+            before_step(optimizer)  # the scaler skips the optimizer's step, and its hook, if gradients have overflowed
             is_told = True
             try:
                 return type(scaler).step(scaler, optimizer, *args, **named)  # type: ignore[arg-type, union-attr]
@@ -158,22 +166,22 @@ class BareLoop(Loop):
             until_end.callback(vars(scaler).pop, "step")
 
     def stop(self) -> None:
-        """Set `should_stop`, which the loop may look at."""
+        """Set `should_stop`, which the user's loop should check after each step."""
         self.should_stop = True
 
     def join(self, callback: Callback) -> None:
-        """Call this callback from now on."""
+        """Call this callback from now on; no effect if it has joined already."""
         if not any(member is callback for member in self._members):
             self._members.append(callback)
 
     def leave(self, callback: Callback) -> None:
-        """Call this callback no longer."""
+        """Stop calling this callback; no effect if it has not joined."""
         self._members[:] = [member for member in self._members if member is not callback]
 
 
 @dataclass
 class _WriterLogger:
-    """A `SummaryWriter` as a logger."""
+    """Gives a `SummaryWriter` the attributes of a Lightning logger."""
 
     experiment: SummaryWriter
 

@@ -2,7 +2,7 @@
 
 from hookboard.replay.random_state import GENERATORS, RandomState
 from hookboard.replay.restorable import CannotRunAgainError
-from hookboard.replay.step import call_training_step, loss_in, loss_of_step, run_step, undisturbed
+from hookboard.replay.step import call_training_step, loss_in, loss_of_step, replaced, run_step, undisturbed
 
 __all__ = [
     "GENERATORS",
@@ -11,6 +11,7 @@ __all__ = [
     "call_training_step",
     "loss_in",
     "loss_of_step",
+    "replaced",
     "run_step",
     "undisturbed",
 ]

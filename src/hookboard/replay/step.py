@@ -67,10 +67,13 @@ def undisturbed(
         check = RestorableCheck(() if trainer is None else trainer.optimizers) if is_strict else _nothing
         until_end.callback(State(*held, with_weights=is_whole_step, check=check).restore)
         if isinstance(module, LightningModule):
-            until_end.enter_context(_replaced(module, log=_nothing, log_dict=_nothing))
+            until_end.enter_context(replaced(module, log=_nothing, log_dict=_nothing))
         if trainer is not None:
-            until_end.enter_context(_without_loggers(trainer))
-            until_end.enter_context(_alone(trainer))
+            until_end.callback(setattr, trainer, "loggers", trainer.loggers)
+            trainer.loggers = [DummyLogger() for _ in trainer.loggers]
+            if trainer.world_size > 1:
+                alone = "one rank alone runs its batch again, and the others would not answer"
+                until_end.enter_context(NoCollectives(alone))
         if is_whole_step:
             until_end.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # the real step gives them
@@ -149,11 +152,14 @@ def run_step(
         if not pl_module.automatic_optimization:
             until_end.enter_context(_idle(trainer, pl_module))
             until_end.enter_context(
-                _replaced(pl_module, manual_backward=lambda loss, *args, **kwargs: at_backward(loss))
+                replaced(pl_module, manual_backward=lambda loss, *args, **kwargs: at_backward(loss))
             )
         returned = call_training_step(pl_module, batch, batch_idx)
         if pl_module.automatic_optimization:
-            at_backward(_tensor_in(returned))
+            loss = loss_in(returned)
+            if not isinstance(loss, Tensor):
+                raise CannotRunAgainError("training_step returned no loss when it ran again")
+            at_backward(loss)
 
 
 def loss_of_step(
@@ -216,13 +222,6 @@ def loss_in(returned: Any) -> Any:
     return returned.get("loss") if isinstance(returned, Mapping) else returned
 
 
-def _tensor_in(returned: Any) -> Tensor:
-    loss = loss_in(returned)
-    if not isinstance(loss, Tensor):
-        raise CannotRunAgainError("training_step returned no loss when it ran again")
-    return loss
-
-
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
@@ -260,28 +259,17 @@ def _idle(trainer: Trainer | None, pl_module: LightningModule) -> Iterator[None]
     optimizers, schedulers = _idled(pl_module.optimizers()), _idled(pl_module.lr_schedulers())
     names = ("toggle_optimizer", "untoggle_optimizer", "clip_gradients")
     with ExitStack() as until_end:
-        until_end.enter_context(_replaced(pl_module, **dict.fromkeys(names, _nothing)))
-        until_end.enter_context(_replaced(pl_module, optimizers=lambda *args, **kwargs: optimizers))
-        until_end.enter_context(_replaced(pl_module, lr_schedulers=lambda: schedulers))
+        until_end.enter_context(replaced(pl_module, **dict.fromkeys(names, _nothing)))
+        until_end.enter_context(replaced(pl_module, optimizers=lambda *args, **kwargs: optimizers))
+        until_end.enter_context(replaced(pl_module, lr_schedulers=lambda: schedulers))
         for optimizer in [] if trainer is None else trainer.optimizers:  # the user may hold them too
-            until_end.enter_context(_replaced(optimizer, step=_nothing, zero_grad=_nothing))
+            until_end.enter_context(replaced(optimizer, step=_nothing, zero_grad=_nothing))
         yield
 
 
 @contextmanager
-def _without_loggers(trainer: Trainer) -> Iterator[None]:
-    """Replace the Trainer's loggers by dummies inside the context."""
-    loggers = trainer.loggers
-    try:
-        trainer.loggers = [DummyLogger() for _ in loggers]
-        yield
-    finally:
-        trainer.loggers = loggers
-
-
-@contextmanager
-def _replaced(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Set instance attributes inside the context, without the `__setattr__` of the class, and restore them."""
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Set attributes of an object inside the context, bypassing the `__setattr__` of its class, and restore them."""
     before = {name: owner.__dict__[name] for name in attributes if name in owner.__dict__}
     try:
         owner.__dict__.update(attributes)
@@ -290,10 +278,3 @@ def _replaced(owner: Any, **attributes: Any) -> Iterator[None]:
         for name in attributes:
             owner.__dict__.pop(name, None)
         owner.__dict__.update(before)
-
-
-def _alone(trainer: Trainer) -> AbstractContextManager[Any]:
-    """Return a context in which collectives raise, if there are several ranks."""
-    if trainer.world_size == 1:
-        return nullcontext()
-    return NoCollectives("one rank alone runs its batch again, and the others would not answer")
