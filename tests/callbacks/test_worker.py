@@ -15,10 +15,10 @@ from toys import Toy, batches, events, fit, mlp, records, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, ParameterLogger
 from hookboard.loops import worker
-from hookboard.loops.worker import MOST_WAITING, Patience, Worker
+from hookboard.loops.worker import MAX_UNFINISHED_JOBS, Patience, Worker
 from hookboard.writers import loggers
 
-STEPS = MOST_WAITING + 4
+STEPS = MAX_UNFINISHED_JOBS + 4
 
 
 @pytest.fixture(autouse=True)
@@ -74,11 +74,11 @@ class UserError(RuntimeError):
 @pytest.mark.parametrize("error", [UserError("by the user"), KeyboardInterrupt()], ids=repr)
 def test_with_the_queue_full_an_end_by_an_error_loses_nothing(tmp_path, slow, error):
     callback = ActivationLogger("net.0", every_n_steps=1)
-    run = [callback, Ends(slow, MOST_WAITING - 1, error)]
+    run = [callback, Ends(slow, MAX_UNFINISHED_JOBS - 1, error)]
     with pytest.raises((UserError, KeyboardInterrupt, SystemExit)) as seen:
         fit(tmp_path, Toy(mlp()), batches(*[4] * STEPS), *run)
     assert seen.value is error or isinstance(error, KeyboardInterrupt)
-    assert list(scalars(tmp_path)["activation_mean/net.0"]) == list(range(MOST_WAITING))
+    assert list(scalars(tmp_path)["activation_mean/net.0"]) == list(range(MAX_UNFINISHED_JOBS))
     assert len(callback.readings) == 1
 
 
@@ -87,7 +87,7 @@ def test_with_the_queue_full_a_full_disk_is_one_warning_and_the_users_error_is_s
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr("hookboard.writers.tensorboard.quick_writer_of", full)
-    run = [ActivationLogger("net.0", every_n_steps=1), Ends(slow, MOST_WAITING - 1, UserError())]
+    run = [ActivationLogger("net.0", every_n_steps=1), Ends(slow, MAX_UNFINISHED_JOBS - 1, UserError())]
 
     def fails():
         with pytest.raises(UserError):
@@ -100,7 +100,7 @@ def test_with_the_queue_full_a_full_disk_is_one_warning_and_the_users_error_is_s
 
 def test_training_waits_for_one_entry_at_most(slow):
     done, mine = [], Worker("hookboard test", in_thread=True)
-    for job in range(MOST_WAITING):
+    for job in range(MAX_UNFINISHED_JOBS):
         mine.do(lambda job=job: (slow.gate.acquire(timeout=10), done.append(job)), pytest.fail)
     assert done == []
     threading.Timer(0.05, slow.open, [1]).start()
@@ -108,12 +108,12 @@ def test_training_waits_for_one_entry_at_most(slow):
     assert done == [0]
     slow.open()
     mine.close()
-    assert done == [*range(MOST_WAITING), "last"]
+    assert done == [*range(MAX_UNFINISHED_JOBS), "last"]
 
 
 def test_an_interrupt_while_training_waits_loses_nothing(monkeypatch):
     gate, done, mine = threading.Event(), [], Worker("hookboard test", in_thread=True)
-    for _ in range(MOST_WAITING):
+    for _ in range(MAX_UNFINISHED_JOBS):
         mine.do(lambda: (gate.wait(10), done.append(1)), pytest.fail)
 
     waits = mine._changed.wait_for
@@ -129,7 +129,7 @@ def test_an_interrupt_while_training_waits_loses_nothing(monkeypatch):
             mine.do(lambda: done.append("last"), pytest.fail)
     gate.set()
     mine.close()
-    assert done == [*[1] * MOST_WAITING, "last"]
+    assert done == [*[1] * MAX_UNFINISHED_JOBS, "last"]
 
 
 def test_readings_after_a_step_are_those_of_that_step(tmp_path, monkeypatch):

@@ -328,7 +328,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def end_epoch(self, loop: Loop) -> None:
-        """Remove the hooks that are left of a batch: an epoch that the module ends early has no end of its batch."""
+        """Remove the hooks of a batch that did not reach its end, then call `_see_batch_end` if every step is seen."""
         self.leave_batch()
         state = self._live.get("train")
         if state is not None and self.sees_every_step:

@@ -132,7 +132,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """Called before the first batch of an evaluation."""
 
     def _wants(self, loop: Loop, state: W, batch_idx: int, dataloader_idx: int) -> bool:
-        """Return whether this batch is watched. Here: in training, if its step is due; in evaluations always."""
+        """Return whether this batch is measured; by default, in training if its step is due, in evaluations always."""
         return state.stage != "train" or is_due_now(state, loop.logged_step)
 
     @abstractmethod

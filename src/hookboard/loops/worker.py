@@ -9,7 +9,7 @@ import torch
 
 from hookboard.messages import handing_over
 
-MOST_WAITING = 4
+MAX_UNFINISHED_JOBS = 4
 """Maximum number of unfinished jobs. With more, `Worker.do` waits until one has finished."""
 
 Job = Callable[[], None]
@@ -75,7 +75,7 @@ class Worker:
         return Worker, ()
 
     def do(self, job: Job, on_fault: OnFault) -> None:
-        """Give a job to the thread, or run it now if there is no thread; wait if more than MOST_WAITING are unfinished.
+        """Give a job to the thread and wait while more than MAX_UNFINISHED_JOBS are unfinished, or run it without one.
 
         Args:
             job: a function without arguments.
@@ -94,7 +94,7 @@ class Worker:
                 self._thread = threading.Thread(target=self._work, args=[self._jobs], name=self._name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
-            self._wait_until(lambda: len(self._jobs) <= MOST_WAITING)
+            self._wait_until(lambda: len(self._jobs) <= MAX_UNFINISHED_JOBS)
         self.catch_up()
 
     def catch_up(self) -> None:

@@ -17,7 +17,7 @@ from hookboard.eager import run_eagerly
 from hookboard.hooks import own_call
 from hookboard.replay.outside import nothing_gets_out, nothing_printed
 from hookboard.replay.restorable import CannotRunAgainError, RestorableCheck
-from hookboard.replay.variables import Variables, parts_of
+from hookboard.replay.variables import Variables, nested_parts
 from hookboard.state import State, refill, same_random_state
 from hookboard.torch_private import NoCollectives
 
@@ -87,7 +87,7 @@ def _schedulers_of(trainer: Trainer) -> list[LRScheduler]:
     """Return the learning rate schedulers, including those that another one wraps."""
     found: list[Any] = [config.scheduler for config in trainer.lr_scheduler_configs]
     for scheduler in found:  # which grows
-        parts = (part for value in vars(scheduler).values() for part in parts_of(value))
+        parts = (part for value in vars(scheduler).values() for part in nested_parts(value))
         found.extend(part for part in parts if isinstance(part, LRScheduler))
     return found
 
@@ -205,7 +205,7 @@ class _Reached(BaseException):
 def _check(trainer: Trainer | None, pl_module: LightningModule, batch: Any) -> None:
     if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
         raise CannotRunAgainError("training_step takes its batches from an iterator")
-    if any(isinstance(part, Iterator) for part in parts_of(batch)):
+    if any(isinstance(part, Iterator) for part in nested_parts(batch)):
         raise CannotRunAgainError("the batch holds an iterator, which can be read only once")
     if not pl_module.automatic_optimization and trainer is not None and trainer.world_size > 1:
         raise CannotRunAgainError("its optimization is manual, and there are several ranks")

@@ -61,7 +61,7 @@ class Variables:
             for value in vars(module).values():
                 self._add_all(value)
         for scheduler in schedulers:
-            for value in [scheduler, *(part for held in vars(scheduler).values() for part in parts_of(held))]:
+            for value in [scheduler, *(part for held in vars(scheduler).values() for part in nested_parts(held))]:
                 for item in [value, *(item for cls in type(value).__mro__ for item in vars(cls).values())]:
                     self._add_all(item)
         for hook in _hooks_of(model):
@@ -183,16 +183,16 @@ def _restore_class(cls: type, data: dict[str, Any]) -> None:
             setattr(cls, name, value)
 
 
-def parts_of(value: Any) -> Iterator[Any]:
+def nested_parts(value: Any) -> Iterator[Any]:
     """Yield the value itself, and every item of the mappings, tuples and lists inside it.
 
-    >>> list(parts_of({"x": [1, 2]}))
+    >>> list(nested_parts({"x": [1, 2]}))
     [{'x': [1, 2]}, [1, 2], 1, 2]
     """
     yield value
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
     for item in items:
-        yield from parts_of(item)
+        yield from nested_parts(item)
 
 
 def _hooks_of(model: nn.Module) -> Iterator[Any]:
