@@ -131,7 +131,7 @@ class ExperimentState:
     said: str = ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint saves."""
+        """Return `is_wanted`, `found` and `said`, for a checkpoint."""
         return {"is_wanted": self.is_wanted, "found": list(self.found), "said": self.said}
 
     def load_state_dict(self, parts: Mapping[str, Any] | None) -> None:

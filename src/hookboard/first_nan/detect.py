@@ -20,7 +20,7 @@ from hookboard.selection import named_submodules
 
 @dataclass(frozen=True)
 class CheckedValue:
-    """Which batch a value belongs to that the device checks.
+    """The batch that a checked value belongs to, and whether the value is the loss or gradients.
 
     Args:
         step: the optimizer step.

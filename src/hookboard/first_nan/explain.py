@@ -176,7 +176,7 @@ def _quoted(name: str) -> str:
 
 
 def _code_of(fault: Fault) -> str:
-    """Return which function the faulty code is in, as a noun phrase."""
+    """Return the function that has the faulty code: "training_step" or "the forward of 'net.1'"."""
     return "training_step" if fault.is_in_step else f"the forward of {_quoted(fault.name)}"
 
 

@@ -235,7 +235,7 @@ class Search:
         self._running.append(call)
 
     def _trace_back(self, call: CallNode) -> None:
-        """Find the suspects whose bad values this call gets; if there are none, add the code before it as one."""
+        """Set this call as the first user of the active suspects; if there are none, add the code before it as one."""
         for suspect in self._suspects:
             if suspect.bad & call.bad_inputs:
                 suspect.is_healed = False
@@ -264,7 +264,12 @@ class Search:
             self._watch_gradients(call, [tensor for tensor in floats if tensor.requires_grad], hooks)
 
     def _update_suspects(self, call: CallNode, bad: set[int]) -> None:
-        """Heal or extend the suspects after a call, or add the call as one; `bad`: `id` of each bad output."""
+        """After a call, mark suspects as healed, or add its bad outputs to them, or add the call as a suspect.
+
+        Args:
+            call: the call.
+            bad: `id` of each output that is not finite.
+        """
         if not bad:
             for suspect in self._suspects:
                 is_inside = suspect.kind != "batch" and suspect.call.is_inside(call)

@@ -145,7 +145,7 @@ class Members(list[Any]):
                     member.begin_batch(loop, stage, *batch)
 
     def listen(self, loop: Loop) -> None:
-        """Set `heard` for this batch."""
+        """Store in `heard` those of IN_THE_MIDDLE that other callbacks implement; none while no member measures."""
         self.heard = frozenset()
         for member in self:
             if member.is_observing:
