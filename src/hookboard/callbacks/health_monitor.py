@@ -1,12 +1,12 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any, get_args
 
 import numpy as np
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.auditing import Finding as Found
 from hookboard.auditing import StaleGradients
@@ -15,28 +15,32 @@ from hookboard.callbacks.health_state import (
     MEASURED,
     Finding,
     HealthState,
+    Judging,
     firsts_over_ranks,
     layers_in,
     say_split,
     some_units,
 )
-from hookboard.callbacks.health_steps import steps_of, what_holds_back
 from hookboard.callbacks.numbers import AFTER_LOOK, AT_END, SiteLogger
 from hookboard.callbacks.trials import run_experiments
+from hookboard.callbacks.weights import Part
 from hookboard.checks import check_name, check_number, check_switches, check_whole, is_finite
 from hookboard.experiments import SECONDS
 from hookboard.first_nan import BlackBox
 from hookboard.flow import Flow
 from hookboard.health import (
+    MEASURED_VALUES_MAX,
     RULES,
     STEP,
     TRIED,
     VERDICT,
     WINDOWS_ALWAYS_ASKED,
+    HeldBack,
     Judge,
     NeedsHistogram,
     Nonfinite,
     Rule,
+    Stepped,
     Verdict,
     check_stop_on,
     rules_of,
@@ -45,6 +49,7 @@ from hookboard.layers import ChannelDims, Layer, layers_of
 from hookboard.loops import Loop, Selection, StageState, is_due_now
 from hookboard.messages import inform, warn_switched_off
 from hookboard.nested import tensors_in
+from hookboard.parameters import Weight
 from hookboard.recording import Recorder
 from hookboard.sites import Role, Site, Stage
 
@@ -107,7 +112,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     sees_every_step = True
     remembers = True
 
-    _part = staticmethod(some_units)
+    _part = Part(MEASURED_VALUES_MAX, some_units)
 
     def __init__(
         self,
@@ -241,7 +246,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.batch_idx = batch_idx
         if state.trial.is_wanted and state.trial.start is None and loop.world_size == 1:
             state.trial.keep(loop.model)
-        self._try(loop, state, [batch])
+        if state.trial.question is not None:
+            self._try(loop, state, [batch])
         if state.findings is None and not self._has_lazy:
             is_asked = self.audit and not STEP.isdisjoint(rule.name for rule in self._rules())
             found, state.flow = loop.read_first_step(batch, batch_idx) if is_asked else ([], Flow())
@@ -250,7 +256,8 @@ class HealthMonitor(SiteLogger[HealthState]):
                 state.stale = StaleGradients(loop.model, loop.optimizers)
         if state.black_box is not None:
             state.black_box.begin_batch(batch, batch_idx, loop.logged_step)
-            self._tell_events(loop, state)
+            if len(state.black_box.events) > state.told:
+                self._tell_events(loop, state)
 
     # What it tries on a copy.
 
@@ -279,6 +286,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._leave_out(perf_counter() - began)
         if state.judge is not None:
             self._verdicts = state.take_trial(findings, in_short, loop.logged_step)
+        state.trial.question = None
 
     def _try_at_end(self, loop: Loop, state: HealthState) -> None:
         """Run experiments at the end of the training, if they are wanted now that all losses are known."""
@@ -303,33 +311,39 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
         scale = None if state.loss_scale is None else state.loss_scale.in_force()
         unscaled = loss if scale is None else loss.detach() / scale
-        state.watch_stale(lambda stale: stale.before_backward())
+        if (stale := state.stale) is not None:
+            state.watch_stale(stale, stale.before_backward)
         value = state.losses.add(loop.logged_step, state.batch_idx, unscaled)
         if state.black_box is not None:
             state.black_box.before_backward(loss, value if scale is None else None)
 
     def _see_gradients(self, loop: Loop, state: HealthState) -> None:
-        state.watch_stale(lambda stale: stale.after_backward())
+        if (stale := state.stale) is not None:
+            state.watch_stale(stale, stale.after_backward)
         if state.black_box is not None:
             state.black_box.after_backward()
-            self._tell_events(loop, state)
+            if len(state.black_box.events) > state.told:
+                self._tell_events(loop, state)
 
     def _see_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
-        state.watch_stale(lambda stale: stale.before_step(optimizer))
+        if (stale := state.stale) is not None:
+            state.watch_stale(stale, stale.before_step, optimizer)
         if state.black_box is not None:
             state.black_box.before_optimizer_step()
-            self._tell_events(loop, state)
+            if len(state.black_box.events) > state.told:
+                self._tell_events(loop, state)
 
     def _see_batch_end(self, loop: Loop, state: HealthState) -> None:
-        state.watch_stale(lambda stale: stale.end_batch(loop.optimizers))
+        if (stale := state.stale) is not None:
+            state.watch_stale(stale, stale.end_batch, loop.optimizers)
         if state.black_box is not None:
             state.black_box.end_batch()
 
     def _tell_events(self, loop: Loop, state: HealthState) -> None:
-        """Tell what the black box has found; several ranks do that together, at the next look."""
-        if state.has_news and self._ranks is None and (events := state.new_events()):
+        """Report what the black box has found; with several ranks all of them do so at the next look."""
+        if self._ranks is None:
             self._worker.settle()  # it may be judging
-            self._tell(state, events)
+            self._tell(state, state.new_events())
             self._end_if_asked(loop, state)
 
     def _tell(self, state: HealthState, events: Sequence[Nonfinite]) -> None:
@@ -342,33 +356,35 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._worker.settle()
             state.follow(self._known[state.stage], self._layers(state.selection))
         for each in loop.optimizers:
-            state.stepped |= steps_of(each, state.weights)
-            state.held_back |= what_holds_back(each, state.weights, loop.largest_norm)
+            stepped, held_back = steps_of(loop, each, state.weights)
+            state.stepped |= stepped
+            state.held_back |= held_back
 
     def _may_stretch(self, state: HealthState) -> bool:
-        return state.looks >= WINDOWS_ALWAYS_ASKED * self.window
+        return state.looks > WINDOWS_ALWAYS_ASKED * self.window  # the look that is being sent is counted
 
     def _log(self, loop: Loop, state: HealthState) -> None:
         training, step, losses, ranks = self._live.get("train"), loop.logged_step, state.losses.take(), self._ranks
-        sent = self._send(loop, state, losses.waiting)
         state.note_gaps()
-        judged = None if training is None else training.evaluation(step)
         if state.stage == "train":
             facts = state.news.facts
             facts = state.news.collect(loop.model, state.selection) if facts is None else facts
-            scalars = self._overhead(loop, state)
-            judged = state.look(step, facts, losses, ranks, scalars)
+            judging: Judging | None = state.look(step, facts, losses, ranks)
+        else:
+            judging = None if training is None else training.evaluation(step)
+        sent = self._send(loop, state, losses.waiting)
+        scalars = self._overhead(loop, state) if state.stage == "train" else {}
 
         def take() -> None:
             readings = sent().filled()
             self._readings = readings.values()
-            verdicts = None if judged is None else judged(readings)
+            verdicts = None if judging is None else judging(readings, scalars)
             self._verdicts = self._verdicts if verdicts is None else verdicts
             if ranks is not None and state is training and self.stop_on is not None:
                 state.is_asked_to_end = ranks.is_any(state.guilty(self.stop_on, self._verdicts) is not None)
 
         self._leave_to_worker(state, self._at(f"{state.stage} {step}", take), AFTER_LOOK[state.stage])
-        if state.stage == "train":
+        if state.stage == "train" and self.stop_on is not None:
             self._end_if_asked(loop, state)
 
     def _end_if_asked(self, loop: Loop, state: HealthState) -> None:
@@ -395,3 +411,35 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _leave(self, state: HealthState) -> None:
         state.close()  # after an exception too, what has been seen is told
+
+
+def steps_of(
+    loop: Loop, optimizer: Optimizer, weights: Mapping[str, Weight]
+) -> tuple[dict[str, Stepped], dict[str, HeldBack]]:
+    """Return what an optimizer does with each weight at its current learning rates, and what holds its steps back.
+
+    Both are by the weight's name, for the weights that this optimizer holds. The first leaves out a weight that is
+    frozen now (`requires_grad` is False): the optimizer holds it and does nothing with it.
+
+    Args:
+        loop: clips the gradients.
+        optimizer: holds some of the weights.
+        weights: all watched weights by name.
+    """
+    kind, is_adaptive = type(optimizer).__name__, not isinstance(optimizer, SGD)
+    is_of_torch = type(optimizer).__module__.startswith("torch.optim")
+    of: dict[int, tuple[Stepped, HeldBack]] = {}
+    for group in optimizer.param_groups:
+        decay = float(group.get("weight_decay", 0.0)) if is_of_torch else 0.0
+        is_decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW)))
+        both = Stepped(kind, float(group.get("lr", 0.0)), is_adaptive), HeldBack(decay, is_decoupled, loop.largest_norm)
+        of.update(dict.fromkeys(map(id, group["params"]), both))
+    stepped: dict[str, Stepped] = {}
+    held_back: dict[str, HeldBack] = {}
+    for name, weight in weights.items():
+        for parameter in weight.parameters:
+            if id(parameter) in of:
+                step, held_back[name] = of[id(parameter)]
+                if parameter.requires_grad:
+                    stepped[name] = step
+    return stepped, held_back

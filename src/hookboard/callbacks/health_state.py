@@ -19,7 +19,6 @@ from hookboard.callbacks.trials import ExperimentState
 from hookboard.first_nan import BlackBox
 from hookboard.flow import Flow
 from hookboard.health import (
-    MEASURED_VALUES_MAX,
     RULES,
     TELLABLE,
     HeldBack,
@@ -281,13 +280,11 @@ def _rule_among(modules: object) -> str:
 
 
 def some_units(weight: Tensor) -> Tensor:
-    """Return every k-th unit of a large weight or gradient, and all units of a small one.
+    """Return every k-th unit of a large weight or of its gradient, see `every_unit`.
 
     >>> some_units(torch.zeros(1000, 200)).shape
     torch.Size([250, 200])
     """
-    if weight.numel() <= MEASURED_VALUES_MAX:
-        return weight
     every = every_unit(weight.shape)
     # A DTensor would have to ask the other ranks for a slice.
     if every == 1 or weight.dim() < 2 or isinstance(weight, DTensor):
@@ -319,6 +316,10 @@ Finding = Literal["auto", "exact", "late"]
 EVALUATED = 4
 """How many batches of each validation loop are looked at."""
 
+
+Judging = Callable[[Readings, Mapping[str, float]], tuple[Verdict, ...] | None]
+"""Takes the readings of a step or evaluation loop that are not empty, and further scalars to write, tag to value.
+Returns the verdicts on the run, worst first; None where this rank does not judge."""
 
 _is_trained = operator.attrgetter("requires_grad")
 
@@ -412,19 +413,23 @@ class HealthState(MeasurementState):
         self.reporter.release(self.judge.verdicts)
         return self.judge.verdicts
 
-    def watch_stale(self, watch: Callable[[StaleGradients], Found | None]) -> None:
-        """Call `watch` while gradients that are not cleared are searched for; an error warns and ends the search."""
-        if self.stale is None:
-            return
+    def watch_stale(self, stale: StaleGradients, watch: Callable[..., Found | None], *given: Any) -> None:
+        """Look once for gradients that were not cleared, and keep what is found; an error warns and ends the search.
+
+        Args:
+            stale: searches for them.
+            watch: a method of `stale`.
+            given: its arguments.
+        """
         try:
-            found = watch(self.stale)
+            found = watch(*given)
         except Exception as error:
             self.stale = None
             warn_switched_off("the search for gradients that are not cleared", error)
             return
         if found is not None:
             self.add_findings([found])
-        if self.stale.is_over:
+        if stale.is_over:
             self.stale = None
 
     def note_gaps(self) -> None:
@@ -434,20 +439,16 @@ class HealthState(MeasurementState):
             names = [name for name, role in self.taps.expected() if role == "output"]
             self.why_silent = {name: self.taps.why_silent(name, "output") for name in names}
 
-    def look(
-        self, step: int, facts: Facts, losses: Losses, ranks: Ranks | None, scalars: Mapping[str, float]
-    ) -> Callable[[Readings], tuple[Verdict, ...] | None]:
-        """Return a function that takes a look, has it judged and reports the result; any thread may call it.
+    def look(self, step: int, facts: Facts, losses: Losses, ranks: Ranks | None) -> Judging:
+        """Return a function that has the readings of this step judged; any thread may call it.
 
-        Its argument is the readings that are not empty, along with which the losses came. It returns the verdicts,
-        worst first; None where this rank does not judge. If there are several ranks, each must call it.
+        If there are several ranks, each must call it.
 
         Args:
             step: the optimizer step.
             facts: of the layers.
             losses: those since the last look.
             ranks: those that share their losses and events; None if there are no others.
-            scalars: further scalars to write, tag to value.
         """
         self.looks += 1
         events: list[Nonfinite] = [] if ranks is None else self.new_events()
@@ -457,41 +458,43 @@ class HealthState(MeasurementState):
         held_back = dict(self.held_back)
         why_silent, findings, said = self.why_silent or {}, [*(self.findings or ()), *self.trial.found], self.trial.said
 
-        def take(readings: Readings) -> tuple[Verdict, ...] | None:
+        def take(readings: Readings, scalars: Mapping[str, float]) -> tuple[Verdict, ...] | None:
             seen, told = losses.read(readings.along), events
             if ranks is not None:
                 seen, told = mean_over_ranks(ranks, seen), firsts_over_ranks(ranks, told)
             overflowed = is_scaled and bool(readings.overflowed.any())
             look = Look(step, batch_idx, readings, seen, stepped, overflowed, frozen, is_scaled)
 
-            def judged(judge: Judge, reporter: Reporter) -> None:
+            def judged(judge: Judge, reporter: Reporter) -> tuple[Verdict, ...]:
                 if told:
                     self.tell(told)
                 judge.run.why_silent, judge.run.findings, judge.run.trial = why_silent, findings, said
                 judge.run.held_back = held_back
                 judge.run.flow = self.flow
-                judge.see(look)
+                verdicts = judge.see(look)
                 layers = judge.run.layers
                 records = self.news.in_order(
                     layers, lambda: [layer.name for layer in layers], facts, self.recorder, self.every_n_steps
                 )
-                reporter.after_look(judge.verdicts, records, scalars)
-                self.trial.update_question(judge)
+                reporter.after_look(verdicts, records, scalars)
+                if self.trial.is_wanted:
+                    self.trial.update_question(judge)
+                return verdicts
 
             return self._judged(judged)
 
         return take
 
-    def evaluation(self, step: int) -> Callable[[Readings], tuple[Verdict, ...] | None]:
+    def evaluation(self, step: int) -> Judging:
         """Return such a function for the readings of an evaluation loop during the training."""
-        return lambda readings: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings)))
+        return lambda readings, _: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings)))
 
-    def _judged(self, see: Callable[[Judge, Reporter], None]) -> tuple[Verdict, ...] | None:
+    def _judged(self, see: Callable[[Judge, Reporter], tuple[Verdict, ...]]) -> tuple[Verdict, ...] | None:
+        """Return what `see` returns; None where this rank does not judge; an error warns and ends the judging."""
         if self.judge is None or self.reporter is None:
             return None
         try:
-            see(self.judge, self.reporter)
-            return self.judge.verdicts
+            return see(self.judge, self.reporter)
         except Exception as error:  # what is measured is still worth having, here and on other ranks
             self.judge = None
             warn_switched_off("judging by HealthMonitor", error)
@@ -504,11 +507,6 @@ class HealthState(MeasurementState):
         self.recorder.slots.forget_shapes()
         if self.judge is not None:
             self.judge.run.follow(known)
-
-    @property
-    def has_news(self) -> bool:
-        """Whether the black box has found something since the last call of `new_events`."""
-        return self.black_box is not None and len(self.black_box.events) > self.told
 
     def new_events(self) -> list[Nonfinite]:
         """Return what the black box has found since the last call."""

@@ -42,7 +42,7 @@ class SiteLogger(HookboardCallback[V]):
     tells_overhead = True
 
     _part: Part | None = None
-    """Returns the part of a weight, or of its gradient, that is measured; None for all of it."""
+    """Which part of a weight, and of its gradient, is measured; None for all of it."""
 
     _finish: Callable[[Readings], Readings] | None = None
     """Computes what needs the readings of several sites, such as ratios; None if there is nothing to compute."""

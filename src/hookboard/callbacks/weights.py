@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,18 @@ from hookboard.parameters import Weight, stepped_by
 from hookboard.recording import Readings, Recorder
 from hookboard.sites import Role, Site
 
-Part = Callable[[Tensor], Tensor]
-"""A function that returns the part of a weight or gradient that is measured."""
+
+class Part(NamedTuple):
+    """Which part of a large weight, and of its gradient, is measured; a small one is measured whole.
+
+    Args:
+        above: number of values above which a weight is large.
+        of: returns the part of a large weight or gradient.
+    """
+
+    above: int
+    of: Callable[[Tensor], Tensor]
+
 
 MOST_COPIED_BYTES = 1 << 29
 """Maximum total size in bytes of the weights that are copied in one step, unless a single one is larger (a choice)."""
@@ -55,7 +65,8 @@ def measure_gradients(
         grad = None if weight.is_computed else weight.parameters[0].grad
         if grad is not None:
             try:
-                given.append((_site(name, "parameter_grad"), grad if part is None else part(grad), None))
+                measured = part.of(grad) if part is not None and grad.numel() > part.above else grad
+                given.append((_site(name, "parameter_grad"), measured, None))
             except Exception as error:
                 _switch_off(recorder, name, ["parameter_grad"], error)
     recorder.observe_all(given)
@@ -77,12 +88,11 @@ class WeightsBefore:
         for name, weight in (stepped if self.turns is None else self.turns.of(stepped)).items():
             if name in self.copies:  # if optimizers step several times in one batch, the first step counts
                 continue
-            if weight.is_plain:
-                now: Tensor | None = part(weight.parameters[0].detach()) if part else weight.parameters[0].detach()
-            else:
-                now = _in_use(recorder, name, weight, part)
+            now = weight.parameters[0].detach() if weight.is_plain else _in_use(recorder, name, weight, part)
             if now is None:
                 continue
+            if weight.is_plain and part is not None and now.numel() > part.above:
+                now = part.of(now)
             self.copies[name] = _copied(now, self._spare.get(name))
             if self.turns is not None and weight.is_computed:
                 self.turns.note(name, now)
@@ -119,7 +129,8 @@ def _in_use(recorder: Recorder, name: str, weight: Weight, part: Part | None) ->
     if weight.is_computed and recorder.is_off(name, "parameter_before"):
         return None
     try:
-        return weight.in_use if part is None else part(weight.in_use)
+        whole = weight.in_use
+        return part.of(whole) if part is not None and whole.numel() > part.above else whole
     except Exception as error:
         _switch_off(recorder, name, _OF_VALUES, error)
         return None
@@ -155,12 +166,11 @@ def measure_weights(
     computed = 0
     given: list[tuple[Site, Tensor, Tensor | None]] = []
     for name, weight in weights.items():
-        if weight.is_plain:
-            after: Tensor | None = part(weight.parameters[0].detach()) if part else weight.parameters[0].detach()
-        else:
-            after = _in_use(recorder, name, weight, part)
+        after = weight.parameters[0].detach() if weight.is_plain else _in_use(recorder, name, weight, part)
         if after is None:
             continue
+        if weight.is_plain and part is not None and after.numel() > part.above:
+            after = part.of(after)
         if has_values:
             given.append((_site(name, "parameter"), after, None))
         if has_updates and (copy := before.get(name)) is not None:

@@ -112,8 +112,8 @@ class Judge:
         self._asked: int | None = None  # the step of the look at which all rules were asked last
         self._asks = 0  # how often that was
 
-    def see(self, look: Look) -> None:
-        """Add a measured step and judge the run, see `STEPS_BETWEEN_ASKING`."""
+    def see(self, look: Look) -> tuple[Verdict, ...]:
+        """Add a measured step, ask the rules (see `STEPS_BETWEEN_ASKING`), and return the verdicts, worst first."""
         self.run.see(look)
         self._verdicts = None
         if self.run.losses.is_harmed:
@@ -128,13 +128,15 @@ class Judge:
             self._ask(look.step, self._rules)
         else:
             self._ask(look.step, [rule for rule in self._rules if rule.at_once])
+        return self.verdicts
 
-    def see_evaluation(self, look: Look) -> None:
-        """Add an evaluation loop and ask the rules that judge evaluations."""
+    def see_evaluation(self, look: Look) -> tuple[Verdict, ...]:
+        """Add an evaluation loop, ask the rules that judge evaluations, and return the verdicts, worst first."""
         self.run.see_evaluation(look)
         if self.run.looks:
             self._verdicts = None
             self._ask(self.run.now.step, [rule for rule in self._rules if rule.of_evaluations])
+        return self.verdicts
 
     def hear(self, findings: Sequence[tuple[str, Symptom]], trial: str) -> None:
         """Add what was found between looks, in the step or by experiments, and ask all rules that judge at once.

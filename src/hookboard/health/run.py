@@ -35,6 +35,7 @@ BLOWN_UP_OUTPUT_FACTOR = 1e4
 """Outputs this many times as large as at the first look have blown up (a choice)."""
 
 _NAN_AND_INF = [FIELDS.index("nan"), FIELDS.index("posinf")]
+_NONFINITE = [*_NAN_AND_INF, FIELDS.index("neginf")]
 
 
 class Run:
@@ -232,7 +233,7 @@ class Run:
         return np.stack([reading.channels for reading in known if reading.channels is not None])
 
     def _keep_first_nonfinite(self, look: Look) -> None:
-        if look.table.is_finite.all():
+        if not look.table.rows[:, _NONFINITE].any():
             self.first_nonfinite = None
             return
         # -Inf alone may be a mask.

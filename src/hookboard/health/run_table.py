@@ -262,12 +262,20 @@ class LookArrays:
         with np.errstate(over="ignore", invalid="ignore"):
             rms = np.where(count > 0, np.hypot(block[:, _MEAN], block[:, _DEVIATION]), np.nan)
         is_spoiled = (nonfinite > 0) & ((nonfinite > block[:, _NEGINF]) | (count == 0))
-        columns = self._rows_in_look >= 0, count, block[:, _MEAN], block[:, _DEVIATION], rms, nonfinite, is_spoiled
+        is_there, mean, deviation = self._rows_in_look >= 0, block[:, _MEAN], block[:, _DEVIATION]
         self.rows: dict[Role, Rows] = {}
         """The moments of each of `ROLES_OF_LAYERS`, a row for each layer, and of `ROLES_OF_WEIGHTS`, for each weight.
         """
         for role, part in layers.parts.items():
-            self.rows[role] = Rows(*[column[part] for column in columns])
+            self.rows[role] = Rows(
+                is_there[part],
+                count[part],
+                mean[part],
+                deviation[part],
+                rms[part],
+                nonfinite[part],
+                is_spoiled[part],
+            )
 
     @functools.cached_property
     def outputs(self) -> "Units":
@@ -345,16 +353,16 @@ class Units:
 
     def __init__(self, table: Readings, rows: np.ndarray) -> None:
         channels = [None if row < 0 else table.channels[row] for row in rows.tolist()]
-        parts = [(place, part) for place, part in enumerate(channels) if part is not None and len(part)]
-        self.places = np.array([place for place, _ in parts], dtype=np.intp)
+        parts = {place: part for place, part in enumerate(channels) if part is not None and len(part)}
+        self.places = np.array([*parts], dtype=np.intp)
         """Which tensors have channels, shape (tensors with channels,)."""
-        self.counts = np.array([len(part) for _, part in parts], dtype=np.intp)
+        self.counts = np.array([*map(len, parts.values())], dtype=np.intp)
         """Number of rows of each, shape (tensors with channels,)."""
-        self.widths = np.array([table.widths[row] for row in rows[self.places].tolist()], dtype=np.intp)
+        self.widths = np.array(table.widths, dtype=np.intp)[rows[self.places]]
         """Number of channels of each, shape (tensors with channels,): of a wide tensor only every k-th has a row."""
         self.starts = np.cumsum(self.counts) - self.counts
         """Index of the first row of each in `rows`, shape (tensors with channels,)."""
-        self.rows = np.concatenate([part for _, part in parts]) if parts else np.empty((0, len(FIELDS)))
+        self.rows = np.concatenate([*parts.values()]) if parts else np.empty((0, len(FIELDS)))
         """Shape (channels of all tensors, columns of `hookboard.measure.FIELDS`)."""
         self.columns = dict(zip(FIELDS, self.rows.T, strict=True))
         """The columns of `rows` by name."""
