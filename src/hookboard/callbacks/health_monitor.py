@@ -152,7 +152,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What is to be said of the run so far, worst first."""
+        """The verdicts on the run so far, worst first."""
         self._worker.wait()
         return self._verdicts
 
@@ -262,7 +262,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     # What it tries on a copy.
 
     def _try(self, loop: Loop, state: HealthState, first: Sequence[Any]) -> None:
-        """Run experiments if they are wanted now, once in a fit; an error in them is one warning.
+        """Run the experiments that are asked for, once in a fit; an error in them is one warning.
 
         Args:
             loop: runs the fit.
@@ -298,11 +298,11 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._try(loop, state, [])
 
     def _seconds(self) -> float:
-        """Return the budget of the experiments."""
+        """Return the most time that experiments may take, in seconds."""
         return SECONDS if isinstance(self.experiments, bool | np.bool_) else float(self.experiments)
 
     def _leave_out(self, seconds: float) -> None:
-        """Do not count this time as overhead, nor as training: it has a budget of its own."""
+        """Exclude this time from the overhead and from the training time: experiments have a separate budget."""
         if self.clock.began is not None:
             self.clock.began += seconds
         if self._budget is not None:

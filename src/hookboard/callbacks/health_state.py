@@ -1,4 +1,4 @@
-"""What `HealthMonitor` holds of one stage: its layers, the losses of all steps, the judge, its reporter."""
+"""The state of `HealthMonitor` in one stage: the losses of all steps, the judge, and the reporter of its verdicts."""
 
 import math
 import operator
@@ -142,7 +142,7 @@ def _together(parts: Sequence[Part]) -> Tensor | None:
 
 
 def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
-    """Return the loss of each step as the mean over all ranks, whose gradient all of them follow.
+    """Return the loss of each step, averaged over the ranks: the loss whose gradient all of them follow.
 
     Every rank must call this.
 
@@ -180,12 +180,12 @@ BEFORE = "health/before_nonfinite"
 
 
 class Reporter:
-    """Writes what a judge says to the loggers, and logs new alarms as warnings.
+    """Writes the verdicts of a judge to the loggers, and logs new alarms as warnings.
 
     Args:
         judge: judges the run.
         loggers: the loggers to write to.
-        every_n_steps: how many steps lie between two looks.
+        every_n_steps: number of steps between two looks.
         held: the rules whose alarms wait until experiments have told their cause.
     """
 
@@ -328,7 +328,7 @@ _KEPT = ("first_step", "looks", "told")
 
 @dataclass
 class HealthState(MeasurementState):
-    """What the monitor holds of one stage.
+    """The state of the monitor in one stage.
 
     Args:
         losses: the loss of every step since the last look.
@@ -338,7 +338,7 @@ class HealthState(MeasurementState):
         first_step: the optimizer step at which the fit began; None before.
         looks: how many training steps have been measured.
         judge: judges the run; None in evaluations, on ranks that do not judge, and after a fault.
-        reporter: tells what the judge says.
+        reporter: writes the verdicts of the judge.
         black_box: finds the first NaN or Inf; None outside of training.
         findings: rule name and symptom of what was found in the training step; None before it was read.
         flow: which layer's output flows into which in that step.
@@ -396,7 +396,7 @@ class HealthState(MeasurementState):
         super().load_state_dict(parts)
 
     def begin_judging(self, judge: Judge) -> None:
-        """Set the judge of the run, and a reporter for what it says."""
+        """Set the judge of the run, and make the reporter that writes its verdicts."""
         held = TELLABLE - {"nonfinite"} if self.trial.is_wanted else frozenset[str]()
         self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps, held)
 
@@ -405,7 +405,7 @@ class HealthState(MeasurementState):
         self.findings = [*(self.findings or ()), *((finding.rule, finding.symptom) for finding in found)]
 
     def take_trial(self, found: Sequence[Found], in_short: str, step: int) -> tuple[Verdict, ...]:
-        """Have what experiments have found judged, and report the alarms that waited for them; returns the verdicts."""
+        """Judge what experiments have found, warn of the alarms that waited for it, and return the verdicts."""
         assert self.judge is not None
         assert self.reporter is not None
         self.trial.take(found, in_short, step)
@@ -433,7 +433,7 @@ class HealthState(MeasurementState):
             self.stale = None
 
     def note_gaps(self) -> None:
-        """Note at the first look why layers gave no output; those that never give any are named with the verdicts."""
+        """Store at the first look, in `why_silent`, the likeliest reason why each layer would give no output."""
         self.gaps_are_named = True
         if self.why_silent is None:
             names = [name for name, role in self.taps.expected() if role == "output"]
@@ -486,7 +486,7 @@ class HealthState(MeasurementState):
         return take
 
     def evaluation(self, step: int) -> Judging:
-        """Return such a function for the readings of an evaluation loop during the training."""
+        """Return a function that has the readings of an evaluation loop judged, as `look` does for a step."""
         return lambda readings, _: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings)))
 
     def _judged(self, see: Callable[[Judge, Reporter], tuple[Verdict, ...]]) -> tuple[Verdict, ...] | None:
@@ -515,7 +515,7 @@ class HealthState(MeasurementState):
         return events
 
     def tell(self, events: Sequence[Nonfinite]) -> tuple[Verdict, ...]:
-        """Have what the black box has found judged, report it, and return the verdicts, worst first."""
+        """Judge and report what the black box has found, and return the verdicts, worst first."""
         assert self.judge is not None
         assert self.reporter is not None
         is_searched = self.black_box is not None and self.black_box.is_exact

@@ -162,15 +162,15 @@ ORDER = tuple(dict.fromkeys(cause.rule for cause in CAUSES[1:]))
 def explained(
     verdicts: Sequence[Verdict], run: Run, hard: Collection[Verdict] = (), roots: Collection[Verdict] = ()
 ) -> dict[Verdict, Verdict]:
-    """Map each verdict that another one explains to that other one.
+    """Return for each verdict that another one explains that other verdict.
 
     An alarm is explained by an alarm only, never by a note; a note on one layer explains notes on that layer.
 
     Args:
-        verdicts: all that are said.
+        verdicts: all verdicts on the run.
         run: the run.
         hard: those that were alarms while the loss showed no harm.
-        roots: those that follow from nothing else.
+        roots: those that no other verdict explains.
     """
     found: dict[Verdict, Verdict] = {}
     if not (verdicts and run.looks):

@@ -13,7 +13,7 @@ FOLDED_LAYERS_MIN = 3
 
 @dataclass(frozen=True)
 class Card:
-    """Verdicts that are shown as one, as places in the list of all verdicts.
+    """Verdicts that are shown as one, as indices into the list of all verdicts.
 
     Args:
         alike: verdicts of one rule with the same advice, worst first; the first stands for all of them.
@@ -70,7 +70,7 @@ def folded_verdicts(verdicts: Sequence[Verdict], layers: Iterable[str]) -> list[
 
 
 def _roots(verdicts: Sequence[Verdict]) -> list[int]:
-    """Return the place of the verdict that each one follows from in the end; its own if from none."""
+    """Return for each verdict the index of the verdict it follows from in the end; its own index if from none."""
     places: dict[tuple[str, str], int] = {}
     for place, verdict in enumerate(verdicts):
         places.setdefault((verdict.rule, verdict.module), place)
@@ -89,7 +89,7 @@ def _root(place: int, verdicts: Sequence[Verdict], places: Mapping[tuple[str, st
 
 
 def _alike(verdict: Verdict, place: int) -> object:
-    """Return what verdicts that are shown as one have in common: apart from numbers and the layer, all but evidence."""
+    """Return a key; verdicts with equal keys are shown as one. It ignores evidence, and numbers and names in advice."""
     if not verdict.module:
         return place
     advice = re.sub(rf"(?<!\w){re.escape(verdict.module)}(?!\w)|[\d.]+", "", verdict.advice)

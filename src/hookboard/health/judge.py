@@ -26,22 +26,23 @@ and quickly (a choice)."""
 
 @dataclass
 class Case:
-    """The symptoms of one rule at one module, from the first to the last.
+    """The symptoms of one rule at one module, from the first to the latest.
 
     Args:
-        first: the step of the first.
-        last: the step of the latest at which it was there: a rule may tell of what is over.
-        symptom: the latest.
-        at_once: whether one symptom is enough, for a verdict and for an alarm.
-        is_exact: whether it was found outside of the looks, at its very step.
+        first: the step of the first symptom.
+        last: the last step at which it was present: a rule may report what is over.
+        symptom: the latest symptom.
+        at_once: whether one symptom is enough for a verdict and for an alarm.
+        is_exact: whether it was found outside of the looks, at its very step; see `Judge.add`.
         is_located: whether its module is known.
-        is_searched: whether its batch was searched in vain.
-        seen: at how many looks in a row it was seen, of those at which its rule was asked.
-        missed: at how many of these in a row it was not seen since.
-        alarms: how many of the latest symptoms in a row were alarms; if negative, how many were notes.
+        is_searched: whether its batch was searched for the module without success.
+        seen: number of consecutive looks that showed it, of those at which its rule was asked.
+        missed: number of consecutive looks since then that did not show it.
+        alarms: number of consecutive latest symptoms that were alarms; if negative, that were notes.
         is_said: whether it has lasted long enough for a verdict.
-        is_alarm: whether alarms have lasted long enough for one.
-        is_hard: whether it was an alarm without a finite loss that shows harm, or comes from outside.
+        is_alarm: whether alarms have lasted long enough for an alarm.
+        is_hard: whether an alarm of it did not need the loss: a hard one, one found outside of the looks, or one while
+            the loss showed no harm or was not finite.
         size: the largest size so far.
     """
 
@@ -61,7 +62,7 @@ class Case:
     size: float = 0.0
 
     def add(self, symptom: Symptom, step: int, window: int, is_kept: bool = False) -> None:
-        """Add the symptom of the latest look; where `is_kept`, a note does not take back an alarm."""
+        """Add the symptom of the latest look; if `is_kept`, a note does not end an alarm."""
         if symptom.since is not None:
             self.first = symptom.since
         self.symptom, self.missed = symptom, 0
@@ -76,7 +77,7 @@ class Case:
         self.is_said = self.is_said or self.seen >= enough
 
     def verdict(self, rule: str, module: str, window: int, is_harmed: bool) -> Verdict:
-        """Return the verdict of this case; an alarm that only the loss made is a note once the loss is well again."""
+        """Return the verdict of this case; an alarm that is not hard becomes a note unless the loss `is_harmed`."""
         lasts = self.missed == 0 and (self.seen >= window or not self.at_once)
         return Verdict(
             "alarm" if self.is_alarm and (self.is_hard or is_harmed) else "note",
@@ -91,13 +92,13 @@ class Case:
 
 
 class Judge:
-    """Judges a run.
+    """Asks the rules after each look, and makes verdicts of the symptoms that last.
 
     Args:
         rules: the rules to ask.
         layers: every layer that is watched, by name.
-        window: how many looks a symptom must last. An alarm must last as long, before it is one. A case ends when its
-            symptom has not been seen for as many looks. Only those count at which its rule was asked.
+        window: number of looks for which a symptom must last to become a verdict, and an alarm to become one. A case
+            ends when its symptom has been missing for as many looks. Only looks at which its rule was asked count.
     """
 
     def __init__(self, rules: Sequence[Rule], layers: Mapping[str, Layer], window: int) -> None:
@@ -139,7 +140,7 @@ class Judge:
         return self.verdicts
 
     def hear(self, findings: Sequence[tuple[str, Symptom]], trial: str) -> None:
-        """Add what was found between looks, in the step or by experiments, and ask all rules that judge at once.
+        """Add what was found between looks, in the training step or by experiments, and ask the rules it belongs to.
 
         Args:
             findings: see `Run.findings`.
@@ -153,7 +154,7 @@ class Judge:
     def add(self, rule: str, symptom: Symptom, step: int, is_located: bool = True, is_searched: bool = False) -> None:
         """Add a symptom that was found outside of the looks, such as the module that gave the first NaN.
 
-        While it lasts, what looks show of the same rule is the same event, wherever they see it.
+        While it lasts, symptoms of the same rule at later looks count as this event, whatever layer they name.
 
         Args:
             rule: the name of the rule.
@@ -174,7 +175,7 @@ class Judge:
 
     @property
     def look_at(self) -> dict[str, str]:
-        """The tag of what shows the symptoms of each rule; "" if there is none."""
+        """Name of each rule -> the tag of the chart or text that shows its symptoms; "" if there is none."""
         return {rule.name: rule.look_at for rule in self._rules}
 
     @property
@@ -215,7 +216,7 @@ class Judge:
         )
 
     def _with_its_past(self, verdict: Verdict) -> Verdict:
-        """Add to a note that it was an alarm before: somebody may have read that in the terminal."""
+        """Return the verdict; a note says if it was an alarm before, an alarm what experiments have shown."""
         key = verdict.rule, verdict.module
         if verdict.severity == "alarm":
             self._alarmed.add(key)
@@ -228,7 +229,7 @@ class Judge:
         return verdict
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
-        """Make a note of the verdict while its cause may be a case that is too young; for one window at most."""
+        """Return the verdict, as a note for up to one window while a case too young for a verdict may be its cause."""
         has_waited = abs(case.alarms) >= 2 * self.run.window
         if case.at_once or case.symptom.is_root or has_waited or case.missed:
             return verdict
@@ -289,7 +290,10 @@ class Judge:
             self._miss(key)
 
     def _of_event(self, rule: str, symptom: Symptom, step: int) -> Key | None:
-        """Return the event from outside that a symptom belongs to, now with its place; None if there is none."""
+        """Return the key of the event that a symptom belongs to, see `add`; None if there is none.
+
+        An event whose layer was not known gets that of the symptom.
+        """
         key = next((key for key, case in self._open.items() if key[0] == rule and case.is_exact), None)
         if key is None or self._open[key].is_located:
             return key

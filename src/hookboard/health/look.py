@@ -48,7 +48,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What holds the steps of a weight back.
+    """Settings that make the steps of a weight smaller: weight decay and gradient clipping.
 
     Args:
         decay: the weight decay of its optimizer; 0 where it is not known.
@@ -92,13 +92,16 @@ class Look:
     is_scaled: bool = False
 
     def of(self, name: str, role: Role) -> Reading | None:
-        """Return the reading of a module or parameter, the first of several tensors; None if there is none."""
+        """Return the reading of a module or parameter in this role; None if there is none.
+
+        If the module has several such tensors, it is that of the first.
+        """
         row = self.table.places.first(role).get(name)
         return None if row is None else self.table.at(row)
 
     @functools.cached_property
     def table(self) -> Readings:
-        """The same readings as rows of arrays."""
+        """The same readings as `Readings`, whose numbers are arrays."""
         return self.readings if isinstance(self.readings, Readings) else Readings.of(self.readings.values())
 
 
@@ -134,7 +137,7 @@ class NeedsHistogram:
         self._layers = layers
 
     def __call__(self, site: Site, tensor: Tensor) -> bool:
-        """Return True if this tensor is to be counted into bins."""
+        """Return True if a histogram of this tensor is to be measured."""
         if tensor.dtype in (torch.float16, torch.bfloat16):
             return not ROLES[site.role].of_parameter
         layer = self._layers.get(site.name)

@@ -191,7 +191,7 @@ AT_ZERO_SHARE = 1e-3
 
 
 class LossHistory:
-    """The losses of a run, as they came."""
+    """Losses of a run in bounded memory: the first, the latest, and what is needed of those between."""
 
     def __init__(self) -> None:
         self.first: list[Loss] = []
@@ -367,7 +367,7 @@ class LossCurve(LossHistory):
 
     @property
     def is_known(self) -> bool:
-        """True if there were enough steps, each with one loss, to tell anything."""
+        """True if there were at least `STEPS_BEFORE_JUDGING` steps, each with one loss."""
         return self.steps >= STEPS_BEFORE_JUDGING and not self.is_mixed
 
     @property
@@ -499,7 +499,7 @@ class LossCurve(LossHistory):
 
     @property
     def is_only_stuck(self) -> bool:
-        """True if the harm that the loss shows is that it is stuck, and no other."""
+        """True if the loss is stuck and shows no other harm."""
         others = self.is_far_above_chance or self.has_diverged or self.has_risen or self.has_forgotten
         return self.is_finite and self.is_stuck and not others
 

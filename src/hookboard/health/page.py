@@ -44,7 +44,7 @@ PERCENTILES = {"p10": 10, "median": 50, "p90": 90}
 
 
 class Page:
-    """Decides what is written after each look. It uses 22 tags whatever the number of layers; records show no card.
+    """Makes the entry to write after each look. It uses 22 tags whatever the number of layers; records show no card.
 
     Scalars are written at every look; table and pictures when there are half as many looks again, when there is
     something new to say, and at the end.
@@ -64,7 +64,7 @@ class Page:
         self._record = RunRecord(every_n_steps, RECORD_GROWTH_FACTOR, look_at)
 
     def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
-        """Return what to write after a look, and note it as written: call it once for each look."""
+        """Return the entry to write after a look: scalars, and what else is due. Call it once for each look."""
         is_new = _keys(verdicts) != self._told
         is_due = run.seen >= max(2, PICTURE_GROWTH_FACTOR * self._drawn_at)
         entry = Entry(run.now.step, scalars=scalars(run, verdicts), layout={} if self._has_layout else layout())
@@ -78,7 +78,7 @@ class Page:
         return entry
 
     def last(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
-        """Return what is to be written at the end of the fit: table and pictures."""
+        """Return the entry to write at the end of the fit: table, pictures and record, unless they are up to date."""
         entry = Entry(run.now.step)
         if self._told_at < run.seen or _keys(verdicts) != self._told:
             self._tell(entry, run, verdicts)
@@ -232,7 +232,11 @@ TABLE_COLUMNS = ("severity", "rule", "layer", "since", "until", "evidence", "adv
 
 
 def seen_in(look_at: str) -> str:
-    """Return the quantity in whose map a verdict can be seen that this tag shows; "" if in none."""
+    """Return the quantity whose heat map shows what the chart with this tag shows; "" if none does.
+
+    >>> seen_in("health/dead_fraction"), seen_in("health/before_nonfinite")
+    ('activation_rms', '')
+    """
     # A layer is dead by the activation after it, which is another row; its own outputs show it better.
     quantity = look_at.removeprefix("health/").replace("dead_fraction", "activation_rms")
     return quantity if quantity in CHARTED else ""
@@ -352,7 +356,7 @@ class RunRecord:
         self._is_off = False
 
     def after_look(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
-        """Return the record by its tag if it is to be written after this look; otherwise nothing."""
+        """Return the record by its tag if it is to be written after this look; otherwise an empty dict."""
         is_due = run.seen >= max(self._at + 1, self._growth * self._at)
         may_be_new = self._news < PROMPT_RECORDS_MAX and run.seen > self._at + run.window
         is_new = may_be_new and not self._told.issuperset(map(key_of, verdicts))
@@ -360,7 +364,7 @@ class RunRecord:
         return self._record(run, verdicts) if is_due or is_new else {}
 
     def last(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
-        """Return the record by its tag at the end of the fit, unless it has been written as it is."""
+        """Return the record by its tag at the end of the fit; an empty dict if it was written and has not changed."""
         is_told = self._at == run.seen and tuple(self._last) == tuple(verdicts)
         return {} if is_told else self._record(run, verdicts)
 
@@ -403,5 +407,5 @@ def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows:
 
 
 def key_of(verdict: Verdict) -> tuple[str, str, str, bool]:
-    """Return what identifies a verdict: its numbers change at each look."""
+    """Return severity, rule, module and whether it lasts: equal for one verdict at two looks, unlike its numbers."""
     return verdict.severity, verdict.rule, verdict.module, verdict.until is None

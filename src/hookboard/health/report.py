@@ -99,7 +99,7 @@ def in_sentences(verdict: Verdict) -> Verdict:
 
 
 def ended_by(verdict: Verdict, step: int) -> str:
-    """Return a sentence without its subject: the fit ends after this optimizer step because of an alarm."""
+    """Return a sentence without its subject: "ends the fit after step 12 because of spike. The loss was ..."."""
     where = f" in {verdict.module}" if verdict.module else ""
     return f"ends the fit after step {step} because of {verdict.rule}{where}. {_evidence(verdict)}"
 

@@ -39,7 +39,7 @@ _NONFINITE = [*_NAN_AND_INF, FIELDS.index("neginf")]
 
 
 class Run:
-    """Everything that rules may look at.
+    """The history of a run, which rules judge.
 
     Args:
         layers: every layer that is watched, by name.
@@ -102,7 +102,7 @@ class Run:
         self._answers = ""
 
     def see(self, look: Look) -> None:
-        """Add the look of a measured step to the history, and make it the one that is judged."""
+        """Add the look of a measured step to the history and make it `now`, the one that rules judge."""
         is_first = self.first is None
         if self.first is None:
             self.first = look
@@ -123,7 +123,7 @@ class Run:
         self.seen += 1
 
     def see_evaluation(self, look: Look) -> None:
-        """Add an evaluation loop."""
+        """Store the look of an evaluation loop as `evaluation`, and compare it with training in `comparisons`."""
         self.evaluation = look
         if self.looks:
             self.comparisons.append(compared(look, list(self.looks), self.layers))
@@ -258,7 +258,7 @@ class Run:
             self.peak_rate[name] = max(look.stepped[name].rate, self.peak_rate.get(name, 0.0))
 
     def _look_at_answers(self, look: Look, is_first: bool) -> None:
-        """Note the loss of a classifier that knows nothing, from the outputs of the last layer, see `LossCurve`."""
+        """Update what `losses` has of the last layer's outputs: their spread, and at first chance level and range."""
         if is_first:
             ran = [layer.name for layer in self.layers if layer.weights and look.of(layer.name, "output") is not None]
             self._answers = ran[-1] if ran else ""
@@ -285,7 +285,7 @@ class Run:
                 silence.see(look.step, samples, is_silent)
 
     def _put_in_order(self, look: Look) -> None:
-        """Order the layers as they ran at the first look; those that never ran come last."""
+        """Order the layers as they ran first; those that never ran come last."""
         if look.table.places is self._ordered_by:
             return
         known = {layer.name: layer for layer in self.layers}

@@ -52,7 +52,7 @@ _UNMEASURED = (0.0, math.nan, math.nan, math.nan, math.nan, 0.0, 0.0, 0.0, math.
 
 
 class RunTable:
-    """All quantities of all layers: exactly at the latest 64 looks, and thinned out over the whole run.
+    """All quantities of all layers: at each of the latest 64 looks, and at a selection of looks over the whole run.
 
     Args:
         layers: all watched layers, in the order of execution.
@@ -118,7 +118,7 @@ class RunTable:
         return np.asarray(self._course[: len(self.steps), _ROW_OF[quantity]][:first].T.copy())
 
     def is_spoiled(self, quantity: str) -> np.ndarray:
-        """Return where the tensor behind `course` was not finite, shape (layers, columns), booleans."""
+        """Return where the tensor of a value in `course` was not finite, shape (layers, columns), booleans."""
         return np.asarray(self._spoiled[: len(self.steps), _ROW_OF[quantity]].T)
 
     def reorder(self, layers: Sequence[Layer], place: Sequence[int]) -> None:
@@ -135,7 +135,7 @@ class RunTable:
         self._spoiled = _in_order(self._spoiled, len(self.steps), place, False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept of it in a checkpoint, apart from the layers."""
+        """Return its state for a checkpoint, without the layers."""
         filled = len(self.steps)
         return {
             "steps": self.steps,
@@ -163,7 +163,9 @@ class RunTable:
 
 
 def _in_order(block: np.ndarray, filled: int, place: Sequence[int], new: float) -> np.ndarray:
-    """Take the layers of the filled part of a block from these places; a place beyond the last layer gives a new one.
+    """Return a block with its layers (the last axis) taken from these places; one beyond the last layer gives `new`.
+
+    Only the first `filled` entries of the first axis are copied.
 
     >>> _in_order(np.array([[1.0, 2.0]]), 1, [1, 0, 2], np.nan)
     array([[ 2.,  1., nan]])
@@ -218,9 +220,9 @@ class LayerArrays:
         self._rows_in: tuple[Places, np.ndarray] | None = None
 
     def rows_in(self, places: Places) -> np.ndarray:
-        """Return the rows of all layers and weights in readings with these places, role after role as in `parts`.
+        """Return the row of each layer and weight in a table of readings, role after role as in `parts`.
 
-        It is -1 for what was not measured.
+        The row is -1 for what was not measured.
         """
         if self._rows_in is None or self._rows_in[0] is not places:
             of_layers = [places.rows(role, self.names) for role in ROLES_OF_LAYERS]
@@ -236,7 +238,7 @@ class LayerArrays:
         return found
 
     def first_of_each(self, is_meant: np.ndarray) -> np.ndarray:
-        """Return the index of the first weight of each layer, among the weights where `is_meant`, shape (weights,)."""
+        """Return the index of the first weight of each layer for which `is_meant`, shape (weights,), is true."""
         rows = np.flatnonzero(is_meant)
         return rows[np.diff(self.owner[rows], prepend=-1) > 0]
 
@@ -336,7 +338,7 @@ class Rows:
 
     @property
     def reaches(self) -> np.ndarray:
-        """Of gradients: True where there is one that is not all 0."""
+        """For the rows of a gradient: True where it was measured and is not all 0."""
         # Of finite values with any other than 0 the mean or the deviation is not 0; both are 0 where there are none.
         return np.asarray((self.deviation > 0) | (np.abs(self.mean) > 0) | (self.nonfinite > 0))
 
@@ -454,8 +456,8 @@ class Silence:
     All arrays have the shape (units,).
 
     Args:
-        units: how many are looked at.
-        width: how many the layer has. Left out: as many.
+        units: number of units that are looked at.
+        width: number of units of the layer. Left out: `units`.
     """
 
     def __init__(self, units: int, width: int | None = None) -> None:
@@ -472,13 +474,12 @@ class Silence:
         """True if any unit is silent now."""
 
     def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray | None) -> None:
-        """Add a look.
+        """Update the silence of each unit by a look.
 
         Args:
             step: its optimizer step.
-            samples: how many values each unit gave, shape (units,). Where there are none, nothing is known.
-            is_silent: whether all of them were silent, shape (units,); None if no unit was, as in most layers at most
-                looks.
+            samples: number of values of each unit, shape (units,). A unit with none stays as it is.
+            is_silent: whether all values of a unit were silent, shape (units,); None if no unit was silent.
         """
         if is_silent is None:
             is_silent = np.zeros(len(samples), dtype=bool)
@@ -509,10 +510,10 @@ class Silence:
 
 
 def silent_in(look: LookArrays) -> list[tuple[str, int, np.ndarray, np.ndarray | None]]:
-    """Return of each layer whose units can be silent: name, width, values of each unit, and which units are silent.
+    """Return for each layer whose units can be silent: name, width, values of each unit, and which units are silent.
 
-    Instead of the last there is None where no unit was silent. Layers are left out of which nothing can be told: where
-    an output is not finite, its units are neither silent nor active.
+    The last is None where no unit was silent. Layers with an output that is not finite are left out: their units count
+    as neither silent nor active.
     """
     layers, units = look.layers, look.outputs
     count, highest, is_zero = units.columns["count"], units.columns["max"], units.is_zero

@@ -160,7 +160,7 @@ def _speaks(run: Run) -> bool:
 
 
 def _rises(run: Run) -> bool:
-    """Return True if learning rates still rise, as in a warm-up."""
+    """Return True if a learning rate is higher now than at the oldest look that is kept, as in a warm-up."""
     first, now = run.looks[0].stepped, run.now.stepped
     return any(name in first and stepped.rate > first[name].rate for name, stepped in now.items())
 

@@ -57,7 +57,7 @@ def weight_of(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | No
         run: the run.
         layer: owns the weight.
         width: how many units there are.
-        every: how many units lie between those that are meant.
+        every: k, where units 0, k, 2 * k ... are meant.
 
     Returns:
         Shape (units, columns); None if no weight has a row for each of them.
@@ -78,7 +78,7 @@ def unit_rows(reading: Reading | None, shape: Sequence[int] | None, width: int, 
 
 
 def counted(some: int, seen: int, what: str, sample_of: int | None) -> str:
-    """Return how many of those looked at are meant, in words; they may be a sample of a larger number.
+    """Return "some of seen what" in words; with `sample_of`, that those seen are a sample of so many.
 
     >>> counted(3, 8, "units", None), counted(412, 1024, "units", 14_336)
     ('3 of 8 units', '412 of the 1,024 units looked at, of 14,336')

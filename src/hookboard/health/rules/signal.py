@@ -288,7 +288,7 @@ def _at_the_end(run: Run, layers: list[Layer], course: np.ndarray) -> Symptom:
 
 
 def _answer(run: Run) -> np.ndarray:
-    """Return which layers give enough values to compare, of at least two channels."""
+    """Return which layers have two or more channels and enough values to compare samples, shape (layers,), booleans."""
     units, channels = run.latest.outputs, np.zeros(len(run.layers))
     channels[units.places] = units.widths
     return (channels >= 2) & (run.latest.rows["output"].count >= VALUES_PER_UNIT_MIN * channels)
@@ -332,7 +332,7 @@ GRADIENT_CAUSE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Course:
-    """The gradient on its way back through the model.
+    """The norm of the gradient at the output of each layer.
 
     Args:
         places: of those layers whose output got a gradient that is not 0, in the order of execution.
@@ -349,7 +349,7 @@ class Course:
 
 
 def course_of(run: Run) -> Course | None:
-    """Return the course of the gradient at this look; None if the model is too small, or the step was skipped.
+    """Return the gradient norms at this look; None if too few layers have one, or the step was skipped.
 
     A norm is compared, not an RMS: pooling spreads a gradient over all places, and keeps its norm within bounds.
     """
@@ -385,7 +385,7 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
 
 
 def _have_learnt(run: Run, last: int) -> bool:
-    """Return True if the first layers have had their gradient and moved by it, and the loss is the lower for it.
+    """Return True if the loss has fallen and each of the first layers has moved and has nothing more to learn.
 
     Args:
         run: the run.
@@ -452,7 +452,7 @@ def _exploding(run: Run) -> Iterator[Symptom]:
 
 
 def _growing(run: Run) -> Iterator[Symptom]:
-    """Compare all gradients with their own history."""
+    """Report gradients that are far larger in most layers than they used to be."""
     history = run.recent("gradient_rms")
     window = run.window
     if history.shape[1] < HISTORY_WINDOWS * window:

@@ -59,7 +59,7 @@ class Dead:
 
     @property
     def in_words(self) -> str:
-        """How many of how many units are dead, in words."""
+        """The number of dead units in words, as "3 of 8 units"."""
         return counted(self.dead, self.units, "units", self.width if self.is_sample else None)
 
 
@@ -337,7 +337,7 @@ def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
 
 
 def _looks(run: Run) -> int:
-    """Return for how many looks a unit must be silent before it counts; the judge waits for a window more."""
+    """Return the number of looks for which a unit must be silent to count as dead: half a window, at least 2."""
     return max(2, run.window // 2)
 
 
@@ -410,7 +410,7 @@ def _symmetric_units(run: Run) -> Iterator[Symptom]:
 
 
 def _suspects(run: Run) -> list[int]:
-    """Return the places of the layers to look at: their weights may have twins, or were constant at first."""
+    """Return the places of layers with a weight that may have equal units, or that was constant at first."""
     table, weights = run.arrays, run.latest.weights
     is_judged = (table.is_trainable & ~table.of_kind(MAY_BE_EQUAL_KINDS)[table.owner])[weights.places]
     is_suspect = np.zeros(len(table.weights), dtype=bool)

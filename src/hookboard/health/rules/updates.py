@@ -181,7 +181,7 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
 
 
 def _to(run: Run, moved: float) -> str:
-    """Return the learning rate to lower it to, as a clause; "" if the rate was another when the step was made."""
+    """Return the learning rate that is advised, as a clause; "" if the rate has changed since, or is small enough."""
     rate = _rate(run)
     is_constant = rate == max(run.peak_rate.values(), default=math.nan)
     if not (is_constant and moved > UPDATE_RATIO_ADVISED):
@@ -250,7 +250,7 @@ def _first_step(run: Run, is_so: np.ndarray) -> int:
 
 
 def _ends(run: Run, quantity: str, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return a quantity of some layers at the latest look and at the first, shape (layers, 1) each."""
+    """Return a quantity of these layers at the latest look and at the first one, shape (layers, 1) each."""
     return run.recent(quantity)[layers, -1:], run.course(quantity, 1)[layers]
 
 
