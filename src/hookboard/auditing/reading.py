@@ -7,13 +7,28 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
+from hookboard.auditing import handwritten, mixing
+from hookboard.auditing.cuts import cut
+from hookboard.auditing.influence import no_influence
 from hookboard.auditing.leak import future_leak, note_embedding
 from hookboard.auditing.program import StepTrace, Value
 from hookboard.auditing.rules import OBSERVERS, RULES, Finding, TracedStep, findings_of
 from hookboard.auditing.scaling import loss_scale, unbounded_loss
 from hookboard.flow import Flow
 
-ALL_RULES = (*RULES, unbounded_loss, loss_scale, future_leak)
+ALL_RULES = (
+    no_influence,
+    *RULES,
+    mixing.batch_mixing,
+    mixing.loss_shape,
+    handwritten.loss_shape,
+    handwritten.loss_input,
+    handwritten.targets,
+    cut,
+    unbounded_loss,
+    loss_scale,
+    future_leak,
+)
 """The rules that judge the code of a step."""
 
 
@@ -27,11 +42,16 @@ class Reader:
     """
 
     def __init__(self, model: nn.Module, batch: object, at_backward: Callable[[Tensor], None] | None = None) -> None:
-        self._step = StepTrace(model, batch, {**OBSERVERS, "embedding": note_embedding}, at_backward or self.take_loss)
+        self._step = StepTrace(
+            model,
+            batch,
+            {**OBSERVERS, **handwritten.OBSERVERS, "embedding": note_embedding},
+            at_backward or self.take_loss,
+        )
         self._parameters = dict(model.named_parameters())
         self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
-        self.losses: list[tuple[Value, bool, float]] = []
-        """For each loss its value, whether it is finite, and its number."""
+        self.losses: list[tuple[Value, bool, float, Tensor]] = []
+        """For each loss its value, whether it is finite, its number, and the tensor itself."""
         self.reached: set[str] = set()
         """The names of the parameters that a gradient reaches from any of the losses."""
 
@@ -45,7 +65,7 @@ class Reader:
         """Note a tensor as a loss of the step, from which a backward pass would start."""
         is_finite = bool(loss.detach().isfinite().all())
         number = float(loss.detach()) if loss.numel() == 1 and not loss.is_complex() else math.nan
-        self.losses.append((self._step.value_of(loss), is_finite, number))
+        self.losses.append((self._step.value_of(loss), is_finite, number, loss))
         self.reached |= reached_from(loss, self._parameters)
 
     def forget(self) -> None:
@@ -60,13 +80,11 @@ class Reader:
     def findings(self) -> list[Finding]:
         """Return the findings of all rules for each loss, alarms first; equal ones once."""
         without = self._trained - self.reached
-        found = [
-            finding
-            for loss, is_finite, number in self.losses
-            for finding in findings_of(
-                TracedStep(self._step, loss, self._trained, without, is_finite, number), ALL_RULES
-            )
+        steps = [
+            TracedStep(self._step, loss, self._trained, without, is_finite, number, live)
+            for loss, is_finite, number, live in self.losses
         ]
+        found = [finding for step in steps for finding in findings_of(step, ALL_RULES)]
         return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookboard.auditing.program import CUTS, Observer, Op, StepTrace, Value
+from hookboard.auditing.program import Observer, Op, StepTrace, Value
 from hookboard.health import SCALE_TARGETS, Severity, Symptom
 from hookboard.messages import listed, warn_switched_off
 
@@ -82,6 +82,7 @@ class TracedStep(NamedTuple):
         without: those of them that no gradient reaches from any loss of the step.
         is_finite: whether the loss is finite.
         number: the loss as a number; NaN if it has several elements.
+        live: the loss as a tensor with its autograd graph.
     """
 
     step: StepTrace
@@ -90,6 +91,7 @@ class TracedStep(NamedTuple):
     without: Collection[str]
     is_finite: bool
     number: float
+    live: Tensor
 
 
 class LossCall(NamedTuple):
@@ -164,7 +166,8 @@ def _only_reduced(loss: Value) -> Iterator[Op]:
         if op is not None and id(op) not in seen:
             seen.add(id(op))
             yield op
-            if op.name in _REDUCING and (len(op.inputs) == 1 or math.prod(value.shape) == 1):
+            is_one = len({id(given) for given in op.inputs}) == 1  # also of a difference times itself
+            if op.name in _REDUCING and (is_one or math.prod(value.shape) == 1):
                 waiting.extend(op.inputs)
 
 
@@ -172,8 +175,19 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm for a loss function whose input is not the logits or log-probabilities that it takes."""
     for call in losses_of(done):
         name, made_by, values = call.op.name, call.output.made_by, call.values
-        if name in TAKES_LOGITS and made_by in RANGES.keys() - {"log_softmax", "softplus"}:
+        # cross_entropy gives the same for log-probabilities as for logits.
+        is_harmless = made_by == "softplus" or (made_by == "log_softmax" and name == "cross_entropy")
+        if name in TAKES_LOGITS and made_by in RANGES and not is_harmless:
             yield _of_logits(call)
+        elif name == "cross_entropy" and are_probabilities(values):
+            yield Finding(
+                "loss_input",
+                "alarm",
+                call.op.place.module,
+                f"cross_entropy at {call.op.place} takes logits; each of the {len(values):,} rows of its input sums to "
+                f"1, with numbers of {in_numbers(values)}{_from(call.output)}",
+                "give it the numbers before they were made probabilities",
+            )
         if name == "nll_loss" and values.dim() > 1 and values.is_floating_point():
             sums = values.double().exp().sum(1)
             sums = sums[call.wanted != call.op.arguments.get("ignore_index", -100)]
@@ -184,7 +198,7 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                     "alarm",
                     call.op.place.module,
                     f"nll_loss at {call.op.place} takes log-probabilities, which sum to 1 after exp; its input sums to "
-                    f"{_range(sums)}{came}",
+                    f"{in_numbers(sums)}{came}",
                     "put log_softmax(dim=1) before it, or give the raw logits to cross_entropy",
                 )
         if name == "kl_div" and bool((values > ROUNDING).any()):
@@ -193,9 +207,17 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                 "alarm",
                 call.op.place.module,
                 f"kl_div at {call.op.place} takes log-probabilities, which are at most 0; its input is "
-                f"{_range(values)}{_from(call.output)}",
+                f"{in_numbers(values)}{_from(call.output)}",
                 "put log_softmax before it",
             )
+
+
+def are_probabilities(values: Tensor) -> bool:
+    """Return True if the rows of a matrix sum to 1 without negative numbers; False if there are fewer than 8 rows."""
+    if values.dim() != 2 or len(values) < 8 or values.shape[1] < 2:
+        return False
+    some = (values[:8], values)  # most are decided by the first rows
+    return all(bool((part >= 0).all()) and bool(((part.double().sum(1) - 1).abs() < ROUNDING).all()) for part in some)
 
 
 def _of_logits(call: LossCall) -> Finding:
@@ -221,7 +243,7 @@ def _of_logits(call: LossCall) -> Finding:
     )
 
 
-def _last_softmaxes(done: TracedStep) -> Iterator[tuple[LossCall, Op, tuple[int, ...], int]]:
+def last_softmaxes(done: TracedStep) -> Iterator[tuple[LossCall, Op, tuple[int, ...], int]]:
     """Yield each (log-)softmax whose output a loss takes: the loss call, the softmax, its shape and dimension."""
     calls = {id(call.output.origin.op): call for call in losses_of(done) if call.output.origin.op is not None}
     for key, call in calls.items():
@@ -235,46 +257,6 @@ def _last_softmaxes(done: TracedStep) -> Iterator[tuple[LossCall, Op, tuple[int,
         if not isinstance(dim, int) or not shape:
             continue
         yield call, op, shape, dim
-
-
-def no_influence(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm for a softmax over a dimension of size 1, and for a cross entropy of one class."""
-    for call in losses_of(done):
-        if call.op.name == "cross_entropy" and call.values.dim() > 1 and call.values.shape[1] == 1:
-            yield Finding(
-                "no_influence",
-                "alarm",
-                call.op.place.module,
-                f"cross_entropy at {call.op.place} gets one class: its loss is 0 whatever the model gives",
-                "give the model an output for each class, or use binary_cross_entropy_with_logits",
-            )
-    for call, op, shape, dim in _last_softmaxes(done):
-        if shape[dim] == 1:
-            is_share = bool(((call.wanted >= 0) & (call.wanted <= 1)).all())
-            yield Finding(
-                "no_influence",
-                "alarm",
-                op.place.module,
-                f"{op.name} at {op.place} runs over a dimension of size 1 of {list(shape)}: its output is "
-                f"{'1' if op.name == 'softmax' else '0'} whatever comes in",
-                "use sigmoid for one output, or give the model an output for each class"
-                if is_share or call.op.name not in REGRESSION | {"sub", "rsub"}
-                else f"remove the {op.name}: the targets are {_range(call.wanted)}",
-            )
-
-
-def batch_mixing(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm for a softmax over the samples of the batch."""
-    for call, op, shape, dim in _last_softmaxes(done):
-        is_first = dim % len(shape) == 0 and len(shape) == 2 and shape[dim] > 1
-        if is_first and call.target.shape == shape[:1] != shape[1:]:
-            yield Finding(
-                "batch_mixing",
-                "alarm",
-                op.place.module,
-                f"{op.name} at {op.place} runs over dimension 0 of {list(shape)}, the samples of the batch",
-                "use dim=1, the classes",
-            )
 
 
 def output_range(done: TracedStep) -> Iterator[Finding]:
@@ -292,16 +274,17 @@ def output_range(done: TracedStep) -> Iterator[Finding]:
                 "alarm" if outside > wanted.numel() / 100 else "note",
                 _module_of(call.output),
                 f"{_origin(call.output)} gives {_interval(limits)}, and the targets at {call.op.place} are "
-                f"{_range(wanted)}: {outside:,} of {wanted.numel():,} cannot be reached",
+                f"{in_numbers(wanted)}: {outside:,} of {wanted.numel():,} cannot be reached",
                 f"remove the {call.output.made_by}, or scale the targets into its range",
             )
 
 
 def _sums_that_differ(done: TracedStep) -> Iterator[Finding]:
     """Yield a finding for a softmax, whose outputs sum to 1, with targets that do not, such as several labels."""
-    for call, op, shape, dim in _last_softmaxes(done):
+    for call, op, shape, dim in last_softmaxes(done):
         is_compared = call.op.name in REGRESSION | {"binary_cross_entropy", "sub", "rsub"} and call.counts_all
-        if op.name != "softmax" or not is_compared or shape[dim] < 2 or call.wanted.shape != shape:
+        is_over_samples = len(shape) > 1 and dim % len(shape) == 0
+        if op.name != "softmax" or not is_compared or is_over_samples or shape[dim] < 2 or call.wanted.shape != shape:
             continue
         sums = call.wanted.detach().double().sum(dim)
         outside = int(((sums - 1).abs() > SUM_DEVIATION).sum())
@@ -311,7 +294,7 @@ def _sums_that_differ(done: TracedStep) -> Iterator[Finding]:
                 "alarm" if outside > sums.numel() / 100 else "note",
                 op.place.module,
                 f"the outputs of softmax at {op.place} sum to 1, and the targets of a sample at {call.op.place} to "
-                f"{_range(sums)}: those of {outside:,} of {sums.numel():,} samples cannot be reached",
+                f"{in_numbers(sums)}: those of {outside:,} of {sums.numel():,} samples cannot be reached",
                 "where several labels may hold at once, use sigmoid in place of the softmax, with "
                 "binary_cross_entropy_with_logits; otherwise scale the targets to sum to 1",
             )
@@ -340,7 +323,7 @@ def targets(done: TracedStep) -> Iterator[Finding]:
                     "note",
                     place.module,
                     f"cross_entropy at {place} takes the probabilities of the classes, which sum to 1; those of a "
-                    f"sample sum to {_range(sums)}",
+                    f"sample sum to {in_numbers(sums)}",
                     "give class numbers, or probabilities; for several labels at once use "
                     "binary_cross_entropy_with_logits",
                 )
@@ -351,8 +334,8 @@ def targets(done: TracedStep) -> Iterator[Finding]:
                     "targets",
                     "note",
                     place.module,
-                    f"the targets at {place} are {_range(wanted)}, with a mean of {mean:.3g} and a standard deviation "
-                    f"of {spread:.3g}",
+                    f"the targets at {place} are {in_numbers(wanted)}, with a mean of {mean:.3g} and a standard "
+                    f"deviation of {spread:.3g}",
                     SCALE_TARGETS,
                 )
         yield from _all_the_same(call)
@@ -384,10 +367,8 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
 def loss_shape(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if output and target broadcast so that each output is compared with every target."""
     for call in losses_of(done):
-        if call.op.name not in REGRESSION | {"sub", "rsub"} or call.output.shape == call.target.shape:
+        if call.op.name not in REGRESSION or call.output.shape == call.target.shape:
             continue
-        if call.op.name in ("sub", "rsub") and not _is_column_and_row(call.output, call.target):
-            continue  # meant, such as the distances of all pairs
         both = torch.broadcast_shapes(call.output.shape, call.target.shape)
         if math.prod(both) > max(math.prod(call.output.shape), math.prod(call.target.shape)):
             yield Finding(
@@ -398,42 +379,6 @@ def loss_shape(done: TracedStep) -> Iterator[Finding]:
                 f"{list(call.target.shape)}: each output is compared with every target, {list(both)}",
                 "give both the same shape, with squeeze(1) or unsqueeze(1)",
             )
-
-
-def _is_column_and_row(one: Value, other: Value) -> bool:
-    """Return True if one has the shape (n, 1) and the other (n,), and no index or `unsqueeze` has just made it so."""
-    short, long = sorted((one, other), key=lambda value: len(value.shape))
-    is_made = any(value.op is not None and value.op.name in ("getitem", "unsqueeze") for value in (short, long))
-    return len(short.shape) == 1 and long.shape == (*short.shape, 1) and not is_made
-
-
-def cut(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note for the call that cuts the gradient of the most trainable parameters."""
-    reached: dict[int, tuple[Op, set[str]]] = {}
-    if len(done.without) == len(done.trained):  # as with reentrant checkpoints, which hide their graph
-        return
-    for value in done.loss.ancestors():
-        op = value.op
-        if op is None:
-            continue
-        stops = op.name in CUTS or (not op.with_grad and any(v.requires_grad for v in op.inputs))
-        if stops:
-            names = {v.parameter for given in op.inputs for v in given.ancestors() if v.parameter is not None}
-            lost = names.intersection(done.without)
-            if lost:
-                reached[id(op)] = op, lost
-    if not reached:
-        return
-    op, lost = max(reached.values(), key=lambda pair: len(pair[1]))
-    how = f"{op.name}()" if op.name in CUTS else "torch.no_grad()"
-    yield Finding(
-        "cut",
-        "note",
-        op.place.module,
-        f"{how} at {op.place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable parameters: "
-        f"{listed(sorted(lost), 3)}",
-        f"remove the {how}; where it is meant, as in a teacher, set requires_grad=False on what shall stay as it is",
-    )
 
 
 def masked_row(done: TracedStep) -> Iterator[Finding]:
@@ -467,7 +412,7 @@ def _masked_rows(op: Op, given: Mapping[str, Tensor]) -> Tensor | None:
     if op.name == "softmax":
         dim, scores = op.arguments.get("dim", op.arguments.get("1")), next(iter(given.values()))
         return (scores.detach() == -math.inf).all(dim) if isinstance(dim, int) else None
-    mask = given.get("attn_mask", given.get("3"))
+    mask = given.get("attn_mask", given.get("3", given.get("key_padding_mask")))
     if mask is None or mask.is_floating_point():
         return None if mask is None else (mask == -math.inf).all(-1)
     # True means "look at it" in one function, and "do not" in the other.
@@ -521,12 +466,9 @@ StepRule = Callable[[TracedStep], Iterator[Finding]]
 
 RULES: tuple[StepRule, ...] = (
     loss_input,
-    no_influence,
-    batch_mixing,
     loss_shape,
     output_range,
     targets,
-    cut,
     masked_row,
     eval_mode,
 )
@@ -548,8 +490,12 @@ def _asked(rule: StepRule, done: TracedStep) -> list[Finding]:
 def _limits_of(value: Value) -> tuple[float, float] | None:
     """Return the range (low, high) of the function that computed the value; None if that is not in `RANGES`."""
     op = value.origin.op
-    if op is None or op.name not in RANGES:
+    if op is None or op.name not in RANGES.keys() | {"clamp", "clip"}:
         return None
+    if op.name in ("clamp", "clip"):
+        low, high = op.arguments.get("min", op.arguments.get("1")), op.arguments.get("max", op.arguments.get("2"))
+        is_plain = all(given is None or isinstance(given, int | float) for given in (low, high))
+        return (-math.inf if low is None else low, math.inf if high is None else high) if is_plain else None
     if op.name == "hardtanh":  # ReLU6 calls it too
         return float(op.arguments.get("min_val", -1)), float(op.arguments.get("max_val", 1))
     return RANGES[op.name]
@@ -572,7 +518,7 @@ def _from(value: Value) -> str:
     return f", and comes from {_origin(value)}" if value.origin.op is not None else ""
 
 
-def _range(tensor: Tensor) -> str:
+def in_numbers(tensor: Tensor) -> str:
     """Return the smallest and largest element, as in `-1.5 to 3`."""
     low, high = float(tensor.detach().min()), float(tensor.detach().max())
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"

@@ -32,7 +32,10 @@ class Scaled(NamedTuple):
 def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if the loss is an error times a negative number, so that training makes the error larger."""
     scaled = _scaled(done.loss)
-    if scaled is None or scaled.factor >= 0 or not _is_error(scaled.op):
+    if scaled is None:
+        return
+    yield from _without_bound(scaled)
+    if scaled.factor >= 0 or not _is_error(scaled.op):
         return
     yield Finding(
         "unbounded_loss",
@@ -42,6 +45,30 @@ def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
         "negative: it has no lower bound, and training makes the error larger",
         "remove the minus",
     )
+
+
+def _without_bound(scaled: Scaled) -> Iterator[Finding]:
+    """Yield an alarm for a plain difference to the targets, and for their log-probabilities without a minus."""
+    op = scaled.op
+    if op.name in ("sub", "rsub") and _has_target(op) and op.seen.output.shape == op.seen.target.shape:
+        what, advice = "the difference of outputs and targets", "take its square or its absolute value"
+    elif scaled.factor > 0 and op.name in ("getitem", "gather") and _are_log_probabilities_of_targets(op):
+        what, advice = "the log-probability of the targets", "put a minus before it, or use cross_entropy"
+    else:
+        return
+    yield Finding(
+        "unbounded_loss",
+        "alarm",
+        op.place.module,
+        f"the loss is {scaled.factor:.3g} times {what} at {op.place}, which has no lower bound",
+        advice,
+    )
+
+
+def _are_log_probabilities_of_targets(op: Op) -> bool:
+    """Return True if a call picks from log-probabilities by an index that is in the batch."""
+    picked, *index = op.inputs
+    return picked.made_by == "log_softmax" and any(value.origin.path is not None for value in index)
 
 
 def loss_scale(done: TracedStep) -> Iterator[Finding]:

@@ -21,19 +21,25 @@ STEP_RULES = (
         "loss_input",
         "alarm",
         "a loss for logits gets the output of softmax, sigmoid, tanh or ReLU; one for log-probabilities gets something "
-        "else",
+        "else; one written by hand takes the logarithm or Dice overlap of logits",
     ),
     _rule(
         "no_influence",
-        "alarm",
-        "a softmax over one value, or a cross entropy of one class: whatever the model gives, the loss is the same",
+        "alarm or note",
+        "a softmax or norm over one value, or a cross entropy of one class; as a note, a line whose result is unused, "
+        "such as `scores.masked_fill(...)`",
     ),
-    _rule("batch_mixing", "alarm", "a softmax over the samples of the batch"),
+    _rule(
+        "batch_mixing",
+        "alarm or note",
+        "a softmax, attention or recurrent layer over the samples of the batch, as without `batch_first=True`, or a "
+        "view for a transpose, which mixes them; a note where that may be intended",
+    ),
     _rule(
         "loss_shape",
         "alarm",
         "output and target have shapes that broadcast, such as (N, 1) and (N,), so that each output is compared with "
-        "every target",
+        "every target; or a view for a transpose mixes classes and positions",
     ),
     _rule(
         "output_range",
@@ -50,13 +56,14 @@ STEP_RULES = (
     ),
     _rule(
         "cut",
-        "note",
-        "`detach`, `no_grad` or the like leaves trainable parameters without a gradient, which may be intended",
+        "alarm or note",
+        "`detach`, `no_grad` or the like leaves trainable parameters without a gradient, which may be intended; an "
+        "alarm if none has one, or if all are 0 after `round` or `sign`",
     ),
     _rule("masked_row", "alarm", "rows of attention that are fully masked, and make the loss NaN"),
     _rule("eval_mode", "note", "batch norms or dropouts in evaluation mode while the model trains"),
-    _rule("unbounded_loss", "alarm", "the loss is minus an error, such as minus a cross entropy"),
-    _rule("loss_scale", "alarm or note", "a loss that is multiplied by less than 1e-6; a note if it is exactly 0"),
+    _rule("unbounded_loss", "alarm", "the loss is minus an error, or a plain difference to the targets"),
+    _rule("loss_scale", "alarm or note", "a loss that is multiplied by 1e-6 or less; a note if it is exactly 0"),
     _rule("future_leak", "alarm", "the targets are the next tokens, and outputs depend on tokens after their own"),
     _rule(
         "stale_gradients",

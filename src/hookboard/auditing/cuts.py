@@ -1,0 +1,90 @@
+"""Finds where gradients are cut between the trainable parameters and the loss."""
+
+from collections.abc import Iterator
+
+import torch
+
+from hookboard.auditing.program import CUTS, Op
+from hookboard.auditing.rules import Finding, TracedStep
+from hookboard.messages import listed
+
+FLAT = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside"})
+"""Functions whose gradient is 0 wherever it is defined."""
+
+
+def cut(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for the call that cuts the gradient of the most trainable parameters.
+
+    It is an alarm if no parameter gets a gradient, and a note otherwise.
+    """
+    if done.trained and len(done.without) == len(done.trained):
+        yield from _of_all(done)
+        return
+    reached: dict[int, tuple[Op, set[str]]] = {}
+    for value in done.loss.ancestors():
+        op = value.op
+        if op is not None and not value.requires_grad and any(given.requires_grad for given in op.inputs):
+            names = {v.parameter for given in op.inputs for v in given.ancestors() if v.parameter is not None}
+            lost = names.intersection(done.without)
+            if lost:
+                reached[id(op)] = op, lost
+    if reached:
+        op, lost = max(reached.values(), key=lambda pair: len(pair[1]))
+        yield Finding(
+            "cut",
+            "note",
+            op.place.module,
+            f"{_named(op)} at {op.place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable "
+            f"parameters: {listed(sorted(lost), 3)}",
+            f"remove the {_named(op)}; where it is meant, as in a teacher, set requires_grad=False on what shall stay "
+            "as it is",
+        )
+    else:
+        yield from _by_flat_function(done)
+
+
+def _of_all(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a loss that needs a gradient and gives none to any parameter; it names the last cut."""
+    if not done.live.requires_grad:
+        return  # the backward pass raises an error that says so
+    without = {id(value.op) for value in done.loss.ancestors() if not value.requires_grad}
+    taking = [op for op in done.step.ops if op.place.file and any(given.requires_grad for given in op.inputs)]
+    cutting = [op for op in taking if id(op) in without] or [op for op in taking if op.name in CUTS or not op.with_grad]
+    for op in cutting[-1:]:
+        yield Finding(
+            "cut",
+            "alarm",
+            op.place.module,
+            f"no gradient reaches any of the {len(done.trained)} trainable parameters; the last call that passes none "
+            f"is {_named(op)} at {op.place}",
+            f"compute the loss from the outputs without {_named(op)}",
+        )
+
+
+def _named(op: Op) -> str:
+    """Return what cuts the gradient at a call: its name, or `torch.no_grad()`."""
+    return f"{op.name}()" if op.with_grad or op.name in CUTS else "torch.no_grad()"
+
+
+def _by_flat_function(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if the loss goes through a function such as `round`, and all gradients are exactly 0."""
+    values = [value for value in done.loss.ancestors() if value.op is not None and value.op.name in FLAT]
+    flat = [value.op for value in values if value.op is not None and value.requires_grad and value.of_parameters]
+    if not flat or not done.live.requires_grad or done.number == 0:
+        return
+    weights = [parameter for parameter in done.step.model.parameters() if parameter.requires_grad]
+    try:
+        gradients = torch.autograd.grad(done.live, weights, retain_graph=True, allow_unused=True)
+    except RuntimeError:  # the graph was freed, or a tensor in it was changed in place
+        return
+    if any(gradient is not None and bool((gradient != 0).any()) for gradient in gradients):
+        return  # something goes around it, as in a straight-through estimator
+    op = flat[0]
+    yield Finding(
+        "cut",
+        "alarm",
+        op.place.module,
+        f"the gradients of all {len(weights)} trainable parameters are exactly 0: that of {op.name} at {op.place} is 0 "
+        "everywhere",
+        f"compute the loss from what {op.name} takes; use {op.name} for metrics only",
+    )

@@ -1,0 +1,168 @@
+"""Finds layers that run over the samples of the batch, and reshapes that mix samples, positions or classes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from hookboard.auditing.handwritten import ARITHMETIC, calls_from
+from hookboard.auditing.program import Op, Value
+from hookboard.auditing.rules import Finding, TracedStep, are_probabilities, last_softmaxes, losses_of
+
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
+_ELEMENTWISE = """
+add radd iadd sub rsub isub mul rmul imul div truediv rtruediv itruediv pow rpow neg abs exp log sqrt rsqrt square sin
+cos tanh sigmoid relu relu6 leaky_relu elu selu gelu silu mish softplus hardtanh hardswish hardsigmoid clamp
+masked_fill where dropout layer_norm rms_norm batch_norm group_norm linear embedding conv1d conv2d conv3d max_pool1d
+max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d
+interpolate normalize
+"""
+_KEEPING_ROWS = frozenset(_ELEMENTWISE.split()) | {"bmm", "matmul", "baddbmm"}
+_VIEWS = frozenset({"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone"})
+_CASTS = frozenset({"float", "double", "half", "bfloat16", "to", "type", "cpu", "cuda", "mT"})
+
+
+class Samples:
+    """Says of values whether their first dimension is that of the samples, as far as this follows from the calls.
+
+    Args:
+        count: how many samples the batch has.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._known: dict[int, bool] = {}
+
+    def are_rows_of(self, value: Value) -> bool:
+        """Return True if row `i` of the value certainly belongs to sample `i` of the batch."""
+        waiting = [value]
+        while waiting:  # not by recursion: a step may have thousands of calls in a row
+            last = waiting[-1]
+            unknown = [] if last.op is None else [one for one in last.op.inputs if id(one) not in self._known]
+            if id(last) in self._known or not unknown or last.shape[:1] != (self.count,):
+                self._known.setdefault(id(waiting.pop()), self._are_rows(last))
+            else:
+                waiting += unknown
+        return self._known[id(value)]
+
+    def _are_rows(self, value: Value) -> bool:
+        if value.shape[:1] != (self.count,) or value.op is None:
+            return value.path is not None and value.shape[:1] == (self.count,)
+        op = value.op
+        given = [one for one in op.inputs if one.of_batch]
+        if not given or not all(self._known.get(id(one), False) for one in given):
+            return False
+        if op.name in ("bmm", "matmul", "baddbmm"):
+            return all(len(one.shape) > 2 for one in op.inputs)
+        if op.name in ("transpose", "permute", "getitem", "softmax", "log_softmax"):
+            return _keeps_first_dimension(op, len(given[0].shape))
+        return op.name in _KEEPING_ROWS | _VIEWS | _CASTS
+
+
+def _keeps_first_dimension(op: Op, dimensions: int) -> bool:
+    """Return True if a transpose, permutation, index or softmax leaves dimension 0 where it is, as it is."""
+    rest = [argument for name, argument in op.arguments.items() if name not in ("0", "input", "_stacklevel", "dtype")]
+    first: Any = rest[0] if rest else None
+    if op.name == "getitem":
+        index = first[0] if isinstance(first, list) and first else first
+        return isinstance(index, slice) and index == slice(None)
+    if op.name == "permute":
+        order = first if isinstance(first, list | tuple) else rest
+        return bool(order) and order[0] == 0
+    axes = rest if op.name == "transpose" else [first]
+    return all(isinstance(axis, int) and axis % dimensions != 0 for axis in axes)
+
+
+def batch_mixing(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for calls that mix the samples of a batch with one target for each sample.
+
+    These are recurrent layers, attention and softmax over the dimension of the samples, and a reshape that exchanges it
+    with the next dimension.
+    """
+    found, samples = list(_last_softmax(done)), _samples_of(done)
+    yield from found
+    if samples is None or found:
+        return
+    of_loss = {id(op) for op in calls_from(done.loss, ARITHMETIC)}
+    ancestors = {id(value.op): value for value in done.loss.ancestors() if value.op is not None}
+    for op in done.step.ops:
+        first = op.inputs[0] if id(op) in ancestors and op.inputs else None
+        # Where the second dimension is as long as the first, the layout of the batch is open.
+        if first is None or len(first.shape) < 2 or first.shape[0] == first.shape[1]:
+            continue
+        finding = _mixing(op, first, ancestors[id(op)], is_of_loss=id(op) in of_loss)
+        if finding is not None and samples.are_rows_of(first):
+            yield finding
+
+
+def _last_softmax(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a softmax over the samples whose output a loss compares with a target for each sample."""
+    for call, op, shape, dim in last_softmaxes(done):
+        is_first = dim % len(shape) == 0 and len(shape) == 2 and shape[dim] > 1
+        is_one_hot = call.target.shape == shape and are_probabilities(call.wanted) and bool((call.wanted <= 1).all())
+        if is_first and (is_one_hot or call.target.shape == shape[:1] != shape[1:]):
+            yield Finding(
+                "batch_mixing",
+                "alarm",
+                op.place.module,
+                f"{op.name} at {op.place} runs over dimension 0 of {list(shape)}, the samples of the batch",
+                "use dim=1, the classes",
+            )
+
+
+def _samples_of(done: TracedStep) -> Samples | None:
+    """Return the samples of a batch that has one number for each sample, on which the loss depends; else None."""
+    given = [value.shape for value in done.loss.ancestors() if value.path is not None]
+    counts = {shape[0] for shape in given if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)}
+    return Samples(counts.pop()) if len(counts) == 1 and max(counts) > 1 else None
+
+
+def _mixing(op: Op, first: Value, result: Value, *, is_of_loss: bool) -> Finding | None:
+    """Return a finding if a call mixes the rows of its first input, each of which is a sample; None for others."""
+    shape = list(first.shape)
+    is_meant = False
+    is_attention = op.name == "multi_head_attention_forward"
+    # With one column, dimension 0 is rather the positions of a single sequence.
+    is_sequence_first = is_attention or (op.name in RECURRENT and op.arguments.get("8") is False)
+    if is_sequence_first and len(shape) == 3 and shape[1] > 1:
+        advice = "set batch_first=True"
+    elif is_attention and len(shape) == 2:
+        is_meant, advice = True, "if samples are not to attend to each other, add a dimension with unsqueeze(1)"
+    elif op.name in ("softmax", "log_softmax") and shape[-1] > 1 and not _keeps_first_dimension(op, len(shape)):
+        is_meant = not is_of_loss if len(shape) == 2 else shape[-1] != shape[-2]
+        advice = f"use dim={1 if len(shape) == 2 else -1}"
+    else:
+        return _swapped(op, first, result)
+    over = f"{op.name} at {op.place} runs over dimension 0 of {shape}, with one target for each of its {shape[0]} rows"
+    return Finding("batch_mixing", "note" if is_meant else "alarm", op.place.module, over, advice)
+
+
+def _swapped(op: Op, first: Value, result: Value) -> Finding | None:
+    """Return an alarm for a view or reshape that exchanges the sizes of the first two dimensions; None for others."""
+    if op.name in ("view", "reshape") and result.shape[:2] == (first.shape[1], first.shape[0]) and first.shape[1] > 1:
+        return Finding(
+            "batch_mixing",
+            "alarm",
+            op.place.module,
+            f"{op.name} at {op.place} makes {list(result.shape)} of {list(first.shape)} without moving an element: "
+            "each row then has numbers of several samples",
+            f"use transpose(0, 1) in place of the {op.name}",
+        )
+    return None
+
+
+def loss_shape(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a view that exchanges classes and positions in front of a loss, in place of a transpose."""
+    for call in losses_of(done):
+        op = call.output.op
+        if call.op.name not in ("cross_entropy", "nll_loss") or op is None or op.name not in ("view", "reshape"):
+            continue
+        before, after = op.inputs[0].shape, call.output.shape
+        if len(before) > 2 and after == (before[0], before[-1], *before[1:-1]) != before:
+            yield Finding(
+                "loss_shape",
+                "alarm",
+                op.place.module,
+                f"{op.name} at {op.place} makes {list(after)} of {list(before)} without moving an element: classes and "
+                f"positions are mixed in what {call.op.name} at {call.op.place} takes",
+                f"use {'transpose(1, 2)' if len(before) == 3 else 'movedim(-1, 1)'} in place of the {op.name}",
+            )
