@@ -81,7 +81,7 @@ def test_a_histogram_is_the_one_that_protobuf_makes(tensorboard, monkeypatch):
 def test_numbers_pictures_and_records_are_one_event(tensorboard, monkeypatch):
     site = Site("net.0", "output")
     readings = next(recorded({site: normal(9)}, histogram=True))
-    entry = Entry(7, readings.scalars(), readings.drawn())
+    entry = Entry(7, readings.scalars(), readings.with_histogram())
     entry.records["hookboard/health"] = [b"one"]
     event = given_to(tensorboard, entry, monkeypatch)
     tags = ["activation_mean/net.0", "activation_std/net.0", "activations/net.0", "hookboard/health"]
@@ -121,4 +121,4 @@ def test_a_table_and_its_readings_give_the_same_tags():
     table = recorder.flush()
     each = type(table).of(table.values())
     assert table.scalars() == each.scalars()
-    assert table.drawn() == each.drawn()
+    assert table.with_histogram() == each.drawn()

@@ -21,7 +21,7 @@ from hookboard.callbacks.health_state import (
     say_split,
     some_units,
 )
-from hookboard.callbacks.numbers import AFTER_LOOK, AT_END, SiteLogger
+from hookboard.callbacks.numbers import AT_END, WHEN_WRITTEN, SiteLogger
 from hookboard.callbacks.trials import run_experiments
 from hookboard.callbacks.weights import Part
 from hookboard.checks import check_name, check_number, check_switches, check_whole, is_finite
@@ -383,7 +383,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             if ranks is not None and state is training and self.stop_on is not None:
                 state.is_asked_to_end = ranks.is_any(state.guilty(self.stop_on, self._verdicts) is not None)
 
-        self._leave_to_worker(state, self._at(f"{state.stage} {step}", take), AFTER_LOOK[state.stage])
+        self._leave_to_worker(state, self._at(f"{state.stage} {step}", take), WHEN_WRITTEN[state.stage])
         if state.stage == "train" and self.stop_on is not None:
             self._end_if_asked(loop, state)
 

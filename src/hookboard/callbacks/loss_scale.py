@@ -96,7 +96,7 @@ class LossScale:
             if is_unknown:
                 readings = self._without_unknown(readings)
             guilty = {number for number, flag in enumerate(overflows) if flag}
-            return marked(readings, guilty, holders) if guilty else readings
+            return blank_overflowed(readings, guilty, holders) if guilty else readings
 
         return arrived
 
@@ -166,13 +166,13 @@ class Holders:
             name = name.rpartition(".")[0]
 
 
-def marked(readings: Readings, guilty: Set[int], holders: Holders) -> Readings:
-    """Return the readings with the gradients of optimizers that overflowed marked: they keep only their counts.
+def blank_overflowed(readings: Readings, guilty: Set[int], holders: Holders) -> Readings:
+    """Return the readings; gradients that belong to optimizers that overflowed keep only their counts.
 
     Args:
-        readings: of any role; only those of gradients are marked.
+        readings: readings of any role.
         guilty: the numbers of the optimizers that have overflowed.
-        holders: which optimizers hold what.
+        holders: which optimizers hold the parameters of which modules.
     """
     of_guilty = [ROLES[site.role].is_gradient and bool(holders.of_site(site) & guilty) for site in readings]
     return readings.blanked(np.array(of_guilty, bool), overflowed=True)

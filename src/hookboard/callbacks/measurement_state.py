@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from hookboard.callbacks.layer_news import LayerNews
@@ -13,7 +12,7 @@ from hookboard.callbacks.weights import WeightsBefore
 from hookboard.hooks import Taps
 from hookboard.layers import DefinedDims, layers_of, saturation_limits
 from hookboard.loops import StageState, listed_gaps
-from hookboard.measure import Plan, needs_host
+from hookboard.measure import Plan
 from hookboard.messages import inform, rank_zero_warn
 from hookboard.parameters import Weight, weights_of, why_silent
 from hookboard.patterns import folded
@@ -155,20 +154,20 @@ def _why_silent(state: MeasurementState, name: str, role: Role) -> str:
     return state.taps.why_silent(name, role)
 
 
-def facts_of(model: nn.Module, plan: Plan) -> dict[str, Any]:
+def channels_and_ends(model: nn.Module, plan: Plan) -> dict[str, Any]:
     """Return the arguments `channels` and `ends` of `Recorder`, by name, if the statistics of a plan need them."""
-    facts: dict[str, Callable[..., Any]] = {}
+    found: dict[str, Callable[..., Any]] = {}
     modules = {"": model, **dict(named_submodules(model))}
     if "channels" in plan.wanted:
         weights = {name: weight for name, weight in weights_of(modules).items() if not weight.is_lazy}
-        facts["channels"] = DefinedDims(layers_of(modules, weights))
+        found["channels"] = DefinedDims(layers_of(modules, weights))
     if "saturated_fraction" in plan.names:
 
         def ends(site: Site) -> tuple[float, float] | None:
             return saturation_limits(modules[site.name]) if site.role == "output" and site.name in modules else None
 
-        facts["ends"] = ends
-    return facts
+        found["ends"] = ends
+    return found
 
 
 def without_curves(
@@ -192,17 +191,3 @@ def without_curves(
         if name != "saturated_fraction" or len(without) == len(readings):
             names = folded(dict.fromkeys(reading.site.name for reading in without), among)
             yield name, names
-
-
-def say_if_copied(owner: str, device: torch.device) -> None:
-    """Log a line if the device has no float64, so that tensors are copied to the host to be measured.
-
-    Args:
-        owner: the callback's name.
-        device: the device of the model.
-    """
-    if needs_host(device):
-        inform(
-            f"{owner}: {device.type.upper()} has no float64; what is measured is copied to the host first, which waits "
-            "for the device."
-        )

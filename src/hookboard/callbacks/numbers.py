@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
-from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, facts_of, say_if_copied
+from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, channels_and_ends
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.checks import check_share, check_steps, check_switches, chosen, wrong
 from hookboard.hooks import Taps, forget_graphs
 from hookboard.loops import HookboardCallback, Loop, StageState, names_in
-from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, plan
+from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, needs_host, plan
 from hookboard.messages import inform
 from hookboard.parameters import Weight, are_still, weights_of
 from hookboard.recording import Reading, Readings, Recorder
@@ -27,8 +27,10 @@ from hookboard.writers import Entry
 V = TypeVar("V", bound=MeasurementState)
 
 AT_END = "at the end of the training"
-AFTER_LOOK = dict.fromkeys(get_args(Stage), "at the end of an evaluation") | {"train": "at the end of a batch"}
-"""By stage, when a warning says that an error in writing the readings happened."""
+"""When a job was done, for the warning about an error in it."""
+
+WHEN_WRITTEN = dict.fromkeys(get_args(Stage), "at the end of an evaluation") | {"train": "at the end of a batch"}
+"""The same for writing the readings, by stage."""
 
 
 class SiteLogger(HookboardCallback[V]):
@@ -38,7 +40,7 @@ class SiteLogger(HookboardCallback[V]):
     """
 
     verb = "measures"
-    state_class: type[V] = MeasurementState  # type: ignore[assignment]  # who has a V of his own sets it
+    state_class: type[V] = MeasurementState  # type: ignore[assignment]  # a subclass with another V sets it
     tells_overhead = True
 
     _part: Part | None = None
@@ -130,8 +132,11 @@ class SiteLogger(HookboardCallback[V]):
         return loop.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
 
     def _prepare(self, loop: Loop, state: V) -> None:
-        if not self._live:
-            say_if_copied(self._name, loop.device)
+        if needs_host(loop.device) and not self._live:
+            inform(
+                f"{self._name}: {loop.device.type.upper()} has no float64; what is measured is copied to the host "
+                "first, which waits for the device."
+            )
         state.roles = self._roles()
         state.recorder = self._recorder(loop, state)
         state.taps = Taps({}, (), state.recorder.open)
@@ -150,7 +155,7 @@ class SiteLogger(HookboardCallback[V]):
             loop.device,
             stage=state.stage,
             histogram=self.histogram,
-            **facts_of(loop.model, resolved),
+            **channels_and_ends(loop.model, resolved),
             finish=self._finish,
             ranks=self._ranks,
         )
@@ -267,14 +272,14 @@ class SiteLogger(HookboardCallback[V]):
             filled = readings.filled()
             self._readings = filled.values()
             if writes:
-                entry = Entry(step, filled.scalars() | overhead, filled.drawn())
+                entry = Entry(step, filled.scalars() | overhead, filled.with_histogram())
                 if news.seen != (readings.places, facts):
                     entry.records.update(news.record(readings.places, facts, state.recorder, state.every_n_steps))
                 state.loggers.write(entry)
             if gaps is not None:
                 gaps.say(state, step, list(readings.values()), self._names, self._why_not_there)
 
-        self._leave_to_worker(state, write, AFTER_LOOK[state.stage])
+        self._leave_to_worker(state, write, WHEN_WRITTEN[state.stage])
 
     def _expected(self, state: V) -> list[tuple[str, Role]]:
         """Return the name and role of everything of which a due step should measure at least one tensor."""

@@ -186,8 +186,8 @@ class Readings(Mapping[Site, Reading]):
         _, tags, picked_places = self.places.tags
         return dict(zip(tags, values.ravel()[picked_places].tolist(), strict=True))
 
-    def drawn(self) -> dict[str, Reading]:
-        """Return the readings that have a histogram, by its tag."""
+    def with_histogram(self) -> dict[str, Reading]:
+        """Return the readings that have a histogram, by the tag of the histogram."""
         sites = enumerate(self.places.sites)
         return {site.histogram_tag(self.stage): self.at(row) for row, site in sites if self.histograms[row] is not None}
 
