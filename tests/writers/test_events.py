@@ -121,4 +121,4 @@ def test_a_table_and_its_readings_give_the_same_tags():
     table = recorder.flush()
     each = type(table).of(table.values())
     assert table.scalars() == each.scalars()
-    assert table.with_histogram() == each.drawn()
+    assert table.with_histogram() == each.with_histogram()

@@ -1,4 +1,8 @@
-"""From tensors of a step to readings: measure them, merge their rows over calls and ranks, bring them to the host."""
+"""Measures the tensors of a step, and returns a reading for each site on the host.
+
+A tensor becomes a row (numbers that can be merged), all rows of a flush one packet, which is copied to the host and
+merged over the ranks, and a packet the readings, from which callbacks make the entry that loggers write.
+"""
 
 from hookboard.recording.packet import sent, sent_together
 from hookboard.recording.readings import FORMS, Places, Reading, Readings
