@@ -16,7 +16,7 @@ from hookboard.capturing import Captured, CapturedModule, capture
 from hookboard.editing import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
 from hookboard.experiments import CheckupReport, checkup
 from hookboard.health import Rule, Run, Symptom, Verdict
-from hookboard.loops import watch
+from hookboard.loops import for_transformers, watch
 from hookboard.measure import Histogram, Moments, Statistic
 from hookboard.messages import HookboardWarning
 from hookboard.recording import Reading
@@ -55,5 +55,6 @@ __all__ = [
     "audit",
     "capture",
     "checkup",
+    "for_transformers",
     "watch",
 ]

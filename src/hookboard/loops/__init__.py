@@ -4,7 +4,7 @@ It also keeps errors away from training (`callback.py`), writes in a thread (`wo
 callback takes (`budget.py`), and saves its state in checkpoints (`saved.py`).
 """
 
-from hookboard.loops.bare import watch
+from hookboard.loops.bare import for_transformers, watch
 from hookboard.loops.budget import is_due, is_due_now
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.callback_methods import NothingToShowError
@@ -17,6 +17,7 @@ __all__ = [
     "NothingToShowError",
     "Selection",
     "StageState",
+    "for_transformers",
     "is_due",
     "is_due_now",
     "listed_gaps",

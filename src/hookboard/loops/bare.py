@@ -76,7 +76,7 @@ class BareLoop(Loop):
         for member in self._members:
             member.end_batch(self, self.stage)
         self._batch_idx += 1
-        self._has_stepped |= self.stage == "train" and not accumulates
+        self._has_stepped |= self.stage == "train" and not self.is_accumulating
 
     def _count(self) -> None:
         """Increase `logged_step` if an optimizer step was made since the last call.
@@ -240,19 +240,62 @@ def watch(
         raise wrong("scaler", scaler, "a GradScaler", "if there is none")
     check_whole("log_every_n_steps", log_every_n_steps)
     check_switches(validates=validates)
-    written = [
-        _WriterLogger(one) if isinstance(one, SummaryWriter) else one
-        for one in _all_of("loggers", loggers, SummaryWriter | Logger, "a SummaryWriter, a logger of Lightning")
-    ]
     return BareLoop(
         model,
         _all_of("optimizers", optimizers, Optimizer, "an optimizer"),
-        _all_of("callbacks", callbacks, HookboardCallback, "a callback of hookboard"),
-        written,
+        callbacks_in(callbacks),
+        loggers_in(loggers),
         scaler,
         validates,
         log_every_n_steps,
     ).running()
+
+
+def for_transformers(
+    callbacks: HookboardCallback[Any] | Sequence[HookboardCallback[Any]],
+    loggers: SummaryWriter | Logger | Sequence[SummaryWriter | Logger] | None = None,
+) -> Any:
+    """Make a callback for Hugging Face's Trainer: callbacks log there what they would log in a Lightning Trainer.
+
+    The cadence of callbacks that have none of their own is `logging_steps`. Evaluations are not watched. What needs
+    the `training_step` of a LightningModule is left out, see `watch`. If the training fails, call `close()` of what
+    is returned: Hugging Face's Trainer does not tell callbacks.
+
+    Args:
+        callbacks: A callback of hookboard, or several.
+        loggers: What to write to: a `SummaryWriter` of torch, a logger of Lightning, or several. Left out:
+            TensorBoard's files in the folder `hookboard` below the Trainer's `output_dir`.
+
+    Returns:
+        A `TrainerCallback`, for `Trainer(callbacks=[...])` of transformers or `trainer.add_callback`.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+        ValueError: an argument is of another kind.
+    """
+    given = callbacks_in(callbacks), None if loggers is None else loggers_in(loggers)
+    from hookboard.loops.hugging_face import TransformersCallback  # takes seconds to import
+
+    return TransformersCallback(*given)
+
+
+def callbacks_in(given: Any) -> list[HookboardCallback[Any]]:
+    """Return the callbacks that the argument `callbacks` holds, one or several.
+
+    Raises:
+        ValueError: it is, or has, something else.
+    """
+    return _all_of("callbacks", given, HookboardCallback, "a callback of hookboard")
+
+
+def loggers_in(given: Any) -> list[Any]:
+    """Return the loggers that the argument `loggers` holds, one or several; each `SummaryWriter` as a logger.
+
+    Raises:
+        ValueError: it is, or has, something else.
+    """
+    loggers = _all_of("loggers", given, SummaryWriter | Logger, "a SummaryWriter, a logger of Lightning")
+    return [_WriterLogger(logger) if isinstance(logger, SummaryWriter) else logger for logger in loggers]
 
 
 def _all_of(option: str, given: Any, kind: Any, valid: str) -> list[Any]:

@@ -1,0 +1,219 @@
+"""`for_transformers`: callbacks in Hugging Face's Trainer log and say what they do in a Lightning Trainer."""
+
+import sys
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from test_watch import assert_equal, everything, in_a_trainer, logged
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+from toys import ALWAYS, batches, mlp
+
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, for_transformers
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+pytestmark = pytest.mark.filterwarnings("ignore:hookboard.*had nothing to measure")
+
+
+class Model(nn.Module):
+    """Has the layers of a `Toy`, under the same names, and returns its loss as models of transformers do."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return {"loss": self.net(x).square().mean()}
+
+
+def trainer(folder, model, data, *callbacks, **options):
+    """Hugging Face's Trainer, which takes the rows of the batches in order."""
+    options = {"max_grad_norm": 0.0, "learning_rate": 0.01, "logging_steps": 1, "num_train_epochs": 1} | options
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        optim="sgd",
+        lr_scheduler_type="constant",
+        per_device_train_batch_size=len(data[0]),
+        train_sampling_strategy="sequential",
+        save_strategy=options.pop("save_strategy", "no"),
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        **options,
+    )
+    rows = [{"x": row} for batch in data for row in batch]
+    return transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[*callbacks])
+
+
+def in_transformers(folder, net, data, *callbacks, **options):
+    trainer(folder, Model(net), data, for_transformers([*callbacks]), **options).train()
+    return logged(folder / "hookboard")
+
+
+def weights(model):
+    return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+
+
+def tiny_gpt2():
+    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def texts(count, length=8):
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(11, (count, length), generator=generator)
+    return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def train_gpt2(folder, *callbacks, model=None, **options):
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=2,
+        num_train_epochs=1,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        **options,
+    )
+    model = tiny_gpt2() if model is None else model
+    transformers.Trainer(model, arguments, train_dataset=texts(8), callbacks=[*callbacks]).train()
+    return model
+
+
+def hooks_of(model):
+    """How many hooks are on the modules, and what `backward` is."""
+    count = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    return count, torch.autograd.backward
+
+
+def test_what_is_logged_is_that_of_a_lightning_trainer_to_the_last_bit(tmp_path):
+    data = batches(*[4] * 8)
+    theirs = in_a_trainer(tmp_path / "lightning", mlp(), data, *everything())
+    assert_equal(in_transformers(tmp_path / "transformers", mlp(), data, *everything()), theirs)
+
+
+def test_micro_batches_of_one_step_are_those_of_a_trainer_that_accumulates(tmp_path):
+    data = batches(*[4] * 8)
+    theirs = in_a_trainer(tmp_path / "lightning", mlp(), data, *everything(), accumulate_grad_batches=2)
+    mine = in_transformers(tmp_path / "transformers", mlp(), data, *everything(), gradient_accumulation_steps=2)
+    assert_equal(mine, theirs)
+
+
+def test_under_bf16_it_is_that_of_a_trainer(tmp_path):
+    data = batches(*[4] * 4)
+    theirs = in_a_trainer(tmp_path / "lightning", mlp(), data, *everything(), precision="bf16-mixed")
+    assert_equal(in_transformers(tmp_path / "transformers", mlp(), data, *everything(), bf16=True), theirs)
+
+
+def test_steps_go_on_after_a_resume(tmp_path):
+    data, logger = batches(*[4] * 8), ActivationLogger("net.0", every_n_steps=1)
+    first = trainer(tmp_path, Model(mlp()), data, max_steps=4, save_strategy="steps", save_steps=4)
+    first.train()
+    writer = SummaryWriter(tmp_path / "resumed")
+    resumed = trainer(tmp_path, Model(mlp()), data, for_transformers(logger, writer), max_steps=6)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    writer.close()
+    assert sorted({step for step, _ in logged(tmp_path / "resumed")}) == [4, 5]
+
+
+def test_training_is_the_same_without_it_to_the_last_bit(tmp_path):
+    bare = train_gpt2(tmp_path / "bare")
+    watched = train_gpt2(tmp_path / "watched", for_transformers(everything()))
+    torch.testing.assert_close(weights(watched), weights(bare), rtol=0, atol=0)
+
+
+def test_no_hook_is_left_after_the_training(tmp_path):
+    model = tiny_gpt2()
+    before = hooks_of(model)
+    train_gpt2(tmp_path, for_transformers(everything()), model=model)
+    assert hooks_of(model) == before
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks for it
+def test_the_layers_of_an_adapter_are_named_as_in_its_model(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    model = peft.get_peft_model(tiny_gpt2(), config)
+    logger = ActivationLogger("**.lora_A.default", every_n_steps=1)
+    train_gpt2(tmp_path, for_transformers(logger), model=model)
+    named = {name for name, _ in model.named_modules()}
+    assert {reading.site.path for reading in logger.readings} <= named
+    assert len(logger.readings) == 2
+
+
+def test_an_evaluation_between_steps_changes_nothing_that_is_logged(tmp_path):
+    data = batches(*[4] * 4)
+    run = trainer(
+        tmp_path / "with", Model(mlp()), data, for_transformers(everything()), eval_strategy="steps", eval_steps=1
+    )
+    run.train()
+    assert_equal(
+        logged(tmp_path / "with" / "hookboard"), in_transformers(tmp_path / "bare", mlp(), data, *everything())
+    )
+
+
+def test_clipping_and_checkpointing_leave_the_gradients_of_a_trainer(tmp_path):
+    logger = GradientLogger("**.c_fc", every_n_steps=1, statistics="l2")
+    train_gpt2(tmp_path / "a", for_transformers(logger), max_grad_norm=1e-3)
+    plain = [reading.statistics["l2"] for reading in logger.readings]
+    model = tiny_gpt2()
+    train_gpt2(tmp_path / "b", for_transformers(logger), model=model, max_grad_norm=1e-3, activation_checkpointing=True)
+    assert [reading.statistics["l2"] for reading in logger.readings] == pytest.approx(plain, rel=1e-6)
+
+
+def test_an_alarm_can_stop_the_training(tmp_path):
+    monitor = HealthMonitor(every_n_steps=1, window=2, rules=[ALWAYS], stop_on="alarm")
+    run = trainer(tmp_path, Model(mlp()), batches(*[4] * 8), for_transformers(monitor))
+    run.train()
+    assert run.state.global_step < 8
+
+
+def test_close_detaches_the_hooks_of_a_training_that_failed(tmp_path):
+    class Fails(Model):
+        def forward(self, x):
+            super().forward(x)
+            raise KeyError("the batch")
+
+    model = Fails(mlp())
+    before, watching = hooks_of(model), for_transformers(everything())
+    with pytest.raises(KeyError):
+        trainer(tmp_path, model, batches(4), watching).train()
+    watching.close()
+    assert hooks_of(model) == before
+
+
+def test_the_next_training_begins_anew_after_one_that_failed(tmp_path):
+    class FailsOnce(Model):
+        has_failed = False
+
+        def forward(self, x):
+            if not self.has_failed:
+                self.has_failed = True
+                raise KeyError("the batch")
+            return super().forward(x)
+
+    model, logger = FailsOnce(mlp()), ActivationLogger("net.0", every_n_steps=1)
+    run = trainer(tmp_path, model, batches(4, 4), for_transformers(logger, CSVLogger(tmp_path)))
+    with pytest.raises(KeyError):
+        run.train()
+    run.train()
+    assert len(logger.readings) == 1
+    assert hooks_of(model) == hooks_of(Model(mlp()))
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "hookboard.loops.hugging_face", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModuleNotFoundError, match="transformers"):
+        for_transformers(HealthMonitor())
+
+
+def test_what_is_no_callback_of_hookboard_is_refused():
+    with pytest.raises(ValueError, match="callbacks"):
+        for_transformers([HealthMonitor])
