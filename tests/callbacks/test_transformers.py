@@ -208,12 +208,13 @@ def test_the_next_training_begins_anew_after_one_that_failed(tmp_path):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.delitem(sys.modules, "hookboard.loops.hugging_face", raising=False)
+    monkeypatch.delitem(sys.modules, "hookboard.loops.transformers_callback", raising=False)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModuleNotFoundError, match="transformers"):
         for_transformers(HealthMonitor())
 
 
-def test_what_is_no_callback_of_hookboard_is_refused():
-    with pytest.raises(ValueError, match="callbacks"):
-        for_transformers([HealthMonitor])
+@pytest.mark.parametrize(("argument", "given"), [("callbacks", [HealthMonitor]), ("loggers", "logs")])
+def test_what_is_no_callback_or_logger_is_refused(argument, given):
+    with pytest.raises(ValueError, match=argument):
+        for_transformers(**{"callbacks": [], argument: given})

@@ -4,10 +4,11 @@ It also keeps errors away from training (`callback.py`), writes in a thread (`wo
 callback takes (`budget.py`), and saves its state in checkpoints (`saved.py`).
 """
 
-from hookboard.loops.bare import for_transformers, watch
+from hookboard.loops.bare import watch
 from hookboard.loops.budget import is_due, is_due_now
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.callback_methods import NothingToShowError
+from hookboard.loops.hugging_face import for_transformers
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection, StageState, listed_gaps, names_in
 

@@ -251,34 +251,6 @@ def watch(
     ).running()
 
 
-def for_transformers(
-    callbacks: HookboardCallback[Any] | Sequence[HookboardCallback[Any]],
-    loggers: SummaryWriter | Logger | Sequence[SummaryWriter | Logger] | None = None,
-) -> Any:
-    """Make a callback for Hugging Face's Trainer: callbacks log there what they would log in a Lightning Trainer.
-
-    The cadence of callbacks that have none of their own is `logging_steps`. Evaluations are not watched. What needs
-    the `training_step` of a LightningModule is left out, see `watch`. If the training fails, call `close()` of what
-    is returned: Hugging Face's Trainer does not tell callbacks.
-
-    Args:
-        callbacks: A callback of hookboard, or several.
-        loggers: What to write to: a `SummaryWriter` of torch, a logger of Lightning, or several. Left out:
-            TensorBoard's files in the folder `hookboard` below the Trainer's `output_dir`.
-
-    Returns:
-        A `TrainerCallback`, for `Trainer(callbacks=[...])` of transformers or `trainer.add_callback`.
-
-    Raises:
-        ModuleNotFoundError: transformers is not installed.
-        ValueError: an argument is of another kind.
-    """
-    given = callbacks_in(callbacks), None if loggers is None else loggers_in(loggers)
-    from hookboard.loops.hugging_face import TransformersCallback  # takes seconds to import
-
-    return TransformersCallback(*given)
-
-
 def callbacks_in(given: Any) -> list[HookboardCallback[Any]]:
     """Return the callbacks that the argument `callbacks` holds, one or several.
 

@@ -1,0 +1,111 @@
+"""`TransformersCallback`. Imported only by `for_transformers`, because the package transformers is not required."""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.tensorboard import SummaryWriter
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hookboard.loops.bare import BareLoop, loggers_in
+from hookboard.loops.callback import HookboardCallback
+
+
+class TransformersCallback(TrainerCallback):
+    """Calls callbacks of hookboard in a training of Hugging Face's Trainer.
+
+    Args:
+        callbacks: the callbacks of hookboard.
+        loggers: what they write to; None for TensorBoard's files in `<output_dir>/hookboard`.
+    """
+
+    def __init__(self, callbacks: Sequence[HookboardCallback[Any]], loggers: Sequence[Any] | None) -> None:
+        self._callbacks, self._loggers = callbacks, loggers
+        self._loop: BareLoop | None = None
+        self._until_end, self._until_batch_end = ExitStack(), ExitStack()
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        optimizer: Any = None,
+        **others: Any,
+    ) -> None:
+        """Attach the hooks.
+
+        Raises:
+            ValueError: the configuration of a callback does not fit the model.
+        """
+        self.close()
+        assert model is not None
+        self._loop = loop = BareLoop(
+            model,
+            [_unwrapped(optimizer)],
+            self._callbacks,
+            self._writer(args, state) if self._loggers is None else self._loggers,
+            getattr(optimizer, "scaler", None),
+            validates=False,
+            log_every_n_steps=max(int(state.logging_steps), 1),
+        )
+        loop.logged_step = state.global_step
+        if args.max_grad_norm:
+            loop.largest_norm = args.max_grad_norm
+        self._until_end.enter_context(loop.running())
+
+    def _writer(self, args: TrainingArguments, state: TrainerState) -> list[Any]:
+        if not state.is_world_process_zero:
+            return []
+        writer = SummaryWriter(os.path.join(args.output_dir or "", "hookboard"))
+        self._until_end.callback(writer.close)
+        return loggers_in(writer)
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        """Begin the first batch of an optimizer step."""
+        assert self._loop is not None
+        self._loop.steps_left = state.max_steps - state.global_step
+        self._begin_batch()
+
+    def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        """End a batch, and begin the next one of the same optimizer step."""
+        self._until_batch_end.close()
+        self._begin_batch()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        """End the last batch of an optimizer step, and the training if a callback asks for that."""
+        assert self._loop is not None
+        self._loop.is_accumulating = False
+        self._until_batch_end.close()
+        if self._loop.should_stop:
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        """Detach the hooks, and tell what was found."""
+        self._until_end.close()
+        self._loop = None
+
+    def close(self) -> None:
+        """Detach the hooks after a training that failed. Call it then: Hugging Face's Trainer tells callbacks nothing.
+
+        The next training does the same when it begins.
+        """
+        failure = RuntimeError("the training has failed")
+        for until in (self._until_batch_end, self._until_end):
+            with suppress(RuntimeError):
+                until.__exit__(type(failure), failure, None)
+        self._loop = None
+
+    def _begin_batch(self) -> None:
+        # Which batch is the last of its step is known when that has ended.
+        assert self._loop is not None
+        self._until_batch_end.enter_context(self._loop.step(accumulates=True))
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer that steps inside accelerate's wrapper."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, Optimizer) else optimizer
