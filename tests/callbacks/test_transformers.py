@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from test_watch import assert_equal, everything, in_a_trainer, logged
+from same_logs import assert_equal, everything, in_a_trainer, logged
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from toys import ALWAYS, batches, mlp

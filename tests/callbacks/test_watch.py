@@ -6,10 +6,11 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.plugins import MixedPrecision
+from same_logs import assert_equal, everything, in_a_trainer, logged
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.tensorboard import SummaryWriter
-from toys import ALWAYS, Toy, batches, fit, mlp, records
+from toys import ALWAYS, batches, mlp
 
 from hookboard import (
     ActivationLogger,
@@ -19,16 +20,11 @@ from hookboard import (
     HealthMonitor,
     Intervention,
     KernelLogger,
-    ParameterLogger,
     Scale,
     watch,
 )
-from hookboard.loops.budget import OVERHEAD
 
 pytestmark = pytest.mark.filterwarnings("ignore:hookboard.*had nothing to measure")
-
-OF_LIGHTNING = {"loss", "epoch", "hp_metric", OVERHEAD}
-"""Tags that a Trainer writes, and one whose value is a time."""
 
 
 class Plain(nn.Module):
@@ -40,17 +36,6 @@ class Plain(nn.Module):
 
     def forward(self, x):
         return self.net(x)
-
-
-def logged(folder):
-    """The value of each step and tag, as it stands in the file."""
-    values = [(event.step, value) for event in records(folder) for value in event.summary.value]
-    return {(step, v.tag): v.SerializeToString() for step, v in values if v.tag not in OF_LIGHTNING}
-
-
-def in_a_trainer(folder, net, data, *callbacks, **options):
-    fit(folder, Toy(net), data, *callbacks, **options)
-    return logged(folder)
 
 
 def in_a_loop(folder, net, data, *callbacks, accumulate=1, scaler=None, autocast=None, log_every_n_steps=1):
@@ -80,21 +65,6 @@ def in_a_loop(folder, net, data, *callbacks, accumulate=1, scaler=None, autocast
 def cnn():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
-
-
-def everything():
-    return [
-        ActivationLogger(roles=["input", "output"], every_n_steps=2, histogram=True),
-        GradientLogger(roles=["grad_output", "grad_input", "parameter_grad"], every_n_steps=2, histogram=True),
-        ParameterLogger(every_n_steps=2, histogram=True),
-        HealthMonitor(every_n_steps=2),
-    ]
-
-
-def assert_equal(mine, theirs):
-    assert mine.keys() == theirs.keys()
-    assert [key for key in mine if mine[key] != theirs[key]] == []
-    assert mine
 
 
 def test_what_is_logged_is_that_of_a_trainer_to_the_last_bit(tmp_path):

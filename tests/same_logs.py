@@ -1,0 +1,35 @@
+"""What a Lightning Trainer logs, to be compared with what other loops log."""
+
+from toys import Toy, fit, records
+
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
+from hookboard.loops.budget import OVERHEAD
+
+OF_LIGHTNING = {"loss", "epoch", "hp_metric", OVERHEAD}
+"""Tags that a Trainer writes, and one whose value is a time."""
+
+
+def logged(folder):
+    """The value of each step and tag, as it stands in the file."""
+    values = [(event.step, value) for event in records(folder) for value in event.summary.value]
+    return {(step, v.tag): v.SerializeToString() for step, v in values if v.tag not in OF_LIGHTNING}
+
+
+def in_a_trainer(folder, net, data, *callbacks, **options):
+    fit(folder, Toy(net), data, *callbacks, **options)
+    return logged(folder)
+
+
+def everything():
+    return [
+        ActivationLogger(roles=["input", "output"], every_n_steps=2, histogram=True),
+        GradientLogger(roles=["grad_output", "grad_input", "parameter_grad"], every_n_steps=2, histogram=True),
+        ParameterLogger(every_n_steps=2, histogram=True),
+        HealthMonitor(every_n_steps=2),
+    ]
+
+
+def assert_equal(mine, theirs):
+    assert mine.keys() == theirs.keys()
+    assert [key for key in mine if mine[key] != theirs[key]] == []
+    assert mine
