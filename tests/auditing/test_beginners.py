@@ -161,6 +161,11 @@ FAULTS = {
         BY_REAL,
         lambda n, x, y: -torch.distributions.Normal(n.single(x), 1.0).log_prob(y).mean(),
     ),
+    "the value of the next state": (
+        "loss_shape",
+        BY_REAL,
+        lambda n, x, y: ((n.single(x) - (y + 0.9 * n(x).detach().amax(1))) ** 2).mean(),
+    ),
     "hinge": ("loss_shape", BY_SIGN, lambda n, x, y: torch.clamp(1 - y * n.single(x), min=0).mean()),
     "weighted": ("loss_shape", BY_REAL, lambda n, x, y: ((n.single(x) - y) ** 2 * (1 + y.abs())).mean()),
     "a loss of a number": (
@@ -276,6 +281,13 @@ def shifted(net, x, y):
     return f.cross_entropy(net.three(torch.bmm(scores.softmax(-1), net.hidden(x)).mean(1)), y)
 
 
+def outside_of_the_model(net, x, y):
+    return f.mse_loss(net(x).std().item() * OUTSIDE, y)
+
+
+OUTSIDE = torch.zeros(N, requires_grad=True)
+
+
 def one_sentence(net, x, y):
     """The tutorial of PyTorch: a batch is a sentence, and each word has a tag."""
     return f.cross_entropy(net.three(net.lstm(x.view(len(x), 1, -1))[0].view(len(x), -1)), y)
@@ -317,6 +329,8 @@ HEALTHY = {
         lambda n, x, y: -torch.distributions.Normal(n.single(x)[:, 0], 1.0).log_prob(y).mean(),
     ),
     "pairs": (BY_REAL, lambda n, x, y: (n.single(x)[:, 0].unsqueeze(1) - y).abs().mean()),
+    "pairs by a view": (BY_REAL, lambda n, x, y: (n.single(x)[:, 0].view(-1, 1) - y).abs().mean()),
+    "a tensor outside of the model": (BY_REAL, outside_of_the_model),
     "a distance to all": (BY_REAL, lambda n, x, y: (n(x).pow(2).sum(1, keepdim=True) - y).abs().mean()),
     "straight through": (BY_BINARY, straight_through),
     "in place": (BY_CLASS, lambda n, x, y: f.cross_entropy(assigned_in_place(n, x), y)),

@@ -5,11 +5,8 @@ from collections.abc import Iterator
 import torch
 
 from hookboard.auditing.program import CUTS, Op
-from hookboard.auditing.rules import Finding, TracedStep
+from hookboard.auditing.rules import FLAT, Finding, TracedStep
 from hookboard.messages import listed
-
-FLAT = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside"})
-"""Functions whose gradient is 0 wherever it is defined."""
 
 
 def cut(done: TracedStep) -> Iterator[Finding]:
@@ -45,9 +42,11 @@ def cut(done: TracedStep) -> Iterator[Finding]:
 
 def _of_all(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm for a loss that needs a gradient and gives none to any parameter; it names the last cut."""
-    if not done.live.requires_grad:
-        return  # the backward pass raises an error that says so
-    without = {id(value.op) for value in done.loss.ancestors() if not value.requires_grad}
+    before = list(done.loss.ancestors())
+    of_others = [value for value in before if value.op is None and value.requires_grad and value.parameter is None]
+    if not done.loss.requires_grad or any(value.path is None for value in of_others):
+        return  # the backward pass raises an error that says so; or the loss trains a tensor outside of the model
+    without = {id(value.op) for value in before if not value.requires_grad}
     taking = [op for op in done.step.ops if op.place.file and any(given.requires_grad for given in op.inputs)]
     cutting = [op for op in taking if id(op) in without] or [op for op in taking if op.name in CUTS or not op.with_grad]
     for op in cutting[-1:]:
@@ -70,7 +69,7 @@ def _by_flat_function(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if the loss goes through a function such as `round`, and all gradients are exactly 0."""
     values = [value for value in done.loss.ancestors() if value.op is not None and value.op.name in FLAT]
     flat = [value.op for value in values if value.op is not None and value.requires_grad and value.of_parameters]
-    if not flat or not done.live.requires_grad or done.number == 0:
+    if not flat or done.live is None or done.number == 0:
         return
     weights = [parameter for parameter in done.step.model.parameters() if parameter.requires_grad]
     try:

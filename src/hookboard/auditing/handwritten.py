@@ -98,7 +98,7 @@ def loss_shape(done: TracedStep) -> Iterator[Finding]:
         if op.name not in ARITHMETIC - RESHAPES or len(op.inputs) != 2:
             continue
         for output, target in (op.inputs, op.inputs[::-1]):
-            is_pair = output.requires_grad and target.of_batch and not target.of_parameters
+            is_pair = output.requires_grad and target.of_batch and not target.requires_grad
             if is_pair and _is_column_and_row(output, target):
                 count = max(output.shape)
                 yield Finding(
@@ -112,13 +112,19 @@ def loss_shape(done: TracedStep) -> Iterator[Finding]:
 
 
 def _is_column_and_row(one: Value, other: Value) -> bool:
-    """Return True if one has the shape (n, 1) and the other (n,), and nothing has just made it so on purpose."""
-    short, long = sorted((one, other), key=lambda value: len(value.shape))
-    is_made = any(value.op is not None and value.op.name in _MAKING_COLUMNS for value in (short, long))
-    return len(short.shape) == 1 and long.shape == (*short.shape, 1) and short.shape[0] > 1 and not is_made
+    """Return True if one has the shape (n, 1) and the other (n,), and the call before has not made it so on purpose."""
+    row, column = sorted((one, other), key=lambda value: len(value.shape))
+    is_shape = len(row.shape) == 1 and row.shape[0] > 1 and column.shape == (*row.shape, 1)
+    return is_shape and not any(value.op is not None and _makes_pairs(value.op) for value in (row, column))
 
 
-_MAKING_COLUMNS = frozenset({"getitem", "unsqueeze", "sum", "norm", "mean", "amax", "max", "logsumexp"})
+def _makes_pairs(op: Op) -> bool:
+    """Return True for what a row or column is made with to combine all pairs, such as an index or `view(-1, 1)`."""
+    is_column_of_row = op.name in ("view", "reshape") and len(op.inputs[0].shape) == 1
+    return is_column_of_row or op.name in _MAKING_PAIRS
+
+
+_MAKING_PAIRS = frozenset({"getitem", "unsqueeze", "sum", "norm", "mean", "amax", "max", "logsumexp"})
 
 
 def loss_input(done: TracedStep) -> Iterator[Finding]:

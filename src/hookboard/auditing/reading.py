@@ -12,7 +12,7 @@ from hookboard.auditing.cuts import cut
 from hookboard.auditing.influence import no_influence
 from hookboard.auditing.leak import future_leak, note_embedding
 from hookboard.auditing.program import StepTrace, Value
-from hookboard.auditing.rules import OBSERVERS, RULES, Finding, TracedStep, findings_of
+from hookboard.auditing.rules import FLAT, OBSERVERS, RULES, Finding, TracedStep, findings_of
 from hookboard.auditing.scaling import loss_scale, unbounded_loss
 from hookboard.flow import Flow
 
@@ -50,8 +50,8 @@ class Reader:
         )
         self._parameters = dict(model.named_parameters())
         self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
-        self.losses: list[tuple[Value, bool, float, Tensor]] = []
-        """For each loss its value, whether it is finite, its number, and the tensor itself."""
+        self.losses: list[tuple[Value, bool, float, Tensor | None]] = []
+        """For each loss its value, whether it is finite, its number, and the tensor if its graph is needed."""
         self.reached: set[str] = set()
         """The names of the parameters that a gradient reaches from any of the losses."""
 
@@ -65,7 +65,8 @@ class Reader:
         """Note a tensor as a loss of the step, from which a backward pass would start."""
         is_finite = bool(loss.detach().isfinite().all())
         number = float(loss.detach()) if loss.numel() == 1 and not loss.is_complex() else math.nan
-        self.losses.append((self._step.value_of(loss), is_finite, number, loss))
+        live = loss if loss.requires_grad and any(op.name in FLAT for op in self._step.ops) else None
+        self.losses.append((self._step.value_of(loss), is_finite, number, live))
         self.reached |= reached_from(loss, self._parameters)
 
     def forget(self) -> None:

@@ -29,6 +29,9 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 """The range of each function's outputs."""
 
+FLAT = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside"})
+"""Functions whose gradient is 0 wherever it is defined."""
+
 TAKES_LOGITS = frozenset({"cross_entropy", "binary_cross_entropy_with_logits", "multilabel_soft_margin_loss"})
 REGRESSION = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 BINARY = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
@@ -82,7 +85,7 @@ class TracedStep(NamedTuple):
         without: those of them that no gradient reaches from any loss of the step.
         is_finite: whether the loss is finite.
         number: the loss as a number; NaN if it has several elements.
-        live: the loss as a tensor with its autograd graph.
+        live: the loss as a tensor with its autograd graph; None if the step calls no function in `FLAT`.
     """
 
     step: StepTrace
@@ -91,7 +94,7 @@ class TracedStep(NamedTuple):
     without: Collection[str]
     is_finite: bool
     number: float
-    live: Tensor
+    live: Tensor | None
 
 
 class LossCall(NamedTuple):
