@@ -96,6 +96,12 @@ def viewed_as_time_first(net, x):
     return net.three(net.lstm(x.view(x.size(1), x.size(0), -1))[0][-1])
 
 
+def switched_on(net, x, y):
+    loss = f.mse_loss(net.single(x).detach()[:, 0], y)
+    loss.requires_grad = True
+    return loss
+
+
 def not_assigned(net, x):
     x = net.hidden(x)
     f.relu(x)
@@ -174,6 +180,7 @@ FAULTS = {
         lambda n, x, y: torch.tensor(f.mse_loss(n.single(x)[:, 0], y).item(), requires_grad=True),
     ),
     "data": ("cut", BY_REAL, lambda n, x, y: f.mse_loss(n.single(x).data[:, 0], y).requires_grad_()),
+    "a gradient that is switched on": ("cut", BY_REAL, switched_on),
     "argmax": ("cut", BY_CLASS, lambda n, x, y: f.mse_loss(n(x).argmax(1).float(), y.float()).requires_grad_()),
     "NumPy": ("cut", BY_CLASS, lambda n, x, y: f.cross_entropy(n(torch.tensor(x.numpy())).data.requires_grad_(), y)),
     "the error rate": ("cut", BY_CLASS, lambda n, x, y: (n(x).argmax(1) != y).float().mean().requires_grad_()),

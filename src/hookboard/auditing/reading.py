@@ -65,8 +65,10 @@ class Reader:
         """Note a tensor as a loss of the step, from which a backward pass would start."""
         is_finite = bool(loss.detach().isfinite().all())
         number = float(loss.detach()) if loss.numel() == 1 and not loss.is_complex() else math.nan
+        value = self._step.value_of(loss)
+        value.requires_grad = loss.requires_grad  # it may have been set since
         live = loss if loss.requires_grad and any(op.name in FLAT for op in self._step.ops) else None
-        self.losses.append((self._step.value_of(loss), is_finite, number, live))
+        self.losses.append((value, is_finite, number, live))
         self.reached |= reached_from(loss, self._parameters)
 
     def forget(self) -> None:
