@@ -20,8 +20,8 @@ LOGARITHMS = frozenset({"log", "log2", "log10"})
 _SUMS = frozenset({"add", "radd", "iadd", "sub", "rsub", "mul", "rmul", "neg", "sum", "mean", "clamp"}) | RESHAPES
 
 
-class Invalid(NamedTuple):
-    """What a logarithm was given, as tensors of shape () on the device of its input.
+class LogarithmInput(NamedTuple):
+    """The limits of what a logarithm was given, as tensors of shape () on the same device.
 
     Args:
         negative: how many numbers are negative.
@@ -52,12 +52,12 @@ class Product(NamedTuple):
     target_limits: tuple[Tensor, Tensor]
 
 
-def _of_logarithm(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Invalid | None:
-    """Return what a logarithm takes; None without a gradient."""
+def _of_logarithm(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LogarithmInput | None:
+    """Return the limits of a logarithm's input; None if the input needs no gradient."""
     values = next(iter(given.values())).detach()
     if not op.inputs[0].requires_grad or not _has_limits(values):
         return None
-    return Invalid((values < 0).sum(), *values.aminmax(), values.numel())
+    return LogarithmInput((values < 0).sum(), *values.aminmax(), values.numel())
 
 
 def _of_product(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Product | None:
@@ -134,7 +134,7 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
         bad = [
             op
             for op in done.step.ops
-            if isinstance(op.seen, Invalid) and id(op) in on_the_way and bool(op.seen.negative > 0)
+            if isinstance(op.seen, LogarithmInput) and id(op) in on_the_way and bool(op.seen.negative > 0)
         ]
         for op in bad[:1]:
             negative, low, high, total = op.seen

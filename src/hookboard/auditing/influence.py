@@ -11,7 +11,7 @@ from hookboard.auditing.rules import REGRESSION, Finding, TracedStep, in_numbers
 
 
 def no_influence(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm for a softmax or norm over a single number, and for a cross entropy of one class."""
+    """Yield a finding for a softmax or norm over one number, a cross entropy of one class, and an unused result."""
     for call in losses_of(done):
         if call.op.name == "cross_entropy" and call.values.dim() > 1 and call.values.shape[1] == 1:
             yield Finding(

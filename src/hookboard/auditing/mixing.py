@@ -22,7 +22,7 @@ _CASTS = frozenset({"float", "double", "half", "bfloat16", "to", "type", "cpu", 
 
 
 class Samples:
-    """Says of values whether their first dimension is that of the samples, as far as this follows from the calls.
+    """Tells for the values of a step whether each row along dimension 0 belongs to one sample of the batch.
 
     Args:
         count: how many samples the batch has.
@@ -33,7 +33,7 @@ class Samples:
         self._known: dict[int, bool] = {}
 
     def are_rows_of(self, value: Value) -> bool:
-        """Return True if row `i` of the value certainly belongs to sample `i` of the batch."""
+        """Return True if row `i` of the value depends on sample `i` of the batch alone; False if uncertain."""
         waiting = [value]
         while waiting:  # not by recursion: a step may have thousands of calls in a row
             last = waiting[-1]
@@ -45,6 +45,7 @@ class Samples:
         return self._known[id(value)]
 
     def _are_rows(self, value: Value) -> bool:
+        """Return the same by the call that gave the value, once it is known of the inputs of that call."""
         if value.shape[:1] != (self.count,) or value.op is None:
             return value.path is not None and value.shape[:1] == (self.count,)
         op = value.op

@@ -160,6 +160,7 @@ def why_not(setting: Setting, batches: Sequence[Any]) -> str:
 
 
 def _recipe(setting: Setting, until: float) -> Recipe:
+    """Return the recipe for a setting that can be tried, with the clipping and precision of its Trainer."""
     [optimizer] = setting.optimizers
     step, clip, scale, trainer = setting.step, None, 1.0, setting.trainer
     if step is None and isinstance(setting.module, LightningModule):
@@ -179,6 +180,7 @@ def _clipped(trainer: Trainer, optimizer: Optimizer) -> None:
 
 
 def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Experiments:
+    """Run all experiments, as far as there is time: gradients first, then rates, then targets."""
     findings, tried, in_short = [], [], ""
     began = perf_counter()
     try:

@@ -102,7 +102,7 @@ def checkup(
 
 
 def _first_of(data: Iterable[Any]) -> list[Any]:
-    """Return the first BATCHES batches; a DataLoader that can be read without a trace is."""
+    """Return the first BATCHES batches, if possible without a trace, as `read_apart` does; else by iterating."""
     try:
         return read_apart(data, BATCHES)
     except CannotRunAgainError:
