@@ -295,6 +295,11 @@ def outside_of_the_model(net, x, y):
 OUTSIDE = torch.zeros(N, requires_grad=True)
 
 
+def frozen_in_the_step(net, x, y):
+    net.hidden.weight.requires_grad_(False)
+    return f.cross_entropy(net(x), y)
+
+
 def one_sentence(net, x, y):
     """The tutorial of PyTorch: a batch is a sentence, and each word has a tag."""
     return f.cross_entropy(net.three(net.lstm(x.view(len(x), 1, -1))[0].view(len(x), -1)), y)
@@ -344,6 +349,7 @@ HEALTHY = {
     "masked in place": (LONG, lambda n, x, y: f.cross_entropy(masked_in_place(n, x), y)),
     "log_softmax twice": (BY_CLASS, lambda n, x, y: f.cross_entropy(f.log_softmax(n(x), 1), y)),
     "a softmax over the items of a list": (BY_REAL, lambda n, x, y: -(f.log_softmax(n.single(x), 0)[:, 0] * y).mean()),
+    "frozen in the step": (BY_CLASS, frozen_in_the_step),
     "a critic": (BY_REAL, lambda n, x, y: (n.single(x) - n.single(x + 1)).mean()),
     "weights of attention": (LONG, lambda n, x, y: f.cross_entropy(pooled_by_attention(n, x, 1), y)),
 }

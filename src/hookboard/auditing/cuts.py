@@ -20,7 +20,9 @@ def cut(done: TracedStep) -> Iterator[Finding]:
     reached: dict[int, tuple[Op, set[str]]] = {}
     for value in done.loss.ancestors():
         op = value.op
-        if op is not None and not value.requires_grad and any(given.requires_grad for given in op.inputs):
+        if op is None or op.name == "requires_grad":  # which freezes a parameter on purpose
+            continue
+        if not value.requires_grad and any(given.requires_grad for given in op.inputs):
             names = {v.parameter for given in op.inputs for v in given.ancestors() if v.parameter is not None}
             lost = names.intersection(done.without)
             if lost:
