@@ -136,24 +136,16 @@ class ModuleTap:
         self._input_gradients: list[InputGradients] = []
         self._leaf_hooks: list[RemovableHandle] = []
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Show the inputs before a call, because an in-place module will change them."""
-        # Between two graphs torch.compile would compile this function, and all that it calls.
-        self._shielded(self._show_inputs, args, kwargs)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    def leave(self, args: tuple[Any, ...], output: object) -> None:
-        """Show the outputs after a call, and watch the gradients that will arrive."""
-        self._shielded(self._show_outputs, args, output)
-
     def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
         """Take a tensor that a running graph shows; see `graphs.Receiver`."""
         if self._switch.on:
             self._shielded(self._show_from_graph, role, path, tensor, cause)
 
     def _shielded(self, show: Callable[..., object], *given: Any) -> None:
-        """Call a function and count its time. An error gives a warning, and nothing is shown from then on."""
+        """Call a function and count its time. An error gives a warning, and nothing is shown from then on.
+
+        Nothing is called during an own call.
+        """
         if self._is_off or own_calls:
             return
         clock = self._clock
@@ -172,7 +164,12 @@ class ModuleTap:
                 clock.spent += perf_counter() - clock.began
                 clock.began = None
 
-    def _show_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # Between two graphs torch.compile would compile this function, and all that it calls.
+    shielded = torch.compiler.disable(_shielded)
+    """The same, for a caller that torch.compile may have compiled."""
+
+    def show_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Show the inputs before a call, because an in-place module will change them."""
         inputs = list(tensors_in(named_inputs(args, kwargs)))
         if self._calls is not None:
             self.is_unsettled = True
@@ -184,7 +181,8 @@ class ModuleTap:
         if "grad_input" in self.roles and not any(tensor.requires_grad for _, tensor in inputs):
             self.causes["grad_input"] = _why_no_gradient_of("input", [tensor for _, tensor in inputs])
 
-    def _show_outputs(self, args: tuple[Any, ...], output: object) -> None:
+    def show_outputs(self, args: tuple[Any, ...], output: object) -> None:
+        """Show the outputs after a call, and watch the gradients that will arrive."""
         if self._calls is not None and not self._calls.are_running:
             return
         self.called = True

@@ -78,7 +78,7 @@ class Hook:
             return None
         if not torch.compiler.is_compiling():
             for tap in self.taps:
-                tap.enter(args, kwargs)
+                tap.shielded(tap.show_inputs, args, kwargs)
             return None
         replaced = None
         for tap in self.taps:
@@ -94,7 +94,7 @@ class Hook:
             return None
         if not torch.compiler.is_compiling():
             for tap in self.taps:
-                tap.leave(args, output)
+                tap.shielded(tap.show_outputs, args, output)
             return None
         replaced = None
         for tap in self.taps:
