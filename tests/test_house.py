@@ -20,6 +20,7 @@ ROOMS = [
     "experiments",  # a model tried on some batches, and put back
     "auditing",  # a training step, read from the batch to the loss
     "first_nan",  # the first NaN or Inf: noticed, searched for, explained
+    "report",  # event files -> a page in one file, the terminal, arrays
     "health",  # readings -> verdicts
     "writers",  # readings and pictures -> a logger
     "board",  # the tab in TensorBoard
@@ -34,7 +35,17 @@ ROOMS = [
 ]
 """From top to bottom: a room imports from those below it, through their `__init__.py`, and from the ground floor."""
 
-WITHOUT_LIGHTNING = ["callbacks", "first_nan", "health", "board", "attribution", "capturing", "recording", "editing"]
+WITHOUT_LIGHTNING = [
+    "callbacks",
+    "first_nan",
+    "report",
+    "health",
+    "board",
+    "attribution",
+    "capturing",
+    "recording",
+    "editing",
+]
 WITHOUT_LIGHTNING += ["hooks", "measure", "images"]
 WITHOUT_LIGHTNING += ["record", "sites", "selection", "layers", "nested", "parameters", "computed", "state"]
 """What serves a run without a Trainer too."""

@@ -20,6 +20,7 @@ from hookboard.loops import for_transformers, watch
 from hookboard.measure import Histogram, Moments, Statistic
 from hookboard.messages import HookboardWarning
 from hookboard.recording import Reading
+from hookboard.report import Measured, ReadRun, read
 from hookboard.sites import Site
 
 __all__ = [
@@ -39,9 +40,11 @@ __all__ = [
     "HookboardWarning",
     "Intervention",
     "KernelLogger",
+    "Measured",
     "Moments",
     "Noise",
     "ParameterLogger",
+    "ReadRun",
     "Reading",
     "Replace",
     "Rule",
@@ -56,5 +59,6 @@ __all__ = [
     "capture",
     "checkup",
     "for_transformers",
+    "read",
     "watch",
 ]

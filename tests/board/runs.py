@@ -42,6 +42,7 @@ VERDICT = {
     "evidence": "all of <b>8</b> units are 0",
     "advice": "use a smaller learning rate",
     "batch_idx": None,
+    "follows_from": None,
 }
 HEALTH_RECORD = HealthRecord(
     10,

@@ -302,7 +302,7 @@ class Board:
 
     def run(self, source: Source, name: str) -> Answer:
         """Return the layers, series and verdicts of a run, and what could not be read."""
-        run = self._run(source, name)
+        run = self.logged_run(source, name)
         first = default_of(run.series, run.health)
         return {
             "run": name,
@@ -343,15 +343,15 @@ class Board:
             columns: maximum number of steps.
             against: run and id of the series to compare with.
         """
-        run = self._run(source, name)
+        run = self.logged_run(source, name)
         one = _series(run, series)
-        curves = self._curves(source, run, one)
+        curves = self.curves(source, run, one)
         rows = [row for row in run.rows[one.id] if row in curves]
         answer: Answer = {"run": name, "series": series, "token": run.token}
         if against is not None:
-            other = self._run(source, against[0])
+            other = self.logged_run(source, against[0])
             second = _series(other, against[1])
-            theirs = self._curves(source, other, second)
+            theirs = self.curves(source, other, second)
             answer |= {"against": other.name, "against_series": second.id, "against_token": other.token}
             others = [row for row in other.rows[second.id] if row in theirs]
             missed = _missed(rows, curves, others, theirs)
@@ -370,7 +370,7 @@ class Board:
         self, source: Source, name: str, series: str, columns: int, against: tuple[str, str] | None = None
     ) -> bytes:
         """Return `map` as gzipped JSON, cached until the runs have new data."""
-        version = [self._run(source, one).token for one in (name, *(against or ())[:1])]
+        version = [self.logged_run(source, one).token for one in (name, *(against or ())[:1])]
         return self.cache.get(
             (source.experiment, "map", name, series, columns, against),
             tuple(version),
@@ -383,12 +383,12 @@ class Board:
 
         With the band, all other layers are read too, which takes longer.
         """
-        run = self._run(source, name)
+        run = self.logged_run(source, name)
         if layer not in run.layers:
             raise no_such("layer", layer, run.layers)
         own = rows_of_layer(run, layer)
         if has_band:
-            curves_of: CurvesOf = partial(self._curves, source, run)
+            curves_of: CurvesOf = partial(self.curves, source, run)
         else:
             # At once: the fast loader goes through all tags for each request.
             found = source.scalars(
@@ -407,14 +407,14 @@ class Board:
 
     def histogram(self, source: Source, name: str, tag: str) -> Answer:
         """Return a histogram at each step."""
-        return histogram_over_steps(source, self._run(source, name).name, tag)
+        return histogram_over_steps(source, self.logged_run(source, name).name, tag)
 
     def select(self, source: Source, name: str, modules: Sequence[str], types: Sequence[str]) -> Answer:
         """Return the layers that patterns and types select."""
-        return {"names": selected(self._run(source, name).layers, modules, types)}
+        return {"names": selected(self.logged_run(source, name).layers, modules, types)}
 
-    def _run(self, source: Source, name: str) -> LoggedRun:
-        """Return the run of this name.
+    def logged_run(self, source: Source, name: str) -> LoggedRun:
+        """Return what the run of this name holds.
 
         Raises:
             RefusalError: it does not exist or has no data of hookboard.
@@ -426,15 +426,7 @@ class Board:
             raise no_such("run", name, source.runs())
         return self._read(source, name, scalars, records)
 
-    def _read(self, source: Source, name: str, scalars: Mapping[str, Any], records: Mapping[str, Any]) -> LoggedRun:
-        return self.cache.get(
-            (source.experiment, name),
-            token_of(scalars, records),
-            lambda: read_run(source, name, scalars, records),
-            lambda run: run.nbytes,
-        )
-
-    def _curves(self, source: Source, run: LoggedRun, one: Series) -> Mapping[str, Curve]:
+    def curves(self, source: Source, run: LoggedRun, one: Series) -> Mapping[str, Curve]:
         """Return the curve of each row of a series."""
         if not one.tags:
             return _curves_among(run, {}, one)
@@ -443,6 +435,14 @@ class Board:
             run.token,
             lambda: _curves_among(run, source.scalars(run.name, one.tags.values()), one),
             lambda curves: sum(curve.nbytes + 400 + len(row) for row, curve in curves.items()),
+        )
+
+    def _read(self, source: Source, name: str, scalars: Mapping[str, Any], records: Mapping[str, Any]) -> LoggedRun:
+        return self.cache.get(
+            (source.experiment, name),
+            token_of(scalars, records),
+            lambda: read_run(source, name, scalars, records),
+            lambda run: run.nbytes,
         )
 
 

@@ -393,7 +393,8 @@ def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the fields of a verdict to the types that the page expects."""
     words = {name: str(given.get(name, "")) for name in ("severity", "rule", "module", "evidence", "advice")}
     steps = {name: None if (at := given.get(name)) is None else whole(at) for name in ("since", "until", "batch_idx")}
-    return words | steps
+    cause = given.get("follows_from")
+    return words | steps | {"follows_from": [str(part) for part in cause][:2] if cause else None}
 
 
 def _strings(tensor: np.ndarray) -> Sequence[bytes]:

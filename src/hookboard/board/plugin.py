@@ -146,10 +146,15 @@ def _fault(request: Request, text: str, code: int) -> Response:
 def _picture(source: Source, request: Request) -> Response:
     key = _given(request, "key")
     picture = source.picture(key)
-    mime = next((mime for start, mime in PICTURE_TYPES.items() if picture.startswith(start)), None)
+    mime = picture_type(picture)
     if mime is None:
         raise RefusalError(f"key={key!r} is no PNG or JPEG picture.")
     return _response(request, picture, mime)
+
+
+def picture_type(picture: bytes) -> str | None:
+    """Return the MIME type of a PNG or JPEG picture, None for anything else."""
+    return next((mime for start, mime in PICTURE_TYPES.items() if picture.startswith(start)), None)
 
 
 def _file(path: Path) -> Callable[[Source, Request], Response]:
@@ -166,11 +171,12 @@ def _response(request: Request, content: str | bytes, mime: str, **options: Any)
 
 
 def _plotly(source: Source, request: Request) -> Response:
-    return _response(request, _packed_plotly(), "text/javascript", expires=DAY_SECONDS, content_encoding="gzip")
+    return _response(request, packed_plotly(), "text/javascript", expires=DAY_SECONDS, content_encoding="gzip")
 
 
 @cache
-def _packed_plotly() -> bytes:
+def packed_plotly() -> bytes:
+    """Return plotly's JavaScript, gzipped."""
     from plotly.offline import get_plotlyjs  # only when the page is opened: it takes a moment
 
     return gzip.compress(get_plotlyjs().encode(), mtime=0)

@@ -1,0 +1,9 @@
+"""What event files hold, without TensorBoard: the command `hookboard`, a page in one file, and arrays in Python.
+
+Nothing here imports torch, except for the verdicts of `read`.
+"""
+
+from hookboard.report.command import main
+from hookboard.report.readback import Measured, ReadRun, read
+
+__all__ = ["Measured", "ReadRun", "main", "read"]

@@ -1,0 +1,79 @@
+"""The command `hookboard`: verdicts and runs in the terminal, and a page in one file."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+
+from hookboard.board import Board
+from hookboard.report.folders import open_folders
+from hookboard.report.wording import run_lines, verdict_lines
+
+ALARM, BAD_INPUT = 1, 2
+"""Exit statuses; 0 means that there is no alarm."""
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        given: its arguments; None for those of the process.
+
+    Returns:
+        The exit status: 0, 1 if `verdicts` found an alarm, 2 for bad input.
+    """
+    arguments = _parser().parse_args(given)
+    try:
+        return int(arguments.command(arguments))
+    except ValueError as error:
+        _print([f"hookboard: {error}"], sys.stderr)
+        return BAD_INPUT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hookboard", description="Shows what hookboard logged, without TensorBoard.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    verdicts = commands.add_parser("verdicts", help="what HealthMonitor says; exit status 1 if there is an alarm")
+    verdicts.add_argument("folder", nargs="+", help="the folder of a run, or one with several runs")
+    verdicts.add_argument("--json", action="store_true", help="print a list with an object for each run")
+    verdicts.set_defaults(command=_verdicts)
+    runs = commands.add_parser("runs", help="all runs, sick ones first")
+    runs.add_argument("folder", nargs="+", help="a folder with runs")
+    runs.set_defaults(command=_runs)
+    return parser
+
+
+def _verdicts(arguments: argparse.Namespace) -> int:
+    source, names = open_folders(arguments.folder)
+    runs = [Board().logged_run(source, name) for name in names]
+    judged = [run for run in runs if run.health is not None]
+    if arguments.json:
+        found = [
+            {"run": run.name, "headline": run.health.headline, "verdicts": run.health.verdicts}
+            for run in judged
+            if run.health
+        ]
+        _print([json.dumps(found, indent=2)])
+    else:
+        _print(line for run in runs for line in verdict_lines(run))
+    warnings = [f"hookboard: {run.name}: {warning}" for run in runs for warning in run.warnings]
+    if not judged:
+        warnings.append("hookboard: HealthMonitor watched none of these runs.")
+    _print(warnings, sys.stderr)
+    has_alarm = any(verdict["severity"] == "alarm" for run in judged if run.health for verdict in run.health.verdicts)
+    return ALARM if has_alarm else BAD_INPUT if warnings else 0
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    source, names = open_folders(arguments.folder)
+    _print(run_lines(Board(), source, names))
+    return 0
+
+
+def _print(lines: Iterable[str], file: object = None) -> None:
+    """Print lines; what the terminal cannot show, or would act upon, becomes a question mark."""
+    stream = file or sys.stdout
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    for line in lines:
+        shown = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in line)
+        print(shown.encode(encoding, "replace").decode(encoding), file=stream)  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""Opens folders with event files."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+
+from hookboard.board import Board, Source
+from hookboard.messages import unknown
+from hookboard.record import PLUGIN
+
+KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
+"""How many points of each tag are kept; 0 is all. The last health record holds everything."""
+
+
+def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, list[str]]:
+    """Read the event files in some folders and below.
+
+    A run is named by its path from the parent of the folder, or from what the parents of several folders share.
+
+    Args:
+        folders: at least one.
+
+    Returns:
+        The data, and the names of the runs that have data of hookboard, in natural order.
+
+    Raises:
+        ValueError: a folder does not exist, or none has data of hookboard.
+    """
+    paths = [_existing(Path(folder)).resolve() for folder in folders]
+    base = os.path.commonpath([path.parent for path in paths])
+    multiplexer = EventMultiplexer(tensor_size_guidance=KEPT)
+    for path in paths:
+        for place in GetLogdirSubdirectories(str(path)):
+            multiplexer.AddRun(place, Path(os.path.relpath(place, base)).as_posix())
+    multiplexer.Reload()
+    source = Source(MultiplexerDataProvider(multiplexer, base), RequestContext(), "")
+    names = [run["name"] for run in Board().runs(source)["runs"]]
+    if not names:
+        given = " and ".join(repr(os.fspath(folder)) for folder in folders)
+        raise ValueError(f"no event file in {given} has data of hookboard.")
+    return source, names
+
+
+def _existing(path: Path) -> Path:
+    """Return the path if it is a folder, otherwise raise an error that names folders like it."""
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ValueError(f"{str(path)!r} is a file; give the folder of a run.")
+    parent = _existing(path.parent)
+    folders = sorted(str(place) for place in parent.iterdir() if place.is_dir())
+    if not folders:
+        raise ValueError(f"unknown folder {str(path)!r}: {str(parent)!r} has no folders.")
+    raise unknown("folder", str(path), folders)

@@ -1,0 +1,111 @@
+"""`read`: a run in Python, from its event files."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hookboard.board import Board, cells_of, columns_for
+from hookboard.messages import listed
+from hookboard.report.folders import open_folders
+
+if TYPE_CHECKING:
+    import pandas
+
+    from hookboard.health import Verdict
+
+
+@dataclass(frozen=True, repr=False)
+class Measured:
+    """One quantity of all layers over a run.
+
+    Args:
+        layers: the names of the rows: layers, or parameters for a quantity of parameters.
+        steps: increasing optimizer steps, shape (steps,).
+        values: shape (layers, steps), float64; NaN where nothing was measured.
+    """
+
+    layers: tuple[str, ...]
+    steps: np.ndarray
+    values: np.ndarray
+
+    def __getitem__(self, layer: str) -> np.ndarray:
+        """Return the values of a layer, shape (steps,)."""
+        return np.asarray(self.values[self.layers.index(layer)])
+
+    def __repr__(self) -> str:
+        ends = f"from step {self.steps[0]} to {self.steps[-1]}" if len(self.steps) else "no steps"
+        return f"Measured({len(self.layers)} layers, {len(self.steps)} steps, {ends})"
+
+
+@dataclass(frozen=True, repr=False)
+class ReadRun:
+    """What event files hold of a run.
+
+    Args:
+        name: the name of its folder.
+        headline: how many verdicts there are, in one sentence; "" if HealthMonitor did not watch it.
+        records: the verdicts as dictionaries with the fields of `hookboard.Verdict`, worst first.
+        readings: name of a quantity, as in the tab's address, to its numbers: "health/activation_rms",
+            "train/gradient/std".
+    """
+
+    name: str
+    headline: str
+    records: tuple[Mapping[str, Any], ...]
+    readings: Mapping[str, Measured]
+
+    @cached_property
+    def verdicts(self) -> tuple["Verdict", ...]:
+        """The verdicts, worst first."""
+        from hookboard.health import Verdict  # it imports torch
+
+        causes = [record["follows_from"] for record in self.records]
+        causes = [cause and tuple(cause) for cause in causes]
+        return tuple(
+            Verdict(**{**record, "follows_from": cause}) for record, cause in zip(self.records, causes, strict=True)
+        )
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return the readings as a frame with the columns quantity, layer, step and value, a row for each value."""
+        import pandas
+
+        frames = []
+        for quantity, measured in self.readings.items():
+            rows, columns = np.nonzero(~np.isnan(measured.values))
+            layers = np.array(measured.layers, dtype=object)[rows]
+            values = measured.values[rows, columns]
+            frame = {"quantity": quantity, "layer": layers, "step": measured.steps[columns], "value": values}
+            frames.append(pandas.DataFrame(frame))
+        return pandas.concat(frames, ignore_index=True)
+
+    def __repr__(self) -> str:
+        return f"ReadRun({self.name!r}: {self.headline or 'no verdicts'} Readings: {listed(self.readings)})"
+
+
+def read(folder: str | os.PathLike[str]) -> ReadRun:
+    """Read a run from its event files.
+
+    Args:
+        folder: the folder that `TensorBoardLogger` or `SummaryWriter` wrote, such as "lightning_logs/version_0".
+
+    Raises:
+        ValueError: the folder does not exist, or holds no data of hookboard, or several runs.
+    """
+    source, names = open_folders([folder])
+    if len(names) > 1:
+        raise ValueError(f"{os.fspath(folder)!r} holds {len(names)} runs; give the folder of one: {listed(names)}.")
+    board = Board()
+    run = board.logged_run(source, names[0])
+    readings = {}
+    for one in run.series.values():
+        curves = board.curves(source, run, one)
+        rows = [row for row in run.rows[one.id] if row in curves]
+        steps = columns_for((curves[row] for row in rows), np.iinfo(np.int64).max)
+        values = [cells_of(curves[row], steps).values for row in rows]
+        readings[one.id] = Measured(tuple(rows), steps, np.array(values).reshape(len(rows), len(steps)))
+    headline, verdicts = (run.health.headline, run.health.verdicts) if run.health else ("", ())
+    return ReadRun(run.name, headline, tuple(verdicts), readings)
