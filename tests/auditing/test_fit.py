@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor
-from hookboard.auditing import read_first_step
+from hookboard.auditing import FirstStep, read_first_step
 from hookboard.auditing.program import StepTrace
 from hookboard.auditing.reading import ALL_RULES
 from hookboard.flow import Flow
@@ -95,7 +95,9 @@ def test_what_the_step_notes_is_as_if_it_had_run_once(tmp_path):
 
 def test_it_is_read_once_in_a_fit(tmp_path, monkeypatch):
     monitor, read = HealthMonitor(every_n_steps=1), []
-    monkeypatch.setattr("hookboard.loops.trainer.read_first_step", lambda *args: read.append(args[3]) or ([], Flow()))
+    monkeypatch.setattr(
+        "hookboard.loops.trainer.read_first_step", lambda *args: read.append(args[3]) or FirstStep([], Flow())
+    )
     fit(tmp_path, Classifier(), data(3), monitor, max_epochs=2)
     assert read == [0]
 

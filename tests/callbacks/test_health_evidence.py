@@ -172,11 +172,31 @@ def test_by_how_much_answers_differ_that_are_all_alike(tmp_path):
     assert most == float(f"{spread(model.outputs['net.1']):.2g}")
 
 
-def test_the_loss_that_stays_and_the_cosine_of_gradients(tmp_path):
+def random_labels():
     made = torch.Generator().manual_seed(1)
     data = [(x, torch.randint(3, (32,), generator=made)) for x, _ in classes(200)]
     model = Recorded(sized(linear(8, 32), nn.ReLU, linear(32, 3)), CROSS_ENTROPY, rate=5e-3, optimizer=torch.optim.Adam)
+    return model, data
+
+
+def test_the_loss_at_the_end_of_the_training_and_that_of_chance(tmp_path):
+    model, data = random_labels()
     evidence = said(tmp_path, model, data, "not_learning")
+    told = numbers("ended after # steps with a loss of #, after # at the start; chance gives #", evidence)
+    at_end, at_start = np.median(model.losses[-50:]), np.median(model.losses[:4])
+    assert told == [200, *(float(f"{value:.3g}") for value in (at_end, at_start, math.log(3)))]
+
+
+def test_the_loss_that_stays_and_the_cosine_of_gradients(tmp_path):
+    model, data = random_labels()
+    monitor, heard = HealthMonitor(every_n_steps=EVERY, rules=["not_learning"]), []
+
+    def hear(*args):
+        heard.extend(verdict.evidence for verdict in monitor.verdicts)
+
+    model.on_train_batch_end = hear
+    fit(tmp_path, model, data, monitor)
+    evidence = heard[-1]
     # It says the one or the other, at 5 % below the start.
     is_there = "stays at" in evidence
     told = numbers("stays at #, after # at the start" if is_there else "came down from # to # and no longer", evidence)

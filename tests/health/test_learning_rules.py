@@ -1,12 +1,15 @@
 """`spike` and `not_learning`: what fires, and what looks alike and is well."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from health import looks
 from health.looks import reading, row
-from health.trainings import WEIGHTS, WINDOW, falling, judged, of, places, seen, stuck, symptoms, training
+from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, places, seen, stuck, symptoms, training
 
-from hookboard.health import RULES, Look, Loss, Run
+from hookboard.health import RULES, Judge, Look, Loss, Run
 from hookboard.health.losses import SPIKE_ALONE_SHARE, STEPS_BEFORE_STUCK
 from hookboard.health.rules.learning import ANSWER_SPREAD_MIN, ANSWER_SPREAD_SHARE_MIN, GRADIENT_SPIKE_FACTOR
 
@@ -185,3 +188,67 @@ def test_a_loss_far_below_0_is_an_alarm_if_the_outputs_went_along(outputs, sever
 
     losses = [2.3] * 4 + list(np.linspace(2.3, -1000.0, 56))
     assert places(symptoms(NOT_LEARNING, training(60, change, losses=losses))) == [("", severity)]
+
+
+def ended(losses, constant=math.nan, change=None, resumed=0, **options):
+    """Severities and advice of what is said at the end of a training, whose last losses no look has seen."""
+    looks_ = max((len(losses) - 8) // 8, 1)
+    made = training(looks_, change or unbalanced, losses=losses, every=8, **options)
+    judge = Judge([NOT_LEARNING], LAYERS, WINDOW)
+    for one in made:
+        later = [replace(loss, step=loss.step + resumed) for loss in one.losses]
+        judge.see(replace(one, losses=later))
+        judge.run.constant_loss = constant
+    last = range(8 * looks_, len(losses))
+    verdicts = judge.end([Loss(step + resumed, step, losses[step]) for step in last])
+    return [(v.severity, v.advice) for v in verdicts if v.evidence.startswith("the training ended")]
+
+
+STEADY = "raise the learning rate, or train longer"
+
+
+@pytest.mark.parametrize(("end", "said"), [(4.1, [("alarm", STEADY)]), (3.9, [])])
+def test_a_loss_that_still_falls_and_ends_at_twice_that_of_the_best_constant_is_an_alarm(end, said):
+    assert ended([*np.linspace(10, end, 150), *[end] * 50], constant=2.0) == said
+
+
+@pytest.mark.parametrize(("end", "is_said"), [(0.96, True), (0.94, False)])
+def test_a_loss_that_ends_where_it_began_is_an_alarm_if_the_best_constant_gives_as_much(end, is_said):
+    losses = [1.0 + 0.001 * (i % 2) - (1 - end) * i / 199 for i in range(200)]
+    assert [severity for severity, _ in ended(losses, constant=1.0)] == ["alarm"] * is_said
+
+
+def test_nothing_is_said_of_a_loss_that_is_as_noisy_as_it_is_large():
+    """The loss of the constant, which is that of one batch, then tells little."""
+    rng = np.random.default_rng(0)
+    losses = [float(abs(1 + 0.5 * rng.normal())) for _ in range(200)]
+    assert ended(losses, constant=1.0) == []
+
+
+def test_a_model_that_was_trained_before_may_stay_where_it_is():
+    assert ended([0.3] * 200, constant=1.0) == []
+
+
+def test_a_fit_that_goes_on_is_not_judged_by_where_it_began():
+    assert ended([10.0] * 200, constant=1.0, resumed=1000) == []
+
+
+@pytest.mark.parametrize(("share", "is_said"), [(0.97, True), (0.93, False)])
+def test_a_classifier_that_ends_at_chance_is_an_alarm(share, is_said):
+    chance = math.log(8)
+    losses = [*np.linspace(chance, share * chance, 50), *[share * chance] * 150]
+    still = {(w, "parameter_update"): of(w, "parameter_update", 1e-9) for w in WEIGHTS}  # nothing is said before
+    found = ended(losses, change=lambda step: still)
+    assert [severity for severity, _ in found] == ["alarm"] * is_said
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "severity"),
+    [
+        (STEPS_BEFORE_STUCK - 1, 1e-3, "note"),
+        (STEPS_BEFORE_STUCK, 1e-3, "alarm"),
+        (200, lambda step: 1e-5 * (step + 1), "note"),
+    ],
+)
+def test_few_steps_and_a_rate_that_still_rises_make_it_a_note(steps, rate, severity):
+    assert [said for said, _ in ended([10.0] * steps, constant=1.0, rate=rate)] == [severity]

@@ -1,6 +1,7 @@
 """Finds faults in the first training step of a fit: runs it once before its turn, and restores everything."""
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
@@ -15,9 +16,21 @@ from hookboard.replay import CannotRunAgainError, run_step, undisturbed
 from hookboard.torch_private import CollectiveError
 
 
-def read_first_step(
-    trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-) -> tuple[list[Finding], Flow]:
+class FirstStep(NamedTuple):
+    """What is known of the first training step; by default nothing.
+
+    Args:
+        findings: what is wrong in it.
+        flow: which layer's output flows into which.
+        constant_loss: the least loss of a model that gives every sample the same; NaN if it is not known.
+    """
+
+    findings: list[Finding]
+    flow: Flow
+    constant_loss: float = math.nan
+
+
+def read_first_step(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> FirstStep:
     """Find faults in the step that is about to run, and in its optimizers and schedulers.
 
     If the step or the schedule cannot be run without a trace, or our code fails, one line says so.
@@ -29,29 +42,26 @@ def read_first_step(
         batch_idx: its index.
 
     Returns:
-        The findings, and which layer's output flows into which; empty if the step was not traced.
+        The findings, the flow and the constant loss; if the step was not traced, only findings of the optimizers.
     """
-    found: list[Finding] = []
-    reached, flow = None, Flow()
+    first, reached = FirstStep([], Flow()), None
     try:
-        found, reached, flow = _traced(trainer, pl_module, batch, batch_idx)
+        first, reached = _traced(trainer, pl_module, batch, batch_idx)
     except (CannotRunAgainError, CollectiveError) as why:
         inform(f"the training step was not read: {why}.")
     except Exception as error:
         warn(f"the training step was not read: {type(error).__name__}: {error}")
     try:
-        found += findings_of_optimizers(trainer, pl_module, reached)
+        first.findings.extend(findings_of_optimizers(trainer, pl_module, reached))
     except CannotRunAgainError as why:
         inform(f"the schedule was not read: {why}.")
     except Exception as error:
         warn(f"the optimizers were not read: {type(error).__name__}: {error}")
-    return found, flow
+    return first
 
 
-def _traced(
-    trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-) -> tuple[list[Finding], set[str], Flow]:
-    """Run the step, and return the findings, the names of the parameters that a gradient reaches, and the flow.
+def _traced(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> tuple[FirstStep, set[str]]:
+    """Run the step, and return what is known of it, and the names of the parameters that a gradient reaches.
 
     Raises:
         CannotRunAgainError: the step cannot be run by this process alone, or not without a trace.
@@ -70,7 +80,7 @@ def _traced(
                 # Under manual optimization code that uses gradients fails here, as there was no backward pass.
                 if not (is_manual and reader.losses):
                     raise
-            return reader.findings(), reader.reached, reader.flow()
+            return FirstStep(reader.findings(), reader.flow(), reader.constant_loss()), reader.reached
         finally:
             reader.forget()
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from hookboard.auditing import handwritten, mixing
+from hookboard.auditing.constant import constant_loss
 from hookboard.auditing.cuts import cut
 from hookboard.auditing.influence import no_influence
 from hookboard.auditing.leak import future_leak, note_embedding
@@ -80,15 +81,22 @@ class Reader:
         """Return which layer's output flows into which other one."""
         return self._step.flow()
 
+    def constant_loss(self) -> float:
+        """Return the least loss of a model that gives every sample the same; NaN unless the step has just one loss.
+
+        See `hookboard.auditing.constant.constant_loss`.
+        """
+        return constant_loss(self._traced(*self.losses[0])) if len(self.losses) == 1 else math.nan
+
     def findings(self) -> list[Finding]:
         """Return the findings of all rules for each loss, alarms first; equal ones once."""
-        without = self._trained - self.reached
-        steps = [
-            TracedStep(self._step, loss, self._trained, without, is_finite, number, live)
-            for loss, is_finite, number, live in self.losses
-        ]
-        found = [finding for step in steps for finding in findings_of(step, ALL_RULES)]
+        found = [finding for loss in self.losses for finding in findings_of(self._traced(*loss), ALL_RULES)]
         return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
+
+    def _traced(self, loss: Value, is_finite: bool, number: float, live: Tensor | None) -> TracedStep:
+        """Return the step up to one of `losses`."""
+        without = self._trained - self.reached
+        return TracedStep(self._step, loss, self._trained, without, is_finite, number, live)
 
 
 def reached_from(loss: Tensor, parameters: dict[str, nn.Parameter]) -> set[str]:

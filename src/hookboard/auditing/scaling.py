@@ -31,7 +31,7 @@ class Scaled(NamedTuple):
 
 def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if the loss is an error times a negative number, so that training makes the error larger."""
-    scaled = _scaled(done.loss)
+    scaled = mean_behind(done.loss)
     if scaled is None:
         return
     yield from _without_bound(scaled)
@@ -77,7 +77,7 @@ def loss_scale(done: TracedStep) -> Iterator[Finding]:
         yield Finding(
             "loss_scale", "note", "", "the loss of the first batch is exactly 0", "look at what it is made of"
         )
-    scaled = _scaled(done.loss)
+    scaled = mean_behind(done.loss)
     if scaled is None or scaled.smallest is None or not 0 < abs(scaled.factor) <= TINY_FACTOR:
         return
     if abs(done.number) < SMALL_LOSS:
@@ -90,7 +90,7 @@ def loss_scale(done: TracedStep) -> Iterator[Finding]:
         )
 
 
-def _scaled(loss: Value) -> Scaled | None:
+def mean_behind(loss: Value) -> Scaled | None:
     """Follow a loss back through means, sums, reshapes and factors, up to the call whose mean it is a multiple of.
 
     Returns None if that is no call of the step, but a tensor from elsewhere.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.auditing import Finding as Found
-from hookboard.auditing import StaleGradients
+from hookboard.auditing import FirstStep, StaleGradients
 from hookboard.callbacks.health_state import (
     EVALUATED,
     MEASURED,
@@ -250,7 +250,9 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._try(loop, state, [batch])
         if state.findings is None and not self._has_lazy:
             is_asked = self.audit and not STEP.isdisjoint(rule.name for rule in self._rules())
-            found, state.flow = loop.read_first_step(batch, batch_idx) if is_asked else ([], Flow())
+            found, state.flow, state.constant_loss = (
+                loop.read_first_step(batch, batch_idx) if is_asked else FirstStep([], Flow())
+            )
             state.add_findings(found)
             if is_asked and state.judge is not None:
                 state.stale = StaleGradients(loop.model, loop.optimizers)
@@ -288,12 +290,15 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._verdicts = state.take_trial(findings, in_short, loop.logged_step)
         state.trial.question = None
 
-    def _try_at_end(self, loop: Loop, state: HealthState) -> None:
-        """Run experiments at the end of the training, if they are wanted now that all losses are known."""
-        if state.trial.is_wanted and state.judge is not None:
+    def _judge_at_end(self, loop: Loop, state: HealthState) -> None:
+        """Judge what the whole training has come to, and run experiments if they are wanted now."""
+        if state.judge is None:
+            return
+        if not state.is_ending:
             losses = state.losses.take()
             waiting = [] if losses.waiting is None else losses.waiting.tolist()
-            state.judge.run.losses.extend(losses.read(waiting))
+            self._verdicts = state.end_judging(losses.read(waiting))
+        if state.trial.is_wanted and state.judge is not None:
             state.trial.update_question(state.judge, is_over=True)
             self._try(loop, state, [])
 
@@ -405,7 +410,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                 self._worker.settle()
                 if state.stage not in self._live:
                     return
-            self._try_at_end(loop, state)
+            self._judge_at_end(loop, state)
             state.close()
             super()._end_training(loop, state)
 

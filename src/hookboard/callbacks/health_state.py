@@ -342,6 +342,7 @@ class HealthState(MeasurementState):
         black_box: finds the first NaN or Inf; None outside of training.
         findings: rule name and symptom of what was found in the training step; None before it was read.
         flow: which layer's output flows into which in that step.
+        constant_loss: the least loss of a model that gives every sample of that step the same; NaN if not known.
         trial: the experiments, if they are wanted.
         stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
         told: how many of the black box's events have been told.
@@ -362,6 +363,7 @@ class HealthState(MeasurementState):
     black_box: BlackBox | None = field(default=None, kw_only=True)
     findings: Sequence[tuple[str, Symptom]] | None = field(default=None, kw_only=True)
     flow: Flow = field(default_factory=Flow, kw_only=True)
+    constant_loss: float = field(default=math.nan, kw_only=True)
     trial: ExperimentState = field(default_factory=ExperimentState, kw_only=True)
     stale: StaleGradients | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
@@ -470,7 +472,7 @@ class HealthState(MeasurementState):
                     self.tell(told)
                 judge.run.why_silent, judge.run.findings, judge.run.trial = why_silent, findings, said
                 judge.run.held_back = held_back
-                judge.run.flow = self.flow
+                judge.run.flow, judge.run.constant_loss = self.flow, self.constant_loss
                 verdicts = judge.see(look)
                 layers = judge.run.layers
                 records = self.news.in_order(
@@ -488,6 +490,11 @@ class HealthState(MeasurementState):
     def evaluation(self, step: int) -> Judging:
         """Return a function that has the readings of an evaluation loop judged, as `look` does for a step."""
         return lambda readings, _: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings)))
+
+    def end_judging(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
+        """Have the whole training judged at its end, given the losses since the last look; returns the verdicts."""
+        verdicts = self._judged(lambda judge, _: judge.end(losses))
+        return () if verdicts is None else verdicts
 
     def _judged(self, see: Callable[[Judge, Reporter], tuple[Verdict, ...]]) -> tuple[Verdict, ...] | None:
         """Return what `see` returns; None where this rank does not judge; an error warns and ends the judging."""

@@ -100,6 +100,7 @@ _REMADE: tuple[str, ...] = (
     "held_back",
     "findings",
     "flow",
+    "constant_loss",
     "trial",
     "table",
     "arrays",

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hookboard.health.causes import ORDER, explained
-from hookboard.health.look import Look
+from hookboard.health.look import Look, Loss
 from hookboard.health.rule import Rule, Symptom, Verdict, passed_on
 from hookboard.health.rules.experiments import TELLABLE
+from hookboard.health.rules.learning import NOT_LEARNING, learned_nothing
 from hookboard.health.run import Run
 from hookboard.layers import Layer
 from hookboard.messages import quoted, warn_switched_off
@@ -137,6 +138,16 @@ class Judge:
         if self.run.looks:
             self._verdicts = None
             self._ask(self.run.now.step, [rule for rule in self._rules if rule.of_evaluations])
+        return self.verdicts
+
+    def end(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
+        """Judge the whole training at its end, given the losses since the last look; returns the verdicts."""
+        self.run.losses.extend(losses)
+        rule = NOT_LEARNING.name
+        is_said = any(key[0] == rule and case.is_said and case.is_alarm for key, case in self._open.items())
+        if rule in self._names and self.run.seen and not is_said and (symptom := learned_nothing(self.run)):
+            self.add(rule, symptom, self.run.losses.recent[-1].step)
+        self._verdicts = None
         return self.verdicts
 
     def hear(self, findings: Sequence[tuple[str, Symptom]], trial: str) -> None:

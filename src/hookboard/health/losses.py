@@ -503,6 +503,11 @@ class LossCurve(LossHistory):
         others = self.is_far_above_chance or self.has_diverged or self.has_risen or self.has_forgotten
         return self.is_finite and self.is_stuck and not others
 
+    @property
+    def is_of_classifier(self) -> bool:
+        """True if the loss seems to be the mean cross entropy of a classifier, so that chance tells something."""
+        return self.chance is not None and not is_another(self.chance, self.reach, self.first[0].value)
+
     def after(self, step: int) -> np.ndarray:
         """Return the losses after a step, of those that are kept, shape (n,), float64."""
         return np.array([loss.value for loss in self.recent if loss.step > step])

@@ -76,6 +76,8 @@ class Run:
         """What experiments that found nothing have shown, as a clause; "" for none."""
         self.flow = Flow()
         """Which layer's output flows into which in the training step; empty if it was not read."""
+        self.constant_loss = math.nan
+        """The least loss on the first batch of a model that gives every sample the same output; NaN if not known."""
         self.seen = 0
         """Number of looks so far."""
         self.peak_rate: dict[str, float] = {}

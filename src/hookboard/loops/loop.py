@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from hookboard.auditing import Finding
+from hookboard.auditing import FirstStep
 from hookboard.flow import Flow
 from hookboard.replay import CannotRunAgainError, RandomState
 
@@ -105,12 +105,12 @@ class Loop:
         """
         raise CannotRunAgainError("there is no training_step to call again")
 
-    def read_first_step(self, batch: Any, batch_idx: int) -> tuple[list[Finding], Flow]:
-        """Run the coming training step once and return what is wrong in it, and which layer's output flows into which.
+    def read_first_step(self, batch: Any, batch_idx: int) -> FirstStep:
+        """Run the coming training step once and return what is known of it.
 
-        Both are empty if the step cannot be run in advance. See `hookboard.auditing.read_first_step`.
+        That is nothing if the step cannot be run in advance. See `hookboard.auditing.read_first_step`.
         """
-        return [], Flow()
+        return FirstStep([], Flow())
 
     def stop(self) -> None:
         """Ask the run to end after the current batch."""

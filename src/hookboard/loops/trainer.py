@@ -21,8 +21,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
-from hookboard.auditing import Finding, read_first_step
-from hookboard.flow import Flow
+from hookboard.auditing import FirstStep, read_first_step
 from hookboard.loops.loop import Loop
 from hookboard.messages import ask_for_rank
 from hookboard.replay import RandomState, loss_of_step, undisturbed
@@ -96,7 +95,7 @@ class TrainerLoop(Loop):
             state.restore()
             yield lambda: loss_of_step(self.trainer, self.model, batch, batch_idx, backward)
 
-    def read_first_step(self, batch: Any, batch_idx: int) -> tuple[list[Finding], Flow]:
+    def read_first_step(self, batch: Any, batch_idx: int) -> FirstStep:
         return read_first_step(self.trainer, self.model, batch, batch_idx)
 
     def stop(self) -> None:

@@ -9,8 +9,15 @@ import numpy as np
 
 from hookboard.health.comparison import Comparison, Gap
 from hookboard.health.look import Loss
-from hookboard.health.losses import Spike, is_new_level
-from hookboard.health.robust import median_of
+from hookboard.health.losses import (
+    LEVEL_NOISE_DEVIATIONS,
+    PRETRAINED_CHANCE_SHARE,
+    STEPS_BEFORE_STUCK,
+    STUCK_SHARE,
+    Spike,
+    is_new_level,
+)
+from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.scale import takes_the_batch
 from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, agreement_of, harm_of
@@ -148,6 +155,52 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     yield Symptom("", evidence, advice, "alarm" if is_certain else "note", since=first)
 
 
+WORSE_THAN_CONSTANT_FACTOR = 2.0
+"""A loss that ends this many times above that of the best constant answer has learned nothing, even if it still falls
+(a choice: the constant is that of one batch)."""
+
+END_STEPS = 16
+"""The loss at the end is the median of the last quarter of the steps, and of at least this many (a choice)."""
+
+
+def learned_nothing(run: Run) -> Symptom | None:
+    """Judge a loss that at the end of the training is no better than that of always giving the same answer.
+
+    For a classifier that is chance; otherwise `Run.constant_loss`, if that is known. An alarm, or a note where there
+    were few steps or the learning rate still rises. None if the model seems to have been trained before.
+    """
+    losses = run.losses
+    if not losses.is_known or not losses.is_finite or losses.first[0].step > 0:
+        return None
+    last = losses.last(max(losses.steps // 4, END_STEPS))
+    level, error = median(last), 1.25 * losses.noise / math.sqrt(len(last))  # of the median
+    reference, what = run.constant_loss, "the best constant answer to the first batch gives"
+    if losses.is_of_classifier and losses.chance is not None:
+        reference, what = losses.chance, "chance gives"
+        is_no_better = losses.start >= PRETRAINED_CHANCE_SHARE * reference
+        is_no_better &= level - LEVEL_NOISE_DEVIATIONS * error >= (1 - STUCK_SHARE) * reference
+    else:
+        # The loss of the constant is known no better than that of any other batch.
+        least = level - LEVEL_NOISE_DEVIATIONS * losses.noise
+        is_at_start = losses.start - level <= STUCK_SHARE * losses.start and least >= (1 - STUCK_SHARE) * reference
+        is_no_better = reference > 0 and (is_at_start or least > WORSE_THAN_CONSTANT_FACTOR * reference)
+    if not is_no_better:
+        return None
+    evidence = (
+        f"the training ended after {losses.steps:,} steps with a loss of {level:.3g}, after {losses.start:.3g} at the "
+        f"start; {what} {reference:.3g}"
+    )
+    agreement = agreement_of(run)
+    if not math.isnan(agreement):
+        evidence += f"; gradients of consecutive looks have a cosine of {agreement:.2f}"
+    has_few_steps = losses.steps < STEPS_BEFORE_STUCK
+    if has_few_steps or losses.is_falling or agreement > AGREEING_GRADIENT_COSINE:
+        advice = "raise the learning rate, or train longer"
+    else:
+        advice = "check whether inputs and labels belong together, the loss function, and the learning rate"
+    return Symptom("", evidence, advice, "note" if has_few_steps or _rises(run) else "alarm")
+
+
 def _speaks(run: Run) -> bool:
     """Return True if outputs differ between samples, or did at the start, and did not only just begin to do so."""
     spreads = run.losses.spreads
@@ -176,7 +229,8 @@ NOT_LEARNING = Rule(
     "not_learning",
     not_learning,
     look_at="health/gradient_rms",
-    about="a loss at chance level while no layer is sick: look at the data and labels; a loss that has no lower bound",
+    about="a loss at chance level while no layer is sick: look at the data and labels; a loss that has no lower bound; "
+    "at the end of the training, a loss no better than that of always giving the same answer",
 )
 
 

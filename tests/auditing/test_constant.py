@@ -1,0 +1,76 @@
+"""The loss of the best constant answer, against the least that a search over constants finds."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, l1_loss, mse_loss
+
+from hookboard.auditing.reading import Reader
+
+pytestmark = pytest.mark.unit
+
+torch.manual_seed(0)
+X = torch.randn(16, 4)
+REAL = torch.randn(16, 3) * torch.tensor([1.0, 5.0, 0.1]) + 2
+BITS = (torch.rand(16, 3) < 0.3).float()
+
+
+def constant_of(loss, target):
+    model, batch = nn.Linear(4, 3), (X, target)
+    reader = Reader(model, batch)
+    with reader.reading():
+        reader.take_loss(loss(model(batch[0]), batch[1]))
+    return reader.constant_loss()
+
+
+def searched(loss, target):
+    """The least loss of outputs that are the same for every sample."""
+    answer = target.double().mean(0).requires_grad_()
+    optimizer = torch.optim.LBFGS([answer], lr=0.1, max_iter=1000, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(answer.expand(len(target), -1), target.double())
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    return closure().item()
+
+
+KNOWN = {
+    "a squared error": (mse_loss, REAL),
+    "one by hand, summed": (lambda o, t: (o - t).pow(2).sum(), REAL),
+    "twice a squared error": (lambda o, t: 2 * mse_loss(o, t, reduction="sum") / len(t), REAL),
+    "a binary cross entropy": (binary_cross_entropy_with_logits, BITS),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_it_is_the_least_loss_of_a_constant(name):
+    loss, target = KNOWN[name]
+    assert constant_of(loss, target) == pytest.approx(searched(loss, target), rel=1e-4)
+
+
+def test_of_an_absolute_error_it_is_that_of_the_median():
+    """Its gradient jumps, so that all targets are tried: the best constant is one of them."""
+    least = [min(float((column - answer).abs().mean()) for answer in column) for column in REAL.T]
+    assert constant_of(l1_loss, REAL) == pytest.approx(sum(least) / 3, rel=1e-5)
+
+
+UNKNOWN = {
+    "class numbers": (cross_entropy, torch.arange(16) % 3),
+    "a reward": (lambda o, t: -mse_loss(o, t), REAL),
+    "a mask": (lambda o, t: (mse_loss(o, t, reduction="none") * (t > 0)).mean(), REAL),
+    "two errors": (lambda o, t: mse_loss(o, t) + l1_loss(o, t), REAL),
+    "targets that the step makes": (lambda o, t: mse_loss(o, torch.randn(16, 3)), REAL),
+    "shapes that broadcast": (lambda o, t: mse_loss(o[:, :1], t), REAL),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_of_other_losses_it_is_not_known(name):
+    assert math.isnan(constant_of(*UNKNOWN[name]))
