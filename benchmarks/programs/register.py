@@ -14,6 +14,12 @@ BENCHDL4REAL = "dlfaults/HowRealAreThey@358a4a1:BenchDL4Real/{}"
 AUTOTRAINER_MODELS = "DeepDiagnosis/ICSE2022@500b017:AUTOTRAINER Model Code/{}"
 """AutoTrainer's own models, which it published as weights, written out as code by the authors of DeepDiagnosis."""
 
+TENSORFLOW_BUGS = "ForeverZyh/TensorFlow-Program-Bugs@158ba0a:StackOverflow/{}"
+PYSIASSIST = "Hong-Shuo/PYSIASSIST@f54ef5f:dataset/testing_codes_set.xlsx, {}"
+"""Posts in PyTorch's forum that were labelled with a pattern of silent bugs, which says the fix."""
+TRAINCHECK = "OrderLab/TrainCheck-Evaluation-Workloads@2de9268:silent-issue-detection/bug-reprod-scripts/{}"
+UMLAUT = "BerkeleyHCI/umlaut@68c2a02:user_eval/{}"
+
 POSTS: list[Post] = []
 """Filled by the files that `catalogue.py` imports."""
 

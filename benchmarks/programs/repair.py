@@ -96,9 +96,11 @@ def _clipped(program: Program, match: re.Match[str], module: str) -> Program | N
 # Inputs and targets
 
 
-def _scaled_input(program: Program, match: re.Match[str], module: str) -> Program:
+def _scaled_input(program: Program, match: re.Match[str], module: str) -> Program | None:
     """Standardize each column of a table, and pictures as a whole."""
     given = program.inputs
+    if not given.is_floating_point():
+        return None
     scaled = standardized(given) if given.dim() == 2 else (given - given.mean()) / given.std()
     return replace(program, inputs=scaled)
 
@@ -193,7 +195,8 @@ def _initialized(program: Program, match: re.Match[str], module: str) -> Program
                 nn.init.xavier_uniform_(layer.weight)
             else:
                 nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # all have one
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # one of a WEIGHTED kind
     return program
 
 

@@ -32,6 +32,8 @@ class Program:
         score: how good outputs are, given the true answers; higher is better.
         answers: what the score compares with, where that is not the targets.
         clip: the largest norm of the gradient; None for no limit.
+        step: what the program does once it has the loss, given the module and the loss; None for what Lightning does:
+            clear the gradients, backward, step.
     """
 
     net: nn.Module
@@ -44,6 +46,7 @@ class Program:
     score: Callable[[Tensor, Tensor], float]
     answers: Tensor | None = None
     clip: float | None = None
+    step: Callable[[LightningModule, Tensor], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,14 @@ class PortedModule(LightningModule):
         super().__init__()
         self.program = program
         self.net = program.net
+        self.automatic_optimization = program.step is None
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         inputs, targets = batch
-        return self.program.loss(self.net(inputs), targets)
+        loss = self.program.loss(self.net(inputs), targets)
+        if self.program.step is not None:
+            self.program.step(self, loss)
+        return loss
 
     def configure_optimizers(self) -> Any:
         return self.program.optimizer(self.net.parameters())

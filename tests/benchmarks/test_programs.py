@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 
 from benchmarks.health.runner import quiet
 from benchmarks.programs.__main__ import sum_of
-from benchmarks.programs.catalogue import LEFT_OUT, POSTS
+from benchmarks.programs.catalogue import HELD_OUT, LEFT_OUT, POSTS
 from benchmarks.programs.parts import bit_accuracy, clipped_binary_cross_entropy, r2, sgd, stack, standardized
 from benchmarks.programs.trial import Program, batches, built, trained
 
@@ -24,6 +24,11 @@ SOURCES = (
     "shiningrain/AUTOTRAINER@03a463e:",
     "ArabelaTso/DeepFD@9fe0895:",
     "DeepDiagnosis/ICSE2022@500b017:",
+    "ForeverZyh/TensorFlow-Program-Bugs@158ba0a:",
+    "Hong-Shuo/PYSIASSIST@f54ef5f:",
+    "OrderLab/TrainCheck-Evaluation-Workloads@2de9268:",
+    "BerkeleyHCI/umlaut@68c2a02:",
+    "https://discuss.pytorch.org/t/",
 )
 
 
@@ -42,7 +47,7 @@ def tiny(steps=3, samples=5, batch_size=2):
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["faulty", "fixed"])
-@pytest.mark.parametrize("post", POSTS, ids=lambda post: post.name)
+@pytest.mark.parametrize("post", POSTS + HELD_OUT, ids=lambda post: post.name)
 def test_a_program_takes_two_steps(post, fixed):
     program = built(post, fixed, seed=0)
     losses = []
@@ -56,7 +61,7 @@ def test_a_program_takes_two_steps(post, fixed):
     assert all(math.isfinite(loss) for loss in losses) or (not fixed and "nonfinite" in post.causes)
 
 
-@pytest.mark.parametrize("post", POSTS, ids=lambda post: post.name)
+@pytest.mark.parametrize("post", POSTS + HELD_OUT, ids=lambda post: post.name)
 def test_a_program_says_its_source_its_fault_its_fix_and_at_most_three_causes(post):
     assert post.source.startswith(SOURCES)
     assert post.fault.endswith(".")
@@ -65,7 +70,7 @@ def test_a_program_says_its_source_its_fault_its_fix_and_at_most_three_causes(po
 
 
 def test_no_program_is_there_twice_nor_left_out_as_well():
-    names = [post.name for post in POSTS]
+    names = [post.name for post in POSTS + HELD_OUT]
     assert len(set(names)) == len(names)
     assert not set(names) & set(LEFT_OUT)
 
