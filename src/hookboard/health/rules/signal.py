@@ -375,7 +375,7 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
         return
     place = _cause(np.diff(most))
     evidence = f"the norm of the gradient falls by a factor of {factor(fall)} from the last layers to the first, "
-    evidence += _how(course, fall, np.diff(most), place)
+    evidence += _how(course, np.diff(most), place)
     last = int(course.places[front])
     is_gone = fall >= GRADIENT_CHANGE_DECADES_ALARM and not _have_learnt(run, last)
     is_gone &= run.losses.is_known or _moves_nothing(run, last)
@@ -424,10 +424,10 @@ def _cause(steps: np.ndarray) -> int | None:
     return largest + 1 if steps[largest] >= GRADIENT_CAUSE_SHARE * steps.sum() else None
 
 
-def _how(course: Course, change: float, steps: np.ndarray, place: int | None) -> str:
+def _how(course: Course, steps: np.ndarray, place: int | None) -> str:
     """Return whether the gradient changes steadily or in one layer, as the end of a sentence."""
     if place is None:
-        return f"steadily, by a factor of {factor(change / len(steps))} in each of {len(steps) + 1} layers"
+        return f"steadily, by a factor of {factor(float(steps.mean()))} in each of {len(steps) + 1} layers"
     usual = factor(float(np.median(np.abs(np.diff(course.norms)))))
     return f"by {factor(float(steps[place - 1]))} in this layer alone; usual: {usual}"
 
@@ -444,7 +444,7 @@ def _exploding(run: Run) -> Iterator[Symptom]:
     steps = -np.diff(course.norms)
     place = _cause(steps)
     evidence = f"the norm of the gradient grows by a factor of {factor(least)} from the last layers to the first, "
-    evidence += _how(course, least, steps, place)
+    evidence += _how(course, steps, place)
     advice = "Check how large the weights are, normalize the inputs, or clip gradients."
     name = "" if place is None else run.layers[course.places[place]].name
     severity: Severity = "alarm" if least >= GRADIENT_CHANGE_DECADES_ALARM and run.losses.is_known else severity_of(run)

@@ -1,0 +1,252 @@
+"""The numbers of verdicts on gradients, steps and validation, each against float64 over the raw tensors."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from recorded import CROSS_ENTROPY, EVERY, STEPS, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
+from torch import nn
+from toys import loader, trainer
+
+from hookboard import HealthMonitor
+
+SGD, AdamW = torch.optim.SGD, torch.optim.AdamW
+
+
+def norms_of(model, count):
+    """log10 of the norm of the gradient of each layer's output."""
+    return np.log10([np.linalg.norm(model.gradients[f"net.{i}"]) for i in range(count)])
+
+
+def looks_of(count):
+    """The steps of the looks: the first, and then every tenth."""
+    return [0, *range(EVERY - 1, count, EVERY)]
+
+
+def of_layer(part, i):
+    """The weight and the bias of a layer, as one vector."""
+    return np.concatenate([part[f"net.{i}.{name}"].ravel() for name in ("weight", "bias")])
+
+
+class Course(Recorded):
+    """Keeps the gradients of weights and of outputs of each step."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.steps, self.arrived = [], []
+
+    def on_before_optimizer_step(self, optimizer):
+        super().on_before_optimizer_step(optimizer)
+        self.steps.append(self.grads)
+        self.arrived.append(dict(self.gradients))
+
+
+# Gradients on their way back
+
+
+def test_a_gradient_that_falls_steadily_falls_by_the_mean_of_the_layers(tmp_path):
+    net = sized(*[linear(8, 8), nn.Sigmoid] * 6, linear(8, 3))
+    model = Recorded(net, CROSS_ENTROPY)
+    evidence = said(tmp_path, model, classes(), "vanishing_gradient")
+    each, layers = numbers("steadily, by a factor of # in each of # layers", evidence)
+    most = np.maximum.accumulate(norms_of(model, 13))
+    assert layers == 13
+    assert each == pytest.approx(10 ** ((most[-1] - most[0]) / 12), rel=0.06)
+
+
+def test_a_gradient_that_grows_steadily_grows_by_the_mean_of_the_layers(tmp_path):
+    net = sized(*[linear(8, 8)] * 8)
+    for layer in net:
+        nn.init.orthogonal_(layer.weight, 3.0)
+    model = Recorded(net, nn.functional.mse_loss, rate=1e-30)
+    evidence = said(tmp_path, model, [(x, x) for x, _ in classes()], "exploding_gradient")
+    rise, each, layers = numbers(
+        "grows by a factor of # from the last layers to the first, steadily, by a factor of # in each of # layers",
+        evidence,
+    )
+    norms = norms_of(model, 8)
+    assert rise == float(f"{10 ** (np.median(norms[:2]) - np.median(norms[-2:])):.2g}")
+    assert (each, layers) == (float(f"{10 ** ((norms[0] - norms[-1]) / 7):.2g}"), 8)
+
+
+def test_the_layer_in_which_the_gradient_grows_and_by_how_much_it_does_in_others(tmp_path):
+    net = sized(*[linear(8, 8)] * 8)
+    for layer in net:
+        nn.init.orthogonal_(layer.weight)
+    net[5].weight.data *= 1000
+    model = Recorded(net, nn.functional.mse_loss, rate=1e-30)
+    verdict = verdict_of(tmp_path, model, [(x, x) for x, _ in classes()], "exploding_gradient")
+    alone, usual = numbers("by # in this layer alone; usual: #", verdict.evidence)
+    steps = -np.diff(norms_of(model, 8))
+    assert verdict.module == f"net.{np.argmax(steps) + 1}"
+    assert alone == float(f"{10 ** steps.max():.2g}")
+    assert usual == pytest.approx(10 ** np.median(np.abs(steps)), rel=2e-3)
+
+
+def test_by_how_much_gradients_outgrow_those_of_before(tmp_path):
+    data = [(x, x * (1 if step < 150 else 1000)) for step, (x, _) in enumerate(classes(300))]
+    model = Course(sized(*[linear(8, 8)] * 4), nn.functional.mse_loss, rate=1e-9)
+    grew, layers = numbers(
+        "gradients are # times as large as usual in this run, in # layers",
+        said(tmp_path, model, data, "exploding_gradient"),
+    )
+    looks = looks_of(300)
+    sizes = np.array([[rms(model.arrived[step][f"net.{i}"]) for step in looks] for i in range(4)])
+    history, now = sizes[:, :-3], sizes[:, -1]  # the window of the monitor is 3 looks
+    assert layers == 4
+    assert grew == float(f"{10 ** np.median(np.log10(now / np.median(history, axis=1))):.2g}")
+
+
+# What holds steps back
+
+
+def test_the_norms_that_are_clipped_and_what_is_left_of_them(tmp_path):
+    model = Course(sized(linear(8, 16), nn.ReLU, linear(16, 3)), CROSS_ENTROPY)
+    evidence = said(tmp_path, model, classes(), "clipping", gradient_clip_val=1e-3)
+    limit, looks, least, most, left = numbers(
+        "clipped to a norm of # at each of the last # looks, where it is # to #: # of them is left", evidence
+    )
+    norms = [math.sqrt(sum((g**2).sum() for g in grads.values())) for grads in model.steps]
+    at_looks = np.array(norms)[looks_of(STEPS)][-int(looks) :]
+    assert limit == 1e-3
+    assert (least, most) == (float(f"{at_looks.min():.2g}"), float(f"{at_looks.max():.2g}"))
+    assert left == float(f"{1e-3 / np.median(at_looks):.1g}")
+
+
+def test_the_share_of_the_weights_that_decay_takes_and_what_a_step_moves(tmp_path):
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
+    model = Recorded(net, CROSS_ENTROPY, rate=1e-3, optimizer=lambda p, lr: AdamW(p, lr, weight_decay=50.0))
+    share, moved = numbers(
+        "takes #% of the weights in each step, and with the gradient a step moves them by #% of their size",
+        said(tmp_path, model, classes(), "weight_decay"),
+    )
+    ratios = [
+        rms(model.after[name] - model.before[name]) / rms(model.before[name])
+        for name in (f"net.{i}.weight" for i in (0, 2, 4))
+    ]
+    assert share == 100 * 1e-3 * 50
+    assert moved == float(f"{100 * np.median(ratios):.1f}")
+
+
+def test_what_decay_adds_to_gradients(tmp_path):
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
+    model = Recorded(net, CROSS_ENTROPY, rate=1e-3, optimizer=lambda p, lr: SGD(p, lr, weight_decay=2.0))
+    added, gradients = numbers("adds # to gradients of # (RMS", said(tmp_path, model, classes(), "weight_decay"))
+    names = [f"net.{i}.weight" for i in (0, 2, 4)]
+    assert added == float(f"{np.median([2 * rms(model.before[name]) for name in names]):.2g}")
+    assert gradients == float(f"{np.median([rms(model.grads[name]) for name in names]):.2g}")
+
+
+# Weights that do not move
+
+
+class Grouped(Recorded):
+    """Gives the second Linear a learning rate of its own."""
+
+    def __init__(self, *args, other, **options):
+        super().__init__(*args, **options)
+        self.other = other
+
+    def configure_optimizers(self):
+        rest = [p for name, p in self.named_parameters() if not name.startswith("net.2.")]
+        return SGD([{"params": rest}, {"params": self.net[2].parameters(), "lr": self.other}], lr=self.rate)
+
+
+def still_in(model, layers=(0, 2, 4)):
+    """The Linear layers that a gradient reached and that the last step left as they were."""
+    return [
+        i
+        for i in layers
+        if of_layer(model.grads, i).any() and (of_layer(model.before, i) == of_layer(model.after, i)).all()
+    ]
+
+
+def test_a_rate_of_0_and_the_largest_of_the_others(tmp_path):
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
+    model = Grouped(net, CROSS_ENTROPY, rate=0.0123, other=0.0)
+    evidence = said(tmp_path, model, classes(), "not_updated")
+    largest, still, layers = numbers("rate is 0, while others go up to #; # of # layers", evidence)
+    assert largest == 0.012
+    assert (still, layers) == (len(still_in(model)), 3)
+
+
+def test_a_rate_whose_updates_are_lost_in_rounding(tmp_path):
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
+    model = Grouped(net, CROSS_ENTROPY, rate=0.01, other=1.25e-12)
+    evidence = said(tmp_path, model, classes(), "not_updated")
+    rate, still, layers = numbers(
+        "at a learning rate of # its updates are lost in rounding to float32, or clipped away; # of # layers", evidence
+    )
+    assert rate == float(f"{1.25e-12:.2g}")
+    assert (still, layers) == (len(still_in(model)), 3)
+
+
+def test_how_many_layers_are_in_an_optimizer(tmp_path):
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
+    model = Recorded(net, CROSS_ENTROPY, optimizer=lambda _, lr: SGD([*net[0].parameters(), *net[6].parameters()], lr))
+    evidence = said(tmp_path, model, classes(), "not_updated")
+    others, held, layers = numbers("the same is true of # other layers; # of # layers are in an optimizer", evidence)
+    still = still_in(model, (0, 2, 4, 6))
+    assert (others, held, layers) == (len(still) - 1, 4 - len(still), 4)
+
+
+# Validation
+
+
+class Validated(Recorded):
+    """Keeps the outputs of each training step and of the latest validation loop."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.course, self.evaluated = [], {}
+        for name, module in self.net.named_children():
+            module.register_forward_hook(self._evaluate(f"net.{name}"))
+
+    def _evaluate(self, name):
+        def hook(module, args, output):
+            if not self.training:
+                self.evaluated.setdefault(name, []).append(output.detach().double().numpy())
+
+        return hook
+
+    def on_validation_start(self):
+        self.evaluated = {}
+
+    def validation_step(self, batch):
+        self.net(batch[0])
+
+    def on_train_batch_end(self, *args):
+        super().on_train_batch_end(*args)
+        self.course.append({name: one.copy() for name, one in self.outputs.items()})
+
+
+def gap(before, after):
+    """How far outputs of shape (samples, channels) are from others, in standard deviations or powers of e."""
+    spread = np.maximum(before.std(0), 0.1 * rms(before))
+    shift = np.median(np.abs(after.mean(0) - before.mean(0)) / spread)
+    return max(shift, abs(math.log(rms(after) / rms(before))))
+
+
+def test_how_far_validation_is_from_training(tmp_path):
+    net = sized(linear(8, 16), lambda: nn.BatchNorm1d(16, momentum=1e-4), nn.ReLU, linear(16, 3))
+    model = Validated(net, CROSS_ENTROPY, rate=1e-3)
+    data = [(x + 2, y) for x, y in classes()]
+    monitor = HealthMonitor(every_n_steps=EVERY, rules=["train_eval_gap"])
+    options = {"limit_val_batches": 1.0, "val_check_interval": STEPS // 2, "num_sanity_val_steps": 0}
+    trainer(tmp_path, monitor, **options).fit(model, loader(data), loader([(x + 2, y) for x, y in classes(4, seed=1)]))
+    (verdict,) = monitor.verdicts
+    evaluation, training, size, usual, largest = numbers(
+        "in validation its outputs have an RMS of #, in training #, and its channels lie # standard deviations away "
+        "(# between two looks in training); the largest gap is #, in net.",
+        verdict.evidence,
+    )
+    evaluated = {name: np.concatenate(parts) for name, parts in model.evaluated.items()}
+    *looks, last = [model.course[step] for step in looks_of(STEPS)][-8:]
+    gaps = {name: gap(last[name], evaluated[name]) for name in evaluated}
+    name, most = verdict.module, max(gaps, key=gaps.get)
+    assert verdict.evidence.split("the largest gap is ")[1].split(", in ")[1].split(";")[0] == most
+    assert evaluation == float(f"{rms(evaluated[name]):.2g}")
+    assert training == float(f"{rms(last[name]):.2g}")
+    assert (size, largest) == (float(f"{gaps[name]:.1f}"), float(f"{gaps[most]:.1f}"))
+    assert usual == float(f"{np.median([gap(last[name], look[name]) for look in looks]):.2g}")
