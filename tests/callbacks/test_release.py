@@ -21,7 +21,7 @@ from hookboard import (
     Scale,
     capture,
 )
-from hookboard.measure import native, scratch
+from hookboard.measure import cpu, native
 
 
 def loggers(**options):
@@ -259,7 +259,7 @@ def test_memory_to_measure_half_precision_in_does_not_outlive_the_fit(tmp_path, 
     monkeypatch.setattr(native, "_native", None)  # the kernel reads it where it is
     data = [batch.bfloat16() for batch in batches(4, 4)]
     used = []
-    look = LambdaCallback(on_train_batch_end=lambda *_: used.append(len(scratch._buffers.by_use)))
+    look = LambdaCallback(on_train_batch_end=lambda *_: used.append(len(cpu._buffers.by_use)))
     fit(tmp_path, Toy(mlp().bfloat16()), data, ActivationLogger(histogram=True), look)
     assert used[-1]
-    assert not scratch._buffers.by_use
+    assert not cpu._buffers.by_use

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ways import statistics
 
 from hookboard.measure import BINS, FORMULAS, accelerator, measure, measure_channels, merge_rows, native, plan
-from hookboard.measure.bins import as_single, bins_of
+from hookboard.measure.histograms import as_single, bins_of
 from hookboard.measure.values import unscaled
 from hookboard.recording import Recorder
 from hookboard.recording.rows import RowBuffer
@@ -273,7 +273,7 @@ def test_long_compiling_is_said_once_with_its_seconds(monkeypatch):
 @pytest.mark.parametrize(("shape", "dim"), [((9, 50), 1), ((2, 3, 50), 2), ((2, 50, 3, 2), 1)], ids=str)
 @pytest.mark.parametrize("way", ["plain", "scaled", "scaled, without kernels for channels"])
 def test_every_kth_channel_of_a_wide_tensor_has_its_row(small_tiles, monkeypatch, shape, dim, way):
-    monkeypatch.setattr("hookboard.measure.sampling.MOST_CHANNELS", 16)
+    monkeypatch.setattr("hookboard.measure.row.MOST_CHANNELS", 16)
     tensor, scale = normal(*shape), None if way == "plain" else torch.tensor(1024.0)
     if way.endswith("channels"):
         rows_of = accelerator.rows_of

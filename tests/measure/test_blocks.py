@@ -5,14 +5,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from hookboard.measure import FIELDS, FORMULAS, blocks, blocks_of, plan
+from hookboard.measure import FIELDS, FORMULAS, blocks_of, plan, values
 from hookboard.recording import Recorder
 from hookboard.sites import Site
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(blocks, "MOST_AT_ONCE", 10)
+    monkeypatch.setattr(values, "MOST_AT_ONCE", 10)
 
 
 class Largest(TorchDispatchMode):

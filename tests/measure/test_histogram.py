@@ -7,7 +7,7 @@ from oracle import normal
 from ways import every_way, histogram_of, no_counts, on_cpu, without_a_compiler
 
 from hookboard.measure import histogram, histograms
-from hookboard.measure.scratch import BLOCK
+from hookboard.measure.cpu import BLOCK
 
 
 def counts_of(*tensors, measured=on_cpu):

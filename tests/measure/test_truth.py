@@ -8,7 +8,7 @@ from oracle import assert_true, normal, truth
 from ways import as_row, every_way, on_cpu, on_device, statistics
 
 from hookboard.measure import FIELDS, merge_rows, plan
-from hookboard.measure.scratch import BLOCK
+from hookboard.measure.cpu import BLOCK
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 FLOAT64_MAX = torch.finfo(torch.float64).max

@@ -6,13 +6,12 @@ folder is given tensors of a model.
 """
 
 from hookboard.measure.accelerator import tell_of_compiling
-from hookboard.measure.bins import BINS
-from hookboard.measure.blocks import blocks_of
 from hookboard.measure.columns import Columns
-from hookboard.measure.derived import DERIVED, dead_share
+from hookboard.measure.cpu import forget_scratch
+from hookboard.measure.derived import DERIVED
+from hookboard.measure.device import measuring_device, needs_host
 from hookboard.measure.door import ChannelRows, form_of, measure, measure_channels
-from hookboard.measure.histograms import Histogram, histogram, histograms
-from hookboard.measure.host import measuring_device, needs_host
+from hookboard.measure.histograms import BINS, Histogram, histogram, histograms
 from hookboard.measure.merge import merge_rows
 from hookboard.measure.native import (
     Form,
@@ -21,9 +20,19 @@ from hookboard.measure.native import (
     read,
     tell_of_missing_kernel,
 )
-from hookboard.measure.row import EMPTY, FIELDS, REQUESTABLE, WIDTH, Moments, Row, elements_in
-from hookboard.measure.sampling import MOST_CHANNELS, MOST_ROW_BYTES, every_of, looked_at
-from hookboard.measure.scratch import forget_scratch
+from hookboard.measure.row import (
+    EMPTY,
+    FIELDS,
+    MOST_CHANNELS,
+    MOST_ROW_BYTES,
+    REQUESTABLE,
+    WIDTH,
+    Moments,
+    Row,
+    elements_in,
+    every_of,
+    looked_at,
+)
 from hookboard.measure.statistics import (
     DEFAULT,
     FORMULAS,
@@ -35,7 +44,7 @@ from hookboard.measure.statistics import (
     plan,
     width_of,
 )
-from hookboard.measure.values import single_at_least
+from hookboard.measure.values import blocks_of, single_at_least
 
 __all__ = [
     "BINS",
@@ -60,7 +69,6 @@ __all__ = [
     "as_list",
     "blocks_of",
     "can_subtract",
-    "dead_share",
     "elements_in",
     "empty_row",
     "every_of",

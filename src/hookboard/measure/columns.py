@@ -1,9 +1,11 @@
 """Numbers that are measured of the whole tensor and follow the row's own columns, each kind with its merge."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +14,19 @@ from hookboard.measure.values import Values
 
 BLOCK_ON_CPU, BLOCK_ELSEWHERE = 1 << 16, 1 << 24
 """Values that are worked on at once: they stay in the cache; they bound the memory of the temporaries."""
+
+MOST_ROWS = 256
+"""Maximum number of rows that are taken of a call."""
+
+MOST_SAMPLED = 64
+"""Maximum number of channels that are taken of a tensor."""
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+_PAIRS = np.tril_indices(MOST_SAMPLED)
+
+NOISE = 1e-28
+"""Variance, as a share of the mean square, up to which it is that of rounding in float64."""
 
 
 class Columns(ABC):
@@ -125,3 +140,112 @@ class AtEnds(Columns):
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
         """Return the sum."""
         return numbers.new_zeros(len(merged), 1).index_add_(0, owner, numbers.where(rows[:, :1] != 0, 0))
+
+
+class Covariance(Columns):
+    """How many rows were taken, of how many channels; their means, and the lower triangle of their covariance.
+
+    A row is what one sample and place has in all channels; one with NaN or infinities is left out. Means and covariance
+    are in units of the largest value, so that no square overflows.
+    """
+
+    width = 2 + MOST_SAMPLED + len(_PAIRS[0])
+
+    def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
+        """Return the numbers of one tensor; NaN if it has no channels."""
+        numbers = row.new_zeros(self.width)
+        if dim is None:
+            return numbers.fill_(math.nan)
+        sample = _sample(tensor, dim).double() / unit_of(row[8], row[9])
+        channels = sample.shape[1]
+        is_whole = sample.isfinite().all(1, keepdim=True)
+        sample = sample.where(is_whole, 0)
+        count = is_whole.sum()
+        means = sample.sum(0) / count.clamp(min=1)
+        away = (sample - means).where(is_whole, 0)
+        square = row.new_zeros(MOST_SAMPLED, MOST_SAMPLED)
+        square[:channels, :channels] = away.T @ away / count.clamp(min=1)
+        numbers[0], numbers[1] = count, channels
+        numbers[2 : 2 + channels] = means
+        first, second = _pairs(row.device)
+        numbers[2 + MOST_SAMPLED :] = square[first, second]
+        return numbers
+
+    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
+        """Merge as Chan's formula does for one variance; NaN where the numbers of channels differ."""
+        owners, is_there = len(merged), rows[:, :1] != 0
+        numbers = numbers.where(is_there, 0)
+        scale = unit_of(rows[:, 8], rows[:, 9]) / unit_of(merged[:, 8], merged[:, 9])[owner]
+        scale = scale[:, None].where(is_there, 0)
+        count, channels, means, square = numbers.split([1, 1, MOST_SAMPLED, len(_PAIRS[0])], dim=1)
+        means, square = means * scale, square * scale.square()
+
+        def mean_of(each: Tensor) -> Tensor:
+            summed = each.new_zeros(owners, each.shape[1]).index_add_(0, owner, count * each)
+            mean: Tensor = summed / total.clamp(min=1)
+            return mean
+
+        total = count.new_zeros(owners, 1).index_add_(0, owner, count)
+        mean = mean_of(means)
+        away = means - mean[owner]
+        first, second = _pairs(rows.device)
+        square = mean_of(square + away[:, first] * away[:, second])
+        most = channels.new_zeros(owners).scatter_reduce_(0, owner, channels[:, 0], "amax")
+        least = channels.where(is_there, math.inf)[:, 0]
+        least = least.new_full((owners,), math.inf).scatter_reduce_(0, owner, least, "amin")
+        total = total.where((most == least)[:, None], math.nan)
+        return torch.cat([total, most[:, None], mean, square], dim=1)
+
+
+def effective_rank(numbers: list[float]) -> float:
+    """Return the effective rank of the covariance: `exp` of the entropy of its eigenvalues as shares of their sum.
+
+    Roy and Vetterli, "The effective rank: a measure of effective dimensionality", EUSIPCO 2007. 0 if no channel varies.
+
+    Args:
+        numbers: those of `Covariance`.
+
+    Returns:
+        NaN if every row had values that are not finite.
+    """
+    count, channels = numbers[0], int(numbers[1])
+    if not count:
+        return math.nan
+    square = np.zeros((MOST_SAMPLED, MOST_SAMPLED))
+    square[_PAIRS] = numbers[2 + MOST_SAMPLED :]
+    values = np.linalg.eigvalsh(square[:channels, :channels]).clip(min=0)  # which reads the lower triangle
+    whole, means = float(values.sum()), np.array(numbers[2 : 2 + channels])
+    if whole <= NOISE * float(means @ means):
+        return 0.0
+    shares = values[values > 0] / whole
+    return math.exp(-float(shares @ np.log(shares)))
+
+
+def _sample(tensor: Tensor, dim: int) -> Tensor:
+    """Return a sample of rows, and of channels from `dim`, shape (at most MOST_ROWS, at most MOST_SAMPLED)."""
+    moved = tensor.movedim(dim, -1)
+    *places, channels = moved.shape
+    chosen = np.unravel_index(_spread(math.prod(places), MOST_ROWS), places) if places else ()
+    rows = moved[tuple(_on(index, tensor.device) for index in chosen)] if places else moved[None]
+    return rows if channels <= MOST_SAMPLED else rows[:, _on(_spread(channels, MOST_SAMPLED), tensor.device)]
+
+
+def _spread(size: int, most: int) -> np.ndarray:
+    """Return at most `most` of the indices below `size`: one from each of as many equal parts, at no fixed distance.
+
+    >>> _spread(1000, 4).tolist()
+    [0, 404, 559, 963]
+    """
+    if size <= most:
+        return np.arange(size)
+    part = np.arange(most)
+    return ((part + part * _GOLDEN % 1) * (size / most)).astype(np.int64)
+
+
+def _pairs(device: torch.device) -> tuple[Tensor, Tensor]:
+    first, second = _PAIRS
+    return _on(first, device), _on(second, device)
+
+
+def _on(indices: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(indices).to(device, non_blocking=True)

@@ -8,10 +8,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from hookboard.measure.columns import AtEnds, Columns, Tails
+from hookboard.measure.columns import AtEnds, Columns, Covariance, Tails, effective_rank
 from hookboard.measure.histograms import count_below, quantile
 from hookboard.measure.row import FIELDS, Moments
-from hookboard.measure.spectrum import Covariance, effective_rank
 
 _COUNT, _ZEROS, _NAN, _NEGINF = map(FIELDS.index, ("count", "zeros", "nan", "neginf"))
 

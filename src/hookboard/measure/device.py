@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from hookboard.measure import accelerator
-from hookboard.measure.bins import as_single, bins_of
+from hookboard.measure.histograms import as_single, bins_of
 from hookboard.measure.merge import merge
 from hookboard.measure.row import EMPTY, WIDTH, unit_of
 from hookboard.measure.values import Values
+
+WITHOUT_FLOAT64 = frozenset({"mps"})
+"""Types of devices."""
 
 BLOCK = 1 << 26
 """Elements measured at once: bounds the memory of the temporaries."""
@@ -121,3 +124,17 @@ def count_into(counts: Tensor, values: Values) -> None:
         counts.index_add_(0, bins, counts.new_ones(1).expand(bins.numel()))
     if values.zeros:
         counts[:1] += values.zeros
+
+
+def needs_host(device: torch.device) -> bool:
+    """Return whether tensors of this device are measured on the host, because it has no float64."""
+    return device.type in WITHOUT_FLOAT64
+
+
+def measuring_device(device: torch.device) -> torch.device:
+    """Return the device on which tensors of this one are measured.
+
+    >>> measuring_device(torch.device("mps"))
+    device(type='cpu')
+    """
+    return torch.device("cpu") if needs_host(device) else device

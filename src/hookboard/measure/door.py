@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from hookboard.measure import accelerator, cpu, device, native
 from hookboard.measure.merge import merge
-from hookboard.measure.row import EMPTY, WIDTH, Row
-from hookboard.measure.sampling import every_of, sample_of
+from hookboard.measure.row import EMPTY, WIDTH, Row, every_of, sample_of
 from hookboard.measure.statistics import Plan, measure_own
 from hookboard.measure.values import Values, unscaled, values_of
 

@@ -1,6 +1,7 @@
 """The real numbers in any kind of tensor, as one flat tensor; statistics are taken over these."""
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,9 @@ _COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 _UNWRITTEN = 0x7FF8_5EED_5EED_5EED
 """The bits of a NaN that no computation gives."""
+
+MOST_AT_ONCE = 1 << 22
+"""Values in a block: 16 MB in float32, which few weights of a usual net exceed (a choice)."""
 
 
 class Values(NamedTuple):
@@ -196,3 +200,31 @@ def _flat(tensor: Tensor) -> Tensor:
     # In the order of its strides a dense tensor of any memory format is one run.
     by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     return tensor.permute(by_stride).reshape(-1)
+
+
+def blocks_of(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return the same blocks of two tensors of one shape, whose rows merge to that of the whole.
+
+    Those of strided tensors are views. Subclasses, such as a `DTensor`, and nested tensors come whole: only their own
+    operations know where their values are.
+
+    >>> [len(block) for block, _ in blocks_of(torch.zeros(5, 1 << 21), torch.zeros(5, 1 << 21))]
+    [2, 1, 2]
+    """
+    if one.numel() <= MOST_AT_ONCE or not (_can_be_cut(one) and _can_be_cut(other)) or one.shape != other.shape:
+        yield one, other
+        return
+    dim = next(dim for dim, size in enumerate(one.shape) if size > 1)
+    half = -(-one.shape[dim] // 2)
+    yield from blocks_of(_part(one, dim, 0, half), _part(other, dim, 0, half))
+    rest = one.shape[dim] - half
+    yield from blocks_of(_part(one, dim, half, rest), _part(other, dim, half, rest))
+
+
+def _can_be_cut(tensor: Tensor) -> bool:
+    is_plain = type(tensor) is Tensor or type(tensor) is nn.Parameter
+    return is_plain and not tensor.is_nested and tensor.layout in (torch.strided, torch.sparse_coo)
+
+
+def _part(tensor: Tensor, dim: int, start: int, size: int) -> Tensor:
+    return tensor.narrow_copy(dim, start, size) if tensor.is_sparse else tensor.narrow(dim, start, size)
