@@ -1,10 +1,11 @@
 """The ways on which the door measures, all on tensors of the CPU."""
 
+import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from hookboard.measure import BINS, FORMULAS, WIDTH, Moments, can_subtract, form_of, histogram, measure, native, plan
+from hookboard.measure import BINS, FORMULAS, WIDTH, Moments, can_subtract, form_of, histograms, measure, native, plan
 from hookboard.measure.door import row_on_device
 from hookboard.measure.values import values_of
 
@@ -40,7 +41,7 @@ def on_device(tensor, plan=ALL, counts=None, moments_only=False):
 
 def by_kernel(tensor, dim=None, counts=None, minus=None):
     """What the compiled kernel gives of one tensor: its row, and those of its channels."""
-    form = native.form_of(tensor, None if dim is None else dim % tensor.dim(), with_gaps=True)
+    form = form_of(tensor, dim)
     return native.read(tensor, form, with_abs_mean=True, counts=counts, minus=minus)
 
 
@@ -65,6 +66,12 @@ def statistics(row, plan=ALL):
 
 def no_counts():
     return torch.zeros(BINS, dtype=torch.long)
+
+
+def histogram(counts, low, high):
+    """The histogram of one site from its counts."""
+    (found,) = histograms([counts], np.array([low]), np.array([high]))
+    return found
 
 
 def histogram_of(measured, tensor):

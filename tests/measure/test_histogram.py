@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from oracle import normal
-from ways import every_way, histogram_of, no_counts, on_cpu, without_a_compiler
+from ways import every_way, histogram, histogram_of, no_counts, on_cpu, without_a_compiler
 
-from hookboard.measure import histogram, histograms
+from hookboard.measure import histograms
 from hookboard.measure.cpu import BLOCK
 
 

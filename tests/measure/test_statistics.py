@@ -6,9 +6,7 @@ import torch
 from oracle import normal
 
 from hookboard import Statistic
-from hookboard.measure import FORMULAS, Moments, measure, plan
-from hookboard.measure.merge import merge_own
-from hookboard.measure.statistics import measure_own
+from hookboard.measure import FORMULAS, WIDTH, Moments, measure, merge_rows, plan
 
 NEAR_ZERO = Statistic("near_zero", lambda x: (x.abs() < 0.1).double().mean(), merge="mean")
 NOT_A_STATISTIC = 3
@@ -17,9 +15,9 @@ NOTHING = Moments(0, 0, 0, 0, 0, 0, 0, 0, math.inf, -math.inf)
 
 def merged(statistic, tensors):
     """Measured on each tensor and merged as the calls of one site."""
-    numbers = torch.stack([measure_own([statistic], tensor) for tensor in tensors])
-    weights = torch.tensor([float(tensor.numel()) for tensor in tensors], dtype=torch.float64)
-    return merge_own([statistic], numbers, weights, torch.zeros(len(tensors), dtype=torch.long), 1).item()
+    planned = plan(statistic)
+    rows = torch.tensor([measure(tensor, planned) for tensor in tensors], dtype=torch.float64)
+    return merge_rows(rows, torch.zeros(len(tensors), dtype=torch.long), 1, planned.more)[0, WIDTH:].item()
 
 
 @pytest.mark.parametrize(
@@ -38,8 +36,10 @@ def test_a_statistic_of_ones_own_merges_unequal_calls_by_its_rule(merge, whole):
 
 
 def test_a_statistic_that_measured_nothing_is_nan():
-    numbers, weights = torch.empty(0, 1, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
-    assert merge_own([NEAR_ZERO], numbers, weights, torch.empty(0, dtype=torch.long), 1).isnan().all()
+    nothing = torch.tensor([measure(torch.empty(0), plan(NEAR_ZERO))] * 2, dtype=torch.float64)
+    for rows in (nothing, nothing[:0]):
+        merged = merge_rows(rows, torch.zeros(len(rows), dtype=torch.long), 1, plan(NEAR_ZERO).more)
+        assert merged[:, WIDTH:].isnan().all()
 
 
 def test_a_statistic_may_return_a_plain_float():
@@ -110,7 +110,7 @@ def test_a_statistic_that_works_in_place_changes_neither_the_tensor_nor_what_the
     tensor = normal(50)
     before = tensor.clone()
     mine = [Statistic("clamped", keeps_and_changes), Statistic("largest", lambda x: x.abs().max(), merge="max")]
-    clamped, largest = measure_own(mine, tensor).tolist()
+    clamped, largest = measure(tensor, plan(mine))[WIDTH:]
     assert torch.equal(tensor, before)
     assert clamped == pytest.approx(before.double().clamp(-0.1, 0.1).abs().mean().item())
     assert largest == before.abs().max().item()
@@ -131,7 +131,7 @@ def test_a_statistic_leaves_random_state_and_grad_mode_as_they_were_and_its_erro
     expected = torch.rand(1)
     torch.manual_seed(0)
     with pytest.raises(type(error)):
-        measure_own([Statistic("mine", raises(error))], normal(5))
+        measure(normal(5), plan(Statistic("mine", raises(error))))
     assert torch.is_grad_enabled()
     assert torch.equal(torch.rand(1), expected)
 

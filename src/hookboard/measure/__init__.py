@@ -6,16 +6,17 @@ folder is given tensors of a model.
 """
 
 from hookboard.measure.accelerator import tell_of_compiling
-from hookboard.measure.columns import Columns
+from hookboard.measure.columns import Columns, empty_row, width_of
 from hookboard.measure.cpu import forget_scratch
 from hookboard.measure.derived import DERIVED
 from hookboard.measure.device import measuring_device, needs_host
-from hookboard.measure.door import ChannelRows, form_of, measure, measure_channels
-from hookboard.measure.histograms import BINS, Histogram, histogram, histograms
+from hookboard.measure.door import ChannelRows, measure, measure_channels
+from hookboard.measure.histograms import BINS, Histogram, histograms
 from hookboard.measure.merge import merge_rows
 from hookboard.measure.native import (
     Form,
     can_subtract,
+    form_of,
     is_like,
     read,
     tell_of_missing_kernel,
@@ -40,9 +41,7 @@ from hookboard.measure.statistics import (
     Statistic,
     StatisticColumns,
     as_list,
-    empty_row,
     plan,
-    width_of,
 )
 from hookboard.measure.values import blocks_of, single_at_least
 
@@ -74,7 +73,6 @@ __all__ = [
     "every_of",
     "forget_scratch",
     "form_of",
-    "histogram",
     "histograms",
     "is_like",
     "looked_at",

@@ -93,7 +93,7 @@ def rows_of(
     counts: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> Tensor | None:
-    """Return the rows of a tensor that `can_read` has passed. One launch; with channels there may be a second.
+    """Return the rows of a tensor, in one launch; with channels there may be a second.
 
     Args:
         tensor: plain, strided, real. If it has gaps, or a type that the kernels do not read, it is copied first.
@@ -109,6 +109,8 @@ def rows_of(
     Raises:
         TypeError: a CUDA graph is being captured.
     """
+    if not can_read(tensor):
+        return None
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise TypeError("a CUDA graph is being captured: its tensors have no values yet")
     tensor, (outer, channels, inner) = _readable(tensor, dim)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure.row import unit_of
+from hookboard.measure.row import EMPTY, unit_of
 from hookboard.measure.values import Values
 
 BLOCK_ON_CPU, BLOCK_ELSEWHERE = 1 << 16, 1 << 24
@@ -64,6 +64,16 @@ class Columns(ABC):
         Returns:
             Shape (owners, width).
         """
+
+
+def width_of(more: Sequence[Columns]) -> int:
+    """Return how many numbers follow the moments in a row."""
+    return sum(each.width for each in more)
+
+
+def empty_row(more: Sequence[Columns]) -> list[float]:
+    """Return the row of an empty tensor, with what follows the moments."""
+    return [*EMPTY, *[math.nan] * width_of(more)]
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def _quantile(share: float) -> Callable[[Merged], float | None]:
     return value
 
 
-def dead_share(channels: np.ndarray) -> float:
+def _dead_share(channels: np.ndarray) -> float:
     """Return the share of channels with nothing but zeros; NaN if none has a finite value.
 
     Args:
@@ -88,7 +88,7 @@ def dead_share(channels: np.ndarray) -> float:
 
 
 def _dead_fraction(merged: Merged) -> float | None:
-    return None if merged.channels is None else dead_share(merged.channels)
+    return None if merged.channels is None else _dead_share(merged.channels)
 
 
 def _saturated_fraction(merged: Merged) -> float | None:

@@ -33,8 +33,6 @@ def parts_of(
         scale: the values are divided by this first.
     """
     numbers = values.numbers
-    if not accelerator.can_read(numbers):
-        return None
     rows = accelerator.rows_of(numbers, with_abs_mean="abs_mean" in wanted, counts=counts, scale=scale)
     if rows is None:
         return None

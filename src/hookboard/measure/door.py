@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from hookboard.measure import accelerator, cpu, device, native
 from hookboard.measure.merge import merge
-from hookboard.measure.row import EMPTY, WIDTH, Row, every_of, sample_of
-from hookboard.measure.statistics import Plan, measure_own
+from hookboard.measure.row import EMPTY, WIDTH, Row, every_of, has_channels, sample_of
+from hookboard.measure.statistics import Plan
 from hookboard.measure.values import Values, unscaled, values_of
 
 
@@ -51,30 +51,21 @@ def measure(
     """
     if scale is not None and (plan.more or not accelerator.can_divide(tensor, scale)):
         tensor, scale = unscaled(tensor, scale), None
+    row: Row | None = None
     form = native.form_of(tensor) if scale is None else None
     if form is not None:
-        moments_only = moments_only or not tensor.numel()
-        at_once = None if moments_only or plan.more else counts
-        row, _ = native.read(tensor, form, with_abs_mean="abs_mean" in plan.wanted, counts=at_once)
-        if row is not None:
-            if plan.more:
-                row += _more(tensor, None, row, plan, dim, moments_only)
-                if counts is not None and not moments_only:
-                    native.read(tensor, form, with_abs_mean=False, counts=counts)
+        counts_now = None if moments_only or plan.more else counts
+        row, _ = native.read(tensor, form, with_abs_mean="abs_mean" in plan.wanted, counts=counts_now)
+        counts = counts if counts_now is None else None
+        if row is not None and not plan.more:
             return row
-        counts = counts if at_once is None else None
     values = values_of(tensor)
     moments_only = moments_only or not (values.numbers.numel() or values.zeros)
-    if values.numbers.is_cpu and not accelerator.can_read(values.numbers):
-        return row_on_cpu(tensor, values, plan, counts, moments_only, dim)
-    return row_on_device(tensor, values, plan, counts, moments_only, scale, dim)
-
-
-def row_on_cpu(
-    tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool, dim: int | None = None
-) -> Row:
-    """`measure` for a tensor on the CPU that the kernel does not read."""
-    return measure_rest(cpu.row_of(values, plan.wanted), tensor, values, plan, counts, moments_only, dim)
+    if row is None and values.numbers.is_cpu and not accelerator.can_read(values.numbers):
+        row = cpu.row_of(values, plan.wanted)
+    if row is None:
+        return row_on_device(tensor, values, plan, counts, moments_only, scale, dim)
+    return _completed(row, tensor, values, plan, counts, moments_only, dim)
 
 
 def row_on_device(
@@ -95,7 +86,7 @@ def row_on_device(
     if scale is not None:
         tensor, values = unscaled(tensor, scale), Values(unscaled(values.numbers, scale))
     row = device.row_of(values, plan.wanted) if parts is None else one_row(parts)
-    return measure_rest(row, tensor, values, plan, counts, moments_only, dim)
+    return _completed(row, tensor, values, plan, counts, moments_only, dim)
 
 
 def one_row(parts: Tensor) -> Tensor:
@@ -107,63 +98,35 @@ def one_row(parts: Tensor) -> Tensor:
     return merge(parts, torch.zeros(len(parts), dtype=torch.long, device=parts.device), 1)[0]
 
 
-def measure_rest(
+def _completed(
     row: Row,
     tensor: Tensor,
     values: Values,
     plan: Plan,
     counts: Tensor | None,
     moments_only: bool,
-    dim: int | None = None,
+    dim: int | None,
 ) -> Row:
-    """Complete a row whose moments `measure` has: add the columns of `plan.more`, and count into the bins.
+    """Return a row of moments with the columns of `plan.more`, and add the bins of the values to `counts`.
 
     Args:
         row: the moments: floats if the values are on the CPU, else a tensor.
         tensor: as in `measure`.
         values: the values of the tensor.
         plan: what to measure.
-        counts: the bins are added to this.
+        counts: the bins are added to this; None for no bins.
         moments_only: leave `counts` alone, and fill all that is not moments with NaN.
         dim: the dimension of its channels; None if it has none.
-
-    Returns:
-        The row, with what follows the moments.
     """
-    if isinstance(row, list):
-        if plan.more:
-            row += _more(tensor, values, row, plan, dim, moments_only)
-        count_into = cpu.count_into
-    else:
-        if plan.more:
-            nothing = row.new_full((plan.width - WIDTH,), math.nan)
-            row = torch.cat([row, nothing if moments_only else _measured(tensor, values, row, plan, dim)])
-        count_into = device.count_into
+    if plan.more:
+        moments = torch.as_tensor(row, dtype=torch.float64, device=values.numbers.device)
+        numbers = moments.new_full((plan.width - WIDTH,), math.nan)
+        if not moments_only:
+            numbers = torch.cat([columns.measure(tensor, values, moments, dim) for columns in plan.more])
+        row = row + numbers.tolist() if isinstance(row, list) else torch.cat([row, numbers])
     if counts is not None and not moments_only:
-        count_into(counts, values)
+        (cpu if isinstance(row, list) else device).count_into(counts, values)
     return row
-
-
-def _more(
-    tensor: Tensor, values: Values | None, row: list[float], plan: Plan, dim: int | None, moments_only: bool
-) -> list[float]:
-    """Return `_measured` as floats, for a tensor on the CPU; NaN if `moments_only`."""
-    if moments_only:
-        return [math.nan] * (plan.width - WIDTH)
-    moments = torch.tensor(row, dtype=torch.float64, device="cpu")
-    numbers: list[float] = _measured(tensor, values, moments, plan, dim).tolist()
-    return numbers
-
-
-def _measured(tensor: Tensor, values: Values | None, row: Tensor, plan: Plan, dim: int | None) -> Tensor:
-    """Return what follows the moments in the row of a tensor, shape (width_of(plan.more),), float64, on its device."""
-    parts = []
-    if plan.columns:
-        values = values_of(tensor) if values is None else values
-        parts = [columns.measure(tensor, values, row, dim) for columns in plan.columns]
-    if plan.own:
-        parts.append(measure_own(plan.own, tensor))
-    return torch.cat(parts)
 
 
 ChannelRows = np.ndarray | Tensor
@@ -206,7 +169,7 @@ def measure_channels(
     """
     if scale is not None and (plan.more or not accelerator.can_divide(tensor, scale)):
         tensor, scale = unscaled(tensor, scale), None
-    if not (_is_regular(tensor) and _has_channels(tensor, dim)):
+    if not (_is_regular(tensor) and has_channels(tensor, dim)):
         return measure(tensor, plan, counts=counts, moments_only=moments_only, scale=scale), None
     dim %= tensor.dim()
     if every_of(tensor.shape[dim]) > 1:
@@ -223,7 +186,7 @@ def measure_channels(
         counts = counts if at_once is None else None
     else:
         values_of(tensor)  # raises if its memory has been freed
-        row = channels = _rows_by_kernel(tensor, dim, with_abs_mean, at_once, scale)
+        row = channels = accelerator.rows_of(tensor, dim, with_abs_mean=with_abs_mean, counts=at_once, scale=scale)
     if row is not None and not plan.more:
         return row, channels
     if row is None:
@@ -232,40 +195,13 @@ def measure_channels(
     elif isinstance(row, Tensor):
         row = one_row(row)
     values = values_of(tensor)
-    return measure_rest(row, tensor, values, plan, counts, moments_only, dim), channels
-
-
-def form_of(tensor: Tensor, dim: int | None) -> native.Form | None:
-    """Return how the compiled kernel reads a tensor and its channels; None if it does not.
-
-    It takes plain floats on the CPU, with no more channels than get a row each.
-
-    Args:
-        tensor: the tensor; there may be gaps between the parts of its first dimension.
-        dim: the dimension of its channels; None for no channels.
-    """
-    if not native.is_readable(tensor):
-        return None
-    if dim is not None:
-        dim = dim % tensor.dim() if _has_channels(tensor, dim) else None
-    if dim is not None and every_of(tensor.shape[dim]) > 1:
-        return None
-    return native.form_of(tensor, dim, with_gaps=True)
-
-
-def _rows_by_kernel(
-    tensor: Tensor, dim: int, with_abs_mean: bool, counts: Tensor | None, scale: Tensor | None
-) -> Tensor | None:
-    """Return the rows of the channels by the Triton kernel; None if it cannot be used."""
-    if not accelerator.can_read(tensor):
-        return None
-    return accelerator.rows_of(tensor, dim, with_abs_mean=with_abs_mean, counts=counts, scale=scale)
+    return _completed(row, tensor, values, plan, counts, moments_only, dim), channels
 
 
 def _rows_of_sample(tensor: Tensor, dim: int, wanted: frozenset[str], scale: Tensor | None) -> ChannelRows:
     """Return the rows of every k-th channel of a wide tensor that `measure` has read."""
     sample = sample_of(tensor, dim)
-    rows = _rows_by_kernel(sample, dim, "abs_mean" in wanted, None, scale)
+    rows = accelerator.rows_of(sample, dim, with_abs_mean="abs_mean" in wanted, scale=scale)
     if rows is not None:
         return rows
     sample = sample if scale is None else unscaled(sample, scale)
@@ -313,7 +249,3 @@ def _is_regular(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_complex() or tensor.is_quantized)
     )
-
-
-def _has_channels(tensor: Tensor, dim: int) -> bool:
-    return -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] > 0

@@ -73,20 +73,6 @@ def _bin_edges() -> tuple[np.ndarray, np.ndarray]:
 _ORDER, _EDGES = _bin_edges()
 
 
-def histogram(counts: np.ndarray, low: float, high: float) -> Histogram:
-    """Return the histogram behind the counts of one site, see `histograms`.
-
-    Example:
-        >>> import torch
-        >>> from hookboard.measure import measure, plan
-        >>> counts = torch.zeros(BINS, dtype=torch.long)
-        >>> row = measure(torch.tensor([0.0, 0.0, 1.0, float("nan")]), plan("mean"), counts=counts)
-        >>> histogram(counts.numpy(), low=0.0, high=1.0).counts.tolist()
-        [2.0, 0.0, 1.0]
-    """
-    return histograms([counts], np.array([low]), np.array([high]))[0]
-
-
 def histograms(
     counts: Sequence[np.ndarray], low: np.ndarray, high: np.ndarray, resolution: int = 64
 ) -> list[Histogram]:

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from hookboard.measure import native
 from hookboard.measure.columns import Columns
-from hookboard.measure.row import WIDTH, elements_in, unit_of
-from hookboard.measure.statistics import Statistic
+from hookboard.measure.row import WIDTH, unit_of
 
 
 def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
@@ -47,14 +46,14 @@ def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
     return merged
 
 
-def merge_rows(rows: Tensor, owner: Tensor, owners: int, more: Sequence[Columns | Statistic]) -> Tensor:
+def merge_rows(rows: Tensor, owner: Tensor, owners: int, more: Sequence[Columns]) -> Tensor:
     """Merge the rows of each owner, including the columns after the moments.
 
     Args:
         rows: shape (n, WIDTH + width_of(more)), float64; the row of an empty tensor changes nothing.
         owner: shape (n,), int64: the index of the result that each row belongs to.
         owners: how many results there are.
-        more: what the columns after the moments hold, the user's statistics last.
+        more: the kinds of columns after the moments, in their order.
 
     Returns:
         Shape (owners, WIDTH + width_of(more)).
@@ -64,38 +63,7 @@ def merge_rows(rows: Tensor, owner: Tensor, owners: int, more: Sequence[Columns 
         return merged
     parts, start = [merged], WIDTH
     for columns in more:
-        if isinstance(columns, Columns):
-            numbers = rows[:, start : start + columns.width]
-            parts.append(columns.merge(numbers, rows[:, :WIDTH], owner, merged))
-            start += columns.width
-    own = [statistic for statistic in more if isinstance(statistic, Statistic)]
-    if own:
-        elements = elements_in(rows)
-        owner = owner.where(elements != 0, owners)  # the numbers that belong to no values go into a row of their own
-        parts.append(merge_own(own, rows[:, start:], elements, owner, owners + 1)[:owners])
+        numbers = rows[:, start : start + columns.width]
+        parts.append(columns.merge(numbers, rows[:, :WIDTH], owner, merged))
+        start += columns.width
     return torch.cat(parts, dim=1)
-
-
-def merge_own(own: Sequence[Statistic], numbers: Tensor, weights: Tensor, owner: Tensor, owners: int) -> Tensor:
-    """Merge the numbers of several calls by each statistic's rule.
-
-    Args:
-        own: the statistics.
-        numbers: shape (n, len(own)), float64: one row for each call.
-        weights: shape (n,): how many elements the tensor of that call had.
-        owner: shape (n,), int64: which of the results each call goes into.
-        owners: how many results there are.
-
-    Returns:
-        Shape (owners, len(own)); NaN where nothing was measured.
-    """
-    merged = numbers.new_full((owners, len(own)), math.nan)
-    for i, statistic in enumerate(own):
-        column = merged[:, i]
-        if statistic.merge == "mean":
-            share = weights / weights.new_zeros(owners).index_add_(0, owner, weights)[owner]
-            column.scatter_reduce_(0, owner, numbers[:, i] * share, "sum", include_self=False)
-        else:
-            how = {"sum": "sum", "min": "amin", "max": "amax"}[statistic.merge]
-            column.scatter_reduce_(0, owner, numbers[:, i], how, include_self=False)
-    return merged

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookboard.measure.row import WIDTH
+from hookboard.measure.row import WIDTH, every_of, has_channels
 from hookboard.messages import inform
 
 try:
@@ -62,25 +62,29 @@ class Form(NamedTuple):
     given: tuple[int, int, int, int, int]
 
 
-def form_of(tensor: Tensor, dim: int | None = None, *, with_gaps: bool = False) -> Form | None:
+def form_of(tensor: Tensor, dim: int | None = None) -> Form | None:
     """Return how the kernel reads the tensor; None if it must not.
 
-    Only plain tensors in memory pass. A subclass may have no memory of its own, a tensor inside `torch.func` has none,
-    a view may stand for the negative of its memory, and FSDP frees the memory of tensors that still exist.
+    The kernel reads plain tensors of floats on the CPU that are contiguous, channels last (with 4 dimensions), or
+    contiguous but for gaps between the parts of their first dimension, as `weight[::4]` is. A subclass may have no
+    memory of its own, a tensor inside `torch.func` has none, a view may stand for the negative of its memory, and FSDP
+    frees the memory of tensors that still exist.
 
     Args:
-        tensor: contiguous or, with 4 dimensions, channels last; else None is returned, unless `with_gaps` admits it.
-        dim: see `Form`.
-        with_gaps: whether a tensor is also read that would be contiguous but for gaps between the parts of its first
-            dimension, as `weight[::4]` has. Only that dimension may then hold channels.
+        tensor: the tensor.
+        dim: the dimension of its channels; None, or one that the tensor does not have, for no channels. A tensor with
+            more channels than get a row each is not read, see `every_of`; with gaps only dimension 0 is.
     """
     if not is_readable(tensor):
+        return None
+    dim = dim % tensor.dim() if dim is not None and has_channels(tensor, dim) else None
+    if dim is not None and every_of(tensor.shape[dim]) > 1:
         return None
     values = reach = tensor.numel()
     if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
         outer, channels, inner = (1, 0, values) if dim is None else _extents(tensor, dim)
         apart = inner
-    elif with_gaps and not dim and values and _has_gaps_between_parts_alone(tensor):
+    elif not dim and values and _has_gaps_between_parts_alone(tensor):
         inner, apart = values // len(tensor), tensor.stride(0)
         outer, channels = (len(tensor), 0) if dim is None else (1, len(tensor))
         reach = (len(tensor) - 1) * apart + inner

@@ -119,6 +119,11 @@ def looked_at(channels: int) -> int:
     return -(-channels // every_of(channels))
 
 
+def has_channels(tensor: Tensor, dim: int) -> bool:
+    """Return True if the tensor has this dimension and at least one channel along it."""
+    return -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] > 0
+
+
 def sample_of(tensor: Tensor, dim: int) -> Tensor:
     """Return a view of the channels of a tensor that get a row.
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from hookboard.checks import check_differ, check_function, check_identifier, check_name, several
 from hookboard.dotted import object_at
-from hookboard.measure.columns import AtEnds, Columns
+from hookboard.measure.columns import AtEnds, Columns, width_of
 from hookboard.measure.derived import DERIVED, ENDS, AxisScale, Merged
-from hookboard.measure.row import EMPTY, WIDTH, Moments
+from hookboard.measure.row import WIDTH, Moments, elements_in
+from hookboard.measure.values import Values
 from hookboard.messages import unknown
 
 DEFAULT = ("mean", "std", "abs_max", "zero_fraction", "nonfinite_count")
@@ -162,7 +163,51 @@ class Statistic:
         if _is_built_in(self.name):
             raise ValueError(f"name={self.name!r} is taken by a built-in statistic.")
         check_function("measure", self.measure, "a function that takes a tensor")
-        check_name("merge", self.merge, IDENTITY)
+        check_name("merge", self.merge, _REDUCTIONS)
+
+
+_REDUCTIONS = {"mean": "sum", "sum": "sum", "min": "amin", "max": "amax"}
+"""Each merge rule, and what `scatter_reduce_` calls it; the mean is the sum of numbers with weights."""
+
+
+@dataclass(frozen=True)
+class OwnColumns(Columns):
+    """The user's statistics: one column for each, in their order."""
+
+    statistics: tuple[Statistic, ...]
+
+    @property
+    def width(self) -> int:  # type: ignore[override]  # others know it beforehand
+        """The number of statistics."""
+        return len(self.statistics)
+
+    def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
+        """Call each statistic's function with a copy of the tensor.
+
+        Raises:
+            ValueError: a function returned more than one number, or none.
+            Exception: any error of a function.
+        """
+        device, found = tensor.device, []
+        with _undisturbed(device):
+            for statistic in self.statistics:
+                # A copy for each: one that works in place would change the training, and what the next one sees.
+                number = torch.as_tensor(statistic.measure(_copy(tensor)), dtype=torch.float64, device=device)
+                if number.numel() != 1:
+                    raise ValueError(f"the statistic {statistic.name!r} returned {number.numel()} numbers, not one")
+                found.append(number.detach().reshape(()))
+        return torch.stack(found)
+
+    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
+        """Merge each column by its statistic's rule; NaN where no tensor had an element."""
+        owners, elements = len(merged), elements_in(rows)
+        owner = owner.where(elements != 0, owners)  # rows of empty tensors go into a result of their own
+        found = numbers.new_full((owners + 1, self.width), math.nan)
+        share = elements / elements.new_zeros(owners + 1).index_add_(0, owner, elements)[owner]
+        for column, given, statistic in zip(found.unbind(1), numbers.unbind(1), self.statistics, strict=True):
+            given = given * share if statistic.merge == "mean" else given
+            column.scatter_reduce_(0, owner, given, _REDUCTIONS[statistic.merge], include_self=False)
+        return found[:owners]
 
 
 @dataclass(frozen=True)
@@ -182,12 +227,13 @@ class Plan:
     own: tuple[Statistic, ...]
     wanted: frozenset[str]
     columns: tuple[Columns, ...] = ()
-    more: tuple[Columns | Statistic, ...] = field(init=False)
+    more: tuple[Columns, ...] = field(init=False)
     has_derived: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # Both are read for each tensor or site.
-        object.__setattr__(self, "more", (*self.columns, *self.own))
+        own = (OwnColumns(self.own),) if self.own else ()
+        object.__setattr__(self, "more", (*self.columns, *own))
         object.__setattr__(self, "has_derived", any(name in DERIVED for name in self.names))
 
     @property
@@ -280,16 +326,6 @@ def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Se
     return Plan(names, tuple(own), wanted, tuple(each for each in columns if each is not None))
 
 
-def width_of(more: Sequence[Columns | Statistic]) -> int:
-    """Return how many numbers follow the moments in a row."""
-    return sum(each.width if isinstance(each, Columns) else 1 for each in more)
-
-
-def empty_row(more: Sequence[Columns | Statistic]) -> list[float]:
-    """Return the row of an empty tensor, with what follows the moments."""
-    return [*EMPTY, *[math.nan] * width_of(more)]
-
-
 def as_list(statistics: str | Statistic | Sequence[str | Statistic]) -> list[str | Statistic]:
     """One statistic or several, or none, as a list.
 
@@ -312,17 +348,6 @@ def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
     return object_at(path, Statistic, "statistic")
 
 
-def measure_own(own: Sequence[Statistic], tensor: Tensor) -> Tensor:
-    """Return the numbers of the user's statistics for one tensor, shape (len(own),), float64."""
-    with _undisturbed(tensor.device):
-        # A copy for each: one that works in place would change the training, and what the next one sees.
-        numbers = [torch.as_tensor(s.measure(_copy(tensor)), dtype=torch.float64, device=tensor.device) for s in own]
-    for statistic, number in zip(own, numbers, strict=True):
-        if number.numel() != 1:
-            raise ValueError(f"the statistic {statistic.name!r} returned {number.numel()} numbers, not one")
-    return torch.stack([number.detach().reshape(()) for number in numbers])
-
-
 def _copy(tensor: Tensor) -> Tensor:
     copy = tensor.clone()
     # Of a subclass that makes plain tensors of copies, the user's function gets the tensor itself.
@@ -336,7 +361,3 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
     kind = "cuda" if device.type == "cpu" else device.type
     with torch.random.fork_rng(accelerators, device_type=kind), torch.set_grad_enabled(torch.is_grad_enabled()):
         yield
-
-
-IDENTITY = {"mean": 0.0, "sum": 0.0, "min": math.inf, "max": -math.inf}
-"""The neutral element of each merge rule."""

@@ -16,7 +16,6 @@ from hookboard.measure import (
     WIDTH,
     ChannelRows,
     Columns,
-    Statistic,
     elements_in,
     empty_row,
     looked_at,
@@ -107,7 +106,7 @@ class Exchange:
         more: the columns that follow the moments in a row.
     """
 
-    def __init__(self, ranks: Ranks, more: Sequence[Columns | Statistic]) -> None:
+    def __init__(self, ranks: Ranks, more: Sequence[Columns]) -> None:
         self._ranks = ranks
         self._more = more
         self._agreed: Layout = {}

@@ -13,7 +13,6 @@ from hookboard.measure import (
     ChannelRows,
     Columns,
     Row,
-    Statistic,
     empty_row,
     merge_rows,
     tell_of_compiling,
@@ -80,7 +79,7 @@ class RowBuffer:
         device: where the rows are merged.
     """
 
-    def __init__(self, more: Sequence[Columns | Statistic], device: torch.device) -> None:
+    def __init__(self, more: Sequence[Columns], device: torch.device) -> None:
         self.device = device
         self.streams = Streams()
         """The streams on which the rows are made."""
