@@ -47,15 +47,12 @@ WITHOUT_LIGHTNING = [
     "editing",
 ]
 WITHOUT_LIGHTNING += ["hooks", "measure", "images"]
-WITHOUT_LIGHTNING += ["record", "sites", "selection", "layers", "nested", "parameters", "computed", "state"]
+WITHOUT_LIGHTNING += ["record", "sites", "selection", "layers", "nested", "parameters", "state"]
 """What serves a run without a Trainer too."""
 
 GROUND = [
     "checks",
     "clock",
-    "computed",
-    "dotted",
-    "flow",
     "eager",
     "layers",
     "layouts",
@@ -63,7 +60,7 @@ GROUND = [
     "nested",
     "parameters",
     "patterns",
-    "plain",
+    "packing",
     "ranks",
     "record",
 ]

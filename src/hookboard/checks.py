@@ -3,6 +3,7 @@
 The errors name the argument, quote its value, and say what is valid.
 """
 
+import importlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ import numpy as np
 from hookboard.messages import quoted, unknown
 
 Name = TypeVar("Name", bound=str)
+T = TypeVar("T")
 
 
 def wrong(option: str, given: object, valid: str, otherwise: str | None = None) -> ValueError:
@@ -249,4 +251,28 @@ def several(option: str, given: Any, kinds: Any, valid: str, otherwise: str | No
     found = list(given) if is_list(given) else [given]
     if not found or not all(isinstance(each, kinds) for each in found):
         raise wrong(option, given, valid, otherwise)
+    return found
+
+
+def object_at(path: str, kind: type[T], what: str) -> T:
+    """Import the object at a dotted path.
+
+    Args:
+        path: module and attribute, joined by a dot.
+        kind: the class that it must be an instance of.
+        what: what it is for the user, used in errors: "rule", "statistic".
+
+    Raises:
+        ValueError: the path cannot be imported, or the object is not a `kind`.
+
+    >>> object_at("math.pi", float, "number")
+    3.141592653589793
+    """
+    module, _, attribute = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{what} {path!r} cannot be imported: {error}") from error
+    if not isinstance(found, kind):
+        raise ValueError(f"{what} {path!r} is a {type(found).__name__}, not a hookboard.{kind.__name__}.")
     return found

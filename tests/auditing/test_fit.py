@@ -14,8 +14,8 @@ from hookboard import HealthMonitor
 from hookboard.auditing import FirstStep, read_first_step
 from hookboard.auditing.program import StepTrace
 from hookboard.auditing.reading import ALL_RULES
-from hookboard.flow import Flow
 from hookboard.health import RULES, STEP
+from hookboard.layers import Flow
 
 pytestmark = pytest.mark.trains
 

@@ -9,7 +9,7 @@ from toys import batches, fit
 
 from hookboard import HealthMonitor, Rule
 from hookboard.auditing.reading import Reader
-from hookboard.flow import Flow
+from hookboard.layers import Flow
 
 
 class Branches(LightningModule):

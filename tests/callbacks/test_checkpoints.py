@@ -18,7 +18,7 @@ from hookboard.health.run_table import Silence
 from hookboard.loops import callback as base
 from hookboard.loops import saved
 from hookboard.loops.saved import KEY
-from hookboard.plain import Codec
+from hookboard.packing import Codec
 from hookboard.recording import Readings
 
 DATA = batches(*[4] * 12)

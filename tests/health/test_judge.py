@@ -5,9 +5,8 @@ import pytest
 from health import looks
 from health.trainings import LAYERS, WINDOW, linear
 
-from hookboard.flow import Flow
 from hookboard.health import Judge, Look, Rule, Run, Stepped, Symptom
-from hookboard.layers import Layer
+from hookboard.layers import Flow, Layer
 from hookboard.messages import HookboardWarning
 
 pytestmark = pytest.mark.usefixtures("at_every_look")

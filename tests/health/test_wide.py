@@ -14,7 +14,7 @@ from hookboard.health.rules.signal import COLLAPSED
 from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
 from hookboard.health.run_table import Silence
 from hookboard.measure import looked_at
-from hookboard.plain import Codec, packed, unpacked
+from hookboard.packing import Codec, packed, unpacked
 from hookboard.recording import Readings
 from hookboard.sites import Site
 

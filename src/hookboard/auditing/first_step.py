@@ -10,7 +10,7 @@ from torch import Tensor
 from hookboard.auditing.optimizing import findings_of_optimizers
 from hookboard.auditing.reading import Reader
 from hookboard.auditing.rules import Finding
-from hookboard.flow import Flow
+from hookboard.layers import Flow
 from hookboard.messages import inform, warn
 from hookboard.replay import CannotRunAgainError, run_step, undisturbed
 from hookboard.torch_private import CollectiveError

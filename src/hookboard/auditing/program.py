@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hookboard.flow import Flow
+from hookboard.layers import Flow
 from hookboard.nested import tensors_in
 from hookboard.replay import call_training_step
 from hookboard.user_code import is_of_library

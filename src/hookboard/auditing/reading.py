@@ -15,7 +15,7 @@ from hookboard.auditing.leak import future_leak, note_embedding
 from hookboard.auditing.program import StepTrace, Value
 from hookboard.auditing.rules import FLAT, OBSERVERS, RULES, Finding, TracedStep, findings_of
 from hookboard.auditing.scaling import loss_scale, unbounded_loss
-from hookboard.flow import Flow
+from hookboard.layers import Flow
 
 ALL_RULES = (
     no_influence,

@@ -27,7 +27,6 @@ from hookboard.callbacks.weights import Part
 from hookboard.checks import check_name, check_number, check_switches, check_whole, is_finite
 from hookboard.experiments import SECONDS
 from hookboard.first_nan import BlackBox
-from hookboard.flow import Flow
 from hookboard.health import (
     MEASURED_VALUES_MAX,
     RULES,
@@ -45,7 +44,7 @@ from hookboard.health import (
     check_stop_on,
     rules_of,
 )
-from hookboard.layers import ChannelDims, Layer, layers_of
+from hookboard.layers import ChannelDims, Flow, Layer, layers_of
 from hookboard.loops import Loop, Selection, StageState, is_due_now
 from hookboard.messages import inform, warn_switched_off
 from hookboard.nested import tensors_in

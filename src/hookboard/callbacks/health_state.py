@@ -17,7 +17,6 @@ from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.trials import ExperimentState
 from hookboard.first_nan import BlackBox
-from hookboard.flow import Flow
 from hookboard.health import (
     RULES,
     TELLABLE,
@@ -39,7 +38,7 @@ from hookboard.health import (
     news,
     parts_of,
 )
-from hookboard.layers import Layer
+from hookboard.layers import Flow, Layer
 from hookboard.loops import Loop, Selection
 from hookboard.measure import needs_host
 from hookboard.messages import alert, inform, listed, warn, warn_switched_off

@@ -1,4 +1,4 @@
-"""How the state of a judge is packed into a checkpoint, and restored: see `hookboard.plain`."""
+"""How the state of a judge is packed into a checkpoint, and restored: see `hookboard.packing`."""
 
 import copy
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from hookboard.health.rules.numerics import Nonfinite
 from hookboard.health.run import RateJump, Run
 from hookboard.health.run_table import RunTable, Silence
 from hookboard.layers import Layer
-from hookboard.plain import Codec, Codecs, dataclass_codec, object_codec
+from hookboard.packing import Codec, Codecs, dataclass_codec, object_codec
 from hookboard.recording import FORMS as OF_READINGS
 
 _OF_JUDGE = object_codec(lambda: Judge([], {}, 1), derived=("run", "_rules", "_names", "_verdicts"))

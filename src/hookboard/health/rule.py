@@ -13,9 +13,9 @@ from hookboard.checks import (
     check_switches,
     check_text,
     check_whole,
+    object_at,
     several,
 )
-from hookboard.dotted import object_at
 from hookboard.health.run import Run
 from hookboard.messages import unknown
 

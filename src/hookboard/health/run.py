@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from hookboard.flow import Flow
 from hookboard.health.comparison import Comparison, compared
 from hookboard.health.look import HeldBack, Look
 from hookboard.health.losses import LossCurve

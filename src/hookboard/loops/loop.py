@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hookboard.auditing import FirstStep
-from hookboard.flow import Flow
+from hookboard.layers import Flow
 from hookboard.replay import CannotRunAgainError, RandomState
 
 

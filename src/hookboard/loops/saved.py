@@ -13,7 +13,7 @@ import numpy as np
 
 from hookboard.health import FORMS as OF_HEALTH
 from hookboard.loops.stage_state import StageState
-from hookboard.plain import Codecs, dataclass_codec, packed, unpacked
+from hookboard.packing import Codecs, dataclass_codec, packed, unpacked
 from hookboard.record import LayerFacts
 
 KEY = "hookboard"

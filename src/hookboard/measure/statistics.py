@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.checks import check_differ, check_function, check_identifier, check_name, several
-from hookboard.dotted import object_at
+from hookboard.checks import check_differ, check_function, check_identifier, check_name, object_at, several
 from hookboard.measure.columns import AtEnds, Columns, width_of
 from hookboard.measure.derived import DERIVED, ENDS, AxisScale, Merged
 from hookboard.measure.row import WIDTH, Moments, elements_in

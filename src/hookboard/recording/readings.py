@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hookboard.measure import FIELDS, WIDTH, Histogram, Moments, StatisticColumns
-from hookboard.plain import Codec, Codecs, dataclass_codec
+from hookboard.packing import Codec, Codecs, dataclass_codec
 from hookboard.sites import Role, Site, Stage
 
 _COUNT = FIELDS.index("count")
@@ -259,7 +259,7 @@ class Readings(Mapping[Site, Reading]):
         return Readings.of, (list(self.values()),)
 
 
-# What a checkpoint holds of readings, see `hookboard.plain`.
+# What a checkpoint holds of readings, see `hookboard.packing`.
 
 
 def _parts(readings: Readings) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 
-from hookboard.plain import Codec, packed
+from hookboard.packing import Codec, packed
 
 
 class Look:
