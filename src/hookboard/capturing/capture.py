@@ -1,0 +1,433 @@
+"""`capture`: keep the inputs and outputs of modules, and their gradients, without a Trainer."""
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.checks import check_switches, check_text, check_whole, chosen, wrong
+from hookboard.eager import run_eagerly
+from hookboard.editing import Edit, EditFunction, Edits, apply_rule, check_rule, edited_gradient
+from hookboard.hooks import (
+    NO_GRADIENT,
+    UNKNOWN,
+    Switch,
+    Taps,
+    is_own_call,
+    watch_output,
+    why_no_gradient,
+)
+from hookboard.layouts import shape_in_words
+from hookboard.measure import Moments, measure, plan
+from hookboard.messages import unknown
+from hookboard.selection import Patterns, Types, select
+from hookboard.sites import ROLES, Role, Site
+from hookboard.torch_private import in_backward, version_of
+
+CaptureRole = Literal["input", "output", "grad_input", "grad_output"]
+
+NO_PART = "no gradient arrived: the loss does not depend on the tensor"
+
+# Modules, and autograd, may call the hooks from several threads.
+_lock = threading.RLock()
+
+Tensors = Tensor | dict[str, Tensor]
+"""One tensor, or several by the index or key that leads to each."""
+
+SUMMARY = plan(("mean", "std", "zero_fraction"))
+
+
+@contextmanager
+def capture(
+    model: nn.Module,
+    modules: Patterns | None = None,
+    *,
+    types: Types | None = None,
+    roles: CaptureRole | Sequence[CaptureRole] = "output",
+    copy: bool = True,
+    device: str | torch.device | None = None,
+    calls: int | None = None,
+    edit: Edit | Sequence[Edit] = (),
+) -> Iterator["Captured"]:
+    """Keep the inputs, outputs and gradients of the selected modules while a block runs, and change them if asked.
+
+    Edited tensors are kept as they are after the edit. Gradients are kept if the backward pass runs inside the block.
+    Compiled modules run uncompiled inside it. When the block ends, also by an error, all hooks are removed; the result
+    keeps the captured tensors.
+
+    Args:
+        model: Any module. If it has no submodules, it is captured itself, under the name `""`.
+        modules: Pattern or patterns over dotted module names, as for the callbacks. Left out: every leaf module, or,
+            with `types`, every module of those types.
+        types: Class names or classes; subclasses count, a leading `!` excludes.
+        roles: Which tensors are kept, one or several of `input`, `output`, `grad_input`, `grad_output`.
+        copy: Whether to keep copies. Otherwise the tensors themselves are kept, in their graph; reading one that an
+            in-place operation has changed since is a RuntimeError.
+        device: The device to move kept tensors to, such as `"cpu"`. Left out: they stay where they are.
+        calls: How many calls of each module are kept, from the first. Left out: all.
+        edit: One `Edit`, or several, which apply in their order.
+
+    Yields:
+        The captured tensors by module name; it can be used inside and after the block.
+
+    Raises:
+        ValueError: a pattern or type matches no module, a role is unknown, or a module cannot be edited.
+        LookupError: At the end of the block: an edit has changed nothing, because its module was not called or no
+            gradient came to it.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+        >>> with capture(net, "0", roles=["output", "grad_output"]) as seen:
+        ...     net(torch.ones(4, 2)).sum().backward()
+        >>> seen["0"].output.shape, seen["0"].grad_output.shape
+        (torch.Size([4, 3]), torch.Size([4, 3]))
+    """
+    if not isinstance(model, nn.Module):
+        raise wrong("model", model, "a torch.nn.Module")
+    wanted = chosen("roles", roles, get_args(CaptureRole))
+    check_switches(copy=copy)
+    check_whole("calls", calls, otherwise="for all")
+    if device is not None:
+        _check_device(device)
+    edits = []
+    for one in edit if isinstance(edit, list | tuple) else [edit]:
+        if not isinstance(one, Edit):
+            raise wrong("edit", one, "an Edit, which says where too, as in Edit(Zero(), 'layer1')")
+        edits.append(Edits(_select(model, one.modules, one.types), one.role, one.rule))
+    seen = Captured(_select(model, modules, types), wanted, Keeper(copy, device), calls)
+    with run_eagerly(), ExitStack() as hooks:
+        hooks.enter_context(seen.attached())
+        for each in edits:
+            hooks.callback(each.detach)
+            each.attach()
+        yield seen
+    for each in edits:
+        each.check_made()
+
+
+def _check_device(device: object) -> None:
+    error = wrong("device", device, "a device that is there, such as 'cpu'", "to leave tensors where they are")
+    if not isinstance(device, str | torch.device):
+        raise error
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as cause:  # the second one where torch was built without CUDA
+        raise error from cause
+
+
+def _select(model: nn.Module, modules: Patterns | None, types: Types | None) -> dict[str, nn.Module]:
+    is_alone = modules is None and types is None and next(model.children(), None) is None
+    return {"": model} if is_alone else select(model, modules, types)
+
+
+class _OfRoles:
+    """The tensors of each role, for one call or for the only one."""
+
+    @property
+    def input(self) -> Tensors:
+        """The module's input."""
+        return self._of("input")
+
+    @property
+    def output(self) -> Tensors:
+        """The module's output."""
+        return self._of("output")
+
+    @property
+    def grad_input(self) -> Tensors:
+        """The gradient that the module passed back to its input."""
+        return self._of("grad_input")
+
+    @property
+    def grad_output(self) -> Tensors:
+        """The gradient with respect to the module's output."""
+        return self._of("grad_output")
+
+    def _of(self, role: Role) -> Tensors:
+        raise NotImplementedError
+
+
+@dataclass
+class CapturedModule(_OfRoles):
+    """What was captured of one module.
+
+    `input`, `output`, `grad_input` and `grad_output` are the tensors of its only call; if there were several calls, use
+    `calls[i].output` and so on. Each is a tensor, or a dict of tensors by index or key if the module has several.
+    Reading them raises LookupError if nothing was captured (the message gives the reason) or if there were several
+    calls, and RuntimeError if an in-place operation has changed a tensor that was kept with `copy=False`.
+
+    Args:
+        name: The module's dotted name.
+        kind: The name of its class.
+        roles: The roles that were asked for.
+        why: Takes name and role, and returns the reason why nothing was captured.
+        calls: What was captured of each call, in the order of the calls.
+        is_ambiguous: Whether there were gradients that cannot be assigned to a call.
+    """
+
+    name: str
+    kind: str
+    roles: tuple[Role, ...]
+    why: Callable[[str, Role], str] = field(repr=False)
+    calls: list["CapturedCall"] = field(default_factory=list)
+    is_ambiguous: bool = field(default=False, repr=False)
+
+    def __repr__(self) -> str:
+        parts = [f"{role} {_shapes(kept)}" for call in self.calls[:1] for role, kept in call.kept.items()]
+        if len(self.calls) != 1:
+            parts.append(f"{len(self.calls)} calls")
+        return f"{self.name or 'model'} ({self.kind}): {'; '.join(parts)}"
+
+    def _of(self, role: Role) -> Tensors:
+        if len(self.calls) > 1:
+            raise LookupError(f"{self.name!r} was called {len(self.calls)} times: take .calls[0].{role}, and so on")
+        tensors: Tensors = getattr(self.calls[0] if self.calls else CapturedCall(self), role)
+        return tensors
+
+    def rows(self) -> Iterator[list[str]]:
+        """Return the rows of a summary: name, type, tensor (role and call), shape, mean, std, fraction of zeros."""
+        for k, call in enumerate(self.calls):
+            for role, kept in call.kept.items():
+                for path, one in kept.items():
+                    which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
+                    tensor = one.value(f"{role} of {self.name!r}")
+                    yield [self.name, self.kind, which, shape_in_words(tensor), *_described(tensor)]
+
+
+class CapturedCall(_OfRoles):
+    """What was captured of one call of a module."""
+
+    def __init__(self, module: CapturedModule) -> None:
+        self._module = module
+        self.kept: dict[Role, dict[str, KeptTensor]] = {}
+
+    def __repr__(self) -> str:
+        return "; ".join(f"{role} {_shapes(kept)}" for role, kept in self.kept.items())
+
+    def _of(self, role: Role) -> Tensors:
+        module = self._module
+        if role not in module.roles:
+            asked = ", ".join(module.roles)
+            raise LookupError(f"the {role} of {module.name!r} was not asked for: roles has {asked}")
+        if role.startswith("grad") and module.is_ambiguous:
+            raise LookupError(
+                f"{module.name!r} was called several times and recomputed by a checkpoint: it is unknown "
+                "which call a gradient belongs to. Checkpoint with use_reentrant=False."
+            )
+        kept = self.kept.get(role)
+        if not kept:
+            raise LookupError(f"there is no {role} of {module.name!r}: {module.why(module.name, role)}")
+        values = {path: one.value(f"the {role} of {module.name!r}") for path, one in kept.items()}
+        return values[""] if list(values) == [""] else values
+
+
+@dataclass
+class KeptTensor:
+    """A captured tensor, and its version number at that time if it is not a copy."""
+
+    tensor: Tensor
+    version: int | None
+
+    def value(self, what: str) -> Tensor:
+        """Return the tensor.
+
+        Raises:
+            RuntimeError: it is not a copy, and an in-place operation has changed it since.
+        """
+        if self.version is not None and version_of(self.tensor) != self.version:
+            raise RuntimeError(f"{what} was changed in place after it was captured: capture it with copy=True")
+        return self.tensor
+
+
+@dataclass
+class Keeper:
+    """How tensors are kept: as copies or not, and on which device (None: where they are)."""
+
+    copy: bool
+    device: str | torch.device | None
+
+    def keep(self, tensor: Tensor) -> KeptTensor:
+        """Keep the tensor as it is now."""
+        # An inference tensor has no version that would tell a change.
+        if self.copy or tensor.is_inference():
+            given = tensor.detach()
+            # Not every kind of tensor can be given to `to`.
+            return KeptTensor(given.clone() if self.device is None else given.to(self.device, copy=True), None)
+        moved = tensor if self.device is None else tensor.to(self.device)
+        return KeptTensor(moved, version_of(moved))
+
+
+class Captured(Mapping[str, CapturedModule]):
+    """The result of `hookboard.capturing`: a mapping from names to `CapturedModule`.
+
+    The names are those of the selected modules, and those that were given to `watch`.
+
+    Args:
+        modules: name to module.
+        roles: which of their tensors are kept.
+        keeper: how tensors are kept.
+        calls: how many calls of each module are kept; None for all.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], roles: Sequence[CaptureRole], keeper: Keeper, calls: int | None
+    ) -> None:
+        self._keeper = keeper
+        self._most = calls
+        self._switch = Switch()
+        self._hooks = ExitStack()
+        self._taps = Taps(modules, roles, self._open, each_call=True)
+        self._found = {
+            name: CapturedModule(name, type(module).__name__, tuple(roles), self._why_of_module)
+            for name, module in modules.items()
+        }
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Capture tensors until the context is left. `hookboard.capturing` calls this; users need not."""
+        with self._hooks:
+            self._hooks.callback(self._stop)
+            self._taps.attach()
+            self._taps.active = self._switch.on = True
+            yield
+
+    def _stop(self) -> None:
+        self._switch.on = False
+        self._taps.detach()
+
+    def __getitem__(self, name: str) -> CapturedModule:
+        if name not in self._found:
+            raise KeyError(str(unknown("module", name, self._found)))
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def watch(self, tensor: Tensor, name: str, edit_grad: EditFunction | None = None) -> Tensor:
+        """Keep a tensor that no module returns as the `output` of `name`, and its gradient as `grad_output`.
+
+        Args:
+            tensor: Any tensor inside the block.
+            name: The name under which it is kept. Every further tensor with this name is a further call.
+            edit_grad: A rule that changes the gradient that arrives at the returned tensor, before it is kept.
+
+        Returns:
+            `tensor` itself; with `edit_grad` a copy of it, which the computation must use in its place.
+
+        Raises:
+            ValueError: `name` is the name of a module, or `edit_grad` is given for a tensor without a gradient.
+        """
+        if not isinstance(tensor, Tensor):
+            raise wrong("tensor", tensor, "a tensor")
+        check_text(name=name)
+        if edit_grad is not None:
+            check_rule("edit_grad", edit_grad)
+        if not is_own_call():
+            self._watch(tensor, name)
+        if edit_grad is None:
+            return tensor
+        if not tensor.requires_grad:
+            raise ValueError(f"the gradient of {name!r} cannot be changed: the tensor {why_no_gradient(tensor)}")
+        return edited_gradient(tensor, lambda gradient: apply_rule(edit_grad, gradient, f"gradient of {name!r}"))
+
+    def _watch(self, tensor: Tensor, name: str) -> None:
+        with _lock:
+            index = self._begin_call(tensor, name)
+            is_wanted = self._most is None or index < self._most
+            if is_wanted and not in_backward():
+                self._keep(Site(name, "output"), index, tensor)
+        if is_wanted and tensor.requires_grad:
+            observe = self._open(Site(name, "grad_output"))
+            handle = watch_output(tensor, functools.partial(observe, index), self._switch)
+            if handle is not None:
+                self._hooks.enter_context(handle)
+
+    def _begin_call(self, tensor: Tensor, name: str) -> int:
+        """Return the number of the call that a watched tensor stands for."""
+        if name not in self._found:
+            self._found[name] = CapturedModule(name, "Tensor", ("output", "grad_output"), lambda *_: "")
+        watched = self._found[name]
+        if watched.kind != "Tensor":
+            raise ValueError(f"{name!r} is the name of a module: give the tensor another name")
+        reason = "" if tensor.requires_grad else f"the tensor {why_no_gradient(tensor)}"
+        watched.why = lambda *_: reason or self._why_no_backward() or NO_PART
+        count = len(watched.calls)
+        if in_backward():  # a checkpoint computes it again
+            return 0 if count == 1 else UNKNOWN
+        return count
+
+    def _why_of_module(self, name: str, role: Role) -> str:
+        cause = self._taps.why_silent(name, role)
+        return self._why_no_backward() or cause if cause == NO_GRADIENT else cause
+
+    def _why_no_backward(self) -> str:
+        """Return the cause where no gradient has come to anything; else nothing."""
+        calls = (call for captured in self._found.values() for call in captured.calls)
+        if any(ROLES[role].is_gradient for call in calls for role in call.kept):
+            return ""
+        return "no gradient arrived at anything in the block: call backward() before the block ends"
+
+    def summary(self) -> str:
+        """Return a table as text, one line per tensor.
+
+        Its columns are name, type, which tensor (role and call), shape, mean, standard deviation and the share of
+        zeros.
+        """
+        header = ["name", "type", "tensor", "shape", "mean", "std", "zeros"]
+        rows = [row for captured in self._found.values() for row in captured.rows()]
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [header, *rows]]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(map(repr, self._found.values()))
+        return f"Captured({inside})"
+
+    def _open(self, site: Site) -> Callable[[int, Tensor], None]:
+        # A graph holds its hooks, and what is kept may hold the graph: no collector would see that circle.
+        me = weakref.ref(self)
+
+        def observe(index: int, tensor: Tensor) -> None:
+            self = me()
+            if self is not None:
+                self._keep(site, index, tensor)
+
+        return observe
+
+    def _keep(self, site: Site, index: int, tensor: Tensor) -> None:
+        if self._most is not None and index >= self._most:
+            return
+        with _lock:
+            captured = self._found[site.name]
+            if index == UNKNOWN:
+                captured.is_ambiguous = True
+                return
+            while len(captured.calls) <= index:
+                captured.calls.append(CapturedCall(captured))
+            slots = captured.calls[index].kept.setdefault(site.role, {})
+            earlier = slots.get(site.index)
+            if earlier is not None and site.role.startswith("grad"):
+                # Of several backward passes the gradients add up, as they do in `.grad`.
+                tensor = earlier.value(str(site)) + tensor.to(earlier.tensor.device)
+            slots[site.index] = self._keeper.keep(tensor)
+
+
+def _shapes(kept: Mapping[str, KeptTensor]) -> str:
+    return ", ".join(f"{path} {shape_in_words(one.tensor)}".strip() for path, one in kept.items())
+
+
+def _described(tensor: Tensor) -> list[str]:
+    try:
+        moments = Moments(*measure(tensor.detach().cpu(), SUMMARY))
+    except (TypeError, RuntimeError):  # it has no values, as a meta tensor
+        return ["?"] * len(SUMMARY.names)
+    return [f"{value:.4g}" for value in SUMMARY.values(moments, []).values()]
