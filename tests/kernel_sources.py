@@ -55,7 +55,7 @@ def merge_kernel():
     from hookboard.measure import triton_kernel
 
     signature = {"parts": "*fp64", "rows": "*fp64", "count": "i32", "channels": "i64"}
-    return source_of(triton_kernel.merge, signature, {"PARTS": accelerator.MOST_PROGRAMS}, range(2))
+    return source_of(triton_kernel.merge, signature, {"PARTS": accelerator.MAX_PROGRAMS}, range(2))
 
 
 def source_of(kernel, signature, constants, aligned):

@@ -6,7 +6,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from hookboard.measure import BINS, FORMULAS, WIDTH, Moments, can_subtract, form_of, histograms, measure, native, plan
-from hookboard.measure.door import row_on_device
+from hookboard.measure.measuring import row_on_device
 from hookboard.measure.values import values_of
 
 ALL = plan(list(FORMULAS))
@@ -41,7 +41,9 @@ def on_device(tensor, plan=ALL, counts=None, moments_only=False):
 
 def by_kernel(tensor, dim=None, counts=None, minus=None):
     """What the compiled kernel gives of one tensor: its row, and those of its channels."""
-    form = form_of(tensor, dim)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hookboard.measure.row.MAX_CHANNEL_ROWS", 1 << 20)  # a row for each channel of any tensor here
+        form = form_of(tensor, dim)
     return native.read(tensor, form, with_abs_mean=True, counts=counts, minus=minus)
 
 

@@ -253,7 +253,7 @@ def test_an_unknown_name_lists_them():
     ids=["float32", "bfloat16", "sparse"],
 )
 def test_rms_t_of_a_large_parameter_is_computed_in_blocks(tmp_path, monkeypatch, net, make, data):
-    monkeypatch.setattr("hookboard.measure.values.MOST_AT_ONCE", 10)
+    monkeypatch.setattr("hookboard.measure.values.MAX_BLOCK_VALUES", 10)
     opened, largest = Recorder.open, []
 
     def noting(recorder, site):

@@ -9,7 +9,7 @@ from torch.nn import functional
 from toys import Toy, batches, fit, scalars
 
 from hookboard import ActivationLogger, HealthMonitor
-from hookboard.measure import every_of
+from hookboard.measure import channel_stride
 
 STEPS, SIZE = 12, 32
 
@@ -103,10 +103,10 @@ def test_dead_units_of_a_wide_layer_are_counted_among_those_looked_at(make, widt
     kill(net[at], some_of(width))
     model = Keeps(net, net[at + 1])
     (verdict,) = verdicts_of(model)
-    looked_at = model.dead(dim)[:: every_of(width)]
+    channel_row_count = model.dead(dim)[:: channel_stride(width)]
     assert torch.equal(model.dead(dim), some_of(width))
     assert (verdict.module, verdict.severity) == (f"net.{at}", "note")
-    assert said_counts(verdict) == [int(looked_at.sum()), len(looked_at), width]
+    assert said_counts(verdict) == [int(channel_row_count.sum()), len(channel_row_count), width]
 
 
 def test_a_wide_layer_that_is_all_dead_is_an_alarm():

@@ -19,7 +19,7 @@ from hookboard.recording import Readings
 from hookboard.sites import Site
 
 WIDE = 16_384
-ROWS = looked_at(WIDE)
+ROWS = channel_row_count(WIDE)
 
 
 def wide(given, width=WIDE):

@@ -99,7 +99,7 @@ def test_sums_are_true_at_the_borders_of_tiles(small_tiles, dtype, length):
 
 
 def test_many_programs_with_several_tiles_each_are_true(small_tiles, monkeypatch):
-    monkeypatch.setattr(accelerator, "MOST_PROGRAMS", 8)
+    monkeypatch.setattr(accelerator, "MAX_PROGRAMS", 8)
     values = torch.cat([torch.zeros(100), normal(2000, mean=1e4, std=0.1), normal(900, std=1e30), normal(5)])
     parts = measure(values, ALL)
     assert len(parts) == 8
@@ -265,7 +265,7 @@ def test_long_compiling_is_said_once_with_its_seconds(monkeypatch):
     monkeypatch.setattr(accelerator, "inform", said.append)
     for seconds in (0.5, 3.2, 9.0):
         state.seconds += seconds
-        accelerator.tell_of_compiling()
+        accelerator.report_compile_time()
     assert len(said) == 1
     assert "took 3.7 s" in said[0]
 
@@ -273,7 +273,7 @@ def test_long_compiling_is_said_once_with_its_seconds(monkeypatch):
 @pytest.mark.parametrize(("shape", "dim"), [((9, 50), 1), ((2, 3, 50), 2), ((2, 50, 3, 2), 1)], ids=str)
 @pytest.mark.parametrize("way", ["plain", "scaled", "scaled, without kernels for channels"])
 def test_every_kth_channel_of_a_wide_tensor_has_its_row(small_tiles, monkeypatch, shape, dim, way):
-    monkeypatch.setattr("hookboard.measure.row.MOST_CHANNELS", 16)
+    monkeypatch.setattr("hookboard.measure.row.MAX_CHANNEL_ROWS", 16)
     tensor, scale = normal(*shape), None if way == "plain" else torch.tensor(1024.0)
     if way.endswith("channels"):
         rows_of = accelerator.rows_of

@@ -12,7 +12,7 @@ from hookboard.sites import Site
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(values, "MOST_AT_ONCE", 10)
+    monkeypatch.setattr(values, "MAX_BLOCK_VALUES", 10)
 
 
 class Largest(TorchDispatchMode):

@@ -11,7 +11,7 @@ from torch import nn
 from ways import ALL, no_counts
 
 from hookboard.measure import FIELDS, WIDTH, Statistic, measure, measure_channels, native, plan
-from hookboard.measure.door import rows_of_channels
+from hookboard.measure.measuring import rows_of_channels
 
 
 def on_cpu(tensor, dim):

@@ -9,7 +9,7 @@ from ways import as_row, every_way, no_counts, on_cpu
 
 from hookboard import Statistic
 from hookboard.measure import DERIVED, WIDTH, Moments, measure_channels, merge_rows, plan
-from hookboard.measure.door import rows_of_channels
+from hookboard.measure.measuring import rows_of_channels
 
 EVERYTHING = plan(list(DERIVED))
 WITHOUT_CHANNELS = ("dead_fraction", "effective_rank")
@@ -19,7 +19,7 @@ def together(measured, parts, names=tuple(DERIVED), ends=None):
     """The statistics of several tensors, each measured by itself and merged as the calls of one site."""
     resolved = plan(names)
     counts = no_counts()
-    rows = [as_row(measured(part, resolved.between(ends), counts=counts)) for part in parts]
+    rows = [as_row(measured(part, resolved.with_limits(ends), counts=counts)) for part in parts]
     merged = merge_rows(torch.stack(rows), torch.zeros(len(rows), dtype=torch.long), 1, resolved.more)[0].tolist()
     moments = Moments(*merged[:WIDTH])
     return resolved.values(moments, merged[WIDTH:], bins=counts.numpy(), dtype=parts[0].dtype)

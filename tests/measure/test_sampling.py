@@ -7,12 +7,12 @@ from oracle import derived, normal, row_of, rows_of_channels
 from ways import ALL, by_kernel, no_counts
 
 from hookboard.measure import (
-    MOST_CHANNELS,
-    MOST_ROW_BYTES,
+    MAX_CHANNEL_ROW_BYTES,
+    MAX_CHANNEL_ROWS,
     WIDTH,
-    every_of,
+    channel_row_count,
+    channel_stride,
     form_of,
-    looked_at,
     measure,
     measure_channels,
     native,
@@ -52,15 +52,15 @@ WIDE = {
 
 @pytest.mark.parametrize("channels", SIZES)
 def test_the_rows_of_any_width_keep_to_the_bytes_and_no_smaller_k_would(channels):
-    k = every_of(channels)
-    assert looked_at(channels) == len(range(0, channels, k))
-    assert looked_at(channels) * WIDTH * 8 <= MOST_ROW_BYTES
-    assert k == 1 or len(range(0, channels, k - 1)) > MOST_CHANNELS
+    k = channel_stride(channels)
+    assert channel_row_count(channels) == len(range(0, channels, k))
+    assert channel_row_count(channels) * WIDTH * 8 <= MAX_CHANNEL_ROW_BYTES
+    assert k == 1 or len(range(0, channels, k - 1)) > MAX_CHANNEL_ROWS
 
 
 @pytest.mark.parametrize(("tensor", "dim"), WIDE.values(), ids=WIDE)
 def test_every_kth_channel_has_the_row_of_its_values(way, tensor, dim):
-    k = every_of(tensor.shape[dim])
+    k = channel_stride(tensor.shape[dim])
     _, rows = measure_channels(tensor, dim, ALL)
     assert k > 1
     np.testing.assert_allclose(np.asarray(rows), rows_of_channels([tensor], dim)[::k], rtol=1e-6, atol=1e-12)
@@ -78,15 +78,15 @@ def test_the_row_of_the_whole_is_that_of_all_channels(way, tensor, dim):
 def test_a_tensor_of_a_million_channels_has_rows_within_the_bytes():
     tensor = half_dead(2, 1_000_003)
     _, rows = measure_channels(tensor, 1, ALL)
-    assert rows.nbytes <= MOST_ROW_BYTES
+    assert rows.nbytes <= MAX_CHANNEL_ROW_BYTES
     assert rows.base is None or rows.nbytes == getattr(rows.base, "nbytes", len(rows.base))
 
 
 def test_as_many_channels_as_have_a_row_each_are_measured_as_before():
-    tensor = normal(5, MOST_CHANNELS)
+    tensor = normal(5, MAX_CHANNEL_ROWS)
     row, rows = measure_channels(tensor, 1, ALL)
-    assert rows.shape == (MOST_CHANNELS, WIDTH)
-    assert form_of(tensor, 1).channels == MOST_CHANNELS
+    assert rows.shape == (MAX_CHANNEL_ROWS, WIDTH)
+    assert form_of(tensor, 1).channels == MAX_CHANNEL_ROWS
     if native._native is not None:
         true_row, true_rows = by_kernel(tensor, 1)
         assert row == true_row
@@ -94,7 +94,7 @@ def test_as_many_channels_as_have_a_row_each_are_measured_as_before():
 
 
 def test_the_kernel_is_not_asked_for_more_rows_than_there_may_be():
-    assert form_of(normal(5, MOST_CHANNELS + 1), 1) is None
+    assert form_of(normal(5, MAX_CHANNEL_ROWS + 1), 1) is None
 
 
 @pytest.mark.parametrize("scale", [2.0, 1024.0])

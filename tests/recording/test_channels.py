@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracle import assert_true, normal, rows_of_channels
 
-from hookboard.measure import FORMULAS, MOST_ROW_BYTES, WIDTH, plan
+from hookboard.measure import FORMULAS, MAX_CHANNEL_ROW_BYTES, WIDTH, plan
 from hookboard.recording import Recorder
 from hookboard.recording.rows import MOST_CALLS
 from hookboard.sites import Site

@@ -12,7 +12,7 @@ from hookboard.recording.rows import RowBuffer
 @pytest.fixture
 def said(monkeypatch, caplog):
     """What is said while rows are merged on the CPU twice, with or without the kernel."""
-    native.tell_of_missing_kernel.cache_clear()
+    native.report_missing_kernel.cache_clear()
 
     def lines(kernel):
         monkeypatch.setattr(native, "_native", kernel)
@@ -22,7 +22,7 @@ def said(monkeypatch, caplog):
         return [record.getMessage() for record in caplog.records]
 
     yield lines
-    native.tell_of_missing_kernel.cache_clear()
+    native.report_missing_kernel.cache_clear()
 
 
 def test_without_the_kernel_one_line_says_what_it_costs_and_how_to_get_it(said):

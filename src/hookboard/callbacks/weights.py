@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.measure import FORMULAS, Moments, StatisticColumns, blocks_of, measuring_device, single_at_least
+from hookboard.measure import FORMULAS, Moments, StatisticTable, blocks_of, measuring_device, single_at_least
 from hookboard.parameters import Weight, stepped_by
 from hookboard.recording import Readings, Recorder
 from hookboard.sites import Role, Site
@@ -350,7 +350,7 @@ def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[]
 def with_states(readings: Readings) -> StatisticColumns:
     """Return the statistics of the readings; the RMS of an optimizer's state becomes a statistic of its parameter."""
     columns, places = readings.statistics, readings.places
-    columns = StatisticColumns(columns.names, columns.values.copy(), columns.is_there.copy())
+    columns = StatisticTable(columns.names, columns.values.copy(), columns.is_there.copy())
     of_states = places.of_role("parameter_state")
     if of_states:
         with np.errstate(all="ignore"):

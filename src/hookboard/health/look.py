@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookboard.layers import Layer
-from hookboard.measure import every_of
+from hookboard.measure import channel_stride
 from hookboard.recording import Reading, Readings
 from hookboard.sites import ROLES, Role, Site
 
@@ -122,7 +122,7 @@ def every_unit(shape: Sequence[int]) -> int:
     """
     if len(shape) < 2:
         return 1
-    of_outputs = every_of(shape[0])
+    of_outputs = channel_stride(shape[0])
     return of_outputs * max(1, -(-math.prod(shape) // (MEASURED_VALUES_MAX * of_outputs)))
 
 

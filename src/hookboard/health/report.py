@@ -9,7 +9,7 @@ from dataclasses import replace
 from hookboard.health.folding import folded_verdicts
 from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
-from hookboard.measure import MOST_CHANNELS
+from hookboard.measure import MAX_CHANNEL_ROWS
 from hookboard.patterns import folded
 
 CLOSING_VERDICTS_MAX = 3

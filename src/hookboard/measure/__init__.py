@@ -1,17 +1,17 @@
-"""From a tensor to a row: numbers such as count, mean and deviation that merge exactly, and the statistics from them.
+"""Reduces a tensor to a row (count, mean, deviation and so on), merges rows exactly, and computes statistics from them.
 
-`measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too. `form_of` says how
-the compiled kernel reads a tensor: with that, `read` does either for the next one like it. Nothing else in this
-folder is given tensors of a model.
+`measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too. `form_of` describes
+how the compiled kernel reads a tensor; `read` uses that description to measure further tensors of the same form, with
+less overhead. Nothing else in this folder is given tensors of a model.
 """
 
-from hookboard.measure.accelerator import tell_of_compiling
+from hookboard.measure.accelerator import report_compile_time
 from hookboard.measure.columns import Columns, empty_row, width_of
 from hookboard.measure.cpu import forget_scratch
 from hookboard.measure.derived import DERIVED
 from hookboard.measure.device import measuring_device, needs_host
-from hookboard.measure.door import ChannelRows, measure, measure_channels
 from hookboard.measure.histograms import BINS, Histogram, histograms
+from hookboard.measure.measuring import ChannelRows, measure, measure_channels
 from hookboard.measure.merge import merge_rows
 from hookboard.measure.native import (
     Form,
@@ -19,27 +19,27 @@ from hookboard.measure.native import (
     form_of,
     is_like,
     read,
-    tell_of_missing_kernel,
+    report_missing_kernel,
 )
 from hookboard.measure.row import (
     EMPTY,
     FIELDS,
-    MOST_CHANNELS,
-    MOST_ROW_BYTES,
+    MAX_CHANNEL_ROW_BYTES,
+    MAX_CHANNEL_ROWS,
     REQUESTABLE,
     WIDTH,
     Moments,
     Row,
+    channel_row_count,
+    channel_stride,
     elements_in,
-    every_of,
-    looked_at,
 )
 from hookboard.measure.statistics import (
     DEFAULT,
     FORMULAS,
     Plan,
     Statistic,
-    StatisticColumns,
+    StatisticTable,
     as_list,
     plan,
 )
@@ -52,8 +52,8 @@ __all__ = [
     "EMPTY",
     "FIELDS",
     "FORMULAS",
-    "MOST_CHANNELS",
-    "MOST_ROW_BYTES",
+    "MAX_CHANNEL_ROWS",
+    "MAX_CHANNEL_ROW_BYTES",
     "REQUESTABLE",
     "WIDTH",
     "ChannelRows",
@@ -64,18 +64,18 @@ __all__ = [
     "Plan",
     "Row",
     "Statistic",
-    "StatisticColumns",
+    "StatisticTable",
     "as_list",
     "blocks_of",
     "can_subtract",
+    "channel_row_count",
+    "channel_stride",
     "elements_in",
     "empty_row",
-    "every_of",
     "forget_scratch",
     "form_of",
     "histograms",
     "is_like",
-    "looked_at",
     "measure",
     "measure_channels",
     "measuring_device",
@@ -83,8 +83,8 @@ __all__ = [
     "needs_host",
     "plan",
     "read",
+    "report_compile_time",
+    "report_missing_kernel",
     "single_at_least",
-    "tell_of_compiling",
-    "tell_of_missing_kernel",
     "width_of",
 ]

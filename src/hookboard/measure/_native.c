@@ -55,7 +55,7 @@
 #define CHANNEL 128     /* values that take as long as to finish the row of a channel */
 #define TENSOR 512      /* values that take as long as to begin with another tensor */
 
-static const double CANCELLATION = 1e-6; /* as in cpu.py */
+static const double CANCELLATION = 1e-6; /* as MIN_VARIANCE_SHARE in cpu.py */
 
 enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 }; /* as in native.py */
 enum { COUNT, MEAN, M2, ABS_SUM, ZEROS, NANS, POSINF, NEGINF, MIN, MAX, WIDTH }; /* as in row.py */

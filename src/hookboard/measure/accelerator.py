@@ -19,13 +19,13 @@ from hookboard.measure.row import WIDTH
 from hookboard.messages import inform, warn_switched_off
 
 DEVICES = {"cuda"}
-"""The types of devices that the kernels run on. Triton's interpreter runs them on the CPU, which only tests want."""
+"""The types of devices that the kernels run on. Tests add the CPU, where Triton's interpreter runs them."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-"""What the kernels read."""
+"""The dtypes that the kernels read."""
 
-MOST_PROGRAMS = 512
-"""Programs in a launch at most, of which three or more run at once on a multiprocessor. It bounds what they write."""
+MAX_PROGRAMS = 512
+"""Maximum number of programs in a launch, and so of rows that it writes for each channel."""
 
 TILES = {"flat": (2048, 1), "spread": (2048, 1), "last": (64, 32)}
 """Values and channels in a tile; half as many values for float64, and with bins. Larger tiles need so many registers
@@ -35,18 +35,18 @@ OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": False}
 """How Triton compiles. Left to itself, it takes so few registers for some kernels that they spill. A fused multiply-add
 would not round away what `two_sum` collects."""
 
-MOST_INNER = 1 << 30
-"""Positions within a longer run of one channel do not fit into 32 bits."""
+MAX_INNER = 1 << 30
+"""Maximum length of a run of values of one channel: positions within it must fit into 32 bits."""
 
 FAST_FLOAT64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 """Compute capabilities that add float64 at half the speed of float32; the others have a 32nd or 64th of it."""
 
-LONG_COMPILING = 1.0
-"""Seconds of compiling from which on users are told."""
+LONG_COMPILE_SECONDS = 1.0
+"""If compiling takes longer than this, users are told."""
 
 
 class _State:
-    """What is known of the kernels in this process."""
+    """Whether the kernels work in this process, and how long compiling them took."""
 
     def __init__(self) -> None:
         self.has_failed = False
@@ -70,12 +70,12 @@ def _kernels() -> ModuleType | None:
 
 
 def can_read(tensor: Tensor) -> bool:
-    """Return whether the kernels take a plain tensor in memory, at once or as a copy in another type or order."""
+    """Return True if the kernels run on the device of this tensor; `rows_of` copies what they cannot read directly."""
     return tensor.device.type in DEVICES and not _state.has_failed and _kernels() is not None
 
 
 def can_divide(tensor: Tensor, scale: Tensor) -> bool:
-    """Return whether the kernel itself can divide the values of a tensor by a scale of shape ()."""
+    """Return True if `rows_of` can divide this tensor by a scale of shape () while it measures."""
     return (
         can_read(tensor)
         and tensor.dtype in DTYPES
@@ -93,12 +93,12 @@ def rows_of(
     counts: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> Tensor | None:
-    """Return the rows of a tensor, in one launch; with channels there may be a second.
+    """Measure a tensor by the Triton kernel: one launch; with channels there may be a second.
 
     Args:
         tensor: plain, strided, real. If it has gaps, or a type that the kernels do not read, it is copied first.
         dim: the dimension of the channels, not negative; None for no channels.
-        with_abs_mean: whether to fill the column `abs_mean`.
+        with_abs_mean: whether to measure `abs_mean`; otherwise that column is 0.
         counts: the bins of the values are added to this, shape (BINS,), int64, contiguous, on the tensor's device.
         scale: the values are divided by this first, in float32 at least; it must have passed `can_divide`.
 
@@ -116,10 +116,10 @@ def rows_of(
     tensor, (outer, channels, inner) = _readable(tensor, dim)
     layout, elements = "flat" if channels == 1 else "last" if inner == 1 else "spread", outer * inner
     values, width = tile(layout, tensor.dtype, counts is not None)
-    if inner >= MOST_INNER and layout == "spread":
+    if inner >= MAX_INNER and layout == "spread":
         return None
     groups = -(-channels // width)
-    programs = max(1, min(-(-elements // values), MOST_PROGRAMS // groups))
+    programs = max(1, min(-(-elements // values), MAX_PROGRAMS // groups))
     rows = _new_rows(programs * channels, tensor.device)
     # What is not used is any address that is there.
     arguments = [tensor, rows if scale is None else scale, rows if counts is None else counts, rows]
@@ -138,27 +138,27 @@ def rows_of(
 
 
 def merged(rows: Tensor, channels: int = 1) -> Tensor | None:
-    """Return the merged rows of channels, shape (channels, WIDTH), in one launch; None if the kernels cannot be used.
+    """Merge the rows of each channel in one launch: shape (channels, WIDTH); None if the kernels cannot be used.
 
     Args:
         rows: shape (n * channels, WIDTH), float64: the first row of every channel in turn, then the second of every
-            channel, and so on; n is at most `MOST_PROGRAMS`.
+            channel, and so on; n is at most `MAX_PROGRAMS`.
         channels: how many there are.
     """
     into = _new_rows(channels, rows.device)
     arguments = [rows, into, len(rows) // channels, channels]
-    return into if _launch("merge", (channels,), arguments, {"PARTS": MOST_PROGRAMS}) else None
+    return into if _launch("merge", (channels,), arguments, {"PARTS": MAX_PROGRAMS}) else None
 
 
 @functools.cache
 def adds_float64_fast(device: torch.device) -> bool:
-    """Return whether to add up in float64; on other devices pairs of float32 are faster, and as exact."""
+    """Return True if a device adds float64 fast enough to sum in it; on others pairs of float32 are faster."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) in FAST_FLOAT64
 
 
-def tell_of_compiling() -> None:
-    """Say once how long the kernels took to compile, if that was long. Call when a step is over."""
-    if LONG_COMPILING < _state.seconds < math.inf:
+def report_compile_time() -> None:
+    """Log once how long the kernels took to compile, if it was longer than `LONG_COMPILE_SECONDS`."""
+    if LONG_COMPILE_SECONDS < _state.seconds < math.inf:
         inform(
             f"compiling the kernels that measure on the GPU took {_state.seconds:.1f} s. Triton keeps them on disk: "
             "the next run will find them there (this is said once)"
@@ -167,13 +167,13 @@ def tell_of_compiling() -> None:
 
 
 def tile(layout: str, dtype: torch.dtype, has_bins: bool) -> tuple[int, int]:
-    """Return how many values, of how many channels, a program takes at once."""
+    """Return the size of a tile as (values per channel, channels)."""
     values, channels = TILES[layout]
     return (values // 2 if has_bins or dtype is torch.float64 else values), channels
 
 
 def _readable(tensor: Tensor, dim: int | None) -> tuple[Tensor, tuple[int, int, int]]:
-    """Return the values without gaps, and their shape (outer, channels, inner) in memory."""
+    """Return the tensor, copied if the kernels cannot read it, and its shape in memory, (outer, channels, inner)."""
     if tensor.dtype not in DTYPES:
         tensor = tensor.float() if tensor.dtype.is_floating_point or tensor.dtype is torch.bool else tensor.double()
     elif tensor.is_neg():
@@ -213,7 +213,7 @@ def _new_rows(count: int, device: torch.device) -> Tensor:
 
 
 def _code_of(layout: str, channels: int) -> int:
-    """Return the number that `triton_kernel` has for a layout."""
+    """Return the constant of `triton_kernel` for a layout: FLAT, SPREAD, LAST or LAST_ALIGNED."""
     if layout == "last":
         return 3 if channels % 16 == 0 else 2
     return 1 if layout == "spread" else 0
@@ -252,7 +252,7 @@ def _launch(name: str, grid: tuple[int, ...], arguments: Sequence[Any], options:
 
 
 def _compile(run: Callable[[], Any]) -> None:
-    """Launch a variant for the first time, which compiles it, and add up how long that takes."""
+    """Launch a variant for the first time, which compiles it, and add the time to `_state.seconds`."""
     start = time.perf_counter()
     run()
     _state.seconds += time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Numbers that are measured of the whole tensor and follow the row's own columns, each kind with its merge."""
+"""Further columns of a row, after its moments, each kind with its own way to measure and merge."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,53 +13,52 @@ from hookboard.measure.row import EMPTY, unit_of
 from hookboard.measure.values import Values
 
 BLOCK_ON_CPU, BLOCK_ELSEWHERE = 1 << 16, 1 << 24
-"""Values that are worked on at once: they stay in the cache; they bound the memory of the temporaries."""
+"""The number of values worked on at once, which bounds the memory of temporaries; on the CPU they fit the cache."""
 
-MOST_ROWS = 256
-"""Maximum number of rows that are taken of a call."""
+MAX_SAMPLED_ROWS = 256
+"""Maximum number of rows (positions of all samples) that are sampled from a tensor."""
 
-MOST_SAMPLED = 64
-"""Maximum number of channels that are taken of a tensor."""
+MAX_SAMPLED_CHANNELS = 64
+"""Maximum number of channels that are sampled from a tensor."""
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
-_PAIRS = np.tril_indices(MOST_SAMPLED)
+_PAIRS = np.tril_indices(MAX_SAMPLED_CHANNELS)
 
-NOISE = 1e-28
-"""Variance, as a share of the mean square, up to which it is that of rounding in float64."""
+ROUNDING_VARIANCE_SHARE = 1e-28
+"""A variance up to this share of the mean square may come from rounding in float64 alone, and counts as 0."""
 
 
 class Columns(ABC):
-    """Measures and merges further columns of a row, after the moments, for built-in statistics that need them.
+    """Base class: measures further columns of a row, which follow the moments, and merges them.
 
-    They are measured only if such a statistic is wanted; statistics whose columns are equal (`==`) share them, so
-    subclasses are frozen dataclasses. The columns of a user's statistics come after these. A column that cannot be
-    computed is NaN.
+    They are measured only if a statistic needs them. Statistics whose columns are equal (`==`) share them, so
+    subclasses are frozen dataclasses. A column that cannot be computed is NaN.
     """
 
     width: int
-    """How many columns."""
+    """The number of columns."""
 
     @abstractmethod
     def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
-        """Return the numbers of one tensor that is not empty, shape (width,), float64, without a wait for the device.
+        """Return the columns of one tensor that is not empty, shape (width,), float64; the host does not wait for them.
 
         Args:
             tensor: detached.
-            values: what is in it.
-            row: its moments, shape (WIDTH,), with the columns that the statistic needs.
+            values: the real numbers in the tensor.
+            row: its moments, shape (WIDTH,); of `REQUESTABLE`, those that a statistic needs.
             dim: the dimension of its channels; None if it has none.
         """
 
     @abstractmethod
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
-        """Merge the numbers of several tensors, as if they had been measured at once.
+        """Merge the columns of several tensors into those of the tensors concatenated.
 
         Args:
-            numbers: shape (n, width); those of rows without values count for nothing, whatever they are.
-            rows: shape (n, WIDTH): the moments of each.
-            owner: shape (n,), int64: the index of the result that each belongs to.
-            merged: shape (owners, WIDTH): the merged moments.
+            numbers: shape (n, width): the columns of n tensors. Those of empty tensors are ignored.
+            rows: shape (n, WIDTH): the moments of the tensors.
+            owner: shape (n,), int64: the index of the result that each tensor is merged into.
+            merged: shape (owners, WIDTH): the moments of the results.
 
         Returns:
             Shape (owners, width).
@@ -67,23 +66,26 @@ class Columns(ABC):
 
 
 def width_of(more: Sequence[Columns]) -> int:
-    """Return how many numbers follow the moments in a row."""
+    """Return how many columns follow the moments in a row that has these kinds of columns."""
     return sum(each.width for each in more)
 
 
 def empty_row(more: Sequence[Columns]) -> list[float]:
-    """Return the row of an empty tensor, with what follows the moments."""
+    """Return the row of an empty tensor: `EMPTY`, then NaN for each further column."""
     return [*EMPTY, *[math.nan] * width_of(more)]
 
 
 @dataclass(frozen=True)
 class Tails(Columns):
-    """Third and fourth central moment, as roots, which are no larger than the values. Needs mean and deviation."""
+    """Measures the cube root of the third central moment and the fourth root of the fourth.
+
+    Roots have the unit of the values, so they cannot overflow. `mean` and `deviation` must be among the moments.
+    """
 
     width = 2
 
     def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
-        """Return the two roots, in the unit of the values."""
+        """Return the two roots for one tensor."""
         unit = unit_of(row[8], row[9])
         mean = row[1] / unit
         may_have_others = not row.is_cpu or row[5:8].any().item()  # of a device the host would have to wait
@@ -97,7 +99,7 @@ class Tails(Columns):
         return _roots(torch.stack([cubes, fourths]) / row[0].clamp(min=1)) * unit
 
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
-        """Merge as Chan's formula does for the variance."""
+        """Merge by Pebay's formula, which is Chan's for the variance carried on to third and fourth moments."""
         # Pebay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order statistical
         # moments", 2008, for any number of parts.
         unit = unit_of(merged[:, 8], merged[:, 9])
@@ -117,33 +119,33 @@ def _blocks(values: Values) -> Sequence[Tensor]:
 
 
 def _roots(moments: Tensor) -> Tensor:
-    """Return the third root of the first number and the fourth of the second, shape (..., 2)."""
+    """Return the cube root of the first number and the fourth root of the second, shape (..., 2)."""
     third, fourth = moments.unbind(-1)
     return torch.stack([third.sign() * third.abs() ** (1 / 3), fourth.clamp(min=0).sqrt().sqrt()], dim=-1)
 
 
 @dataclass(frozen=True)
-class AtEnds(Columns):
-    """How many values lie at or beyond one of two ends.
+class SaturatedCount(Columns):
+    """Counts the values that are at or below a lower limit, or at or above an upper one; infinities count too.
 
     Args:
-        ends: the lower and the upper one; None if the values have no ends, which makes the number NaN.
+        limits: the lower and the upper limit; None for a site whose values are not bounded, which gives NaN.
     """
 
-    ends: tuple[float, float] | None = None
+    limits: tuple[float, float] | None = None
 
     width = 1
 
     def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
         """Return the count of one tensor."""
-        if self.ends is None:
+        if self.limits is None:
             return row.new_full((1,), torch.nan)
-        low, high = self.ends
-        found = -row[6:8].sum(0, keepdim=True)  # infinities lie beyond the ends
+        low, high = self.limits
+        found = -row[6:8].sum(0, keepdim=True)  # infinities lie beyond the limits
         if low >= 0 or high <= 0:
             found += values.zeros
         for block in _blocks(values):
-            wide = block.double()  # in half precision the ends would be rounded to other values
+            wide = block.double()  # in half precision the limits would be rounded
             found += torch.count_nonzero(wide <= low) + torch.count_nonzero(wide >= high)
         return found
 
@@ -153,16 +155,17 @@ class AtEnds(Columns):
 
 
 class Covariance(Columns):
-    """How many rows were taken, of how many channels; their means, and the lower triangle of their covariance.
+    """Measures the covariance of the channels, from a sample of at most 256 positions and 64 channels.
 
-    A row is what one sample and place has in all channels; one with NaN or infinities is left out. Means and covariance
-    are in units of the largest value, so that no square overflows.
+    Columns: the number of positions sampled, the number of channels sampled, the mean of each channel, and the lower
+    triangle of the covariance. A position is one vector over the channels; one with NaN or infinities is left out.
+    Means and covariance are in units of `unit_of` the tensor, so that no square overflows.
     """
 
-    width = 2 + MOST_SAMPLED + len(_PAIRS[0])
+    width = 2 + MAX_SAMPLED_CHANNELS + len(_PAIRS[0])
 
     def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
-        """Return the numbers of one tensor; NaN if it has no channels."""
+        """Return the columns of one tensor; all NaN if it has no channels."""
         numbers = row.new_zeros(self.width)
         if dim is None:
             return numbers.fill_(math.nan)
@@ -173,21 +176,21 @@ class Covariance(Columns):
         count = is_whole.sum()
         means = sample.sum(0) / count.clamp(min=1)
         away = (sample - means).where(is_whole, 0)
-        square = row.new_zeros(MOST_SAMPLED, MOST_SAMPLED)
+        square = row.new_zeros(MAX_SAMPLED_CHANNELS, MAX_SAMPLED_CHANNELS)
         square[:channels, :channels] = away.T @ away / count.clamp(min=1)
         numbers[0], numbers[1] = count, channels
         numbers[2 : 2 + channels] = means
         first, second = _pairs(row.device)
-        numbers[2 + MOST_SAMPLED :] = square[first, second]
+        numbers[2 + MAX_SAMPLED_CHANNELS :] = square[first, second]
         return numbers
 
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
-        """Merge as Chan's formula does for one variance; NaN where the numbers of channels differ."""
+        """Merge by Chan's formula for each pair of channels; the first column is NaN where the channel counts differ."""
         owners, is_there = len(merged), rows[:, :1] != 0
         numbers = numbers.where(is_there, 0)
         scale = unit_of(rows[:, 8], rows[:, 9]) / unit_of(merged[:, 8], merged[:, 9])[owner]
         scale = scale[:, None].where(is_there, 0)
-        count, channels, means, square = numbers.split([1, 1, MOST_SAMPLED, len(_PAIRS[0])], dim=1)
+        count, channels, means, square = numbers.split([1, 1, MAX_SAMPLED_CHANNELS, len(_PAIRS[0])], dim=1)
         means, square = means * scale, square * scale.square()
 
         def mean_of(each: Tensor) -> Tensor:
@@ -213,35 +216,39 @@ def effective_rank(numbers: list[float]) -> float:
     Roy and Vetterli, "The effective rank: a measure of effective dimensionality", EUSIPCO 2007. 0 if no channel varies.
 
     Args:
-        numbers: those of `Covariance`.
+        numbers: the columns that `Covariance` measures, merged.
 
     Returns:
-        NaN if every row had values that are not finite.
+        NaN if every sampled position had a value that is not finite.
     """
     count, channels = numbers[0], int(numbers[1])
     if not count:
         return math.nan
-    square = np.zeros((MOST_SAMPLED, MOST_SAMPLED))
-    square[_PAIRS] = numbers[2 + MOST_SAMPLED :]
+    square = np.zeros((MAX_SAMPLED_CHANNELS, MAX_SAMPLED_CHANNELS))
+    square[_PAIRS] = numbers[2 + MAX_SAMPLED_CHANNELS :]
     values = np.linalg.eigvalsh(square[:channels, :channels]).clip(min=0)  # which reads the lower triangle
     whole, means = float(values.sum()), np.array(numbers[2 : 2 + channels])
-    if whole <= NOISE * float(means @ means):
+    if whole <= ROUNDING_VARIANCE_SHARE * float(means @ means):
         return 0.0
     shares = values[values > 0] / whole
     return math.exp(-float(shares @ np.log(shares)))
 
 
 def _sample(tensor: Tensor, dim: int) -> Tensor:
-    """Return a sample of rows, and of channels from `dim`, shape (at most MOST_ROWS, at most MOST_SAMPLED)."""
+    """Return sampled positions x channels of a tensor, at most (MAX_SAMPLED_ROWS, MAX_SAMPLED_CHANNELS)."""
     moved = tensor.movedim(dim, -1)
     *places, channels = moved.shape
-    chosen = np.unravel_index(_spread(math.prod(places), MOST_ROWS), places) if places else ()
+    chosen = np.unravel_index(_spread(math.prod(places), MAX_SAMPLED_ROWS), places) if places else ()
     rows = moved[tuple(_on(index, tensor.device) for index in chosen)] if places else moved[None]
-    return rows if channels <= MOST_SAMPLED else rows[:, _on(_spread(channels, MOST_SAMPLED), tensor.device)]
+    return (
+        rows
+        if channels <= MAX_SAMPLED_CHANNELS
+        else rows[:, _on(_spread(channels, MAX_SAMPLED_CHANNELS), tensor.device)]
+    )
 
 
 def _spread(size: int, most: int) -> np.ndarray:
-    """Return at most `most` of the indices below `size`: one from each of as many equal parts, at no fixed distance.
+    """Return `most` indices below `size` in ascending order, one from each of equal parts, irregularly spaced.
 
     >>> _spread(1000, 4).tolist()
     [0, 404, 559, 963]

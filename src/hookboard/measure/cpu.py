@@ -1,4 +1,4 @@
-"""Rows and bin counts of values on the CPU, in float64. Here reading a number back costs nothing."""
+"""Measures values on the CPU by torch's operations, in float64, where the compiled kernel cannot read them itself."""
 
 import math
 import threading
@@ -13,26 +13,26 @@ from hookboard.measure.row import EMPTY
 from hookboard.measure.values import Values
 
 BLOCK = 1 << 18
-"""Elements that are worked on at once: fewer cost more calls, more drive the model out of the cache."""
+"""The number of elements worked on at once: fewer need more calls, more displace the model's data from the cache."""
 
-MOST_VIEWS = 1000
-"""Sizes for which the slices are kept: to slice costs as much as to measure a small tensor."""
+MAX_VIEWS = 1000
+"""Maximum number of slices that are kept: making a slice takes as long as measuring a small tensor."""
 
-CANCELLATION = 1e-6
-"""Where the variance is a smaller part than this of the mean square, it is computed again about the mean."""
+MIN_VARIANCE_SHARE = 1e-6
+"""If the variance is a smaller share than this of the mean square, it is computed again about the mean."""
 
-SAFE = (1e-100, 1e100)
-"""Magnitudes between which no square leaves the range of float64."""
+SAFE_RANGE = (1e-100, 1e100)
+"""Largest magnitudes between which no square leaves the range of float64."""
 
 EXACT_AS_FLOAT32 = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16),
     *(torch.float32, torch.bfloat16, torch.float16),
 }
-"""The types whose values all are values of float32."""
+"""The dtypes all of whose values float32 can represent."""
 
 
 def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
-    """Return the row of the values, with at least the columns that are wanted."""
+    """Measure the values: WIDTH floats. Of the columns in `REQUESTABLE`, those not in `wanted` may be left 0."""
     whole = _read(values.numbers, wanted)
     rows = [whole] if whole else [_row_of_block(block, wanted) for block in values.numbers.split(BLOCK)]
     if values.zeros:
@@ -45,7 +45,7 @@ def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
 
 
 def _read(numbers: Tensor, wanted: frozenset[str]) -> list[float] | None:
-    """Return the row from the kernel; None if it cannot read the values, or if float64 cannot hold their squares."""
+    """Measure numbers by the kernel; None if it cannot read them, or if float64 cannot hold their squares."""
     form = native.form_of(numbers)
     return None if form is None else native.read(numbers, form, with_abs_mean="abs_mean" in wanted)[0]
 
@@ -66,7 +66,7 @@ def _row_of_block(block: Tensor, wanted: frozenset[str]) -> list[float]:
 
 
 def _as_float(block: Tensor) -> Tensor:
-    """Return the block without gaps as float32 or float64, whichever holds its values."""
+    """Convert a block to a contiguous float32 or float64 tensor, whichever represents its values exactly."""
     if block.dtype in (torch.float32, torch.float64):
         return block.contiguous()
     is_single = block.dtype.is_floating_point or block.dtype in EXACT_AS_FLOAT32
@@ -77,12 +77,12 @@ def _row_of_finite(block: Tensor, low: float, high: float, wanted: frozenset[str
     count = block.numel()
     mean = deviation = abs_mean = zeros = 0.0
     if "zeros" in wanted and low <= 0 <= high:
-        # Into a float of its own type is the only comparison that torch vectorizes.
+        # torch vectorizes comparisons only if the result has the dtype of the operand.
         zeros = torch.eq(block, 0, out=scratch("is_zero", block.dtype, count)).sum().item()
     if wanted & {"mean", "deviation", "abs_mean"}:
         wide = scratch("wide", torch.float64, count).copy_(block)
         size, unit = max(-low, high), 1.0
-        if size and not SAFE[0] < size < SAFE[1]:
+        if size and not SAFE_RANGE[0] < size < SAFE_RANGE[1]:
             unit = 2.0 ** (math.frexp(size)[1] - 1)
             wide.div_(unit)
         total = wide.sum().item()
@@ -97,10 +97,10 @@ def _row_of_finite(block: Tensor, low: float, high: float, wanted: frozenset[str
 
 
 def _squares_about(mean: float, total: float, wide: Tensor) -> float:
-    """Return the sum of squared differences from the mean."""
+    """Return the sum of squared differences of `wide` from its mean, where `total` is its sum."""
     squares = torch.dot(wide, wide).item()
     about_mean = squares - total * mean
-    if about_mean < CANCELLATION * squares:
+    if about_mean < MIN_VARIANCE_SHARE * squares:
         away = wide - mean
         about_mean = torch.dot(away, away).item() - away.sum().item() ** 2 / wide.numel()
     return about_mean
@@ -122,7 +122,7 @@ def count_into(counts: Tensor, values: Values) -> None:
 
 
 def _count(counts: Tensor, numbers: Tensor) -> bool:
-    """Have the kernel count the bins; returns whether it could."""
+    """Add the bins of numbers to `counts` by the kernel; False if it cannot read them."""
     form = native.form_of(numbers)
     if form is None:
         return False
@@ -131,7 +131,7 @@ def _count(counts: Tensor, numbers: Tensor) -> bool:
 
 
 class _Buffers(threading.local):
-    """The buffers of one thread: modules may be called from several at once."""
+    """The scratch buffers of one thread, and slices of them."""
 
     def __init__(self) -> None:
         self.by_use: dict[tuple[str, torch.dtype], Tensor] = {}
@@ -145,8 +145,8 @@ def scratch(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
     """Return an uninitialized CPU tensor of shape (size,), valid until this thread asks for the same purpose again.
 
     Args:
-        purpose: a name; different ones never share memory.
-        dtype: of the tensor.
+        purpose: a name. Tensors for different purposes never share memory.
+        dtype: the dtype of the tensor.
         size: at most `BLOCK`.
     """
     view = _buffers.views.get((purpose, dtype, size))
@@ -156,8 +156,8 @@ def scratch(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
 
 
 def _buffer(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
-    """Memory for at least `size` elements; a larger one takes the place of a smaller one."""
-    if len(_buffers.views) >= MOST_VIEWS:  # sequences of ever new lengths
+    """Return this thread's buffer for a purpose, with at least `size` elements; a larger one replaces a smaller one."""
+    if len(_buffers.views) >= MAX_VIEWS:  # sequences of ever new lengths
         _buffers.views.clear()
     buffer = _buffers.by_use.get((purpose, dtype))
     if buffer is None or buffer.numel() < size:
@@ -169,6 +169,6 @@ def _buffer(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
 
 
 def forget_scratch() -> None:
-    """Release the buffers of all threads. Measuring afterwards makes new ones."""
+    """Release the scratch buffers of all threads. Measuring afterwards allocates new ones."""
     global _buffers
     _buffers = _Buffers()

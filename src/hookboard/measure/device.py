@@ -1,7 +1,4 @@
-"""Rows and bin counts on any device: by the Triton kernel, or else by torch's operations.
-
-The host reads nothing back: it would have to wait.
-"""
+"""Measures values on any device: by the Triton kernel, or else by torch's operations. The host never waits for it."""
 
 import math
 
@@ -15,22 +12,25 @@ from hookboard.measure.row import EMPTY, WIDTH, unit_of
 from hookboard.measure.values import Values
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
-"""Types of devices."""
+"""Types of devices without float64, which sums need; tensors there are copied to the CPU to be measured."""
 
 BLOCK = 1 << 26
-"""Elements measured at once: bounds the memory of the temporaries."""
+"""The number of elements measured at once, which bounds the memory of temporaries."""
 
 
 def parts_of(
     values: Values, wanted: frozenset[str], counts: Tensor | None = None, scale: Tensor | None = None
 ) -> Tensor | None:
-    """Rows that merge to the row of the values, by the Triton kernel; None if it cannot be used.
+    """Measure the values by the Triton kernel.
 
     Args:
         values: the values.
         wanted: the columns to fill.
-        counts: the bins of the values are added to this.
-        scale: the values are divided by this first.
+        counts: the bins of the values are added to this, shape (BINS,), int64.
+        scale: the values are divided by this first, shape ().
+
+    Returns:
+        Rows of parts of the values, shape (n, WIDTH), which merge into their row; None if the kernel cannot be used.
     """
     numbers = values.numbers
     rows = accelerator.rows_of(numbers, with_abs_mean="abs_mean" in wanted, counts=counts, scale=scale)
@@ -48,7 +48,11 @@ def parts_of(
 
 
 def row_of(values: Values, wanted: frozenset[str]) -> Tensor:
-    """Return the row of the values with at least the wanted columns, shape (WIDTH,), float64, on their device."""
+    """Measure the values by torch's operations.
+
+    Returns:
+        Their row, shape (WIDTH,), float64, on their device. Columns of `REQUESTABLE` that are not in `wanted` are 0.
+    """
     numbers = values.numbers
     rows = [row_of_block(block, wanted) for block in numbers.split(BLOCK)]
     if values.zeros:
@@ -62,20 +66,20 @@ def row_of(values: Values, wanted: frozenset[str]) -> Tensor:
 
 
 def row_of_block(block: Tensor, wanted: frozenset[str]) -> Tensor:
-    """Return the row of a real tensor of any shape, shape (WIDTH,)."""
+    """Return the row of a real tensor of any shape by torch's operations, shape (WIDTH,), float64."""
     if not block.numel():
         return torch.tensor(EMPTY, dtype=torch.float64, device=block.device)
     return rows_of_block(block.reshape(1, -1), 0, wanted)[0]
 
 
 def rows_of_block(block: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
-    """Return the row of each channel of a real tensor that is not empty, shape (channels, WIDTH).
+    """Return the row of each channel by torch's operations, shape (channels, WIDTH), float64.
 
     Values are taken as float32 (float64 and integers as float64) in units of the channel's largest one, so that no
-    difference leaves that type; they are summed in float64.
+    difference overflows; they are summed in float64.
 
     Args:
-        block: of any shape.
+        block: real, of any shape, not empty.
         dim: the dimension whose indices are the channels.
         wanted: the columns to fill.
     """
@@ -125,12 +129,12 @@ def count_into(counts: Tensor, values: Values) -> None:
 
 
 def needs_host(device: torch.device) -> bool:
-    """Return whether tensors of this device are measured on the host, because it has no float64."""
+    """Return True if tensors of this device are measured on the CPU, because the device has no float64."""
     return device.type in WITHOUT_FLOAT64
 
 
 def measuring_device(device: torch.device) -> torch.device:
-    """Return the device on which tensors of this one are measured.
+    """Return the device on which tensors of a device are measured: itself, or the CPU if it has no float64.
 
     >>> measuring_device(torch.device("mps"))
     device(type='cpu')

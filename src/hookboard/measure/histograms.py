@@ -14,25 +14,25 @@ MANTISSA_BITS = 4
 """Sixteen bins for each power of two: none is wider than 1/16 of its value (TensorBoard's own grow by 1/10)."""
 
 SHIFT = 23 - MANTISSA_BITS
-"""Bits of a float32 that are dropped: its sign, 8 bits of exponent and the rest of the mantissa name its bin."""
+"""The bits of a float32 shifted right by this are its bin: its sign, exponent, and `MANTISSA_BITS` of its mantissa."""
 
 BINS = 1 << (32 - SHIFT)
-"""Over the whole range of float32. NaN and infinities have bins of their own, which no histogram shows."""
+"""The number of bins, for all values of float32. Those of NaN and infinities are left out of histograms."""
 
 LARGEST = torch.finfo(torch.float32).max
 
 _KEPT_BITS = -1 << (52 - MANTISSA_BITS)
-"""Bits of a float64 that name its bin."""
+"""A mask for the bits of a float64 that decide its bin."""
 
 
 def as_single(values: Tensor) -> Tensor:
-    """Return the values as float32, each in the same bin as before.
+    """Convert values to float32 without moving any of them across an edge of a bin.
 
-    To round could lift a float64 or an integer over an edge, so it is cut to the bits that name its bin. What is
-    beyond the range of float32 goes into the outermost bin, whose outer edge is the largest value.
+    Rounding could move a float64 or an integer across an edge, so its bits are truncated instead. Values beyond the
+    range of float32 go into the outermost bins. NaN may become infinite; neither is in a histogram.
 
     Args:
-        values: real, of any dtype and shape, without a negative bit.
+        values: real, of any dtype and shape, with the negative bit resolved (`Tensor.resolve_neg`).
     """
     if values.dtype is torch.float64 or not values.dtype.is_floating_point:
         wide = values.double()
@@ -62,7 +62,7 @@ class Histogram:
 
 
 def _bin_edges() -> tuple[np.ndarray, np.ndarray]:
-    """Return the order of the finite bins from the lowest to the highest value, and their edges, one more."""
+    """Return the indices of the finite bins in ascending order of values, and their edges, one more than bins."""
     finite = 255 << MANTISSA_BITS
     starts = (np.arange(finite + 1, dtype=np.uint32) << SHIFT).view(np.float32).astype(np.float64)
     starts[-1] = 2.0**128
@@ -76,19 +76,22 @@ _ORDER, _EDGES = _bin_edges()
 def histograms(
     counts: Sequence[np.ndarray], low: np.ndarray, high: np.ndarray, resolution: int = 64
 ) -> list[Histogram]:
-    """Return the histograms behind the counts of some sites, ready to be written.
+    """Turn the bin counts of several sites into histograms of at most `resolution` bins each.
 
     Neighbouring bins are joined until each is about `1 / resolution` of the range wide: a chart cannot show the
-    hundreds of bins close to zero, and the file would hold them for every site and step. What lies between two bins
-    that hold something is one bin, however wide: a chart draws it alike.
+    hundreds of bins close to zero, and the file would hold them for every site and step. An empty stretch between two
+    bins that hold values is one bin, however wide: a chart draws it alike.
 
     The outermost bins of float32's range hold all that is beyond it, up to `low` and `high`.
 
     Args:
-        counts: of each site, shape (BINS,), as `measure` left them, int64 or float64.
-        low: of each site the smallest finite value, shape (sites,); it becomes the first edge.
-        high: the largest, which becomes the last edge.
-        resolution: how many bins the range is cut into, at most.
+        counts: for each site the counts that `measure` filled, shape (BINS,), int64 or float64.
+        low: the smallest finite value of each site, shape (sites,); it becomes the first edge.
+        high: the largest finite value of each site; it becomes the last edge.
+        resolution: maximum number of bins.
+
+    Returns:
+        One histogram for each site. It has no bins if the site has no finite value.
     """
     with np.errstate(all="ignore"):  # of a site without finite values
         # In halves: the range may exceed float64.
@@ -119,24 +122,24 @@ def histograms(
 
 
 def _sums(counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return the sums of bins from each start to the next; starts are places, lowest value first."""
+    """Return the sum of the counts from each start to the next; starts number the bins in ascending order of values."""
     half = len(_ORDER) // 2
     ordered = np.concatenate([counts[BINS // 2 + half - 1 : BINS // 2 - 1 : -1], counts[:half], [0.0]])
     return np.where(np.diff(starts) > 0, np.add.reduceat(ordered, starts[:-1]), 0.0)
 
 
 def quantile(counts: np.ndarray, low: float, high: float, share: float) -> float:
-    """Return a quantile of the values behind the counts, as `torch.quantile` has it, with linear interpolation.
+    """Estimate a quantile of the counted values, defined as in `torch.quantile` with linear interpolation.
 
     Each of the two values that it lies between is taken as the middle of its bin, or as 0 in the two bins next to 0.
-    So it is off by at most half the width of their bins: 1/32 of the larger one's magnitude, or 6e-40 near 0. Beyond
-    the range of float32 it only lies between `low` and `high`.
+    So the error is at most half the width of these bins: 1/32 of the larger magnitude, or 6e-40 near 0. Beyond the
+    range of float32 the result only lies between `low` and `high`.
 
     Args:
-        counts: shape (BINS,), as `measure` left them.
+        counts: shape (BINS,), as `measure` filled them.
         low: the smallest finite value.
         high: the largest finite value.
-        share: from 0 to 1.
+        share: which quantile, from 0 to 1.
 
     Returns:
         NaN if no value was counted.
@@ -151,18 +154,18 @@ def quantile(counts: np.ndarray, low: float, high: float, share: float) -> float
 
 
 def _middle(place: int, low: float, high: float) -> float:
-    """Return the middle of a bin by its place, or of its part between the smallest and largest value."""
+    """Return the middle of a bin, clipped to `low` and `high`; `place` is its number in ascending order of values."""
     is_next_to_zero = place in (len(_ORDER) // 2 - 1, len(_ORDER) // 2)
     middle = 0.0 if is_next_to_zero or place == len(_ORDER) else (_EDGES[place] + _EDGES[place + 1]).item() / 2
     return min(max(middle, low), high)
 
 
 def count_below(counts: np.ndarray, limit: float) -> float:
-    """How many of the finite values are smaller in magnitude than a limit at an edge of a bin, such as a power of two.
+    """Return how many finite values are smaller in magnitude than a limit.
 
     Args:
-        counts: shape (BINS,), as `measure` left them.
-        limit: from the smallest normal number of float32 on.
+        counts: shape (BINS,), as `measure` filled them.
+        limit: an edge of a bin, such as a power of two, not below the smallest normal number of float32.
     """
     bins = int(np.float32(limit).view(np.uint32)) >> SHIFT
     return float(counts[:bins].sum() + counts[BINS // 2 : BINS // 2 + bins].sum())

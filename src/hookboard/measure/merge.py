@@ -1,4 +1,4 @@
-"""Merging rows: the result is the row of all their values together."""
+"""Merges rows into the row of all their values together."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from hookboard.measure.row import WIDTH, unit_of
 
 
 def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
-    """Merge the rows of each owner, as if all their values had been measured at once.
+    """Merge the moments of each owner's rows into the moments of all their values together.
 
     The algorithm of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
     variances", 1979) for any number of parts: with `n = sum n_i`,
@@ -27,7 +27,7 @@ def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
         owners: how many results there are.
 
     Returns:
-        Shape (owners, WIDTH); an owner without rows gets the row of an empty tensor.
+        The merged rows, shape (owners, WIDTH); an owner without rows gets the row of an empty tensor.
     """
     if native.can_merge(rows, owner):
         return native.merged(rows, owner, owners)
@@ -47,7 +47,7 @@ def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
 
 
 def merge_rows(rows: Tensor, owner: Tensor, owners: int, more: Sequence[Columns]) -> Tensor:
-    """Merge the rows of each owner, including the columns after the moments.
+    """Merge each owner's rows, moments and further columns, into the row of all their values together.
 
     Args:
         rows: shape (n, WIDTH + width_of(more)), float64; the row of an empty tensor changes nothing.

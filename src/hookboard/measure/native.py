@@ -1,7 +1,6 @@
-"""The compiled kernel. Only this file passes memory addresses of tensors to it.
+"""Calls the compiled kernel in C. Only this file passes memory addresses of tensors to it.
 
-Large tensors are measured by as many threads as torch uses, which are torch's own. The numbers do not depend on how
-many there are.
+Large tensors are measured by torch's own threads, as many as torch uses. The results do not depend on their number.
 """
 
 import functools
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookboard.measure.row import WIDTH, every_of, has_channels
+from hookboard.measure.row import WIDTH, channel_stride, has_channels
 from hookboard.messages import inform
 
 try:
@@ -23,15 +22,15 @@ except ImportError:  # there was no C compiler when hookboard was installed
     _native = None  # type: ignore[assignment]
 
 _TYPES = {torch.float32: (0, 4), torch.float64: (1, 8), torch.bfloat16: (2, 2), torch.float16: (3, 2)}
-"""What the kernel reads: the number that it has for a type, and the bytes of a value."""
+"""The dtypes that the kernel reads: its number for each, and the bytes of a value."""
 
 _COUNTING = threading.Lock()
 """Held while bins are added: the kernel may run without the interpreter's lock."""
 
 
 @functools.cache
-def tell_of_missing_kernel() -> None:
-    """Say once, where the CPU measures, that there is no compiled kernel, what that costs and how to get it."""
+def report_missing_kernel() -> None:
+    """Log once that the compiled kernel is missing, what that costs and how to get it; nothing if it is there."""
     if _native is None:
         inform(
             "its compiled kernel is missing, as there was no C compiler at installation. Measuring on the CPU gives "
@@ -41,16 +40,16 @@ def tell_of_missing_kernel() -> None:
 
 
 class Form(NamedTuple):
-    """How the kernel reads every tensor of one shape, one stride and one type, wherever it lies.
+    """How the kernel reads any tensor of one shape, stride and dtype, whatever its address.
 
     Args:
-        shape: of the tensor.
-        stride: of the tensor.
-        dtype: of the tensor.
-        dim: the dimension of the channels whose rows are wanted, not negative; None for the whole alone.
-        channels: how many there are; 0 if their rows are not wanted.
-        reach: how many values lie in memory from its first to its last, gaps included.
-        given: what the kernel takes, see `Job` in `_native.c`: type, outer, channels, inner, apart.
+        shape: the shape of the tensor.
+        stride: its strides.
+        dtype: its dtype.
+        dim: the dimension of the channels whose rows are wanted, not negative; None for the row of the tensor alone.
+        channels: the number of channels; 0 if their rows are not wanted.
+        reach: the number of values in memory from its first to its last, gaps included.
+        given: arguments of the kernel, see `Job` in `_native.c`: type, outer, channels, inner, apart.
     """
 
     shape: torch.Size
@@ -73,12 +72,12 @@ def form_of(tensor: Tensor, dim: int | None = None) -> Form | None:
     Args:
         tensor: the tensor.
         dim: the dimension of its channels; None, or one that the tensor does not have, for no channels. A tensor with
-            more channels than get a row each is not read, see `every_of`; with gaps only dimension 0 is.
+            more channels than get a row each is not read, see `channel_stride`; with gaps only dimension 0 is.
     """
     if not is_readable(tensor):
         return None
     dim = dim % tensor.dim() if dim is not None and has_channels(tensor, dim) else None
-    if dim is not None and every_of(tensor.shape[dim]) > 1:
+    if dim is not None and channel_stride(tensor.shape[dim]) > 1:
         return None
     values = reach = tensor.numel()
     if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
@@ -96,7 +95,7 @@ def form_of(tensor: Tensor, dim: int | None = None) -> Form | None:
 
 
 def is_like(tensor: Tensor, form: Form) -> bool:
-    """Return whether `form_of` would give this form again, with the same arguments; it takes a fraction of the time."""
+    """Return True if `read` may read this tensor with a form made for another one; much faster than `form_of`."""
     return (
         tensor.dtype is form.dtype
         and is_readable(tensor, form.reach)
@@ -106,7 +105,10 @@ def is_like(tensor: Tensor, form: Form) -> bool:
 
 
 def can_subtract(minus: Tensor, form: Form) -> bool:
-    """Return whether `minus` can be subtracted from a tensor of this form: no channels; same order, without gaps."""
+    """Return True if `read` can subtract `minus` from a tensor of this form.
+
+    It can if the form has no channels, and `minus` has the same shape, dtype and order in memory, without gaps.
+    """
     values, stride = minus.numel(), form.stride
     if form.channels or minus.dtype is not form.dtype or not is_readable(minus, values) or minus.shape != form.shape:
         return False
@@ -117,11 +119,11 @@ def can_subtract(minus: Tensor, form: Form) -> bool:
 
 
 def is_readable(tensor: Tensor, values: int = 0) -> bool:
-    """Return whether it is a tensor of torch's own, of a type that the kernel reads, and still in memory.
+    """Return True for a plain tensor on the CPU, of a dtype that the kernel reads, whose memory has not been freed.
 
     Args:
         tensor: the tensor.
-        values: how many its memory must hold, from its first one on.
+        values: how many values its memory must hold, from its first one on.
     """
     kind = type(tensor)
     is_plain = (
@@ -141,7 +143,7 @@ def is_readable(tensor: Tensor, values: int = 0) -> bool:
 
 
 def _has_gaps_between_parts_alone(tensor: Tensor) -> bool:
-    """Return whether the parts of the first dimension have no gaps, and do not overlap."""
+    """Return True if each part along the first dimension is contiguous, and the parts do not overlap."""
     inner = left = tensor.numel() // len(tensor)
     for size, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True):
         left //= size
@@ -158,19 +160,19 @@ def read(
     counts: Tensor | None = None,
     minus: Tensor | None = None,
 ) -> tuple[list[float] | None, np.ndarray | None]:
-    """Return the row of a tensor, and those of its channels; `abs_mean` may be left 0.
+    """Measure a tensor by the kernel: its row, and the rows of its channels if the form has some.
 
     Args:
-        tensor: the values.
-        form: of the tensor.
-        with_abs_mean: whether `abs_mean` is wanted.
+        tensor: the tensor.
+        form: how to read it: what `form_of` returned for it, or for a tensor that it `is_like`.
+        with_abs_mean: whether to measure `abs_mean`; otherwise that column is 0.
         counts: the bins of the values are added to this, shape (BINS,), int64, contiguous, on the CPU.
-        minus: is subtracted first, in float32 at least; it must have passed `can_subtract`.
+        minus: is subtracted from the tensor first, in float32 at least; it must have passed `can_subtract`.
 
     Returns:
-        The row, and the rows of the channels, shape (channels, WIDTH), float64; None if they are not wanted. If squares
-        of float64 values leave the range of float64, in any channel, the row is None, the rows of the channels are
-        wrong, and only the bins were added.
+        The row, WIDTH floats; and the rows of the channels, shape (channels, WIDTH), float64, None without channels. If
+        squares of float64 values leave the range of float64, in any channel, the row is None and the rows of the
+        channels are wrong; the bins have been counted.
     """
     less = 0 if minus is None else minus.data_ptr()
     given, threads = (tensor.data_ptr(), less, *form.given, with_abs_mean), torch.get_num_threads()
@@ -183,7 +185,7 @@ def read(
 
 
 def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:
-    """Return the shape (outer, channels, inner) of the tensor in memory, where `dim` is that of the channels."""
+    """Return the tensor's shape in memory as (outer, channels, inner); `dim` is the dimension of the channels."""
     shape: tuple[int, ...] = tensor.shape
     channels = shape[dim]
     if not tensor.is_contiguous():  # channels last: in memory they are the last dimension
@@ -192,32 +194,33 @@ def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:
 
 
 def can_merge(rows: Tensor, owner: Tensor) -> bool:
-    """Return whether `merged` takes these rows."""
+    """Return True if `merged` can merge these rows: there is a kernel, they are on the CPU and contiguous."""
     return _native is not None and rows.is_cpu and rows.is_contiguous() and owner.dtype is torch.long
 
 
 def merged(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
-    """Merge rows that `can_merge` has passed, as `merge` of merge.py does."""
+    """Merge the rows of each owner by the kernel; arguments and result are those of `merge.merge`."""
     owner = owner.contiguous()
     memory = _native.merge_all(rows.data_ptr(), owner.data_ptr(), len(rows), owners)
     return torch.from_numpy(np.ndarray((owners, WIDTH), np.float64, memory))
 
 
 def add_counts(counts: Tensor, more: Tensor) -> None:
-    """Add counted bins, both of shape (BINS,), int64, while no other thread does."""
+    """Add `more` to `counts` in place, both of shape (BINS,), int64, while no other thread adds."""
     with _COUNTING:
         counts += more
 
 
 def sums_of_bins(counts: Sequence[np.ndarray], places: np.ndarray) -> np.ndarray | None:
-    """Return the sums of bins between places in the order of values, float64; None if the kernel cannot add them.
+    """Sum the counts of neighbouring bins by the kernel.
 
     Args:
-        counts: of each site, shape (BINS,), all int64 or all float64.
-        places: of each site, ascending, shape (sites, parts + 1).
+        counts: the counts of each site, shape (BINS,), all int64 or all float64.
+        places: where each sum begins and the last one ends, shape (sites, parts + 1), ascending; bins are numbered in
+            ascending order of values.
 
     Returns:
-        Shape (sites, parts).
+        The sums, shape (sites, parts), float64; None if there is no kernel or it cannot read the counts.
     """
     kinds = {each.dtype for each in counts}
     if _native is None or kinds not in ({np.dtype(np.int64)}, {np.dtype(np.float64)}):

@@ -27,23 +27,24 @@ REQUESTABLE = frozenset({"mean", "deviation", "abs_mean", "zeros"})
 """Columns that are filled only if a statistic needs them. The others are always filled."""
 
 EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
-"""The row of no values."""
+"""The row of a tensor without elements."""
 
 Row = list[float] | Tensor
-"""Floats on the CPU; elsewhere a float64 tensor on the device: the row, or rows of parts, which merge to the row."""
+"""What measuring one tensor gives: a list of at least WIDTH floats for a tensor on the CPU; otherwise a float64 tensor
+on its device, shape (width,), or (n, width) with the rows of n parts of the tensor, for `merge_rows` to merge."""
 
 
-MOST_ROW_BYTES = 320 << 10
-"""What the rows of the channels of one site may take on the host, in packets and over ranks."""
+MAX_CHANNEL_ROW_BYTES = 320 << 10
+"""Maximum size of the rows of one site's channels, which are copied to the host and sent to other ranks."""
 
-MOST_CHANNELS = MOST_ROW_BYTES // (8 * WIDTH)
-"""So many channels get a row each: 4096. Of more, such as logits over a vocabulary, every k-th does."""
+MAX_CHANNEL_ROWS = MAX_CHANNEL_ROW_BYTES // (8 * WIDTH)
+"""Maximum number of channels of a tensor that get a row: 4096. Of more, as in logits, every k-th does."""
 
 
 class Moments(NamedTuple):
-    """One merged row on the host. `FIELDS` describes the arguments; those that no statistic needs are NaN.
+    """The columns of one merged row, on the host. `FIELDS` describes them; those that no statistic needs are NaN.
 
-    Each may also be an array, shape (n,), float64: the moments of n sites at once.
+    Each may also be an array, shape (n,), float64, with one number for each of n sites.
     """
 
     count: float  # type: ignore[assignment]  # every tuple has a method of this name, which nobody needs here
@@ -59,7 +60,7 @@ class Moments(NamedTuple):
 
     @property
     def nonfinite(self) -> float:
-        """How many values are NaN or infinite."""
+        """The number of values that are NaN or infinite."""
         return self.nan + self.posinf + self.neginf
 
     @property
@@ -81,13 +82,15 @@ class Moments(NamedTuple):
 
 
 def elements_in(rows: Rows) -> Rows:
-    """How many values each row describes, finite or not; from shape (..., at least WIDTH) to (...)."""
+    """Return how many values each row describes, finite or not: shape (...) for rows of shape (..., WIDTH or more)."""
     elements: Rows = rows[..., 0] + rows[..., 5:8].sum(-1)
     return elements
 
 
 def unit_of(low: Tensor, high: Tensor) -> Tensor:
-    """Return a power of two near the larger magnitude, by which division is exact; 1 where it is 0 or not finite.
+    """Return a power of two near the larger magnitude of two numbers; 1 where that magnitude is 0 or not finite.
+
+    Dividing by a power of two is exact, so values can be scaled by it before they are squared.
 
     Args:
         low: the smallest value, of any shape, floating point.
@@ -98,25 +101,25 @@ def unit_of(low: Tensor, high: Tensor) -> Tensor:
     return torch.where((size > 0) & (size < math.inf), size / (2 * mantissa), 1)
 
 
-def every_of(channels: int) -> int:
-    """Return the k of a tensor with so many channels: channel 0, k, 2 * k ... get a row. 1 if all do.
+def channel_stride(channels: int) -> int:
+    """Return the smallest k such that channels 0, k, 2k, ... are at most `MAX_CHANNEL_ROWS`; only these get a row.
 
-    It depends on nothing else, so that all calls, steps, ranks and roles take the same channels. What repeats in a
-    layer with the period k, or a part of it, shows in a sample as all or nothing.
+    It depends only on the number of channels, so that all calls, steps, ranks and roles take the same ones. A pattern
+    that repeats every k channels, or a divisor of k, appears in such a sample everywhere or nowhere.
 
-    >>> every_of(4096), every_of(4097), every_of(14_336)
+    >>> channel_stride(4096), channel_stride(4097), channel_stride(14_336)
     (1, 2, 4)
     """
-    return max(1, -(-channels // MOST_CHANNELS))
+    return max(1, -(-channels // MAX_CHANNEL_ROWS))
 
 
-def looked_at(channels: int) -> int:
-    """How many of so many channels get a row.
+def channel_row_count(channels: int) -> int:
+    """Return how many channels get a row, of a tensor with this many: every `channel_stride(channels)`-th.
 
-    >>> looked_at(4096), looked_at(14_336), looked_at(1_000_003)
+    >>> channel_row_count(4096), channel_row_count(14_336), channel_row_count(1_000_003)
     (4096, 3584, 4082)
     """
-    return -(-channels // every_of(channels))
+    return -(-channels // channel_stride(channels))
 
 
 def has_channels(tensor: Tensor, dim: int) -> bool:
@@ -125,10 +128,10 @@ def has_channels(tensor: Tensor, dim: int) -> bool:
 
 
 def sample_of(tensor: Tensor, dim: int) -> Tensor:
-    """Return a view of the channels of a tensor that get a row.
+    """Return a view of a tensor with only the channels that get a row: every k-th along `dim`, see `channel_stride`.
 
     Args:
         tensor: the tensor.
         dim: the dimension of the channels, not negative.
     """
-    return tensor[(slice(None),) * dim + (slice(None, None, every_of(tensor.shape[dim])),)]
+    return tensor[(slice(None),) * dim + (slice(None, None, channel_stride(tensor.shape[dim])),)]

@@ -1,4 +1,4 @@
-"""Statistics by name: the formulas of the built-in ones, and `Statistic` for those that users add."""
+"""Statistics by name: the formulas of those that follow from a row, `Statistic` for the user's own, and `plan`."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hookboard.checks import check_differ, check_function, check_identifier, check_name, object_at, several
-from hookboard.measure.columns import AtEnds, Columns, width_of
-from hookboard.measure.derived import DERIVED, ENDS, AxisScale, Merged
+from hookboard.measure.columns import Columns, SaturatedCount, width_of
+from hookboard.measure.derived import DERIVED, SATURATED, AxisScale, MergedSite
 from hookboard.measure.row import WIDTH, Moments, elements_in
 from hookboard.measure.values import Values
 from hookboard.messages import unknown
@@ -21,14 +21,14 @@ DEFAULT = ("mean", "std", "abs_max", "zero_fraction", "nonfinite_count")
 
 
 class Formula(NamedTuple):
-    """A statistic that is computed from the row.
+    """How a built-in statistic is computed that follows from the moments alone.
 
     Args:
         needs: the columns of `REQUESTABLE` that it needs.
-        value: computes it from `Moments` of arrays, for each site. The caller silences NumPy's warnings with
-            `np.errstate`.
-        about: its formula, or what it is in words, for docs/statistics.md.
-        scale: the scale of an axis that suits its values.
+        value: takes `Moments` of arrays, shape (sites,), and returns the statistic of each site, shape (sites,). The
+            caller silences NumPy's warnings with `np.errstate`.
+        about: its formula, or a definition in words, for docs/statistics.md.
+        scale: the scale of a chart's axis that suits its values.
     """
 
     needs: frozenset[str]
@@ -44,7 +44,7 @@ def _std(m: Moments) -> Any:
 def _formula(
     needs: str, value: Callable[[Moments], Any], about: str, scale: AxisScale = "linear", *, of_any: bool = True
 ) -> Formula:
-    """Return a formula that gives NaN if there is no finite value, unless `of_any` is False, as for counts."""
+    """Make a `Formula`. `needs` separates columns by spaces; without finite values it is NaN if `of_any` is True."""
 
     def guarded(m: Moments) -> np.ndarray:
         return np.where(m.count != 0, value(m), math.nan)
@@ -73,16 +73,16 @@ FORMULAS: dict[str, Formula] = {
     "nan_count": _formula("", lambda m: m.nan, "number of values that are NaN", of_any=False),
     "inf_count": _formula("", lambda m: m.posinf + m.neginf, "number of values that are infinite", of_any=False),
 }
-"""Every built-in statistic that the row alone gives; `DERIVED` has the others."""
+"""The built-in statistics that follow from the moments alone, by name; `DERIVED` has the others."""
 
 
-class StatisticColumns(NamedTuple):
-    """The statistics of many sites: a column for each statistic.
+class StatisticTable(NamedTuple):
+    """The statistics of many sites: a row for each site, a column for each statistic.
 
     Args:
-        names: of the statistics.
+        names: the names of the statistics.
         values: shape (sites, statistics), float64.
-        is_there: whether a site has a statistic, same shape, bool.
+        is_there: True where a site has a statistic, shape (sites, statistics), bool.
     """
 
     names: tuple[str, ...]
@@ -90,29 +90,29 @@ class StatisticColumns(NamedTuple):
     is_there: np.ndarray
 
     @staticmethod
-    def of(sites: Sequence[Mapping[str, float]]) -> "StatisticColumns":
-        """Make the columns of statistics that are given for each site by name."""
+    def of(sites: Sequence[Mapping[str, float]]) -> "StatisticTable":
+        """Make a table from one mapping per site, of names to values."""
         names = tuple(dict.fromkeys(name for statistics in sites for name in statistics))
         shape = len(sites), len(names)
         values = np.array([[given.get(name, np.nan) for name in names] for given in sites], np.float64)
         is_there = np.array([[name in given for name in names] for given in sites], bool)
-        return StatisticColumns(names, values.reshape(shape), is_there.reshape(shape))
+        return StatisticTable(names, values.reshape(shape), is_there.reshape(shape))
 
     def at(self, row: int) -> dict[str, float]:
         """Return the statistics of one site by name; those that it does not have are left out."""
         found = zip(self.names, self.values[row].tolist(), self.is_there[row].tolist(), strict=True)
         return {name: value for name, value, is_there in found if is_there}
 
-    def where(self, is_kept: np.ndarray) -> "StatisticColumns":
+    def where(self, is_kept: np.ndarray) -> "StatisticTable":
         """Return the statistics of some of the sites: those where `is_kept`, shape (sites,), is true."""
-        return StatisticColumns(self.names, self.values[is_kept], self.is_there[is_kept])
+        return StatisticTable(self.names, self.values[is_kept], self.is_there[is_kept])
 
-    def joined(self, columns: Mapping[str, np.ndarray], rows: np.ndarray) -> "StatisticColumns":
-        """Return the same with other values in some columns, which are added where they are new.
+    def joined(self, columns: Mapping[str, np.ndarray], rows: np.ndarray) -> "StatisticTable":
+        """Return a copy of the table in which some columns are set in some rows. New columns are added.
 
         Args:
             columns: name to values, shape (sites,) each.
-            rows: the sites that have them, shape (sites,), bool.
+            rows: True for the sites where they are set, shape (sites,), bool.
         """
         names = tuple(dict.fromkeys([*self.names, *columns]))
         values, is_there = np.full((len(self.values), len(names)), np.nan), np.zeros((len(rows), len(names)), bool)
@@ -120,7 +120,7 @@ class StatisticColumns(NamedTuple):
         for name, column in columns.items():
             place = names.index(name)
             values[rows, place], is_there[rows, place] = column[rows], True
-        return StatisticColumns(names, values, is_there)
+        return StatisticTable(names, values, is_there)
 
 
 @dataclass(frozen=True)
@@ -211,15 +211,15 @@ class OwnColumns(Columns):
 
 @dataclass(frozen=True)
 class Plan:
-    """The statistics of one callback, resolved.
+    """What to measure for the statistics of one callback. `plan` makes it from the argument `statistics=`.
 
     Args:
-        names: the built-in ones, in the given order.
-        own: the user's own ones.
-        wanted: what the built-in ones need: columns of the row, and `bins` or `channels`.
-        columns: what they need beside the row.
-        more: what follows the moments in a row, in this order: `columns`, then `own`.
-        has_derived: whether moments are not enough for one of the built-in ones.
+        names: the built-in statistics, in the given order.
+        own: the user's own statistics.
+        wanted: what the built-in ones need: columns of `REQUESTABLE`, `bins`, `channels`.
+        columns: the further columns that the built-in ones need.
+        more: all columns that follow the moments in a row: `columns`, then those of `own`.
+        has_derived: True if one of the built-in statistics is in `DERIVED`.
     """
 
     names: tuple[str, ...]
@@ -237,18 +237,19 @@ class Plan:
 
     @property
     def width(self) -> int:
-        """How many numbers a row has."""
+        """The number of columns of a row: the moments and what follows them."""
         return WIDTH + width_of(self.more)
 
     def with_histogram(self) -> "Plan":
-        """Return the same plan, which also fills the columns that a histogram is written with."""
+        """Return a copy that also measures `mean` and `deviation`, which loggers write with a histogram."""
         return replace(self, wanted=self.wanted | {"mean", "deviation"})
 
-    def between(self, ends: tuple[float, float] | None) -> "Plan":
-        """Return the same plan for a site whose values are at an end from these two on; None if it has no ends."""
-        if ends is None or ENDS not in self.columns:
+    def with_limits(self, limits: tuple[float, float] | None) -> "Plan":
+        """Return a copy for a site whose outputs count as saturated at these limits; the same plan if None."""
+        if limits is None or SATURATED not in self.columns:
             return self
-        return replace(self, columns=tuple(AtEnds(ends) if each is ENDS else each for each in self.columns))
+        columns = tuple(SaturatedCount(limits) if each is SATURATED else each for each in self.columns)
+        return replace(self, columns=columns)
 
     def values(
         self,
@@ -259,7 +260,7 @@ class Plan:
         channels: np.ndarray | None = None,
         dtype: torch.dtype | None = None,
     ) -> dict[str, float]:
-        """Every statistic of one site by name; those that it does not have are left out. See `table`."""
+        """Return the statistics of one site by name, without those that it does not have; see `table`."""
         return self.table(np.array([[*moments, *more]], dtype=np.float64), [bins], [channels], [dtype]).at(0)
 
     def table(
@@ -268,14 +269,17 @@ class Plan:
         bins: Sequence[np.ndarray | None],
         channels: Sequence[np.ndarray | None],
         dtypes: Sequence[torch.dtype | None],
-    ) -> StatisticColumns:
-        """Every statistic of many sites at once.
+    ) -> StatisticTable:
+        """Compute all statistics of the plan for many sites at once.
 
         Args:
-            rows: shape (sites, `width`), float64: merged rows.
-            bins: of each site the counts of its values, shape (BINS,); None if there are none.
-            channels: of each site the row of each channel, shape (channels, WIDTH); None if there are none.
-            dtypes: of the tensors of each site; None if unknown.
+            rows: the merged row of each site, shape (sites, `width`), float64.
+            bins: for each site the counts of its values, shape (BINS,); None if they were not counted.
+            channels: for each site the rows of its channels, shape (channels, WIDTH); None if there are none.
+            dtypes: the dtype of each site's tensors; None if unknown.
+
+        Returns:
+            A row for each site; the columns are `names`, then the user's own statistics.
         """
         moments, columns = Moments(*rows[:, :WIDTH].T), dict[str, Any]()
         merged = list(map(self._merged, rows.tolist(), bins, channels, dtypes)) if self.has_derived else []
@@ -290,7 +294,7 @@ class Plan:
             values[:, place] = column  # None becomes NaN
             if name in DERIVED:
                 is_there[:, place] = [value is not None for value in column]
-        return StatisticColumns(tuple(columns), values, is_there)
+        return StatisticTable(tuple(columns), values, is_there)
 
     def _merged(
         self,
@@ -298,20 +302,20 @@ class Plan:
         bins: np.ndarray | None,
         channels: np.ndarray | None,
         dtype: torch.dtype | None,
-    ) -> Merged:
+    ) -> MergedSite:
         numbers, start = {}, WIDTH
         for columns in self.columns:
             numbers[columns] = list(row[start : start + columns.width])
             start += columns.width
-        return Merged(Moments(*row[:WIDTH]), bins, channels, dtype, numbers)
+        return MergedSite(Moments(*row[:WIDTH]), bins, channels, dtype, numbers)
 
 
 def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Sequence[str] = ()) -> Plan:
-    """Resolve what was given as `statistics=`: built-in names, dotted paths and `Statistic` objects.
+    """Make the `Plan` for the argument `statistics=`: built-in names, dotted paths and `Statistic` objects.
 
     Args:
         statistics: one or several.
-        also_valid: further valid names, which the caller measures itself; errors list them.
+        also_valid: further valid names, which the caller measures itself. Errors list them too.
 
     Raises:
         ValueError: a name is not that of a statistic, a path does not lead to a `Statistic`, or two have the same name.
@@ -326,7 +330,7 @@ def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Se
 
 
 def as_list(statistics: str | Statistic | Sequence[str | Statistic]) -> list[str | Statistic]:
-    """One statistic or several, or none, as a list.
+    """Return the argument `statistics=` as a list, whether it is one statistic, several or none.
 
     Raises:
         ValueError: one of them is neither a name nor a `Statistic`.
@@ -349,13 +353,13 @@ def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
 
 def _copy(tensor: Tensor) -> Tensor:
     copy = tensor.clone()
-    # Of a subclass that makes plain tensors of copies, the user's function gets the tensor itself.
+    # Cloning some subclasses gives a plain tensor; of these the user's function gets the tensor itself.
     return copy if type(copy) is type(tensor) else tensor
 
 
 @contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Give back the random state of torch and the grad mode, whatever the user's function makes of them."""
+    """Restore the random state of torch and the grad mode when the context ends."""
     accelerators = [] if device.type == "cpu" else [device]
     kind = "cuda" if device.type == "cpu" else device.type
     with torch.random.fork_rng(accelerators, device_type=kind), torch.set_grad_enabled(torch.is_grad_enabled()):

@@ -41,12 +41,12 @@ LAST = tl.constexpr(2)
 """The channels of a position lie side by side, as in (N, C) or in channels_last."""
 
 LAST_ALIGNED = tl.constexpr(3)
-"""The same, and their number is a multiple of 16, so that several are loaded at once."""
+"""As LAST, and the number of channels is a multiple of 16, so that several are loaded at once."""
 
 
 @triton.jit
 def two_sum(a_high, a_low, b_high, b_low):
-    """Return the sum of two pairs: the high parts exactly, what is rounded away added to the low parts."""
+    """Add two pairs (high, low): the high parts exactly; their rounding error is added to the low parts."""
     high = a_high + b_high
     b = high - a_high
     rounded_away = (a_high - (high - b)) + (b_high - b)
@@ -64,7 +64,7 @@ def sum_of(x, PAIRS: tl.constexpr):
 
 @triton.jit
 def factor_for(size):
-    """Return the power of two that brings a magnitude into [1, 2), as far as it is a normal number."""
+    """Return the power of two that scales a magnitude into [1, 2), as far as that factor is a normal number."""
     size = tl.abs(size)  # the larger of 0 and -0 may be -0, whose sign is a bit beside the exponent
     if size.dtype == tl.float64:
         exponent = size.to(tl.int64, bitcast=True) >> 52
@@ -94,7 +94,7 @@ def moments(scaled, is_finite, here, PAIRS: tl.constexpr):
 
 @triton.jit
 def joined(mean, squares, count, tile_mean, tile_squares, here, wide: tl.constexpr):
-    """Return the mean and the squares about it of `count` values and of `here` more, by Chan's formula."""
+    """Merge mean and squares of `count` values with those of a tile of `here` values, by Chan's formula."""
     # The shares may be of the values' type: the error of a mean is that of its distance here.
     before = count.to(wide)
     share = here.to(wide) / tl.maximum(before + here.to(wide), 1.0)
@@ -132,7 +132,7 @@ def _count_into(counts, x, is_there):
 
 @triton.jit
 def _count_others(nan, posinf, neginf, x, is_there):
-    """Return the counts of what is not finite, with those of a tile."""
+    """Add a tile's numbers of NaN, +Inf and -Inf to the three counts, and return these."""
     nan += tl.sum(((x != x) & is_there).to(tl.int32), 0)
     posinf += tl.sum(((x == float("inf")) & is_there).to(tl.int32), 0)
     neginf += tl.sum(((x == float("-inf")) & is_there).to(tl.int32), 0)
@@ -141,7 +141,7 @@ def _count_others(nan, posinf, neginf, x, is_there):
 
 @triton.jit
 def _offsets(start, elements, channel, channels, inner, LAYOUT: tl.constexpr, ROWS: tl.constexpr):
-    """Where the values of a tile lie, int64, and which of them exist; both of shape [ROWS, channels of the tile]."""
+    """Return the offsets of a tile's values in memory, int64, and which exist; both [ROWS, channels of the tile]."""
     row = tl.arange(0, ROWS)
     is_there = (start + row < elements)[:, None] & (channel < channels)[None, :]
     if LAYOUT == FLAT:

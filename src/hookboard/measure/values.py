@@ -1,4 +1,4 @@
-"""The real numbers in any kind of tensor, as one flat tensor; statistics are taken over these."""
+"""Reads the real numbers in any kind of tensor as one flat tensor, which statistics are computed from."""
 
 import math
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ _COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 _UNWRITTEN = 0x7FF8_5EED_5EED_5EED
 """The bits of a NaN that no computation gives."""
 
-MOST_AT_ONCE = 1 << 22
-"""Values in a block: 16 MB in float32, which few weights of a usual net exceed (a choice)."""
+MAX_BLOCK_VALUES = 1 << 22
+"""Maximum number of values in a block: 16 MB in float32, which few weights of a usual model exceed."""
 
 
 class Values(NamedTuple):
@@ -36,10 +36,10 @@ class Values(NamedTuple):
 
 
 def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
-    """Return the numbers in any tensor.
+    """Return the numbers in a tensor of any dtype, layout, subclass and device.
 
     - A dense real tensor keeps its dtype and is copied only if its memory has gaps.
-    - Of complex numbers it is the modulus, in float64.
+    - A complex tensor gives the modulus of its numbers, in float64.
     - A sparse tensor gives its explicit values and the count of implicit zeros.
     - A nested tensor gives what lies within its lengths, a MaskedTensor what its mask lets through.
     - Quantized tensors and other layouts give their dense form.
@@ -92,7 +92,7 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
 
 
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
-    """Return a gradient without the scale, in float32 at least: half precision, which needs the scale, would lose it.
+    """Divide a gradient by the scale of a GradScaler, in float32 or better, because half precision could underflow.
 
     Raises:
         TypeError: the memory of the gradient has been freed.
@@ -102,7 +102,11 @@ def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
 
 
 def single_at_least(dtype: torch.dtype) -> torch.dtype:
-    """Return a type that holds all values of this one, with the precision of float32 or better."""
+    """Return the dtype for computing with tensors of this dtype: float32, or a wider one if the dtype is wider.
+
+    >>> single_at_least(torch.bfloat16), single_at_least(torch.float64)
+    (torch.float32, torch.float64)
+    """
     # The types of 8 bits and less promote to nothing.
     return (
         torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else torch.promote_types(dtype, torch.float32)
@@ -110,7 +114,11 @@ def single_at_least(dtype: torch.dtype) -> torch.dtype:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return the tensor as one that has its values in memory, whatever subclass it is."""
+    """Return a tensor of any subclass as a plain tensor with its values in memory.
+
+    Raises:
+        TypeError: it is a DTensor over several processes, its memory has been freed, or it cannot be copied.
+    """
     if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
         return _with_memory(tensor)
     if isinstance(tensor, DTensor):
@@ -122,7 +130,11 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _with_memory(tensor: Tensor) -> Tensor:
-    """Return the tensor, if all its values lie in memory: FSDP frees that of parameters which still exist."""
+    """Return the tensor itself, after checking that its memory exists: FSDP frees that of parameters it has sharded.
+
+    Raises:
+        TypeError: its memory has been freed.
+    """
     if tensor.layout is torch.strided and tensor.numel() and (tensor.is_cpu or tensor.is_cuda):
         reach = tensor.numel() - 1
         if not tensor.is_contiguous():
@@ -136,9 +148,12 @@ def _with_memory(tensor: Tensor) -> Tensor:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """Return a plain copy of a subclass that says itself what its operations do.
+    """Copy a tensor of a subclass with `__torch_dispatch__` into a plain float64 or complex128 tensor.
 
-    The copy is looked through for numbers that were not written, for which the host waits.
+    The host waits for the device, to check that every number of the copy was written.
+
+    Raises:
+        TypeError: the subclass cannot be copied, or leaves some numbers unwritten.
     """
     kind = type(tensor).__name__
     shape = (*tensor.shape, 2) if tensor.is_complex() else tensor.shape
@@ -154,7 +169,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _masked(tensor: MaskedTensor, may_wait: bool) -> Values:
-    """Return the values that the mask lets through."""
+    """Return the values of a MaskedTensor where its mask is True."""
     data, mask = tensor.get_data(), tensor.get_mask()
     if data.layout is not torch.strided:
         raise TypeError("a sparse MaskedTensor cannot be measured")
@@ -162,7 +177,7 @@ def _masked(tensor: MaskedTensor, may_wait: bool) -> Values:
 
 
 def _nested(tensor: Tensor, may_wait: bool) -> Values:
-    """Return the values within the lengths of a nested tensor; the memory of a narrowed one holds others besides."""
+    """Return the values within the lengths of a nested tensor; its memory may hold others if it was narrowed."""
     if tensor.layout is torch.strided:
         parts = [tensor.values()] if tensor.is_contiguous() else tensor.unbind()
         return Values(torch.cat([_flat(_real(_plain(part))) for part in parts]))
@@ -180,7 +195,7 @@ def _nested(tensor: Tensor, may_wait: bool) -> Values:
 
 
 def _only(values: Tensor, belongs: Tensor, may_wait: bool) -> Values:
-    """Return only the values that belong; where the host may not wait for their number, the others become NaN."""
+    """Return the values where `belongs` is True; if the host may not wait for their number, NaN replaces the others."""
     if may_wait:
         return Values(values[belongs])
     values = values if values.dtype.is_floating_point else values.double()
@@ -188,7 +203,7 @@ def _only(values: Tensor, belongs: Tensor, may_wait: bool) -> Values:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """Return the tensor, or the modulus of a complex one: that of complex64 can be larger than float32 holds."""
+    """Return a real tensor itself, with its negative bit resolved; of a complex one the modulus, in float64."""
     if tensor.is_complex():
         return torch.hypot(tensor.real.double(), tensor.imag.double())
     return tensor.resolve_neg()
@@ -203,15 +218,15 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def blocks_of(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return the same blocks of two tensors of one shape, whose rows merge to that of the whole.
+    """Yield corresponding blocks of two tensors of equal shape, of at most `MAX_BLOCK_VALUES` values each.
 
-    Those of strided tensors are views. Subclasses, such as a `DTensor`, and nested tensors come whole: only their own
-    operations know where their values are.
+    Together the blocks hold every value once. Blocks of strided tensors are views. Subclasses, such as a `DTensor`, and
+    nested tensors are yielded whole: only their own operations know where their values are.
 
     >>> [len(block) for block, _ in blocks_of(torch.zeros(5, 1 << 21), torch.zeros(5, 1 << 21))]
     [2, 1, 2]
     """
-    if one.numel() <= MOST_AT_ONCE or not (_can_be_cut(one) and _can_be_cut(other)) or one.shape != other.shape:
+    if one.numel() <= MAX_BLOCK_VALUES or not (_can_be_cut(one) and _can_be_cut(other)) or one.shape != other.shape:
         yield one, other
         return
     dim = next(dim for dim, size in enumerate(one.shape) if size > 1)

@@ -16,9 +16,9 @@ from hookboard.measure import (
     WIDTH,
     ChannelRows,
     Columns,
+    channel_row_count,
     elements_in,
     empty_row,
-    looked_at,
     merge_rows,
     needs_host,
 )

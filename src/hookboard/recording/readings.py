@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hookboard.measure import FIELDS, WIDTH, Histogram, Moments, StatisticColumns
+from hookboard.measure import FIELDS, WIDTH, Histogram, Moments, StatisticTable
 from hookboard.packing import Codec, Codecs, dataclass_codec
 from hookboard.sites import Role, Site, Stage
 
@@ -150,7 +150,7 @@ class Readings(Mapping[Site, Reading]):
             [reading.channels for reading in made],
             [reading.dtype for reading in made],
             [reading.width for reading in made],
-            StatisticColumns.of([reading.statistics for reading in made]),
+            StatisticTable.of([reading.statistics for reading in made]),
             [reading.histogram for reading in made],
             made[0].stage if made else "train",
             np.array([reading.overflowed for reading in made], bool),
@@ -283,7 +283,7 @@ def _parts(readings: Readings) -> dict[str, Any]:
 def _made(parts: dict[str, Any]) -> Readings:
     """Return the readings that `_parts` has taken apart."""
     places, drawn = parts["places"], parts["histograms"]
-    columns = StatisticColumns(parts["names"], parts["values"], parts["is_there"])
+    columns = StatisticTable(parts["names"], parts["values"], parts["is_there"])
     channels = _split(parts["channel_rows"], parts["channels"])
     dtypes = [None if name is None else getattr(torch, name) for name in parts["dtypes"]]
     widths = parts.get("widths", np.maximum(parts["channels"], 0)).tolist()  # once all channels had a row

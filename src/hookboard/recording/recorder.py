@@ -24,11 +24,11 @@ from hookboard.measure import (
     Row,
     blocks_of,
     can_subtract,
+    channel_row_count,
     elements_in,
     form_of,
     histograms,
     is_like,
-    looked_at,
     measure,
     measure_channels,
     measuring_device,
@@ -436,7 +436,7 @@ class Recorder:
             self.channel_rows.append(slot.index, channels)
 
     def _plan_of(self, site: Site) -> Plan:
-        return self._plan if self._ends is None else self._plan.between(self._ends(site))
+        return self._plan if self._ends is None else self._plan.with_limits(self._ends(site))
 
     def _wants_bins(self, site: Site, tensor: Tensor) -> bool:
         if "bins" in self._plan.wanted or isinstance(self._histogram, bool):

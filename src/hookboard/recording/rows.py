@@ -15,8 +15,8 @@ from hookboard.measure import (
     Row,
     empty_row,
     merge_rows,
-    tell_of_compiling,
-    tell_of_missing_kernel,
+    report_compile_time,
+    report_missing_kernel,
     width_of,
 )
 
@@ -135,7 +135,7 @@ class RowBuffer:
         if not sites:
             return torch.empty(0, WIDTH + width_of(self._more), dtype=torch.float64, device=self.device)
         if self.device.type == "cpu":
-            tell_of_missing_kernel()
+            report_missing_kernel()
         else:
             tell_of_compiling()
         return self._merged(rows, sites)

@@ -10,7 +10,7 @@ from hookboard.health.rules.shared import counted, harm_of, severity_of, weight_
 from hookboard.health.rules.training_step import are_targets_unscaled
 from hookboard.health.run import Run
 from hookboard.layers import NORM_KINDS, Layer
-from hookboard.measure import FIELDS, every_of
+from hookboard.measure import FIELDS, channel_stride
 from hookboard.recording import Reading
 from hookboard.sites import Site
 
@@ -216,7 +216,7 @@ def _wild(run: Run, site: Site, reading: Reading) -> Said | None:
         return None
     worst = int(far[np.argmax(rms[far])])
     evidence = (
-        f"column {worst * every_of(reading.width)} of the input has an RMS of {rms[worst]:.3g}, "
+        f"column {worst * channel_stride(reading.width)} of the input has an RMS of {rms[worst]:.3g}, "
         f"{counted(len(far), len(rms), 'columns', reading.sample_of)} are that far out; usual: {10**middle:.2g}"
     )
     return evidence, "Scale each column separately, and look for wrong values in this one.", severity_of(run), 1.5
@@ -239,7 +239,7 @@ def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
     first = int(constant[0])
     evidence = (
         f"{counted(len(constant), len(low), 'columns', seen[0].sample_of)} of the input never change: "
-        f"column {first * every_of(seen[0].width)} is {low[first]:.3g}"
+        f"column {first * channel_stride(seen[0].width)} is {low[first]:.3g}"
     )
     return evidence, "Check whether this column was meant to be filled, or remove it.", "note", 1.0
 

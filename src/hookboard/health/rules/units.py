@@ -22,7 +22,7 @@ from hookboard.health.rules.shared import (
 from hookboard.health.run import Run
 from hookboard.health.run_table import SILENT_AT_ZERO_KINDS, Silence, Units, onsets
 from hookboard.layers import NORM_KINDS, Kind, Layer
-from hookboard.measure import FIELDS, every_of
+from hookboard.measure import FIELDS, channel_stride
 from hookboard.recording import Reading
 
 _COUNT, _MEAN, _DEVIATION, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "zeros"))
@@ -303,7 +303,7 @@ def _dead_after(run: Run, layer: Layer) -> Dead | None:
         if previous is not None and previous.width == width:
             dead &= previous.looks == 0
         source = layer
-    pruned = has_no_weights(run, source or layer, width, every_of(width))
+    pruned = has_no_weights(run, source or layer, width, channel_stride(width))
     counts = np.ones(len(dead), dtype=bool) if pruned is None else ~pruned
     return dead_of(layer, source or layer, dead & counts, counts, silence.since, width)
 
@@ -325,7 +325,7 @@ def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
     every = every_unit(shape)  # of a large weight fewer units are measured than of the output
     if unit_rows(run.now.of(weights[0], "parameter_grad"), shape, width, every) is None:
         return None
-    part = slice(None, None, every // every_of(width))
+    part = slice(None, None, every // channel_stride(width))
     pruned, since = has_no_weights(run, layer, width, every), silence.since[part]
     counts = np.ones(len(since), dtype=bool) if pruned is None else ~pruned
     silent = dead[part] & counts
@@ -512,7 +512,7 @@ def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarra
     output = run.now.of(layer.name, "output")
     if output is None or output.channels is None or output.width != weight.width:
         return None
-    part = output.channels[:: max(1, every_unit(layer.shapes.get(name, ())) // every_of(output.width))]
+    part = output.channels[:: max(1, every_unit(layer.shapes.get(name, ())) // channel_stride(output.width))]
     is_known = len(part) == len(weight.channels if weight.channels is not None else ())
     return part if is_known and np.isfinite(part[:, _COMPARED]).all() else None
 

@@ -1,4 +1,4 @@
-"""`measure` turns a tensor into its row; `measure_channels` gives a row for each of its channels too."""
+"""`measure` reduces a tensor to its row; `measure_channels` returns a row for each of its channels too."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hookboard.measure import accelerator, cpu, device, native
 from hookboard.measure.merge import merge
-from hookboard.measure.row import EMPTY, WIDTH, Row, every_of, has_channels, sample_of
+from hookboard.measure.row import EMPTY, WIDTH, Row, channel_stride, has_channels, sample_of
 from hookboard.measure.statistics import Plan
 from hookboard.measure.values import Values, unscaled, values_of
 
@@ -28,16 +28,16 @@ def measure(
         tensor: detached; of any shape, dtype, layout, subclass and device.
         plan: what to measure.
         counts: the bins of its values are added to this, shape (BINS,), int64, contiguous, on the tensor's device.
-        moments_only: leave out `counts` and all that is not moments, which is then NaN. An empty tensor is always
+        moments_only: leave `counts` alone, and fill the columns after the moments with NaN. An empty tensor is always
             measured like this.
-        scale: what is measured is the tensor divided by this, shape (), in float32 at least.
-        dim: the dimension of its channels, for what follows the moments; None if it has none.
+        scale: the tensor is divided by this first, shape (), in float32 at least.
+        dim: the dimension of its channels, for the columns after the moments; None if it has none.
 
     Returns:
-        `plan.width` numbers: the columns of `FIELDS`, followed by those of `plan.more`. Floats on the CPU;
-        elsewhere a float64 tensor on the device, which the host has not waited for: shape (plan.width,), or
-        (n, plan.width), rows of parts of the tensor that `merge_rows` makes its row. Only sparse tensors with
-        duplicates and subclasses that wrap other tensors make it wait.
+        The columns of `FIELDS`, followed by those of `plan.more`. For a tensor on the CPU a list of `plan.width`
+        floats; otherwise a float64 tensor on its device, shape (plan.width,), or (n, plan.width): rows of n parts of
+        the tensor, which `merge_rows` merges into its row. The host waits for the device only for sparse tensors with
+        duplicates and for subclasses that wrap other tensors.
 
     Raises:
         TypeError: the tensor has no values, or does not let them be read; the message says why.
@@ -77,7 +77,7 @@ def row_on_device(
     scale: Tensor | None = None,
     dim: int | None = None,
 ) -> Row:
-    """`measure` for a tensor that is not on the CPU; right for one that is, but slower."""
+    """Do what `measure` does, for a tensor on an accelerator; it works on the CPU too, but is slower there."""
     # A user's statistic may raise, and then nothing may have been counted.
     counts_now = None if moments_only or plan.more else counts
     parts = device.parts_of(values, plan.wanted, counts_now, scale)
@@ -90,8 +90,8 @@ def row_on_device(
 
 
 def one_row(parts: Tensor) -> Tensor:
-    """Merge some rows of one tensor into a single row, shape (WIDTH,), on their device."""
-    if len(parts) <= accelerator.MOST_PROGRAMS:
+    """Merge rows of parts of one tensor, shape (n, WIDTH), into its row, shape (WIDTH,), on their device."""
+    if len(parts) <= accelerator.MAX_PROGRAMS:
         row = accelerator.merged(parts)
         if row is not None:
             return row[0]
@@ -130,8 +130,8 @@ def _completed(
 
 
 ChannelRows = np.ndarray | Tensor
-"""Shape (channels, WIDTH), float64: an array on the CPU; elsewhere a tensor on the device. Of a wide tensor every k-th
-channel has a row, see `every_of`."""
+"""The row of each channel, shape (channels, WIDTH), float64: an array if the tensor was on the CPU, otherwise a tensor
+on its device. Of a tensor with very many channels every k-th has a row, see `channel_stride`."""
 
 
 def measure_channels(
@@ -143,19 +143,19 @@ def measure_channels(
     moments_only: bool = False,
     scale: Tensor | None = None,
 ) -> tuple[Row, ChannelRows | None]:
-    """Measure a tensor like `measure`, and each of its channels; of a wide one every k-th, see `every_of`.
+    """Measure a tensor like `measure`, and each of its channels (of very many, every k-th, see `channel_stride`).
 
     Args:
         tensor: detached; of any shape, dtype, layout, subclass and device.
         dim: the dimension whose indices are the channels.
-        plan: what to measure. What follows the moments is measured of the whole tensor only.
-        counts: as in `measure`, of the whole tensor.
+        plan: what to measure. The rows of channels have moments only.
+        counts: as in `measure`.
         moments_only: as in `measure`.
         scale: as in `measure`.
 
     Returns:
-        What `measure` returns; and the rows of the channels, which the host has not waited for either. They are None if
-        the tensor has no such dimension, and for subclasses, sparse, nested, complex and quantized tensors.
+        The row that `measure` returns, and the rows of the channels. The latter are None if the tensor has no such
+        dimension, and for subclasses, sparse, nested, complex and quantized tensors.
 
     Raises:
         TypeError: as in `measure`.
@@ -172,7 +172,7 @@ def measure_channels(
     if not (_is_regular(tensor) and has_channels(tensor, dim)):
         return measure(tensor, plan, counts=counts, moments_only=moments_only, scale=scale), None
     dim %= tensor.dim()
-    if every_of(tensor.shape[dim]) > 1:
+    if channel_stride(tensor.shape[dim]) > 1:
         whole = measure(tensor, plan, counts=counts, moments_only=moments_only, scale=scale, dim=dim)
         return whole, _rows_of_sample(tensor, dim, plan.wanted, scale)
     form = None if scale is not None else native.form_of(tensor, dim)
@@ -199,7 +199,7 @@ def measure_channels(
 
 
 def _rows_of_sample(tensor: Tensor, dim: int, wanted: frozenset[str], scale: Tensor | None) -> ChannelRows:
-    """Return the rows of every k-th channel of a wide tensor that `measure` has read."""
+    """Return the rows of every k-th channel of a tensor, see `channel_stride`; `measure` must have read it before."""
     sample = sample_of(tensor, dim)
     rows = accelerator.rows_of(sample, dim, with_abs_mean="abs_mean" in wanted, scale=scale)
     if rows is not None:
@@ -209,7 +209,7 @@ def _rows_of_sample(tensor: Tensor, dim: int, wanted: frozenset[str], scale: Ten
 
 
 def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, ChannelRows]:
-    """Return the row of the tensor and those of its channels, whatever its memory looks like."""
+    """Return the row of a tensor and those of its channels, for any dtype and order in memory."""
     if tensor.is_cpu:
         copy = (tensor.float() if tensor.dtype in cpu.EXACT_AS_FLOAT32 else tensor.double()).contiguous()
         form = native.form_of(copy, dim)
