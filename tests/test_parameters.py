@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from hookboard.parameters import are_still, weights_of
+from hookboard.parameters import are_unchanged, weights_of
 
 pytestmark = pytest.mark.unit
 
@@ -59,9 +59,9 @@ CHANGES = [
 def test_other_weights_are_noticed(change):
     found = modules()
     weights = weights_of(found)
-    assert are_still(weights, found)
+    assert are_unchanged(weights, found)
     change(found)
-    assert not are_still(weights, found)
+    assert not are_unchanged(weights, found)
 
 
 def test_pruned_weights_are_still_the_same_after_a_step():
@@ -69,11 +69,11 @@ def test_pruned_weights_are_still_the_same_after_a_step():
     weights = weights_of(found)
     with torch.no_grad():
         found["head"].weight_orig.add_(1)
-    assert are_still(weights, found)
+    assert are_unchanged(weights, found)
 
 
 def test_weights_are_asked_anew_when_a_mask_is_taken_away():
     found = {"head": prune.l1_unstructured(nn.Linear(3, 2), "weight", amount=1)}
     weights = weights_of(found)
     prune.remove(found["head"], "weight")
-    assert not are_still(weights, found)
+    assert not are_unchanged(weights, found)

@@ -1,4 +1,4 @@
-"""`Clock`: adds up the time that the host spends in the hooks of one callback."""
+"""`Clock` and `timed`: how much time the host spends in the hooks of one callback."""
 
 import functools
 from collections.abc import Callable

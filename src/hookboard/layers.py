@@ -117,7 +117,7 @@ class Layer:
 
     @property
     def is_batch_norm(self) -> bool:
-        """True if its outputs should fit the statistics of a batch, or its own running ones, and its gains."""
+        """True for a batch norm, unless it applies an activation too."""
         return self.kind == "norm" and "BatchNorm" in self.type
 
     @functools.cached_property
@@ -127,7 +127,7 @@ class Layer:
 
     @functools.cached_property
     def stepped(self) -> tuple[str, ...]:
-        """The trainable weights that have a gradient of their own."""
+        """The names of the trainable weights that get a gradient, so without those that a parametrization computes."""
         return tuple(name for name in self.weights if name in self.trainable - self.computed)
 
 
@@ -162,7 +162,7 @@ def _kind_by_name(module: nn.Module) -> Kind:
 
 
 def _is_vector(shape: Sequence[int] | None) -> bool:
-    """Return True for a shape with one dimension that is not 1 at most; of an unknown shape too."""
+    """Return True if at most one dimension of a shape is not 1, or the shape is unknown (None)."""
     return shape is None or math.prod(shape) == max(shape, default=1)
 
 
@@ -234,7 +234,7 @@ def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence
 
 @dataclass(frozen=True)
 class Flow:
-    """What flows into each layer that computed something; empty where no step was read.
+    """Which layer's output flows into which other layer, in one step that was read; empty if none was read.
 
     Args:
         above: layer to the layers whose output flows into it, also through others: bit `i` of the number stands for
@@ -260,7 +260,7 @@ class Flow:
 
 
 class ChannelDims:
-    """Tells which dimension of a tensor holds the channels.
+    """A function that finds the dimension of a tensor that holds its channels (units, features).
 
     Call it in the order of execution, at least once for each layer: a layer without weights, such as an activation
     function, has its channels where the layer before it had them at the first call.
@@ -281,7 +281,7 @@ class ChannelDims:
         self._known: dict[tuple[str, int], tuple[Layer | None, bool]] = {}
 
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
-        """Return the dimension; None if the tensor has no channels or they are not needed."""
+        """Return the dimension that holds the channels of the site's tensor; None if it has none or they are not used."""
         if site.role == "input" and not site.name:
             return _of_batch(tensor)
         if site.role in ("parameter", "parameter_grad"):
@@ -299,7 +299,7 @@ class ChannelDims:
 
 
 class DefinedDims:
-    """Tells which dimension of a tensor holds the channels, in whatever order tensors come.
+    """A function that finds the dimension of a tensor that holds its channels; tensors may come in any order.
 
     A layer without weights is taken to follow the layer that the model defines before it; a module with submodules, to
     end with the last of them.
@@ -325,7 +325,7 @@ class DefinedDims:
                 self._stands_last[".".join(parts[:depth])] = is_last
 
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
-        """Return the dimension; None if the tensor has no channels."""
+        """Return the dimension of the site's tensor that holds the channels; None if it has none."""
         if tensor.dim() < 2 or ROLES[site.role].moments_only:
             return None
         if ROLES[site.role].of_parameter:
@@ -336,7 +336,7 @@ class DefinedDims:
 
 
 def _stands_last(layer: Layer | None, before: bool) -> bool:
-    """Return True if a layer's channels are the last dimension; `before` says so of the layer before it."""
+    """Return True if a layer's channels are the last dimension; `before` is True if they are in the layer before it."""
     if layer is None:
         return before
     if layer.kind in ("linear", "embedding", "recurrent", "attention"):
@@ -347,7 +347,7 @@ def _stands_last(layer: Layer | None, before: bool) -> bool:
 
 
 def _gains_stand_last(layer: Layer | None, tensor: Tensor) -> bool | None:
-    """Return whether the gains of a norm fit the last dimension of its output and not the second; None if unclear."""
+    """Return True if a norm's gains fit only the last dimension of its output, False if only the second, else None."""
     if layer is None or layer.kind not in NORM_KINDS or not layer.shapes:
         return None
     gains = math.prod(next(iter(layer.shapes.values())))

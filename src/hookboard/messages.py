@@ -45,7 +45,7 @@ _thread = threading.local()
 
 
 def hand_over(task: Callable[[], None]) -> None:
-    """Run a task that only the training thread may do: at once in that thread, elsewhere see `handing_over`."""
+    """Run a task for the training thread: at once, or, inside `handing_over`, append it to the list given there."""
     tasks = getattr(_thread, "tasks", None)
     if tasks is None:
         task()
@@ -55,7 +55,7 @@ def hand_over(task: Callable[[], None]) -> None:
 
 @contextmanager
 def handing_over(tasks: list[Callable[[], None]]) -> Iterator[None]:
-    """Collect in `tasks` what this thread hands over, warnings included, for the training thread to do later."""
+    """Append what this thread passes to `hand_over` to `tasks` in this context, warnings included; nothing is run."""
     _thread.tasks = tasks
     try:
         yield

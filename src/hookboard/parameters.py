@@ -61,25 +61,28 @@ class Weight:
         return any(is_lazy(parameter) for parameter in self.parameters)
 
     def is_same(self, other: "Weight | None") -> bool:
-        """Return whether the other is made of the same parameters."""
+        """Return True if both are made of the same parameters; False for None."""
         if other is None or len(self.parameters) != len(other.parameters):
             return False
         return all(a is b for a, b in zip(self.parameters, other.parameters, strict=True))
 
 
-def are_still(weights: Mapping[str, Weight], modules: Mapping[str, nn.Module]) -> bool:
-    """Return whether `weights_of` would find just these again; where it says False, it may be wrong.
+def are_unchanged(weights: Mapping[str, Weight], modules: Mapping[str, nn.Module]) -> bool:
+    """Return True if the modules still own just these weights, so that `weights_of` need not be called again.
 
-    It does not see that a mask was registered or deleted by hand for a weight that stays the same.
+    It takes a fraction of the time of `weights_of`. It may return False although nothing has changed, as with
+    parametrizations. It does not notice a mask that was registered or deleted directly, without `torch.nn.utils.prune`.
 
-    It takes a fraction of the time, and is asked at each measured step.
+    Args:
+        weights: what `weights_of` found.
+        modules: the modules, as they were given to `weights_of`.
 
     >>> head = nn.Linear(2, 1)
     >>> found = weights_of({"head": head})
-    >>> are_still(found, {"head": head})
+    >>> are_unchanged(found, {"head": head})
     True
     >>> head.bias = None
-    >>> are_still(found, {"head": head})
+    >>> are_unchanged(found, {"head": head})
     False
     """
     expected = iter(weights.values())
@@ -103,7 +106,7 @@ def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
     """Return the weight that a module computes with, detached.
 
     A pruned weight is `weight_orig * weight_mask`: the attribute itself still has the value of the last forward. What
-    a parametrization or a property computes is computed once more, without a trace, see `computed`.
+    a parametrization or a property computes is computed once more, without a trace, see `_computed`.
     """
     if _is_pruned(module, attribute):
         original, mask = getattr(module, f"{attribute}_orig"), getattr(module, f"{attribute}_mask")
@@ -111,21 +114,24 @@ def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
     if attribute in parametrized(module):
         parametrization: Any = module.parametrizations[attribute]  # type: ignore[index]  # a ModuleDict
         # Past its hooks and past the cache of `parametrize.cached()`, which the next forward would read.
-        return computed(parametrization, parametrization.forward)
+        return _computed(parametrization, parametrization.forward)
     held = parameters_of(module).get(attribute, vars(module).get(attribute))
-    return held.detach() if isinstance(held, Tensor) else computed(module, lambda: getattr(module, attribute))
+    return held.detach() if isinstance(held, Tensor) else _computed(module, lambda: getattr(module, attribute))
 
 
-def computed(module: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
-    """Return what code of a module computes from its parameters, in evaluation mode and without autocast, detached.
+def _computed(module: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
+    """Return the tensor that a module's code computes from its parameters, detached, and undo all side effects.
 
-    The module is as it was afterwards: random state, parameters, buffers, attributes and modes. Hooks on it and on the
-    modules inside it do not run, those of torch's own excepted. What draws from the global generators gets the same
-    numbers in each call, so that two results differ only by what the module holds.
+    The code runs in evaluation mode and without autocast. Random state, parameters, buffers, attributes and modes are
+    restored afterwards. Hooks on the module and on the modules inside it do not run, except torch's own. The global
+    random generators are seeded with 0, so that two results differ only if the module does.
 
     Args:
-        module: the module that may change meanwhile, and all modules inside it.
-        compute: runs its code.
+        module: the module whose code runs.
+        compute: runs the code and returns the tensor.
+
+    Raises:
+        TypeError: the code returned something else.
     """
     parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
     eagerly = run_eagerly() if any(map(is_compiled, parts)) else nullcontext()
@@ -152,7 +158,7 @@ def computed(module: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Put the module, and those inside it, in evaluation mode: some change their state in training."""
+    """Put a module and those inside it in evaluation mode in this context: some change their state in training."""
     modes = [(part, part.training) for part in module.modules()]
     try:
         for part, _ in modes:
@@ -165,7 +171,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _on_copies(parts: list[nn.Module]) -> Iterator[None]:
-    """Put copies in place of parameters and buffers: to autograd, one put back would be another version."""
+    """Replace parameters and buffers by copies in this context: autograd would notice if the tensors were restored."""
     copies: dict[int, Tensor] = {}
     with ExitStack() as until_end:
         for held in _tensors_of(parts):

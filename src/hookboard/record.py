@@ -1,7 +1,7 @@
-"""The record: what the tab in TensorBoard needs and no tag can say, and how it is stored in an event file.
+"""Records: what the TensorBoard tab needs besides scalars, histograms and pictures, and how event files store it.
 
-A record is a tensor of strings under the plugin name `hookboard`; docs/record.md describes it for readers of other
-making. Its first string is JSON and has the version; the others are columns of numbers.
+A record is a tensor of strings under the plugin name `hookboard`; docs/record.md describes it for other programs that
+read it. Its first string is JSON and has the version; the others are packed columns of numbers.
 """
 
 import json
@@ -18,7 +18,7 @@ PLUGIN = "hookboard"
 """The plugin name of all records."""
 
 VERSION = 1
-"""A reader takes this version and older ones."""
+"""The version of records that are written. Records of this and older versions can be read."""
 
 LAYERS = "hookboard/layers"
 """The tag of a `LayersRecord` is this, a slash and the name of the callback."""
@@ -26,27 +26,28 @@ LAYERS = "hookboard/layers"
 HEALTH = "hookboard/health"
 """The tag of a `HealthRecord`."""
 
-MOST_DIMENSIONS = 64
-"""Of a tensor of torch's."""
+MAX_DIMENSIONS = 64
+"""Maximum number of dimensions that a tensor of torch has."""
 
-LONGEST_NAME = 2000
-"""How many characters a name of a layer, or a tag, may have to be read."""
+MAX_NAME_CHARS = 2000
+"""Maximum length of names of layers and of tags; records and tags with longer ones are not read."""
 
-MOST_ROOM, LEAST_ROOM = 64, 64 << 20
-"""A `HealthRecord` is read if its values take so many times what is stored of it, or so many bytes."""
+MAX_UNPACKED_RATIO, MIN_UNPACKED_BYTES = 64, 64 << 20
+"""A `HealthRecord` is read only if its values take at most MIN_UNPACKED_BYTES bytes unpacked, or at most
+MAX_UNPACKED_RATIO times the bytes that are stored."""
 
 
 _NOT_OURS = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, zlib.error)
-"""What the reading of fields that somebody else has written, or that were spoiled, may raise."""
+"""The errors that reading damaged fields, or fields that another program has written, may raise."""
 
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What is known of a module beside its numbers.
+    """What a record holds of one module: its types and shapes.
 
     Args:
         name: its dotted name.
-        types: the full names of its class and of the classes above it, below `torch.nn.Module`.
+        types: the full names of its class and of its base classes, up to but without `torch.nn.Module`.
         output: the shape of its first output at the first due step; None if it is not known.
         parameters: the shape of each parameter that it owns itself, by dotted name.
     """
@@ -59,12 +60,12 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class LayersRecord:
-    """The modules that a callback watches.
+    """A record of the modules that a callback measures.
 
     Args:
         callback: the name of its class.
         every_n_steps: how many optimizer steps lie between two due steps.
-        layers: in the order in which they ran first.
+        layers: the modules, in the order in which they first ran.
     """
 
     callback: str
@@ -72,25 +73,26 @@ class LayersRecord:
     layers: tuple[LayerFacts, ...]
 
     def strings(self) -> list[bytes]:
-        """Return the record as the strings of a tensor."""
+        """Return the strings to store, which `layers_record` reads: one, the fields as JSON."""
         return [_json(asdict(self))]
 
 
 @dataclass(frozen=True)
 class HealthRecord:
-    """What `HealthMonitor` has seen of the run so far; the last version has all of it.
+    """A record of what `HealthMonitor` has measured and found in the run so far; each replaces the one before.
 
     Args:
         every_n_steps: how many optimizer steps lie between two looks.
         headline: how many verdicts there are, in one sentence.
         verdicts: worst first: the fields of `hookboard.Verdict`.
         layers: the names of the layers, in the order in which they run.
-        steps: the optimizer steps of the columns.
-        values: quantity to one number for each layer and step, shape (layers, steps), stored as float32. NaN where
-            nothing was measured, infinity where what was measured was not finite.
-        cards: which verdicts are shown as one, as places in `verdicts`: each has `alike`, of which the first is shown,
-            and `effects`, what follows from these, in lists by rule. Every verdict is on one card.
-        shows: the quantity in which the first verdict can be seen; "" if in none.
+        steps: the optimizer step of each column of `values`.
+        values: name of a quantity to one number for each layer and step, shape (layers, steps), stored as float32. NaN
+            where nothing was measured, infinity where what was measured was not finite.
+        cards: which verdicts are shown as one, as indices into `verdicts`: each card has `alike`, of which the first is
+            shown, and `effects`, the verdicts that follow from these, in one list per rule. Every verdict is on one
+            card.
+        shows: the quantity whose chart shows the first verdict best; "" if there is none.
     """
 
     every_n_steps: int
@@ -103,15 +105,15 @@ class HealthRecord:
     shows: str = ""
 
     def strings(self) -> list[bytes]:
-        """Return the record as the strings of a tensor: JSON, then the values of each quantity, packed."""
+        """Return the strings to store, which `health_record` reads: the fields as JSON, then each quantity's values."""
         return [_json(vars(self) | {"values": list(self.values)}), *map(_packed, self.values.values())]
 
 
 def layers_record(strings: Sequence[bytes]) -> LayersRecord:
-    """Read a `LayersRecord`.
+    """Read a `LayersRecord` from the strings that its method `strings` returned.
 
     Raises:
-        ValueError: it is none, or of a later version.
+        ValueError: the strings are damaged, are not such a record, or have a newer version.
     """
     given = _read(strings)
     try:
@@ -124,48 +126,48 @@ def layers_record(strings: Sequence[bytes]) -> LayersRecord:
             )
             for name, layer in zip(_names(one["name"] for one in given["layers"]), given["layers"], strict=True)
         )
-        return LayersRecord(str(given["callback"]), whole(given["every_n_steps"]), layers)
+        return LayersRecord(str(given["callback"]), as_int64(given["every_n_steps"]), layers)
     except _NOT_OURS as error:
         raise ValueError(f"no record of layers: {error!r}") from error
 
 
 def health_record(strings: Sequence[bytes]) -> HealthRecord:
-    """Read a `HealthRecord`.
+    """Read a `HealthRecord` from the strings that its method `strings` returned.
 
     Raises:
-        ValueError: it is none, or of a later version.
+        ValueError: the strings are damaged, are not such a record, or have a newer version.
     """
     given = _read(strings)
     try:
-        layers, steps = _names(given["layers"]), tuple(map(whole, given["steps"]))
+        layers, steps = _names(given["layers"]), tuple(map(as_int64, given["steps"]))
         claimed, stored = 4 * len(layers) * len(steps) * (len(strings) - 1), sum(map(len, strings))
-        if claimed > max(LEAST_ROOM, MOST_ROOM * stored):
+        if claimed > max(MIN_UNPACKED_BYTES, MAX_UNPACKED_RATIO * stored):
             raise ValueError(f"its values would take {claimed} bytes, and it has only {stored}")
         columns = (_unpacked(packed, len(layers), len(steps)) for packed in strings[1:])
         values = dict(zip(map(str, given["values"]), columns, strict=True))
         verdicts = tuple(dict(verdict) for verdict in given["verdicts"])
         cards = _cards(given.get("cards"), len(verdicts))
-        every_n_steps, headline = whole(given["every_n_steps"]), str(given["headline"])
+        every_n_steps, headline = as_int64(given["every_n_steps"]), str(given["headline"])
         shows = str(given.get("shows", ""))
         return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards, shows)
     except _NOT_OURS as error:
         raise ValueError(f"no record of health: {error!r}") from error
 
 
-def whole(given: Any) -> int:
-    """Return a whole number of 64 bits, as the steps of TensorBoard are.
+def as_int64(given: Any) -> int:
+    """Convert a value to an integer, checking that it fits 64 bits, as steps in TensorBoard must.
 
     Raises:
-        ValueError, TypeError, OverflowError: it is none.
+        ValueError, TypeError, OverflowError: it is not a number, or does not fit.
     """
     return int(np.int64(int(given)))
 
 
 def _cards(given: Iterable[Mapping[str, Any]] | None, count: int) -> tuple[Mapping[str, Any], ...]:
-    """Return the cards of so many verdicts; where there are none, as in older records, each verdict is one."""
+    """Read the cards of a record with `count` verdicts; a record without cards gets one for each verdict."""
     if not given:
         return tuple({"alike": [place], "effects": []} for place in range(count))
-    groups = [[list(map(whole, group)) for group in (card["alike"], *card["effects"])] for card in given]
+    groups = [[list(map(as_int64, group)) for group in (card["alike"], *card["effects"])] for card in given]
     places = [place for card in groups for group in card for place in group]
     if sorted(places) != list(range(count)) or not all(alike for alike, *_ in groups):
         raise ValueError(f"its cards do not hold each of its {count} verdicts once")
@@ -173,8 +175,8 @@ def _cards(given: Iterable[Mapping[str, Any]] | None, count: int) -> tuple[Mappi
 
 
 def _shape(given: Iterable[Any]) -> tuple[int, ...]:
-    shape = tuple(map(whole, given))
-    if min(shape, default=0) < 0 or math.prod(shape[:MOST_DIMENSIONS]) >= 2**63 or len(shape) > MOST_DIMENSIONS:
+    shape = tuple(map(as_int64, given))
+    if min(shape, default=0) < 0 or math.prod(shape[:MAX_DIMENSIONS]) >= 2**63 or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"no tensor has the shape {list(shape[:8])}{'...' if len(shape) > 8 else ''}")
     return shape
 
@@ -182,23 +184,23 @@ def _shape(given: Iterable[Any]) -> tuple[int, ...]:
 def _names(given: Iterable[Any]) -> tuple[str, ...]:
     names = tuple(map(str, given))
     for name in names:
-        if len(name) > LONGEST_NAME:
-            raise ValueError(f"the name {name[:40] + '...'!r} has {len(name)} characters, more than {LONGEST_NAME}")
+        if len(name) > MAX_NAME_CHARS:
+            raise ValueError(f"the name {name[:40] + '...'!r} has {len(name)} characters, more than {MAX_NAME_CHARS}")
     if len(set(names)) < len(names):
         raise ValueError("it names a layer twice")
     return names
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
-    # A number of NumPy's, as a rule of the user's may give, is written as Python's.
+    # A user's rule may give numbers of NumPy.
     return json.dumps({"version": VERSION, **fields}, default=operator.methodcaller("item")).encode()
 
 
 def _packed(values: np.ndarray) -> bytes:
-    """Little-endian float32, the first bytes of all numbers, then all second ones and so on, by zlib.
+    """Compress an array as float32: the first bytes of all numbers, then all second bytes and so on, by zlib.
 
-    Numbers of one quantity are alike in their last byte, sign and exponent: so they take a third of the time to pack,
-    and 15 % less room. Runs of equal bytes are nearly all that zlib finds in them, and all that it has to look for.
+    The numbers of one quantity mostly share the byte with sign and exponent, so this takes a third of the time and 15 %
+    less space. Runs of equal bytes are nearly all that zlib finds in them, so it looks only for those.
     """
     with np.errstate(over="ignore"):  # beyond float32 there is only infinity
         planes = np.ascontiguousarray(values, "<f4").reshape(-1, 1).view(np.uint8).T
@@ -209,7 +211,7 @@ def _packed(values: np.ndarray) -> bytes:
 def _unpacked(packed: bytes, layers: int, steps: int) -> np.ndarray:
     size = 4 * layers * steps
     unpacker = zlib.decompressobj()
-    # No more than that: what was spoiled may unpack to any size.
+    # No more than that: damaged bytes may unpack to any size.
     planes = np.frombuffer(unpacker.decompress(packed, size + 1), np.uint8).reshape(4, layers * steps)
     if not unpacker.eof:
         raise ValueError("a column is cut")

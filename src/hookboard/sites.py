@@ -102,7 +102,7 @@ def _prefix(stage: Stage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What a tag of hookboard says.
+    """The parts of a tag that hookboard has written.
 
     Args:
         stage: the stage.
@@ -118,7 +118,7 @@ class Tag:
 
 
 def read_scalar_tag(tag: str) -> Tag | None:
-    """Return what the tag of a scalar says; None if it is none of ours.
+    """Parse the tag of a scalar; None if hookboard does not write such tags.
 
     >>> read_scalar_tag("validate_input_gradient_std/encoder.lstm/1")
     Tag(stage='validate', kind='input_gradient', statistic='std', path='encoder.lstm/1')
@@ -133,7 +133,7 @@ def read_scalar_tag(tag: str) -> Tag | None:
 
 
 def read_histogram_tag(tag: str) -> Tag | None:
-    """Return what the tag of a histogram says; None if it is none of ours.
+    """Parse the tag of a histogram; None if hookboard does not write such tags.
 
     >>> read_histogram_tag("gradients/head")
     Tag(stage='train', kind='gradient', statistic='', path='head')
@@ -144,7 +144,7 @@ def read_histogram_tag(tag: str) -> Tag | None:
 
 
 _KINDS = sorted({traits.kind for traits in ROLES.values()}, key=len, reverse=True)
-"""Longest first: a gradient of a parameter is no parameter."""
+"""Longest first, because `parameter_gradient` also begins with `parameter`."""
 
 
 def _read_stage(head: str) -> tuple[Stage, str]:

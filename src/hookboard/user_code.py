@@ -13,17 +13,17 @@ _LIBRARIES = (
     *(f"{Path(inspect.getfile(library)).parent}/" for library in (torch, lightning)),
     f"{Path(__file__).parent}/",
 )
-"""How the paths of code begin of which a line tells a user nothing."""
+"""Prefixes of the paths of files whose lines tell a user nothing."""
 
 
 @functools.cache
 def is_of_library(path: str) -> bool:
-    """Return whether a file is torch's, Lightning's or ours."""
+    """Return True if a file belongs to torch, Lightning or hookboard, or is generated code such as `<string>`."""
     return path.startswith(_LIBRARIES)
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the first frame of the user's code, from this one outward; None if there is none."""
+    """Return `frame` or the nearest of its callers that runs the user's code; None if there is none."""
     while frame is not None and is_of_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame

@@ -17,9 +17,9 @@ from hookboard.record import (
     HealthRecord,
     LayerFacts,
     LayersRecord,
+    as_int64,
     health_record,
     layers_record,
-    whole,
 )
 from hookboard.sites import ROLES, Stage, Tag, read_scalar_tag
 
@@ -392,7 +392,9 @@ def _record(
 def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the fields of a verdict to the types that the page expects."""
     words = {name: str(given.get(name, "")) for name in ("severity", "rule", "module", "evidence", "advice")}
-    steps = {name: None if (at := given.get(name)) is None else whole(at) for name in ("since", "until", "batch_idx")}
+    steps = {
+        name: None if (at := given.get(name)) is None else as_int64(at) for name in ("since", "until", "batch_idx")
+    }
     cause = given.get("follows_from")
     return words | steps | {"follows_from": [str(part) for part in cause][:2] if cause else None}
 

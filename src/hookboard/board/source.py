@@ -10,7 +10,7 @@ from tensorboard.data.provider import RunTagFilter
 from tensorboard.errors import PublicError
 
 from hookboard.messages import listed, unknown
-from hookboard.record import LONGEST_NAME, PLUGIN
+from hookboard.record import MAX_NAME_CHARS, PLUGIN
 
 
 class RefusalError(ValueError):
@@ -293,7 +293,9 @@ class Source:
     ) -> Mapping[str, Mapping[str, Any]]:
         options = {} if most is None else {"downsample": most}
         found = self._ask(method, plugin_name=plugin, run_tag_filter=wanted, **options) or {}
-        return {run: {tag: one for tag, one in tags.items() if len(tag) <= LONGEST_NAME} for run, tags in found.items()}
+        return {
+            run: {tag: one for tag, one in tags.items() if len(tag) <= MAX_NAME_CHARS} for run, tags in found.items()
+        }
 
     def _ask(self, method: str, **options: Any) -> Any:
         """Call a method of the data provider for this experiment; return None if it lacks the method or refuses.

@@ -230,7 +230,7 @@ class SiteLogger(HookboardCallback[V]):
 
         Called before the optimizer steps, because sharded modules have other parameters during forward and backward.
         """
-        if not state.selection.owners or are_still(state.weights, state.selection.owners):
+        if not state.selection.owners or are_unchanged(state.weights, state.selection.owners):
             return
         changed = state.follow_weights(self._weights(state.selection.owners))
         if changed:

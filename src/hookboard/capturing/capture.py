@@ -127,7 +127,7 @@ def _select(model: nn.Module, modules: Patterns | None, types: Types | None) -> 
 
 
 class _OfRoles:
-    """The tensors of each role, for one call or for the only one."""
+    """Base class with a property for the tensors of each role."""
 
     @property
     def input(self) -> Tensors:
@@ -229,7 +229,7 @@ class CapturedCall(_OfRoles):
 
 @dataclass
 class KeptTensor:
-    """A captured tensor, and its version number at that time if it is not a copy."""
+    """A captured tensor, and its version number when it was captured; None if it is a copy."""
 
     tensor: Tensor
     version: int | None
@@ -247,13 +247,13 @@ class KeptTensor:
 
 @dataclass
 class Keeper:
-    """How tensors are kept: as copies or not, and on which device (None: where they are)."""
+    """Options for keeping tensors: whether to copy them, and the device to move them to (None: their own)."""
 
     copy: bool
     device: str | torch.device | None
 
     def keep(self, tensor: Tensor) -> KeptTensor:
-        """Keep the tensor as it is now."""
+        """Return the tensor, or a copy of it, on the device of these options."""
         # An inference tensor has no version that would tell a change.
         if self.copy or tensor.is_inference():
             given = tensor.detach()
@@ -264,7 +264,7 @@ class Keeper:
 
 
 class Captured(Mapping[str, CapturedModule]):
-    """The result of `hookboard.capturing`: a mapping from names to `CapturedModule`.
+    """The result of `hookboard.capture`: a mapping from names to `CapturedModule`.
 
     The names are those of the selected modules, and those that were given to `watch`.
 
@@ -290,7 +290,7 @@ class Captured(Mapping[str, CapturedModule]):
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Capture tensors until the context is left. `hookboard.capturing` calls this; users need not."""
+        """Capture tensors in this context. `hookboard.capture` enters it; users need not."""
         with self._hooks:
             self._hooks.callback(self._stop)
             self._taps.attach()
@@ -352,7 +352,7 @@ class Captured(Mapping[str, CapturedModule]):
                 self._hooks.enter_context(handle)
 
     def _begin_call(self, tensor: Tensor, name: str) -> int:
-        """Return the number of the call that a watched tensor stands for."""
+        """Return the index of the call that a tensor counts as; UNKNOWN if it could be a recomputation of several."""
         if name not in self._found:
             self._found[name] = CapturedModule(name, "Tensor", ("output", "grad_output"), lambda *_: "")
         watched = self._found[name]
@@ -370,7 +370,7 @@ class Captured(Mapping[str, CapturedModule]):
         return self._why_no_backward() or cause if cause == NO_GRADIENT else cause
 
     def _why_no_backward(self) -> str:
-        """Return the cause where no gradient has come to anything; else nothing."""
+        """Return a sentence if no gradient has arrived at any captured tensor; otherwise ""."""
         calls = (call for captured in self._found.values() for call in captured.calls)
         if any(ROLES[role].is_gradient for call in calls for role in call.kept):
             return ""

@@ -185,7 +185,7 @@ class Covariance(Columns):
         return numbers
 
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
-        """Merge by Chan's formula for each pair of channels; the first column is NaN where the channel counts differ."""
+        """Merge by Chan's formula for each pair of channels; the first column is NaN if channel counts differ."""
         owners, is_there = len(merged), rows[:, :1] != 0
         numbers = numbers.where(is_there, 0)
         scale = unit_of(rows[:, 8], rows[:, 9]) / unit_of(merged[:, 8], merged[:, 9])[owner]
